@@ -1,0 +1,45 @@
+"""Hashes of KV blocks: the keys of prefix reuse and of placement by prefix.
+
+A block's hash covers every token before it, so equal hashes mean equal prefixes. Engines,
+routers and the virtual fleet share this function; otherwise affinity would send a request to
+a replica whose cache names the same block differently.
+"""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["block_hashes"]
+
+_DIGEST_BYTES: Final = 8
+
+
+def block_hashes(tokens: Sequence[int], block_size: int, *, salt: bytes = b"") -> tuple[int, ...]:
+    """Chained hashes of the full blocks of a prompt; a partial last block has none.
+
+    Args:
+        tokens: token ids, each in 0 … 2**32 − 1.
+        block_size: tokens per block.
+        salt: separates caches that must not share (a tenant, an adapter).
+
+    Returns:
+        `len(tokens) // block_size` unsigned 64-bit integers.
+
+    Raises:
+        OverflowError: a token id outside its range.
+    """
+    data = memoryview(array("I", tokens).tobytes())
+    width = block_size * 4
+    hashes: list[int] = []
+    previous = blake2b(salt, digest_size=_DIGEST_BYTES).digest()
+    for start in range(0, len(tokens) // block_size * width, width):
+        digest = blake2b(previous, digest_size=_DIGEST_BYTES)
+        digest.update(data[start : start + width])
+        previous = digest.digest()
+        hashes.append(int.from_bytes(previous, "little"))
+    return tuple(hashes)

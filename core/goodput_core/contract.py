@@ -1,0 +1,95 @@
+"""Names that cross a process boundary: metrics, HTTP paths, headers, environment, CRD group.
+
+Two components that must agree on a string import it from here; none spells it out. Renaming
+a value here is a breaking change for dashboards, manifests and running fleets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- custom resources ---------------------------------------------------------------------
+CRD_GROUP: Final = "goodput.dev"
+CRD_VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{CRD_GROUP}/{CRD_VERSION}"
+KIND_LLMSERVICE: Final = "LLMService"
+
+# --- HTTP: serving port -------------------------------------------------------------------
+PATH_COMPLETIONS: Final = "/v1/completions"
+PATH_CHAT_COMPLETIONS: Final = "/v1/chat/completions"
+PATH_MODELS: Final = "/v1/models"
+PATH_LIVE: Final = "/health/live"
+PATH_READY: Final = "/health/ready"
+
+# --- HTTP: admin port ---------------------------------------------------------------------
+PATH_METRICS: Final = "/metrics"
+PATH_CONTROL_STATE: Final = "/control/state"
+PATH_CONTROL_LIMITS: Final = "/control/limits"
+
+# --- HTTP headers, request ----------------------------------------------------------------
+HEADER_REQUEST_ID: Final = "X-Request-Id"
+HEADER_SLO_CLASS: Final = "X-SLO-Class"
+HEADER_SLO_TTFT_MS: Final = "X-SLO-TTFT-Ms"
+HEADER_SLO_TPOT_MS: Final = "X-SLO-TPOT-Ms"
+HEADER_SLO_E2E_MS: Final = "X-SLO-E2E-Ms"
+HEADER_PRIORITY: Final = "X-Priority"
+# The true output length of a replayed row. The HTTP front hands it to the executor and to
+# nothing else: no policy may see it (DESIGN.md, "Engine").
+HEADER_OUTPUT_TOKENS: Final = "X-Goodput-Output-Tokens"
+
+# --- HTTP headers, response ---------------------------------------------------------------
+HEADER_TIMINGS: Final = "X-Goodput-Timings"
+HEADER_REPLICA: Final = "X-Goodput-Replica"
+HEADER_REVISION: Final = "X-Goodput-Revision"
+# `owned_by` of our models in /v1/models: a client may then pin lengths by header.
+MODEL_OWNER: Final = "goodput"
+
+# --- environment --------------------------------------------------------------------------
+ENV_DEBUG: Final = "GOODPUT_DEBUG"
+ENV_CONTROL_TOKEN: Final = "GOODPUT_CONTROL_TOKEN"  # noqa: S105 - a variable's name
+ENV_LLMSERVICE: Final = "GOODPUT_LLMSERVICE"
+ENV_REPLICA: Final = "GOODPUT_REPLICA"
+ENV_REVISION: Final = "GOODPUT_REVISION"
+
+# --- metric labels ------------------------------------------------------------------------
+LABEL_LLMSERVICE: Final = "llmservice"
+LABEL_REVISION: Final = "revision"
+LABEL_ROLE: Final = "role"
+LABEL_SLO_CLASS: Final = "slo_class"
+LABEL_OUTCOME: Final = "outcome"
+ROLE_ENGINE: Final = "engine"
+ROLE_ROUTER: Final = "router"
+
+# --- metrics of the router: the source of measured attainment ------------------------------
+# One increment per client request. `outcome` is one of CLIENT_OUTCOMES.
+METRIC_REQUESTS: Final = "goodput_requests_total"
+# attained + missed + shed + error + timeout is the denominator of attainment; `cancelled`
+# (the client left before its TTFT target had passed) stands outside it.
+CLIENT_OUTCOMES: Final = ("attained", "missed", "shed", "error", "timeout", "cancelled")
+METRIC_TTFT: Final = "goodput_request_ttft_seconds"
+METRIC_TPOT: Final = "goodput_request_tpot_seconds"
+METRIC_E2E: Final = "goodput_request_e2e_seconds"
+METRIC_ROUTER_IN_FLIGHT: Final = "goodput_router_in_flight_requests"
+METRIC_ROUTER_RETRIES: Final = "goodput_router_retries_total"
+METRIC_ROUTER_REPLICA_UP: Final = "goodput_router_replica_ready"
+
+# --- metrics of the engine ----------------------------------------------------------------
+METRIC_STEPS: Final = "goodput_engine_steps_total"
+METRIC_STEP_SECONDS: Final = "goodput_engine_step_seconds"
+METRIC_SCHEDULED_TOKENS: Final = "goodput_engine_scheduled_tokens_total"
+METRIC_OUTPUT_TOKENS: Final = "goodput_engine_output_tokens_total"
+METRIC_RUNNING: Final = "goodput_engine_running_requests"
+METRIC_WAITING: Final = "goodput_engine_waiting_requests"
+METRIC_KV_BLOCKS: Final = "goodput_engine_kv_blocks"
+METRIC_PREEMPTIONS: Final = "goodput_engine_preemptions_total"
+METRIC_PREFIX_QUERIED: Final = "goodput_engine_prefix_queried_tokens_total"
+METRIC_PREFIX_HIT: Final = "goodput_engine_prefix_hit_tokens_total"
+METRIC_SHED: Final = "goodput_engine_shed_total"
+METRIC_TOKEN_BUDGET: Final = "goodput_engine_token_budget"  # noqa: S105 - tokens of a model
+
+# --- lines on stdout that one process reads of another ------------------------------------
+# `goodput engine --json` and `goodput router --json` print exactly one such line when they
+# listen: {"event": "listening", "url": ..., "admin_url": ...}; `goodput up --json` prints
+# {"event": "ready", "url": ..., "admin_url": ..., "replicas": [...]} when traffic may start.
+EVENT_LISTENING: Final = "listening"
+EVENT_READY: Final = "ready"

@@ -1,0 +1,110 @@
+"""What happened to one request: the only thing that judging, reports and intervals look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from goodput_core.slo import Targets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Outcome", "RequestRecord"]
+
+
+class Outcome(StrEnum):
+    """How a request ended; whether it kept its promise is judged apart from this."""
+
+    OK = "ok"
+    SHED = "shed"
+    """Refused for load: 429 or 503 before the first token."""
+    ERROR = "error"
+    """Refused, broken, malformed or closed early for any other reason."""
+    TIMEOUT = "timeout"
+    """Nothing, or not all, came within the client's patience."""
+    CANCELLED = "cancelled"
+    """The trace, or the client, gave up on it."""
+    UNSENT = "unsent"
+    """A row of the window that was never sent: the client's own failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request. Times are nanoseconds since the run's zero, on one monotonic clock.
+
+    Args:
+        request_id: the trace's id; pairs two runs of one trace.
+        slo_class: the class it was judged by; empty when the run has no classes.
+        scheduled_ns: when the trace says it arrives. Latencies start here, so a slow client
+            cannot hide queueing.
+        sent_ns: when its bytes were handed to the socket; None when never sent.
+        first_token_ns: when the first non-empty token came.
+        last_token_ns: when the last non-empty token came.
+        end_ns: when the answer ended, or failed.
+        gaps_us: microseconds between consecutive tokens, `output_tokens - 1` of them when every
+            chunk carried one token; empty where gaps were not kept.
+        input_tokens: tokens of the prompt, as sent.
+        output_tokens: tokens that came back; reasoning tokens are tokens.
+        pinned_output_tokens: tokens the answer had to have; fewer is a miss. None: not pinned.
+        outcome: how it ended.
+        targets: the row's own targets; every bound stated here wins over the class's.
+        cancel_after_ns: when the trace cancels it, counted from `scheduled_ns`; None: never.
+        status: the HTTP status, when one came.
+        detail: one short sentence of what went wrong, without prompt text.
+        replica: who served it, when the answer says so.
+        revision: the revision that served it, when the answer says so.
+        cached_tokens: prompt tokens the server found in its prefix cache, when it says so.
+    """
+
+    request_id: str
+    slo_class: str
+    scheduled_ns: int
+    outcome: Outcome
+    sent_ns: int | None = None
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    end_ns: int | None = None
+    gaps_us: Sequence[int] = ()
+    input_tokens: int = 0
+    output_tokens: int = 0
+    pinned_output_tokens: int | None = None
+    targets: Targets = field(default_factory=Targets)
+    cancel_after_ns: int | None = None
+    status: int | None = None
+    detail: str = ""
+    replica: str = ""
+    revision: str = ""
+    cached_tokens: int | None = None
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """Time to first token from the scheduled arrival; None without a token."""
+        return None if self.first_token_ns is None else self.first_token_ns - self.scheduled_ns
+
+    @property
+    def ttft_from_send_ns(self) -> int | None:
+        """Time to first token from the actual send; None without a token or a send."""
+        if self.first_token_ns is None or self.sent_ns is None:
+            return None
+        return self.first_token_ns - self.sent_ns
+
+    @property
+    def tpot_ns(self) -> float | None:
+        """(last − first token) / (n − 1); None for fewer than two tokens."""
+        if self.first_token_ns is None or self.last_token_ns is None or self.output_tokens < 2:
+            return None
+        return (self.last_token_ns - self.first_token_ns) / (self.output_tokens - 1)
+
+    @property
+    def e2e_ns(self) -> int | None:
+        """The whole answer from the scheduled arrival; None when it never completed."""
+        if self.outcome is not Outcome.OK or self.end_ns is None:
+            return None
+        return self.end_ns - self.scheduled_ns
+
+    @property
+    def lag_ns(self) -> int | None:
+        """How late the client sent it; None when it was never sent."""
+        return None if self.sent_ns is None else self.sent_ns - self.scheduled_ns

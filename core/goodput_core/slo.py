@@ -1,0 +1,105 @@
+"""What was promised: targets, and the classes of traffic they are promised to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from goodput_core.units import NS_PER_MS
+
+__all__ = ["OBJECTIVE_PATTERN", "SLOClass", "Targets", "format_objective", "parse_objective"]
+
+OBJECTIVE_PATTERN: Final = r"^(100|[0-9]{1,2})(\.[0-9]{1,6})?%$"
+_OBJECTIVE: Final = re.compile(OBJECTIVE_PATTERN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """The bounds one request is held to; None means that nothing was promised on that axis.
+
+    Args:
+        ttft_ns: time to first token, from the scheduled arrival.
+        tpot_ns: mean time per output token after the first.
+        tbt_p99_ns: nearest-rank p99 of the request's own gaps between tokens.
+        e2e_ns: the whole request, from the scheduled arrival.
+    """
+
+    ttft_ns: int | None = None
+    tpot_ns: int | None = None
+    tbt_p99_ns: int | None = None
+    e2e_ns: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing at all was promised, so that there is nothing to judge."""
+        return (
+            self.ttft_ns is None
+            and self.tpot_ns is None
+            and self.tbt_p99_ns is None
+            and self.e2e_ns is None
+        )
+
+    def overridden_by(self, row: Targets) -> Targets:
+        """These targets with every bound that `row` states taken from `row`: a row's own win."""
+        return Targets(
+            ttft_ns=self.ttft_ns if row.ttft_ns is None else row.ttft_ns,
+            tpot_ns=self.tpot_ns if row.tpot_ns is None else row.tpot_ns,
+            tbt_p99_ns=self.tbt_p99_ns if row.tbt_p99_ns is None else row.tbt_p99_ns,
+            e2e_ns=self.e2e_ns if row.e2e_ns is None else row.e2e_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOClass:
+    """A class of traffic and its promise.
+
+    Args:
+        name: a DNS label.
+        ttft_ms: promised time to first token, milliseconds.
+        tpot_ms: promised time per output token, milliseconds.
+        tbt_p99_ms: promised p99 of the gaps within a request, milliseconds.
+        e2e_ms: promised time for the whole request, milliseconds.
+        objective: share of requests that must attain, exact; None: reported, never judged.
+    """
+
+    name: str
+    ttft_ms: int
+    tpot_ms: int
+    tbt_p99_ms: int | None = None
+    e2e_ms: int | None = None
+    objective: Fraction | None = None
+
+    @property
+    def targets(self) -> Targets:
+        """The promise in nanoseconds."""
+        return Targets(
+            ttft_ns=self.ttft_ms * NS_PER_MS,
+            tpot_ns=self.tpot_ms * NS_PER_MS,
+            tbt_p99_ns=None if self.tbt_p99_ms is None else self.tbt_p99_ms * NS_PER_MS,
+            e2e_ns=None if self.e2e_ms is None else self.e2e_ms * NS_PER_MS,
+        )
+
+
+def parse_objective(text: str) -> Fraction:
+    """The exact fraction of a percentage such as `99%` or `99.95%`.
+
+    Raises:
+        ValueError: not a percentage above 0 % and below 100 %; a promise of 100 % can never be
+            shown to hold by any number of requests.
+    """
+    if not _OBJECTIVE.match(text):
+        raise ValueError(f"{text!r} is not a percentage; write for example '99%' or '99.9%'")
+    objective = Fraction(text[:-1]) / 100
+    if not 0 < objective < 1:
+        raise ValueError(f"{text!r} is out of bounds; an objective lies above 0% and below 100%")
+    return objective
+
+
+def format_objective(objective: Fraction) -> str:
+    """The percentage that `parse_objective` reads back exactly."""
+    percent = objective * 100
+    places = next((n for n in range(7) if (percent * 10**n).denominator == 1), 6)
+    whole, rest = divmod(round(percent * 10**places), 10**places)
+    return f"{whole}.{rest:0{places}d}%" if places else f"{whole}%"

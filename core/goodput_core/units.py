@@ -1,0 +1,61 @@
+"""Time is an integer of nanoseconds inside and milliseconds, seconds or minutes for people."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Final
+
+__all__ = ["NS_PER_MS", "NS_PER_S", "NS_PER_US", "format_duration", "ms_to_ns", "parse_duration"]
+
+NS_PER_US: Final = 1_000
+NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
+
+_UNITS: Final = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+_UNITS_LONG: Final = {"m": 60 * NS_PER_S, "h": 3600 * NS_PER_S, "d": 86400 * NS_PER_S}
+_ALL: Final = _UNITS | _UNITS_LONG
+_PART: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|h|d)")
+_MAX_DAYS: Final = 3650
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds of a duration as people write it: `250ms`, `90s`, `10m`, `1h30m`, `1.5s`.
+
+    Raises:
+        ValueError: the text has no unit, an unknown one, or exceeds ten years.
+    """
+    stripped = text.strip()
+    total, at = Decimal(0), 0
+    for match in _PART.finditer(stripped):
+        if match.start() != at:
+            break
+        total += Decimal(match[1]) * _ALL[match[2]]
+        at = match.end()
+    if at == 0 or at != len(stripped):
+        raise ValueError(f"{text!r} is not a duration; write for example 250ms, 90s, 10m or 1h30m")
+    if total > _MAX_DAYS * _UNITS_LONG["d"]:
+        raise ValueError(f"{text!r} is longer than ten years")
+    return int(total)
+
+
+def format_duration(ns: int) -> str:
+    """A duration for people, three significant digits: `0.42 ms`, `12.3 s`, `5 min 00 s`."""
+    if ns < 0:
+        return f"-{format_duration(-ns)}"
+    if ns < NS_PER_MS:
+        return f"{ns / NS_PER_US:.3g} µs"
+    if ns < NS_PER_S:
+        return f"{ns / NS_PER_MS:.3g} ms"
+    if ns < 100 * NS_PER_S:
+        return f"{ns / NS_PER_S:.3g} s"
+    minutes, seconds = divmod(round(ns / NS_PER_S), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def ms_to_ns(ms: float) -> int:
+    """Nanoseconds of a number of milliseconds, rounded to the nearest."""
+    return round(ms * NS_PER_MS)
