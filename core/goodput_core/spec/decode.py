@@ -1,0 +1,188 @@
+"""From a decoded YAML or JSON value to a spec's dataclass, or to the path of what is wrong.
+
+Unknown keys are errors: a typo in an optional field must never be silently ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from goodput_core.errors import SpecError
+from goodput_core.spec.fields import RULE, Rule, camel_case
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["decode"]
+
+T = TypeVar("T")
+
+_NO_RULE = Rule(doc="")
+_MAX_SHOWN = 60
+
+
+def decode(cls: type[T], value: object, path: str) -> T:
+    """Build the dataclass `cls` from a decoded mapping.
+
+    Args:
+        cls: a dataclass whose fields were made by `spec_field`.
+        value: what the YAML or JSON parser returned.
+        path: where `value` stands in the manifest, for errors.
+
+    Raises:
+        SpecError: the first field, in the class's order, that breaks a rule.
+    """
+    mapping = _mapping(value, path)
+    declared = {camel_case(f.name): f for f in fields(cls)}  # type: ignore[arg-type] # a dataclass
+    for key in mapping:
+        if key not in declared:
+            raise SpecError(f"{path}.{key}" if path else key, _unknown(key, list(declared)))
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, declaration in declared.items():
+        at = f"{path}.{key}" if path else key
+        if mapping.get(key) is None:
+            if declaration.default is MISSING and declaration.default_factory is MISSING:
+                raise SpecError(at, "is required")
+            continue
+        values[declaration.name] = _value(
+            hints[declaration.name], mapping[key], at, _rule(declaration)
+        )
+    return cls(**values)
+
+
+def _rule(declaration: Field[Any]) -> Rule:
+    return cast("Rule", declaration.metadata.get(RULE, _NO_RULE))
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    hint = f"; did you mean {close[0]}?" if close else f"; fields are {', '.join(known)}"
+    return f"unknown field{hint}"
+
+
+def _mapping(value: object, path: str) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise SpecError(path or "manifest", f"must be a mapping, not {_kind(value)}")
+    for key in value:
+        if not isinstance(key, str):
+            raise SpecError(path or "manifest", f"has the key {key!r}, which is not text")
+    return value
+
+
+def _value(hint: Any, value: object, path: str, rule: Rule) -> object:
+    hint = _without_none(hint)
+    origin = get_origin(hint)
+    if origin is tuple:
+        return _sequence(get_args(hint)[0], value, path, rule)
+    if origin is not None:  # Mapping[str, X]
+        return _map(get_args(hint)[1], value, path, rule)
+    if is_dataclass(hint):
+        return decode(cast("type[object]", hint), value, path)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _enum(hint, value, path)
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise SpecError(path, f"must be true or false, not {_shown(value)}")
+        return value
+    if hint is int:
+        return _integer(value, path, rule)
+    assert hint in {str, Fraction}, hint
+    return _text(value, path, rule)
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in {Union, types.UnionType}:
+        (only,) = [arg for arg in get_args(hint) if arg is not type(None)]
+        return only
+    return hint
+
+
+def _sequence(item: Any, value: object, path: str, rule: Rule) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise SpecError(path, f"must be a list, not {_kind(value)}")
+    _count(len(value), path, rule, "items")
+    decoded = tuple(_value(item, v, f"{path}[{i}]", _NO_RULE) for i, v in enumerate(value))
+    if rule.key is not None:
+        seen: dict[object, int] = {}
+        for i, entry in enumerate(decoded):
+            name = getattr(entry, rule.key)
+            if name in seen:
+                at = f"{path}[{i}].{camel_case(rule.key)}"
+                raise SpecError(at, f"{name!r} already stands at {path}[{seen[name]}]")
+            seen[name] = i
+    return decoded
+
+
+def _map(item: Any, value: object, path: str, rule: Rule) -> dict[str, object]:
+    mapping = _mapping(value, path)
+    _count(len(mapping), path, rule, "entries")
+    return {key: _value(item, v, f"{path}.{key}", rule) for key, v in mapping.items()}
+
+
+def _count(count: int, path: str, rule: Rule, what: str) -> None:
+    if rule.min_items is not None and count < rule.min_items:
+        raise SpecError(path, f"has {count} {what}; at least {rule.min_items} needed")
+    if rule.max_items is not None and count > rule.max_items:
+        raise SpecError(path, f"has {count} {what}; at most {rule.max_items} allowed")
+
+
+def _enum(hint: type[StrEnum], value: object, path: str) -> StrEnum:
+    allowed = [member.value for member in hint]
+    if isinstance(value, bool) and {"On", "Off", "Yes", "No"} & set(allowed):
+        raise SpecError(path, f"YAML read this as {value}; quote it")
+    if not isinstance(value, str) or value not in allowed:
+        close = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.6)
+        hint_text = f"; did you mean {close[0]}?" if close else ""
+        raise SpecError(
+            path, f"must be one of {', '.join(allowed)}, not {_shown(value)}{hint_text}"
+        )
+    return hint(value)
+
+
+def _integer(value: object, path: str, rule: Rule) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        unit = re.search(r"(Ms|Seconds)$", path)
+        names = {"Ms": "milliseconds", "Seconds": "seconds"}
+        wanted = f"a whole number of {names[unit[1]]}" if unit else "a whole number"
+        raise SpecError(path, f"must be {wanted} without a unit, not {_shown(value)}")
+    low, high = rule.minimum, rule.maximum
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise SpecError(path, f"must lie in {low} to {high}, not {_shown(value)}")
+    return value
+
+
+def _text(value: object, path: str, rule: Rule) -> object:
+    if not isinstance(value, str):
+        raise SpecError(path, f"must be text, not {_shown(value)}; put it in quotes")
+    if rule.min_length is not None and len(value) < rule.min_length:
+        raise SpecError(path, "must not be empty")
+    if rule.max_length is not None and len(value) > rule.max_length:
+        raise SpecError(path, f"has {len(value)} characters; at most {rule.max_length} allowed")
+    if rule.pattern is not None and not re.fullmatch(rule.pattern.strip("^$"), value):
+        wanted = rule.pattern_hint or f"match {rule.pattern}"
+        raise SpecError(path, f"must {wanted}, not {_shown(value)}")
+    if rule.parse is None:
+        return value
+    try:
+        return rule.parse(value)
+    except ValueError as error:
+        raise SpecError(path, str(error)) from error
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    names = {dict: "a mapping", list: "a list", str: "text", bool: "true or false"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else "a value")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

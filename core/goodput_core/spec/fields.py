@@ -1,0 +1,65 @@
+"""Declaring a manifest's fields once: for decoding here, and for the CRD's schema.
+
+A field's bounds stand beside it as `Rule`, in the words of OpenAPI, so that the API server and
+the local validator can refuse the same manifests and name the same path. This module knows
+nothing of any resource.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RULE", "Rule", "camel_case", "spec_field"]
+
+RULE: Final = "goodput.rule"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The bounds of one field, in OpenAPI's terms.
+
+    Args:
+        doc: one sentence for `kubectl explain` and for the docs.
+        minimum: least integer, inclusive.
+        maximum: greatest integer, inclusive.
+        min_length: least number of characters.
+        max_length: greatest number of characters.
+        pattern: a regular expression that the whole text matches.
+        pattern_hint: what the pattern means, for people.
+        min_items: least number of list items or map entries.
+        max_items: greatest number of list items or map entries.
+        key: the list is a map keyed by this field of its items: no two alike.
+        parse: turns the validated text into a value; its `ValueError` becomes a `SpecError`.
+    """
+
+    doc: str
+    minimum: int | None = None
+    maximum: int | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+    pattern_hint: str | None = None
+    min_items: int | None = None
+    max_items: int | None = None
+    key: str | None = None
+    parse: Callable[[str], object] | None = None
+
+
+def spec_field(doc: str, *, default: Any = ..., factory: Any = ..., **bounds: Any) -> Any:
+    """A dataclass field of a spec: its sentence, its default and the bounds of `Rule`."""
+    metadata = {RULE: Rule(doc=doc, **bounds)}
+    if factory is not ...:
+        return field(default_factory=factory, metadata=metadata)
+    if default is not ...:
+        return field(default=default, metadata=metadata)
+    return field(metadata=metadata)
+
+
+def camel_case(name: str) -> str:
+    """The manifest's spelling of a Python name: `ttft_ms` is `ttftMs`."""
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)

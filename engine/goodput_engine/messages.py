@@ -1,0 +1,213 @@
+"""What the HTTP front and the engine core say to each other, once per step, as frozen values.
+
+They are `msgspec` structs rather than dataclasses because they cross a process boundary on the
+hot path: tagged, compact MessagePack without pickle. The scheduler never sees a message's
+`executor` part, so a replayed row's true length cannot reach a policy.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "Cancel",
+    "CoreMessage",
+    "Drain",
+    "EngineState",
+    "ExecutorInput",
+    "FrontMessage",
+    "Limits",
+    "Rejected",
+    "RequestOutput",
+    "SetLimits",
+    "Shutdown",
+    "StepOutputs",
+    "Submit",
+]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """Positional MessagePack with the class's name as its tag."""
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A part of a message."""
+
+
+class ExecutorInput(_Value):
+    """What only the executor may see of a request.
+
+    Args:
+        output_tokens: the length a replayed row really had; None: the executor decides.
+        min_tokens: no end of sequence before this many tokens.
+        ignore_eos: run to the limit.
+        token_ids: the prompt, for executors that compute; empty on an emulated device.
+    """
+
+    output_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    token_ids: list[int] = []
+
+
+class Submit(_Message):
+    """A new request.
+
+    Args:
+        rid: the front's number for it, never reused within a process.
+        arrival_ns: when the front received it, on the machine's monotonic clock.
+        input_tokens: prompt tokens.
+        max_output_tokens: the client's bound; None: the model's limit.
+        block_hashes: of the prompt's full blocks, in order.
+        slo_class: its class's name.
+        ttft_ns, tpot_ns, tbt_p99_ns, e2e_ns: its targets, the row's own already applied.
+        priority: larger is more urgent; 0 by default.
+        executor: for the executor alone.
+    """
+
+    rid: int
+    arrival_ns: int
+    input_tokens: int
+    max_output_tokens: int | None = None
+    block_hashes: list[int] = []
+    slo_class: str = ""
+    ttft_ns: int | None = None
+    tpot_ns: int | None = None
+    tbt_p99_ns: int | None = None
+    e2e_ns: int | None = None
+    priority: int = 0
+    executor: ExecutorInput = ExecutorInput()
+
+
+class Cancel(_Message):
+    """The client is gone, or a stop string matched: free what the request holds."""
+
+    rid: int
+
+
+class Limits(_Value):
+    """Bounds that may change between any two steps; None leaves one as it is.
+
+    Args:
+        token_budget: tokens that one step may compute.
+        max_num_seqs: requests that may run at once.
+        max_waiting: requests that may wait.
+    """
+
+    token_budget: int | None = None
+    max_num_seqs: int | None = None
+    max_waiting: int | None = None
+
+
+class SetLimits(_Message):
+    """New bounds, already authorised and newer than the last by revision."""
+
+    revision: int
+    limits: Limits
+
+
+class Drain(_Message):
+    """Admit nothing new, finish what runs."""
+
+
+class Shutdown(_Message):
+    """End the core process now."""
+
+
+class RequestOutput(_Value):
+    """What one step gave one request.
+
+    Args:
+        rid: the request.
+        new_tokens: how many tokens it gained, at least 0.
+        token_ids: their ids; empty on an emulated device.
+        finish_reason: "stop" or "length" with the last tokens, else None.
+        cached_tokens: prompt tokens taken from the prefix cache, with the first token.
+        first_scheduled_ns: when it was first part of a plan, with the first token.
+    """
+
+    rid: int
+    new_tokens: int
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    cached_tokens: int = 0
+    first_scheduled_ns: int = 0
+
+
+class EngineState(_Value):
+    """A snapshot of the core for `GET /control/state` and metrics; counters since its start.
+
+    Args:
+        at_ns: when it was taken.
+        running, waiting: requests.
+        kv_total_blocks, kv_free_blocks, kv_cached_blocks: `free` may be handed out at once and
+            includes `cached`, which still hold a reusable prefix.
+        block_size: tokens per KV block.
+        limits_revision: of the bounds in force.
+        token_budget, max_num_seqs, max_waiting: the bounds in force.
+        steps, step_ns: steps committed and their summed device time.
+        scheduled_tokens, output_tokens: computed and emitted.
+        preemptions: requests sent back to wait.
+        prefix_queried_tokens, prefix_hit_tokens: of admitted prompts.
+        shed: requests refused.
+        draining: whether new requests are refused.
+        behind_ns: by how much an emulated device's clock trails real time.
+    """
+
+    at_ns: int
+    running: int
+    waiting: int
+    kv_total_blocks: int
+    kv_free_blocks: int
+    kv_cached_blocks: int
+    block_size: int
+    limits_revision: int
+    token_budget: int
+    max_num_seqs: int
+    max_waiting: int
+    steps: int
+    step_ns: int
+    scheduled_tokens: int
+    output_tokens: int
+    preemptions: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    shed: int
+    draining: bool
+    behind_ns: int = 0
+
+
+class StepOutputs(_Message):
+    """Everything one step produced; also sent when idle state changes.
+
+    Args:
+        at_ns: when the step's results were there, on the machine's monotonic clock.
+        step_ns: device time of the step, 0 when there was none.
+        outputs: one entry per request that gained tokens or finished.
+        state: the core after the step.
+    """
+
+    at_ns: int
+    step_ns: int
+    outputs: list[RequestOutput]
+    state: EngineState
+
+
+class Rejected(_Message):
+    """A request that was never admitted.
+
+    Args:
+        rid: the request.
+        reason: "queue_full", "too_long" or "draining".
+        detail: one sentence for the client.
+        retry_after_s: when to try again; 0 where trying again cannot help.
+    """
+
+    rid: int
+    reason: str
+    detail: str
+    retry_after_s: int = 0
+
+
+FrontMessage = Submit | Cancel | SetLimits | Drain | Shutdown
+CoreMessage = StepOutputs | Rejected
