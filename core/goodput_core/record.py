@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from goodput_core.slo import Targets
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Outcome", "RequestRecord"]
 

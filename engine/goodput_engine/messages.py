@@ -34,7 +34,7 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A part of a message."""
 
 
-class ExecutorInput(_Value):
+class ExecutorInput(_Value, frozen=True, kw_only=True):
     """What only the executor may see of a request.
 
     Args:
@@ -50,7 +50,7 @@ class ExecutorInput(_Value):
     token_ids: list[int] = []
 
 
-class Submit(_Message):
+class Submit(_Message, frozen=True, kw_only=True):
     """A new request.
 
     Args:
@@ -79,13 +79,13 @@ class Submit(_Message):
     executor: ExecutorInput = ExecutorInput()
 
 
-class Cancel(_Message):
+class Cancel(_Message, frozen=True, kw_only=True):
     """The client is gone, or a stop string matched: free what the request holds."""
 
     rid: int
 
 
-class Limits(_Value):
+class Limits(_Value, frozen=True, kw_only=True):
     """Bounds that may change between any two steps; None leaves one as it is.
 
     Args:
@@ -99,22 +99,22 @@ class Limits(_Value):
     max_waiting: int | None = None
 
 
-class SetLimits(_Message):
+class SetLimits(_Message, frozen=True, kw_only=True):
     """New bounds, already authorised and newer than the last by revision."""
 
     revision: int
     limits: Limits
 
 
-class Drain(_Message):
+class Drain(_Message, frozen=True, kw_only=True):
     """Admit nothing new, finish what runs."""
 
 
-class Shutdown(_Message):
+class Shutdown(_Message, frozen=True, kw_only=True):
     """End the core process now."""
 
 
-class RequestOutput(_Value):
+class RequestOutput(_Value, frozen=True, kw_only=True):
     """What one step gave one request.
 
     Args:
@@ -134,7 +134,7 @@ class RequestOutput(_Value):
     first_scheduled_ns: int = 0
 
 
-class EngineState(_Value):
+class EngineState(_Value, frozen=True, kw_only=True):
     """A snapshot of the core for `GET /control/state` and metrics; counters since its start.
 
     Args:
@@ -177,7 +177,7 @@ class EngineState(_Value):
     behind_ns: int = 0
 
 
-class StepOutputs(_Message):
+class StepOutputs(_Message, frozen=True, kw_only=True):
     """Everything one step produced; also sent when idle state changes.
 
     Args:
@@ -193,7 +193,7 @@ class StepOutputs(_Message):
     state: EngineState
 
 
-class Rejected(_Message):
+class Rejected(_Message, frozen=True, kw_only=True):
     """A request that was never admitted.
 
     Args:

@@ -7,11 +7,9 @@ nothing of any resource.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Final
 
 __all__ = ["RULE", "Rule", "camel_case", "spec_field"]
 

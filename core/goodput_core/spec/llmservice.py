@@ -38,7 +38,10 @@ __all__ = [
 ]
 
 _DNS_LABEL: Final = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
-_DNS_HINT: Final = "start with a letter, hold only lower-case letters, digits and '-', and be at most 40 characters"
+_DNS_HINT: Final = (
+    "start with a letter, hold lower-case letters, digits and '-' only, and have at most "
+    "40 characters"
+)
 _MAX_MS: Final = 86_400_000
 _MAX_TOKENS: Final = 1_048_576
 _MAX_REPLICAS: Final = 1_000
