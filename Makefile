@@ -1,0 +1,77 @@
+# Everything a contributor or CI runs. `make help` lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CACHE ?= $(HOME)/.cache/goodput
+# Also constrains the build back end, which pip installs in a place of its own.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_CACHE_DIR ?= $(CACHE)/pip
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+RUNTIME := replay,engine,operator
+TESTS ?=
+
+.PHONY: help setup demo test check lint types arch golden e2e bench chart picture clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Goodput needs Python 3.11 or later, and {sys.executable} is {v[0]}.{v[1]}; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# Two stamps: the demo installs what users run, the tests add the developer's tools. Neither
+# needs torch.
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --editable '.[$(RUNTIME)]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --editable '.[$(RUNTIME),dev]'
+	@touch $(VENV)/.runtime $@
+
+setup: $(VENV)/.dev ## make .venv with everything the tests need (no torch)
+
+demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, show the report
+	$(BIN)/replay --trace sample -f examples/chat.yaml
+
+test: $(VENV)/.dev ## run the tests
+	$(BIN)/pytest $(TESTS)
+
+check: lint types arch ## lint, types and import contracts
+
+lint: $(VENV)/.dev ## ruff, format included
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## mypy --strict, tests and benchmarks too
+	$(BIN)/mypy
+	$(BIN)/mypy tests benchmarks
+
+arch: $(VENV)/.dev ## the import contracts of pyproject.toml
+	$(BIN)/lint-imports
+
+golden: $(VENV)/.dev ## rewrite the golden files; read the diff before committing it
+	$(BIN)/pytest --rewrite-golden tests -m golden
+
+e2e: $(VENV)/.dev ## one manifest and one trace, end to end in real processes
+	$(BIN)/pytest tests/e2e
+
+bench: $(VENV)/.dev ## every benchmark, short; see docs/benchmarks.md for the long ones
+	$(BIN)/python -m benchmarks
+
+picture: $(VENV)/.runtime ## redraw docs/images (needs the system package chromium; installs nothing)
+	$(BIN)/python docs/images/draw.py
+
+chart: ## render and lint the Helm chart
+	@test -d charts/goodput || { echo "charts/goodput is not there yet: it comes with the operator" >&2; exit 1; }
+	helm lint charts/goodput
+
+clean: ## remove what the targets above made, except the download cache
+	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,46 @@
+"""What every component's tests share: golden files and where the real traces lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-golden",
+        action="store_true",
+        help="write what the code produces now into the golden files instead of comparing",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare text with `golden/NAME` beside the test, or rewrite that file when asked to."""
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if request.config.getoption("--rewrite-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.is_file(), f"{path} is missing; make it with `make golden`"
+        assert text == path.read_text(encoding="utf-8"), f"{path.name} changed; see `make golden`"
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def real_traces() -> Path:
+    """The folder of published production traces, which lies beside the checkout or nowhere."""
+    folder = ROOT.parent / "shared" / "traces"
+    if not folder.is_dir():
+        pytest.skip(f"no production traces at {folder}: tests on real traces do not run here")
+    return folder
