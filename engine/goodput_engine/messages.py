@@ -11,12 +11,15 @@ import msgspec
 
 __all__ = [
     "Cancel",
+    "Configure",
     "CoreMessage",
     "Drain",
     "EngineState",
     "ExecutorInput",
+    "Failed",
     "FrontMessage",
     "Limits",
+    "Ready",
     "Rejected",
     "RequestOutput",
     "SetLimits",
@@ -32,6 +35,31 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A part of a message."""
+
+
+class Configure(_Message, frozen=True, kw_only=True):
+    """What to run: the first message to a core process, answered by `Ready` or `Failed`.
+
+    Args:
+        device: a shipped device profile's name, or the path of a profile's YAML.
+        policy: a name of `goodput_core.spec.llmservice.Policy`.
+        preemption: a name of `goodput_core.spec.llmservice.Preemption`.
+        token_budget: tokens that one step may compute, at the start.
+        min_token_budget, max_token_budget: a later budget is kept within these.
+        max_num_seqs: requests that may run at once, at the start.
+        max_waiting: requests that may wait, at the start.
+        depth: plans that may wait on the device beside the one that runs, 0 to 2.
+    """
+
+    device: str
+    policy: str
+    preemption: str
+    token_budget: int
+    min_token_budget: int
+    max_token_budget: int
+    max_num_seqs: int
+    max_waiting: int
+    depth: int = 1
 
 
 class ExecutorInput(_Value, frozen=True, kw_only=True):
@@ -177,6 +205,34 @@ class EngineState(_Value, frozen=True, kw_only=True):
     behind_ns: int = 0
 
 
+class Ready(_Message, frozen=True, kw_only=True):
+    """The core steps from now on; what the front must know of the device.
+
+    Args:
+        device: the profile's name.
+        vocab_size: token ids are below this.
+        max_model_tokens: prompt and answer together.
+        state: the core before its first step; holds the block size and the bounds in force.
+    """
+
+    device: str
+    vocab_size: int
+    max_model_tokens: int
+    state: EngineState
+
+
+class Failed(_Message, frozen=True, kw_only=True):
+    """The core cannot start or go on, and ends.
+
+    Args:
+        detail: one sentence for a person.
+        exit_code: of `goodput_core.errors.ExitCode`: 64 for what the user can mend, else 70.
+    """
+
+    detail: str
+    exit_code: int
+
+
 class StepOutputs(_Message, frozen=True, kw_only=True):
     """Everything one step produced; also sent when idle state changes.
 
@@ -209,5 +265,5 @@ class Rejected(_Message, frozen=True, kw_only=True):
     retry_after_s: int = 0
 
 
-FrontMessage = Submit | Cancel | SetLimits | Drain | Shutdown
-CoreMessage = StepOutputs | Rejected
+FrontMessage = Configure | Submit | Cancel | SetLimits | Drain | Shutdown
+CoreMessage = Ready | Failed | StepOutputs | Rejected

@@ -1,0 +1,80 @@
+"""Frames survive every split and merge of the bytes that carry them."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_engine.core.wire import MAX_FRAME_BYTES, WireError, core_reader, encode, front_reader
+from goodput_engine.messages import (
+    Cancel,
+    Configure,
+    Drain,
+    ExecutorInput,
+    Failed,
+    FrontMessage,
+    Limits,
+    SetLimits,
+    Shutdown,
+    Submit,
+)
+
+_MESSAGES: list[FrontMessage] = [
+    Configure(
+        device="unit",
+        policy="sarathi",
+        preemption="recompute",
+        token_budget=2048,
+        min_token_budget=256,
+        max_token_budget=8192,
+        max_num_seqs=256,
+        max_waiting=1024,
+    ),
+    Submit(
+        rid=1,
+        arrival_ns=2**62,
+        input_tokens=33,
+        block_hashes=[2**64 - 1, 0],
+        executor=ExecutorInput(output_tokens=7, token_ids=[1, 2, 3]),
+    ),
+    Cancel(rid=1),
+    SetLimits(revision=3, limits=Limits(token_budget=512)),
+    Drain(),
+    Shutdown(),
+]
+
+
+@given(st.lists(st.integers(1, 40), max_size=60))
+def test_messages_survive_any_split_of_the_stream(sizes: list[int]) -> None:
+    stream = b"".join(encode(message) for message in _MESSAGES)
+    reader = front_reader()
+    got: list[FrontMessage] = []
+    at = 0
+    for size in sizes:
+        got += reader.feed(stream[at : at + size])
+        at += size
+    got += reader.feed(stream[at:])
+    assert got == _MESSAGES
+
+
+def test_a_frame_that_announces_too_much_is_refused_before_it_is_read() -> None:
+    with pytest.raises(WireError, match=f"announces {MAX_FRAME_BYTES + 1} bytes"):
+        front_reader().feed(struct.pack("<I", MAX_FRAME_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xc1", b"\x91\xa7Unknown", b"", b"\x92\xa6Cancel\xa3one"], ids=repr
+)
+def test_bytes_that_are_no_message_are_a_wire_error(body: bytes) -> None:
+    with pytest.raises(WireError, match="is not a message"):
+        front_reader().feed(struct.pack("<I", len(body)) + body)
+
+
+def test_the_core_cannot_be_mistaken_for_the_front() -> None:
+    with pytest.raises(WireError):
+        front_reader().feed(encode(Failed(detail="x", exit_code=70)))
+    (message,) = core_reader().feed(encode(Failed(detail="x", exit_code=70)))
+    assert message == Failed(detail="x", exit_code=70)
