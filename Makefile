@@ -8,8 +8,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CACHE ?= $(HOME)/.cache/goodput
-# Also constrains the build back end, which pip installs in a place of its own.
+# The second name is what newer pip reads for the build back end, which it installs apart.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_CACHE_DIR ?= $(CACHE)/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

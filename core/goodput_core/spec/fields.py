@@ -11,9 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["RULE", "Rule", "camel_case", "spec_field"]
+__all__ = ["DNS_HINT", "DNS_LABEL", "RULE", "Rule", "camel_case", "spec_field"]
 
 RULE: Final = "goodput.rule"
+
+DNS_LABEL: Final = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
+DNS_HINT: Final = (
+    "start with a letter, hold lower-case letters, digits and '-' only, and have at most "
+    "40 characters"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from typing import Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_core.errors import SpecError
-from goodput_core.slo import OBJECTIVE_PATTERN, SLOClass, parse_objective
+from goodput_core.slo import OBJECTIVE_PATTERN, parse_objective
+from goodput_core.spec.choices import (
+    Baseline,
+    ControlMode,
+    OnInconclusive,
+    Policy,
+    Preemption,
+    RouterPolicy,
+)
 from goodput_core.spec.decode import decode
-from goodput_core.spec.fields import spec_field
+from goodput_core.spec.fields import DNS_HINT, DNS_LABEL, spec_field
+from goodput_core.spec.promise import SLOClassSpec, SLOSpec
 
 __all__ = [
     "ControlMode",
@@ -37,70 +45,8 @@ __all__ = [
     "WindowSpec",
 ]
 
-_DNS_LABEL: Final = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
-_DNS_HINT: Final = (
-    "start with a letter, hold lower-case letters, digits and '-' only, and have at most "
-    "40 characters"
-)
-_MAX_MS: Final = 86_400_000
 _MAX_TOKENS: Final = 1_048_576
 _MAX_REPLICAS: Final = 1_000
-
-
-class Policy(StrEnum):
-    """Scheduling policies: one enum for the command line, the CRD and the tests."""
-
-    REQUEST = "request"
-    STATIC = "static"
-    DYNAMIC = "dynamic"
-    ORCA = "orca"
-    VLLM = "vllm"
-    SARATHI = "sarathi"
-    SPLITFUSE = "splitfuse"
-    SJF = "sjf"
-    PRIORITY = "priority"
-    FASTSERVE = "fastserve"
-    SLO = "slo"
-
-
-class Preemption(StrEnum):
-    """What becomes of a victim's KV blocks."""
-
-    RECOMPUTE = "recompute"
-    SWAP = "swap"
-    HYBRID = "hybrid"
-
-
-class RouterPolicy(StrEnum):
-    """Which replica a request goes to."""
-
-    ROUND_ROBIN = "round-robin"
-    LEAST_LOADED = "least-loaded"
-    POWER_OF_TWO = "power-of-two"
-    PREFIX_AFFINITY = "prefix-affinity"
-
-
-class ControlMode(StrEnum):
-    """Whether the control laws act, advise or stay silent."""
-
-    AUTO = "Auto"
-    RECOMMEND = "Recommend"
-    MANUAL = "Manual"
-
-
-class Baseline(StrEnum):
-    """What a gate compares a candidate with."""
-
-    FRESH = "Fresh"
-    RECORDED = "Recorded"
-
-
-class OnInconclusive(StrEnum):
-    """What a rollout does when its gate cannot tell."""
-
-    PAUSE = "Pause"
-    PROMOTE = "Promote"
-    ROLLBACK = "Rollback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,80 +142,6 @@ class RouterSpec:
     replicas: int = spec_field(
         "Router pods; a local service runs one.", default=2, minimum=1, maximum=64
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SLOClassSpec:
-    """One class of traffic and its promise."""
-
-    name: str = spec_field(
-        "The class's name.", max_length=40, pattern=_DNS_LABEL, pattern_hint=_DNS_HINT
-    )
-    ttft_ms: int = spec_field(
-        "Promised time to first token, milliseconds.", minimum=1, maximum=_MAX_MS
-    )
-    tpot_ms: int = spec_field(
-        "Promised time per output token, milliseconds.", minimum=1, maximum=_MAX_MS
-    )
-    tbt_p99_ms: int | None = spec_field(
-        "Promised p99 of the gaps between a request's tokens, milliseconds.",
-        default=None,
-        minimum=1,
-        maximum=_MAX_MS,
-    )
-    e2e_ms: int | None = spec_field(
-        "Promised time for the whole request, milliseconds.",
-        default=None,
-        minimum=1,
-        maximum=_MAX_MS,
-    )
-    objective: Fraction | None = spec_field(
-        "Share of requests that must attain, such as '99%'; without it the class is reported only.",
-        default=None,
-        max_length=11,
-        pattern=OBJECTIVE_PATTERN,
-        pattern_hint="be a percentage such as '99%' or '99.9%'",
-        parse=parse_objective,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SLOSpec:
-    """What was promised, by class of traffic."""
-
-    classes: tuple[SLOClassSpec, ...] = spec_field(
-        "Classes of traffic.", min_items=1, max_items=16, key="name"
-    )
-    default: str | None = spec_field(
-        "Class of a request that names none; the first class when absent.",
-        default=None,
-        max_length=40,
-    )
-
-    @property
-    def default_class(self) -> str:
-        """The class of a request that names none."""
-        return self.default if self.default is not None else self.classes[0].name
-
-    def by_name(self) -> dict[str, SLOClass]:
-        """The promises, by class name, in the manifest's order."""
-        return {
-            c.name: SLOClass(
-                name=c.name,
-                ttft_ms=c.ttft_ms,
-                tpot_ms=c.tpot_ms,
-                tbt_p99_ms=c.tbt_p99_ms,
-                e2e_ms=c.e2e_ms,
-                objective=c.objective,
-            )
-            for c in self.classes
-        }
-
-    def check(self, path: str) -> None:
-        """Rules between the fields of `spec.slo`."""
-        if self.default is not None and self.default not in {c.name for c in self.classes}:
-            names = ", ".join(c.name for c in self.classes)
-            raise SpecError(f"{path}.default", f"{self.default!r} is not a class; classes: {names}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,7 +279,7 @@ class MetadataSpec:
     """The part of Kubernetes' object metadata that a manifest on disk carries."""
 
     name: str = spec_field(
-        "The service's name.", max_length=40, pattern=_DNS_LABEL, pattern_hint=_DNS_HINT
+        "The service's name.", max_length=40, pattern=DNS_LABEL, pattern_hint=DNS_HINT
     )
     namespace: str | None = spec_field("The namespace.", default=None, max_length=63)
     labels: Mapping[str, str] = spec_field("Labels.", factory=dict, max_items=64, max_length=63)

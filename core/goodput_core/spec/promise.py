@@ -1,0 +1,89 @@
+"""`spec.slo`: what was promised, by class of traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from goodput_core.errors import SpecError
+from goodput_core.slo import OBJECTIVE_PATTERN, SLOClass, parse_objective
+from goodput_core.spec.fields import DNS_HINT, DNS_LABEL, spec_field
+
+__all__ = ["SLOClassSpec", "SLOSpec"]
+
+_MAX_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOClassSpec:
+    """One class of traffic and its promise."""
+
+    name: str = spec_field(
+        "The class's name.", max_length=40, pattern=DNS_LABEL, pattern_hint=DNS_HINT
+    )
+    ttft_ms: int = spec_field(
+        "Promised time to first token, milliseconds.", minimum=1, maximum=_MAX_MS
+    )
+    tpot_ms: int = spec_field(
+        "Promised time per output token, milliseconds.", minimum=1, maximum=_MAX_MS
+    )
+    tbt_p99_ms: int | None = spec_field(
+        "Promised p99 of the gaps between a request's tokens, milliseconds.",
+        default=None,
+        minimum=1,
+        maximum=_MAX_MS,
+    )
+    e2e_ms: int | None = spec_field(
+        "Promised time for the whole request, milliseconds.",
+        default=None,
+        minimum=1,
+        maximum=_MAX_MS,
+    )
+    objective: Fraction | None = spec_field(
+        "Share of requests that must attain, such as '99%'; without it the class is reported only.",
+        default=None,
+        max_length=11,
+        pattern=OBJECTIVE_PATTERN,
+        pattern_hint="be a percentage such as '99%' or '99.9%'",
+        parse=parse_objective,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOSpec:
+    """What was promised, by class of traffic."""
+
+    classes: tuple[SLOClassSpec, ...] = spec_field(
+        "Classes of traffic.", min_items=1, max_items=16, key="name"
+    )
+    default: str | None = spec_field(
+        "Class of a request that names none; the first class when absent.",
+        default=None,
+        max_length=40,
+    )
+
+    @property
+    def default_class(self) -> str:
+        """The class of a request that names none."""
+        return self.default if self.default is not None else self.classes[0].name
+
+    def by_name(self) -> dict[str, SLOClass]:
+        """The promises, by class name, in the manifest's order."""
+        return {
+            c.name: SLOClass(
+                name=c.name,
+                ttft_ms=c.ttft_ms,
+                tpot_ms=c.tpot_ms,
+                tbt_p99_ms=c.tbt_p99_ms,
+                e2e_ms=c.e2e_ms,
+                objective=c.objective,
+            )
+            for c in self.classes
+        }
+
+    def check(self, path: str) -> None:
+        """Rules between the fields of `spec.slo`."""
+        if self.default is not None and self.default not in {c.name for c in self.classes}:
+            names = ", ".join(c.name for c in self.classes)
+            raise SpecError(f"{path}.default", f"{self.default!r} is not a class; classes: {names}")

@@ -1,0 +1,55 @@
+"""The habits that a newcomer relies on to find where a line belongs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("core", "traces", "engine", "replay", "operator")
+SOURCES = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
+VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
+MAX_LINES = 400
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_module_says_why_it_exists_and_stays_small(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(source)), "a module's docstring says why it exists"
+    assert len(source.splitlines()) <= MAX_LINES, "split by responsibility"
+    assert path.stem not in VAGUE, "name the one job it does"
+
+
+EXPORTING = [p for p in SOURCES if "\n__all__ = " in p.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", EXPORTING, ids=name_of)
+def test_every_exported_name_exists(path: Path) -> None:
+    module = importlib.import_module(module_of(path))
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert len(module.__all__) == len(set(module.__all__)), "each once"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_each_package_ships_its_types(folder: str) -> None:
+    assert (ROOT / folder / f"goodput_{folder}" / "py.typed").is_file()
+
+
+def test_every_pinned_version_is_exact_and_torch_is_the_one_that_was_chosen() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert [pin for pin in pins if not re.match(r"^[A-Za-z0-9._-]+==[^*]+$", pin)] == []
+    assert "torch==2.13.0" in pins
