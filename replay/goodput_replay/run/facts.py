@@ -1,0 +1,150 @@
+"""What the sender knows of a run and the records do not say: inputs, the window, the client.
+
+Values only. The sender fills them in, the summary and the report print them; nothing here reads
+a clock, an environment or a file. Secrets never enter: headers come by name alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from goodput_core.slo import SLOClass
+
+__all__ = ["ClientFacts", "LengthPinning", "Promise", "RunFacts", "TargetFacts", "TraceFacts"]
+
+
+class LengthPinning(StrEnum):
+    """How the true output length of a row reached the server."""
+
+    HEADER = "header"
+    """In a header that only our engine's executor reads: no policy learned it."""
+    MAX_TOKENS = "max_tokens"
+    """As `max_tokens` with `ignore_eos`: lengths were disclosed to the server's scheduler."""
+    NONE = "none"
+    """Not at all: answers end where the model ends them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What requests were held to.
+
+    Args:
+        classes: the promises, in the manifest's order; empty: only a row's own targets judge.
+        default: the class of a request that names none; None without classes.
+    """
+
+    classes: tuple[SLOClass, ...] = ()
+    default: str | None = None
+
+    def by_name(self) -> dict[str, SLOClass]:
+        """The promises by class name, in order."""
+        return {c.name: c for c in self.classes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFacts:
+    """The trace that was replayed.
+
+    Args:
+        name: the file's name, or `sample`; never a path with a person's name in it.
+        digest: `sha256:` and the hexadecimal digest of the file's bytes.
+        source: where the trace comes from, as its metadata says; empty when it does not.
+        licence: its licence, as its metadata says; empty when it does not.
+        clock: what its timestamps count from: `absolute`, `trace-relative`, `session-relative`.
+        synthetic: whether a generator made it; said wherever the run is shown.
+        transforms: what was done to it, in order, as a person would type it: `--window 10m..20m`.
+    """
+
+    name: str
+    digest: str
+    source: str = ""
+    licence: str = ""
+    clock: str = ""
+    synthetic: bool = False
+    transforms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """Where the requests went.
+
+    Args:
+        url: the base URL, without credentials.
+        endpoint: the path: `/v1/completions`.
+        model: the model's name as sent.
+        service: the manifest's `metadata.name`; empty for a bare `--target`.
+        pinning: how output lengths were pinned.
+        header_names: names of the extra headers that were sent; their values never leave memory.
+        streaming: whether answers were streamed.
+    """
+
+    url: str
+    endpoint: str
+    model: str
+    service: str = ""
+    pinning: LengthPinning = LengthPinning.NONE
+    header_names: tuple[str, ...] = ()
+    streaming: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFacts:
+    """What the client itself cost and suffered, from the first scheduled row to the last answer.
+
+    Args:
+        cpu_ns: processor time of the client process.
+        loop_lag_p99_ns: p99 of how late the event loop woke a periodic timer.
+        loop_lag_max_ns: the latest such wake-up.
+        peak_in_flight: most requests in flight at once.
+        cpus: processors that the client could use.
+    """
+
+    cpu_ns: int = 0
+    loop_lag_p99_ns: int = 0
+    loop_lag_max_ns: int = 0
+    peak_in_flight: int = 0
+    cpus: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """One run, apart from its records.
+
+    Args:
+        trace: what was replayed.
+        target: where it went.
+        promise: what it was held to.
+        client: what the client cost and suffered.
+        window_start_ns: first instant of the judged window, nanoseconds since the run's zero
+            (the zero of every record's times).
+        window_ns: the window's length; goodput is good requests over this.
+        rows_planned: rows of the window, warm-up rows left out. Rows for which no record was
+            appended count as unsent.
+        warmup_rows: rows that were sent before the window and are not judged.
+        seed: seed of prompts, sampling and resampling.
+        salt: what made this run's prompts differ from another run's, so that no cache helps.
+        started_at: wall clock of the run's zero, ISO 8601 in UTC.
+        version: Goodput's version.
+        command: the command line, argument by argument, with secrets replaced.
+        complete: False when the run was interrupted or aborted.
+        abort_reason: one sentence of why it is incomplete; empty when complete.
+    """
+
+    trace: TraceFacts
+    target: TargetFacts
+    window_start_ns: int
+    window_ns: int
+    rows_planned: int
+    started_at: str
+    version: str
+    promise: Promise
+    client: ClientFacts = ClientFacts()
+    warmup_rows: int = 0
+    seed: int = 0
+    salt: str = ""
+    command: tuple[str, ...] = ()
+    complete: bool = True
+    abort_reason: str = ""
