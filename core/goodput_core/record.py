@@ -42,6 +42,8 @@ class RequestRecord:
         end_ns: when the answer ended, or failed.
         gaps_us: microseconds between consecutive tokens, `output_tokens - 1` of them when every
             chunk carried one token; empty where gaps were not kept.
+        tbt_p99_us: nearest-rank p99 of the gaps, microseconds, where the gaps themselves were
+            not kept; None: unknown, unless `gaps_us` tells it.
         input_tokens: tokens of the prompt, as sent.
         output_tokens: tokens that came back; reasoning tokens are tokens.
         pinned_output_tokens: tokens the answer had to have; fewer is a miss. None: not pinned.
@@ -64,6 +66,7 @@ class RequestRecord:
     last_token_ns: int | None = None
     end_ns: int | None = None
     gaps_us: Sequence[int] = ()
+    tbt_p99_us: int | None = None
     input_tokens: int = 0
     output_tokens: int = 0
     pinned_output_tokens: int | None = None

@@ -1,0 +1,140 @@
+"""Attainment and goodput: exact counts of kept promises, per class and overall.
+
+Ratios stay (good, total) until someone prints them, so that two runs can be added and no
+percentage is frozen as a float. What a request counts as is `judging`'s decision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from goodput_core.judging import Judgement, JudgementKind, MissReason
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Attainment", "AttainmentTally", "ClassCounts", "goodput_per_s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attainment:
+    """How many of the judged requests kept their promise.
+
+    Args:
+        good: requests that attained.
+        total: requests that attained or missed.
+
+    Raises:
+        ValueError: not 0 ≤ good ≤ total.
+    """
+
+    good: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.good <= self.total:
+            raise ValueError(f"{self.good} good of {self.total} cannot be counts of requests")
+
+    @property
+    def share(self) -> Fraction | None:
+        """Exactly good / total; None where nothing was judged."""
+        return Fraction(self.good, self.total) if self.total else None
+
+    def __add__(self, other: Attainment) -> Attainment:
+        return Attainment(good=self.good + other.good, total=self.total + other.total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCounts:
+    """What became of one class's requests, or of all.
+
+    Args:
+        name: the class; empty for requests without one, and for all classes together.
+        attainment: attained of judged.
+        excluded: cancelled by the trace itself in time.
+        unjudged: without a promise, or with one that the record cannot tell about.
+        outcomes: requests by how they ended; adds up to `rows`.
+        misses: requests by why they missed; one request may stand under several reasons.
+    """
+
+    name: str
+    attainment: Attainment
+    excluded: int = 0
+    unjudged: int = 0
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    misses: Mapping[MissReason, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Every request of the class, judged or not."""
+        return self.attainment.total + self.excluded + self.unjudged
+
+
+class AttainmentTally:
+    """Counts judgements as they come, in constant memory.
+
+    Args:
+        names: classes that are to be counted even when no request of theirs comes; requests of
+            other classes add theirs behind these.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._kinds: dict[str, Counter[JudgementKind]] = {name: Counter() for name in names}
+        self._outcomes: dict[str, Counter[Outcome]] = {name: Counter() for name in self._kinds}
+        self._misses: dict[str, Counter[MissReason]] = {name: Counter() for name in self._kinds}
+
+    def add(self, record: RequestRecord, judgement: Judgement) -> None:
+        """Count one request."""
+        name = record.slo_class
+        self._kinds.setdefault(name, Counter())[judgement.kind] += 1
+        self._outcomes.setdefault(name, Counter())[record.outcome] += 1
+        self._misses.setdefault(name, Counter()).update(judgement.reasons)
+
+    def by_class(self) -> tuple[ClassCounts, ...]:
+        """The counts of every class, the named ones first and in their order."""
+        return tuple(
+            _counts(name, kinds, self._outcomes[name], self._misses[name])
+            for name, kinds in self._kinds.items()
+        )
+
+    def overall(self) -> ClassCounts:
+        """The counts of all requests together; its name is empty."""
+        return _counts(
+            "",
+            sum(self._kinds.values(), Counter()),
+            sum(self._outcomes.values(), Counter()),
+            sum(self._misses.values(), Counter()),
+        )
+
+
+def goodput_per_s(good: int, window_ns: int) -> Fraction:
+    """Requests per second of the window that kept their promise, exact.
+
+    Args:
+        good: requests that attained.
+        window_ns: the length of the window in which they were scheduled, above 0.
+    """
+    return Fraction(good * NS_PER_S, window_ns)
+
+
+def _counts(
+    name: str,
+    kinds: Counter[JudgementKind],
+    outcomes: Counter[Outcome],
+    misses: Counter[MissReason],
+) -> ClassCounts:
+    good = kinds[JudgementKind.ATTAINED]
+    return ClassCounts(
+        name=name,
+        attainment=Attainment(good=good, total=good + kinds[JudgementKind.MISSED]),
+        excluded=kinds[JudgementKind.EXCLUDED],
+        unjudged=kinds[JudgementKind.UNJUDGED],
+        outcomes={outcome: outcomes[outcome] for outcome in Outcome if outcomes[outcome]},
+        misses={reason: misses[reason] for reason in MissReason if misses[reason]},
+    )

@@ -1,0 +1,176 @@
+"""Whether one request kept its promise, and if not, why.
+
+The replayer's live display, its reports and its verdicts judge with this function alone, so
+they cannot disagree. It sees one record and one set of targets; classes' objectives, windows
+and statistics are none of its business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.quantiles import P99, quantile
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from goodput_core.slo import SLOClass, Targets
+
+__all__ = ["Judgement", "JudgementKind", "MissReason", "judge", "targets_for", "without_lag"]
+
+
+class JudgementKind(StrEnum):
+    """What a request counts as."""
+
+    ATTAINED = "attained"
+    """Every target held: in the numerator and the denominator."""
+    MISSED = "missed"
+    """In the denominator only."""
+    EXCLUDED = "excluded"
+    """The trace itself cancelled it in time: in neither, but counted."""
+    UNJUDGED = "unjudged"
+    """Nothing was promised, or what was measured cannot tell: in neither, but counted."""
+
+
+class MissReason(StrEnum):
+    """Why a request missed. A finished answer can miss for several reasons at once."""
+
+    TTFT = "ttft"
+    TPOT = "tpot"
+    TBT = "tbt"
+    E2E = "e2e"
+    SHORT = "short"
+    """Fewer tokens came than the replayed row has."""
+    SHED = "shed"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    UNSENT = "unsent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The judgement of one request.
+
+    Args:
+        kind: what it counts as.
+        reasons: why it missed, in the order of `MissReason`; empty unless it missed.
+    """
+
+    kind: JudgementKind
+    reasons: tuple[MissReason, ...] = ()
+
+
+_ATTAINED: Final = Judgement(kind=JudgementKind.ATTAINED)
+_EXCLUDED: Final = Judgement(kind=JudgementKind.EXCLUDED)
+_UNJUDGED: Final = Judgement(kind=JudgementKind.UNJUDGED)
+_FAILURES: Final = {
+    Outcome.SHED: MissReason.SHED,
+    Outcome.ERROR: MissReason.ERROR,
+    Outcome.TIMEOUT: MissReason.TIMEOUT,
+    Outcome.UNSENT: MissReason.UNSENT,
+}
+
+
+def targets_for(record: RequestRecord, classes: Mapping[str, SLOClass]) -> Targets:
+    """What was promised to this request: its class's targets, the row's own winning.
+
+    A class that `classes` does not hold promises nothing of its own.
+    """
+    promised = classes.get(record.slo_class)
+    return record.targets if promised is None else promised.targets.overridden_by(record.targets)
+
+
+def judge(record: RequestRecord, targets: Targets) -> Judgement:
+    """Judge one request against its targets; a target holds when the measure is ≤ the bound.
+
+    - Empty targets: unjudged, whatever happened.
+    - `shed`, `error`, `timeout`, `unsent`: missed, for that reason alone.
+    - `cancelled`: excluded, unless the TTFT target had passed without a token before the
+      cancellation.
+    - A one-token answer has no TPOT and no gaps: it is judged by the rest. An answer without
+      any token misses its TTFT.
+    - Fewer tokens than pinned: missed (`short`), beside any other reason.
+    - A TBT target on an answer of which neither gaps nor `tbt_p99_us` were kept: unjudged,
+      unless another target was missed anyway.
+    """
+    if targets.empty:
+        return _UNJUDGED
+    if record.outcome is Outcome.CANCELLED:
+        return _judge_cancelled(record, targets)
+    failure = _FAILURES.get(record.outcome)
+    if failure is not None:
+        return Judgement(kind=JudgementKind.MISSED, reasons=(failure,))
+    reasons = tuple(_broken(record, targets))
+    if reasons:
+        return Judgement(kind=JudgementKind.MISSED, reasons=reasons)
+    if targets.tbt_p99_ns is not None and record.output_tokens > 1 and _tbt_ns(record) is None:
+        return _UNJUDGED
+    return _ATTAINED
+
+
+def without_lag(record: RequestRecord) -> RequestRecord:
+    """The same request as if the client had sent it on time: every time from its actual send.
+
+    Judging both tells how much of a miss is the client's own doing.
+    """
+    lag_ns = record.lag_ns
+    if lag_ns is None or lag_ns <= 0:
+        return record
+    cancel_ns = record.cancel_after_ns
+    return replace(
+        record,
+        scheduled_ns=record.scheduled_ns + lag_ns,
+        cancel_after_ns=None if cancel_ns is None else max(0, cancel_ns - lag_ns),
+    )
+
+
+def _judge_cancelled(record: RequestRecord, targets: Targets) -> Judgement:
+    if targets.ttft_ns is None:
+        return _EXCLUDED
+    waited_ns = record.ttft_ns
+    if waited_ns is None and record.end_ns is not None:
+        waited_ns = record.end_ns - record.scheduled_ns
+    elif waited_ns is None:
+        waited_ns = record.cancel_after_ns
+    if waited_ns is None or waited_ns <= targets.ttft_ns:
+        return _EXCLUDED
+    return Judgement(kind=JudgementKind.MISSED, reasons=(MissReason.TTFT,))
+
+
+def _broken(record: RequestRecord, targets: Targets) -> Iterator[MissReason]:
+    """The targets that a finished answer did not keep."""
+    if targets.ttft_ns is not None:
+        ttft_ns = record.ttft_ns
+        if ttft_ns is None or ttft_ns > targets.ttft_ns:
+            yield MissReason.TTFT
+    if targets.tpot_ns is not None and _tpot_broken(record, targets.tpot_ns):
+        yield MissReason.TPOT
+    if targets.tbt_p99_ns is not None:
+        tbt_ns = _tbt_ns(record)
+        if tbt_ns is not None and tbt_ns > targets.tbt_p99_ns:
+            yield MissReason.TBT
+    if targets.e2e_ns is not None:
+        e2e_ns = record.e2e_ns
+        if e2e_ns is None or e2e_ns > targets.e2e_ns:
+            yield MissReason.E2E
+    pinned = record.pinned_output_tokens
+    if pinned is not None and record.output_tokens < pinned:
+        yield MissReason.SHORT
+
+
+def _tpot_broken(record: RequestRecord, bound_ns: int) -> bool:
+    """Whether (last − first) / (n − 1) exceeds the bound, compared in integers."""
+    if record.first_token_ns is None or record.last_token_ns is None or record.output_tokens < 2:
+        return False
+    return record.last_token_ns - record.first_token_ns > bound_ns * (record.output_tokens - 1)
+
+
+def _tbt_ns(record: RequestRecord) -> int | None:
+    """The p99 of the request's own gaps; None when none were kept."""
+    if record.gaps_us:
+        return quantile(record.gaps_us, P99) * NS_PER_US
+    return None if record.tbt_p99_us is None else record.tbt_p99_us * NS_PER_US
