@@ -1,0 +1,238 @@
+"""The rules a row must keep, checked a batch at a time so that a clean trace costs little.
+
+Used by the reader on what others wrote and by the writer on what importers made: there is one
+set of rules. Only when a rule is broken is the first offending row looked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import pyarrow.compute as pc
+
+from goodput_core.units import NS_PER_S
+from goodput_traces.errors import RowError
+from goodput_traces.schema import (
+    COLUMN_MS,
+    COLUMN_NS,
+    FLOAT_BOUNDS,
+    INT_BOUNDS,
+    MAX_HASHES,
+    REQUIRED_COLUMNS,
+    TEXT_BOUNDS,
+    Clock,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["OrderCheck", "check_columns"]
+
+
+def check_columns(columns: Mapping[str, Any], *, path: Path | str, first_row: int) -> None:
+    """Check one batch of columns.
+
+    Args:
+        columns: Arrow arrays by column name, of the types of `TRACE_SCHEMA`; absent ones are
+            not checked.
+        path: the file, for errors.
+        first_row: the number of the batch's first row, from 1.
+
+    Raises:
+        RowError: the first value of a column that breaks a rule.
+    """
+    batch = _Batch(columns=columns, path=path, first_row=first_row)
+    for name in (*REQUIRED_COLUMNS, COLUMN_NS, COLUMN_MS):
+        if name in columns and columns[name].null_count:
+            batch.refuse(
+                pc.is_null(columns[name]), name, "the value is missing; every row needs one"
+            )
+    for name, (low, high) in INT_BOUNDS.items():
+        if name in columns:
+            _check_int(batch, name, low, high)
+    for name, (lowest, closed, highest) in FLOAT_BOUNDS.items():
+        if name in columns:
+            _check_float(batch, name, (lowest, highest), closed=closed)
+    for name, longest in TEXT_BOUNDS.items():
+        if name in columns:
+            _check_text(batch, name, longest)
+    if "request_id" in columns and pc.any(pc.equal(columns["request_id"], "")).as_py():
+        batch.refuse(
+            pc.equal(columns["request_id"], ""),
+            "request_id",
+            "the id is empty; give every row its own",
+        )
+    if "total_hashes" in columns:
+        _check_hashes(batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    columns: Mapping[str, Any]
+    path: Path | str
+    first_row: int
+
+    def refuse(self, bad: Any, name: str, problem: str) -> NoReturn:
+        """Raise for the first row where the mask is true; `{value}` stands for its value."""
+        at = int(pc.index(pc.fill_null(bad, False), True).as_py())
+        text = problem.replace("{value}", str(self.columns[name][at].as_py()))
+        raise RowError(self.path, self.first_row + at, name, text)
+
+
+def _check_int(batch: _Batch, name: str, low: int, high: int) -> None:
+    column = batch.columns[name]
+    found = pc.min_max(column)
+    least, most = found["min"].as_py(), found["max"].as_py()
+    if least is None:
+        return
+    if least < low:
+        batch.refuse(
+            pc.less(column, low),
+            name,
+            f"{{value}} is out of bounds, it must be at least {low}; correct or remove the row",
+        )
+    if most > high:
+        batch.refuse(
+            pc.greater(column, high),
+            name,
+            f"{{value}} is out of bounds, it must be at most {high:,}; correct or remove the row",
+        )
+
+
+def _check_float(batch: _Batch, name: str, bounds: tuple[float, float], *, closed: bool) -> None:
+    column = batch.columns[name]
+    found = pc.min_max(column)  # skips NaN
+    least, most = found["min"].as_py(), found["max"].as_py()
+    if least is None:
+        return
+    lowest, highest = bounds
+    if pc.any(pc.is_nan(column)).as_py():
+        batch.refuse(
+            pc.is_nan(column), name, "NaN is not a number of milliseconds; leave it empty instead"
+        )
+    if least < lowest or (least == lowest and not closed):
+        below = pc.less(column, lowest) if closed else pc.less_equal(column, lowest)
+        bound = "not be negative" if closed else "be above 0"
+        batch.refuse(
+            below,
+            name,
+            f"{{value}} is out of bounds, it must {bound}; correct it or leave it empty",
+        )
+    if most > highest:
+        batch.refuse(
+            pc.greater(column, highest),
+            name,
+            f"{{value}} ms is longer than a year; give it in milliseconds",
+        )
+
+
+def _check_text(batch: _Batch, name: str, longest: int) -> None:
+    column = batch.columns[name]
+    if column.nbytes <= longest:  # then no value can be too long
+        return
+    lengths = pc.binary_length(column)
+    if (pc.max(lengths).as_py() or 0) > longest:
+        raise RowError(
+            batch.path,
+            batch.first_row + int(pc.index(lengths, pc.max(lengths)).as_py()),
+            name,
+            f"the text is longer than {longest:,} bytes; shorten it",
+        )
+
+
+def _check_hashes(batch: _Batch) -> None:
+    hashes = batch.columns["total_hashes"]
+    lengths = pc.fill_null(pc.list_value_length(hashes), 0)
+    if (pc.max(lengths).as_py() or 0) > MAX_HASHES:
+        raise RowError(
+            batch.path,
+            batch.first_row + int(pc.index(lengths, pc.max(lengths)).as_py()),
+            "total_hashes",
+            f"the list is longer than {MAX_HASHES:,}; shorten it",
+        )
+    if pc.list_flatten(hashes).null_count:
+        at = next(i for i, row in enumerate(hashes.to_pylist()) if row and None in row)
+        raise RowError(
+            batch.path,
+            batch.first_row + at,
+            "total_hashes",
+            "a hash is null; every block needs one",
+        )
+    unsized = pc.greater(lengths, 0)
+    if "block_size" in batch.columns:
+        unsized = pc.and_(unsized, pc.is_null(batch.columns["block_size"]))
+    if pc.any(unsized).as_py():
+        raise RowError(
+            batch.path,
+            batch.first_row + int(pc.index(unsized, True).as_py()),
+            "block_size",
+            "it is missing although the row has total_hashes; say how many tokens a hash covers",
+        )
+
+
+class OrderCheck:
+    """Rows must come by arrival, or by session and then arrival where sessions share no clock.
+
+    Keeps only the last row's place, so it costs no memory.
+    """
+
+    def __init__(self, clock: Clock, path: Path | str, remedy: str) -> None:
+        self._by_session = clock is Clock.SESSION_RELATIVE
+        self._path = path
+        self._remedy = remedy
+        self._last_ns = -1
+        self._last_session = ""
+
+    def check(
+        self, arrivals_ns: np.ndarray[Any, np.dtype[np.int64]], sessions: Any, first_row: int
+    ) -> None:
+        """Check one batch.
+
+        Args:
+            arrivals_ns: the batch's arrivals, nanoseconds, `[rows]`.
+            sessions: its session ids; looked at only for a session-relative clock.
+            first_row: the number of the batch's first row, from 1.
+
+        Raises:
+            RowError: the first row that comes before its predecessor.
+        """
+        if len(arrivals_ns) == 0:
+            return
+        if self._by_session:
+            self._check_sessions(arrivals_ns.tolist(), sessions, first_row)
+            return
+        before = np.concatenate(([self._last_ns], arrivals_ns[:-1]))
+        late = np.flatnonzero(arrivals_ns < before)
+        if len(late):
+            at = int(late[0])
+            behind_s = (int(before[at]) - int(arrivals_ns[at])) / NS_PER_S
+            raise RowError(
+                self._path,
+                first_row + at,
+                "timestamp_start_unix_ns",
+                f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it; "
+                f"{self._remedy}",
+            )
+        self._last_ns = int(arrivals_ns[-1])
+
+    def _check_sessions(self, arrivals_ns: list[int], sessions: Any, first_row: int) -> None:
+        for at, (now, session) in enumerate(zip(arrivals_ns, sessions, strict=True)):
+            if session is None:
+                raise RowError(
+                    self._path,
+                    first_row + at,
+                    "provided_session_id",
+                    "it is missing although the clock is session-relative; name the session",
+                )
+            if (session, now) < (self._last_session, self._last_ns):
+                raise RowError(
+                    self._path,
+                    first_row + at,
+                    "timestamp_start_unix_ns",
+                    "rows are not sorted by session and then time, this one belongs above the "
+                    f"one before it; {self._remedy}",
+                )
+            self._last_session, self._last_ns = session, now

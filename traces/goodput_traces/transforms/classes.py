@@ -1,0 +1,152 @@
+"""Rules that give a row its SLO class: `batch: input_tokens >= 4000 and priority < 1`.
+
+A small grammar instead of `eval`: a name, a colon, comparisons of known columns with literals
+joined by `and`, or `*` for every row. The first rule that holds wins; a row that none matches
+keeps the class it had.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from goodput_traces.row import TraceRow
+
+__all__ = ["ClassRule", "Comparison", "assign_classes", "parse_class_rules"]
+
+_NUMBER_COLUMNS: Final = frozenset(
+    {
+        "input_tokens",
+        "output_tokens",
+        "max_output_tokens",
+        "turn",
+        "priority",
+        "delay_ms",
+        "ttft_target_ms",
+        "tpot_target_ms",
+        "e2e_target_ms",
+    }
+)
+_TEXT_COLUMNS: Final = frozenset(
+    {"slo_class", "model_name", "org_id", "request_type", "provided_session_id"}
+)
+_OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_COMPARISON: Final = re.compile(
+    r"""\s*(?P<column>[a-z0-9_]+)\s*(?P<op>==|!=|<=|>=|<|>)\s*
+        (?P<value>"[^"]*"|'[^']*'|[^\s"'<>=!]+)\s*""",
+    re.VERBOSE | re.ASCII,
+)
+_NUMBER: Final = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
+_MAX_RULES: Final = 100
+_EXAMPLE: Final = "write for example 'batch: input_tokens >= 4000' or 'interactive: *'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One column of a row against one literal; a row without the value does not match."""
+
+    column: str
+    op: str
+    value: Fraction | str
+
+    def holds(self, row: TraceRow) -> bool:
+        """Whether it is true of this row."""
+        found = getattr(row, self.column)
+        return found is not None and _OPERATORS[self.op](found, self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRule:
+    """Rows for which every comparison holds belong to `slo_class`; none means every row."""
+
+    slo_class: str
+    comparisons: tuple[Comparison, ...]
+
+    def matches(self, row: TraceRow) -> bool:
+        """Whether this row falls under the rule."""
+        return all(comparison.holds(row) for comparison in self.comparisons)
+
+
+def parse_class_rules(texts: Sequence[str]) -> tuple[ClassRule, ...]:
+    """Rules in the order they were written.
+
+    Raises:
+        ValueError: a rule that breaks the grammar; repeats it, and says what would be right.
+    """
+    if len(texts) > _MAX_RULES:
+        raise ValueError(f"{len(texts)} class rules are too many; at most {_MAX_RULES} are allowed")
+    return tuple(_parse_rule(text) for text in texts)
+
+
+def assign_classes(rows: Iterable[TraceRow], rules: Sequence[ClassRule]) -> Iterator[TraceRow]:
+    """Give every row the class of the first rule that matches it."""
+    for row in rows:
+        for rule in rules:
+            if rule.matches(row):
+                yield (
+                    row
+                    if row.slo_class == rule.slo_class
+                    else replace(row, slo_class=rule.slo_class)
+                )
+                break
+        else:
+            yield row
+
+
+def _parse_rule(text: str) -> ClassRule:
+    name, colon, condition = text.partition(":")
+    if not colon or not condition.strip():
+        raise ValueError(f"{text!r} is not a class rule; {_EXAMPLE}")
+    name = name.strip()
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} in {text!r} is not a class name; use at most 63 lower-case letters, "
+            "digits and dashes"
+        )
+    if condition.strip() == "*":
+        return ClassRule(slo_class=name, comparisons=())
+    comparisons = []
+    rest = condition
+    while True:
+        match = _COMPARISON.match(rest)
+        if match is None:
+            raise ValueError(
+                f"cannot read {rest.strip()!r} in {text!r}; write COLUMN OP VALUE joined by 'and'"
+            )
+        comparisons.append(_comparison(match, text))
+        rest = rest[match.end() :]
+        if not rest:
+            return ClassRule(slo_class=name, comparisons=tuple(comparisons))
+        joined = re.match(r"and\s", rest)
+        if joined is None:
+            raise ValueError(
+                f"cannot read {rest!r} in {text!r}; comparisons are joined by 'and', and for "
+                "'or' write a second rule"
+            )
+        rest = rest[joined.end() :]
+
+
+def _comparison(match: re.Match[str], text: str) -> Comparison:
+    column, op, raw = match["column"], match["op"], match["value"]
+    if column in _NUMBER_COLUMNS:
+        if not _NUMBER.fullmatch(raw):
+            raise ValueError(f"{column} in {text!r} is compared with {raw!r}, which is no number")
+        return Comparison(column=column, op=op, value=Fraction(raw))
+    if column in _TEXT_COLUMNS:
+        return Comparison(column=column, op=op, value=raw.strip("\"'"))
+    known = ", ".join(sorted(_NUMBER_COLUMNS | _TEXT_COLUMNS))
+    raise ValueError(f"no column {column!r} to compare in {text!r}; columns are {known}")
