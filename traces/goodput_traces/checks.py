@@ -6,8 +6,10 @@ set of rules. Only when a rule is broken is the first offending row looked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow.compute as pc
@@ -24,10 +26,6 @@ from goodput_traces.schema import (
     TEXT_BOUNDS,
     Clock,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["OrderCheck", "check_columns"]
 
@@ -125,7 +123,7 @@ def _check_float(batch: _Batch, name: str, bounds: tuple[float, float], *, close
         batch.refuse(
             pc.greater(column, highest),
             name,
-            f"{{value}} ms is longer than a year; give it in milliseconds",
+            "{value} ms is longer than a year; give it in milliseconds",
         )
 
 

@@ -1,0 +1,265 @@
+"""A synthetic trace: bursts, two classes, shared prefixes and sessions, from one seed.
+
+For demonstrations and tests where no production trace can be published. It is labelled
+synthetic in its metadata and proves nothing about anyone's traffic. Every draw comes from
+`random.Random(seed).random()`, whose sequence Python guarantees, so the same options make the
+same rows everywhere.
+
+How it works:
+
+* **Arrivals** are a Poisson process whose rate switches between a quiet level and bursts.
+  Gaps between bursts and their lengths are exponential (means 10 s and 2 s); the levels are
+  chosen so that the mean is the asked rate.
+* **Classes**: `interactive` and `batch`; prompt and answer lengths are lognormal and bounded.
+* **Prefixes**: every prompt starts with one of a few system prompts, some more popular than
+  others. Hashes cover full blocks of 64 tokens.
+* **Sessions**: an interactive request continues an earlier conversation with some
+  probability; its prompt is the earlier prompt, the earlier answer, and a few new tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.units import NS_PER_S
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock, HashSemantics, TraceMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SynthesisOptions", "synthesize", "synthetic_metadata"]
+
+_BLOCK: Final = 64
+_QUIET_S: Final = 10.0
+_BURST_S: Final = 2.0
+_MAX_PROMPT: Final = 4000
+_MAX_ANSWER: Final = 250
+_THINK_S: Final = 4.0  # a conversation rests at least this long between turns
+_OPEN_SESSIONS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthesisOptions:
+    """What to generate.
+
+    Args:
+        seed: equal options and seeds make equal traces.
+        duration_ns: how long arrivals go on, nanoseconds.
+        rate_per_s: mean requests per second.
+        burst_factor: how many times the quiet rate a burst has; 1 means no bursts.
+        batch_share: share of requests of class `batch`, 0 to 1.
+        session_share: chance that an interactive request continues a conversation.
+    """
+
+    seed: int = 0
+    duration_ns: int = 60 * NS_PER_S
+    rate_per_s: float = 5.0
+    burst_factor: float = 4.0
+    batch_share: float = 0.2
+    session_share: float = 0.35
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lengths:
+    """Lognormal lengths in tokens: median, spread of the logarithm, bounds."""
+
+    median: float
+    sigma: float
+    least: int
+    most: int
+
+    def draw(self, rng: Random) -> int:
+        return min(self.most, max(self.least, round(self.median * math.exp(self.sigma * _z(rng)))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Class:
+    name: str
+    tail: _Lengths
+    answer: _Lengths
+    max_output_tokens: int
+    system_blocks: tuple[int, ...]  # length of each system prompt, the most popular first
+
+
+_INTERACTIVE: Final = _Class(
+    name="interactive",
+    tail=_Lengths(median=90, sigma=0.9, least=8, most=2000),
+    answer=_Lengths(median=58, sigma=0.55, least=4, most=_MAX_ANSWER),
+    max_output_tokens=256,
+    system_blocks=(2, 3, 4, 6),
+)
+_BATCH: Final = _Class(
+    name="batch",
+    tail=_Lengths(median=1000, sigma=0.6, least=100, most=3200),
+    answer=_Lengths(median=75, sigma=0.5, least=16, most=_MAX_ANSWER),
+    max_output_tokens=512,
+    system_blocks=(8, 12),
+)
+
+
+def synthetic_metadata(options: SynthesisOptions, command: str) -> TraceMetadata:
+    """The metadata that labels such a trace.
+
+    Args:
+        options: what it was made from.
+        command: the command line that makes it again.
+    """
+    return TraceMetadata(
+        source=f"synthetic, made by: {command} (seed {options.seed})",
+        licence="Apache-2.0",
+        clock=Clock.TRACE_RELATIVE,
+        timestamp_resolution_ns=1,
+        hash_semantics=HashSemantics.FULL_BLOCKS,
+    )
+
+
+def synthesize(options: SynthesisOptions) -> Iterator[TraceRow]:
+    """The rows in order of arrival, streamed; the clock starts at 0."""
+    rng = Random(options.seed)
+    blocks = _Blocks()
+    conversations = _Conversations(options.session_share, blocks)
+    for number, arrival_ns in enumerate(_arrivals(rng, options), start=1):
+        request_id = f"synthetic-{number:06d}"
+        if rng.random() < options.batch_share:
+            yield _first_turn(rng, _BATCH, request_id, arrival_ns, blocks, session=None)
+        else:
+            yield conversations.turn(rng, request_id, arrival_ns)
+
+
+def _arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
+    """Arrival times in nanoseconds: a Poisson process of the burst rate, thinned when quiet."""
+    burst_share = _BURST_S / (_BURST_S + _QUIET_S)
+    quiet_rate = options.rate_per_s / (1 + burst_share * (options.burst_factor - 1))
+    burst_rate = quiet_rate * options.burst_factor
+    now_s, in_burst = 0.0, False
+    switch_s = _exponential(rng, _QUIET_S)
+    end_s = options.duration_ns / NS_PER_S
+    last_ns = -1
+    while True:
+        now_s += _exponential(rng, 1 / burst_rate)
+        if now_s >= end_s:
+            return
+        while switch_s <= now_s:
+            in_burst = not in_burst
+            switch_s += _exponential(rng, _BURST_S if in_burst else _QUIET_S)
+        if in_burst or rng.random() < 1 / options.burst_factor:
+            last_ns = max(last_ns + 1, int(now_s * NS_PER_S))
+            yield last_ns
+
+
+class _Blocks:
+    """Hands out block hashes: small numbers, because random ones would not compress."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._systems: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def fresh(self, count: int) -> tuple[int, ...]:
+        start = self._next
+        self._next += count
+        return tuple(range(start, self._next))
+
+    def system_prompt(self, kind: _Class, which: int) -> tuple[int, ...]:
+        key = (kind.name, which)
+        if key not in self._systems:
+            self._systems[key] = self.fresh(kind.system_blocks[which])
+        return self._systems[key]
+
+
+class _Conversations:
+    """Open interactive sessions, the oldest dropped first; their number is bounded."""
+
+    def __init__(self, share: float, blocks: _Blocks) -> None:
+        self._share = share
+        self._blocks = blocks
+        self._open: deque[TraceRow] = deque(maxlen=_OPEN_SESSIONS)
+        self._sessions = 0
+
+    def turn(self, rng: Random, request_id: str, arrival_ns: int) -> TraceRow:
+        ready = [
+            row
+            for row in self._open
+            if arrival_ns - row.timestamp_start_unix_ns >= _THINK_S * NS_PER_S
+        ]
+        if ready and rng.random() < self._share:
+            last = ready[int(rng.random() * len(ready))]
+            self._open.remove(last)
+            row = self._next_turn(rng, request_id, arrival_ns, last)
+            if row is not None:
+                self._open.append(row)
+                return row
+        self._sessions += 1
+        row = _first_turn(
+            rng,
+            _INTERACTIVE,
+            request_id,
+            arrival_ns,
+            self._blocks,
+            session=f"conversation-{self._sessions:05d}",
+        )
+        self._open.append(row)
+        return row
+
+    def _next_turn(
+        self, rng: Random, request_id: str, arrival_ns: int, last: TraceRow
+    ) -> TraceRow | None:
+        history = last.input_tokens + last.output_tokens
+        prompt = history + _INTERACTIVE.tail.draw(rng)
+        if prompt > _MAX_PROMPT:
+            return None  # the conversation has grown out of its context
+        known = last.total_hashes
+        return TraceRow(
+            request_id=request_id,
+            timestamp_start_unix_ns=arrival_ns,
+            input_tokens=prompt,
+            output_tokens=_INTERACTIVE.answer.draw(rng),
+            max_output_tokens=_INTERACTIVE.max_output_tokens,
+            total_hashes=known + self._blocks.fresh(prompt // _BLOCK - len(known)),
+            block_size=_BLOCK,
+            provided_session_id=last.provided_session_id,
+            turn=(last.turn or 0) + 1,
+            parent_request_id=last.request_id,
+            slo_class=_INTERACTIVE.name,
+        )
+
+
+def _first_turn(
+    rng: Random,
+    kind: _Class,
+    request_id: str,
+    arrival_ns: int,
+    blocks: _Blocks,
+    *,
+    session: str | None,
+) -> TraceRow:
+    # Squaring skews the draw towards the first system prompts: they are the popular ones.
+    which = int(rng.random() ** 2 * len(kind.system_blocks))
+    system = blocks.system_prompt(kind, which)
+    prompt = min(_MAX_PROMPT, len(system) * _BLOCK + kind.tail.draw(rng))
+    return TraceRow(
+        request_id=request_id,
+        timestamp_start_unix_ns=arrival_ns,
+        input_tokens=prompt,
+        output_tokens=kind.answer.draw(rng),
+        max_output_tokens=kind.max_output_tokens,
+        total_hashes=system + blocks.fresh(prompt // _BLOCK - len(system)),
+        block_size=_BLOCK,
+        provided_session_id=session,
+        turn=None if session is None else 0,
+        slo_class=kind.name,
+    )
+
+
+def _exponential(rng: Random, mean: float) -> float:
+    return -mean * math.log(1.0 - rng.random())
+
+
+def _z(rng: Random) -> float:
+    """A standard normal number by Box and Muller's transform, two draws each."""
+    radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
+    return radius * math.cos(2.0 * math.pi * rng.random())
