@@ -1,0 +1,26 @@
+"""Entry points of the engine's commands; each loads only its own part."""
+
+from __future__ import annotations
+
+__all__ = ["device", "engine", "router"]
+
+
+def engine(argv: list[str]) -> int:
+    """`goodput engine`: one serving replica."""
+    from goodput_engine.server.command import main  # noqa: PLC0415 - only this command's imports
+
+    return main(argv)
+
+
+def router(argv: list[str]) -> int:
+    """`goodput router`: the router in front of replicas."""
+    from goodput_engine.router.command import main  # noqa: PLC0415 - only this command's imports
+
+    return main(argv)
+
+
+def device(argv: list[str]) -> int:
+    """`goodput device`: the device profiles."""
+    from goodput_engine.device.command import main  # noqa: PLC0415 - only this command's imports
+
+    return main(argv)
