@@ -1,0 +1,190 @@
+"""What the router knows of its replicas, and where the next request goes.
+
+The one mutable owner of the replicas' state. Probes and requests report to it; the decision
+itself is core's. It does no I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from yarl import URL
+
+from goodput_core.placement import PLACEMENTS, Placement, PlacementState, ReplicaLoad
+from goodput_core.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from goodput_core.spec.llmservice import RouterPolicy
+    from goodput_engine.router.upstreams import Upstream
+
+__all__ = ["EngineReport", "Fleet", "Replica"]
+
+# A replica that said 429 is left alone this long, unless one of its requests ends sooner: a
+# full queue moves by one then. Longer, and a busy replica would idle for want of requests.
+_SATURATED_NS: Final = 250 * NS_PER_MS
+
+
+class EngineReport(msgspec.Struct, frozen=True):
+    """The part of an engine's `GET /control/state` that placement needs."""
+
+    running: int = 0
+    waiting: int = 0
+    max_waiting: int | None = None
+    kv_free_blocks: int = 0
+    kv_total_blocks: int = 0
+    draining: bool = False
+    saturated: bool | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the engine would refuse one more request."""
+        if self.saturated is not None:
+            return self.saturated
+        return self.max_waiting is not None and self.waiting >= max(1, self.max_waiting)
+
+
+class Replica:
+    """One replica as the router sees it; not ready until a probe says so.
+
+    Args:
+        upstream: where it is.
+
+    Attributes:
+        in_flight: requests that this router sent it and that have not ended.
+        detail: why it is not ready, for people.
+        wake: set to have it probed at once.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.name: Final = upstream.name
+        self.base: Final = URL(upstream.url).origin()
+        self.in_flight = 0
+        self.detail = "not probed yet"
+        self.wake: Final = asyncio.Event()
+        self._ready = False
+        self._report = EngineReport()
+        self._saturated_until_ns = 0
+        self._load: ReplicaLoad | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may get new requests, as far as known."""
+        return self._ready and not self._report.draining
+
+    @property
+    def report(self) -> EngineReport:
+        """What it last said of itself."""
+        return self._report
+
+    def load(self, now_ns: int) -> ReplicaLoad:
+        """Its load, as placement wants it; built again only after a change."""
+        if self._saturated_until_ns and now_ns >= self._saturated_until_ns:
+            self._saturated_until_ns = 0
+            self._load = None
+        if self._load is None:
+            report = self._report
+            self._load = ReplicaLoad(
+                name=self.name,
+                in_flight=self.in_flight,
+                waiting=report.waiting,
+                kv_used_blocks=max(0, report.kv_total_blocks - report.kv_free_blocks),
+                kv_total_blocks=report.kv_total_blocks,
+                ready=self._ready,
+                saturated=self._saturated_until_ns > 0,
+                draining=report.draining,
+            )
+        return self._load
+
+    def begin(self) -> None:
+        """A request goes there."""
+        self.in_flight += 1
+        self._load = None
+
+    def end(self, *, served: bool) -> None:
+        """A request that went there is over; `served` when it held a place until now."""
+        self.in_flight -= 1
+        if served:
+            self._saturated_until_ns = 0
+        self._load = None
+
+    def mark_ready(self) -> None:
+        """It answers."""
+        self._ready = True
+        self.detail = ""
+        self._load = None
+
+    def mark_gone(self, detail: str) -> None:
+        """It does not answer, or says that it is not ready: nothing new until a probe succeeds."""
+        self._ready = False
+        self.detail = detail
+        self._load = None
+
+    def mark_saturated(self, now_ns: int) -> None:
+        """It refused a request for load."""
+        self._saturated_until_ns = now_ns + _SATURATED_NS
+        self._load = None
+
+    def take_report(self, report: EngineReport, now_ns: int, *, valid_ns: int) -> None:
+        """It told its load; fullness counts until the next report is due."""
+        self._report = report
+        self._saturated_until_ns = now_ns + valid_ns if report.full else 0
+        self._load = None
+
+
+class Fleet:
+    """The replicas and the placement of requests on them.
+
+    Args:
+        policy: which law places.
+    """
+
+    def __init__(self, policy: RouterPolicy) -> None:
+        self.policy: Final = policy
+        self._place: Final = PLACEMENTS[policy]
+        self._state = PlacementState()
+        self._replicas: dict[str, Replica] = {}
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas.values())
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether a request could be served."""
+        return any(replica.ready for replica in self)
+
+    def set_upstreams(
+        self, upstreams: Iterable[Upstream]
+    ) -> tuple[Sequence[Replica], Sequence[Replica]]:
+        """Serve these replicas from now on; requests under way elsewhere go on.
+
+        Returns:
+            The replicas that are new and those that left; one that moved is both.
+        """
+        before = self._replicas
+        self._replicas = {}
+        for upstream in upstreams:
+            kept = before.get(upstream.name)
+            same = kept is not None and kept.upstream == upstream
+            self._replicas[upstream.name] = kept if kept and same else Replica(upstream)
+        added = [r for name, r in self._replicas.items() if before.get(name) is not r]
+        left = [r for name, r in before.items() if self._replicas.get(name) is not r]
+        return added, left
+
+    def place(
+        self, now_ns: int, *, but: Collection[str] = ()
+    ) -> tuple[Replica | None, Placement]:
+        """Choose a replica for one request, none of those in `but`."""
+        loads = [r.load(now_ns) for r in self._replicas.values() if r.name not in but]
+        # Keys stay empty until a policy that reads them is built.
+        self._state, placement = self._place(self._state, loads, (), now_ns)
+        if placement.replica is None:
+            return None, placement
+        return self._replicas[placement.replica], placement

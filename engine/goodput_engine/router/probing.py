@@ -1,0 +1,151 @@
+"""Asks every replica, about once a second, whether it is ready and how loaded it is.
+
+A replica's answer is untrusted: it is bounded in size and time, and nonsense counts as no
+answer. One slow replica delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+import msgspec
+
+from goodput_core.contract import PATH_CONTROL_STATE, PATH_READY
+from goodput_core.units import NS_PER_S
+from goodput_engine.router.fleet import EngineReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from goodput_engine.router.fleet import Replica
+    from goodput_engine.router.settings import ProbeSettings
+
+__all__ = ["Prober"]
+
+_MAX_STATE_BYTES: Final = 1 << 20
+_REPORT: Final = msgspec.json.Decoder(EngineReport)
+_log: Final = logging.getLogger(__name__)
+
+
+class Prober:
+    """Probes replicas, one task each.
+
+    Args:
+        session: the router's pool of connections.
+        settings: intervals and limits.
+        clock: nanoseconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        settings: ProbeSettings,
+        clock: Callable[[], int],
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._clock = clock
+        self._timeout = aiohttp.ClientTimeout(total=settings.timeout_ns / NS_PER_S)
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
+
+    def follow(self, added: Iterable[Replica], left: Iterable[Replica]) -> None:
+        """Begin with some replicas and end with others."""
+        for replica in left:
+            task = self._tasks.pop(replica, None)
+            if task is not None:
+                task.cancel()
+        for replica in added:
+            self._tasks[replica] = asyncio.create_task(self._watch(replica))
+
+    async def close(self) -> None:
+        """End every probe."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, replica: Replica) -> None:
+        strikes = 0
+        pause_ns = self._settings.quick_ns
+        while True:
+            replica.wake.clear()
+            was_ready = replica.ready
+            try:
+                async with self._slots:
+                    await self._probe(replica)
+                strikes = 0
+            except _NotReadyError as error:
+                replica.mark_gone(str(error))
+            except (aiohttp.ClientConnectorError, ConnectionRefusedError) as error:
+                replica.mark_gone(f"cannot connect: {_reason(error)}")
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                # TimeoutError is an OSError. One probe may be lost to a busy replica.
+                strikes += 1
+                if strikes >= self._settings.strikes:
+                    replica.mark_gone(f"does not answer: {_reason(error)}")
+            if replica.ready != was_ready:
+                _log.info(
+                    "replica=%s ready=%s detail=%s", replica.name, replica.ready, replica.detail
+                )
+            settled = replica.ready and not strikes
+            pause_ns = (
+                self._settings.interval_ns
+                if settled
+                else min(2 * pause_ns, self._settings.interval_ns)
+            )
+            if settled:
+                await self._pause(replica, pause_ns)
+                pause_ns = self._settings.quick_ns
+            else:
+                # Not woken early: requests that fail meanwhile would turn this into a busy loop.
+                await asyncio.sleep(pause_ns / NS_PER_S)
+
+    async def _pause(self, replica: Replica, pause_ns: int) -> None:
+        try:
+            async with asyncio.timeout(pause_ns / NS_PER_S):
+                await replica.wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _probe(self, replica: Replica) -> None:
+        async with self._session.get(
+            replica.base.with_path(PATH_READY), timeout=self._timeout, allow_redirects=False
+        ) as response:
+            await response.content.read(_MAX_STATE_BYTES)
+            if response.status != 200:
+                raise _NotReadyError(f"says {response.status} when asked whether it is ready")
+        admin_url = replica.upstream.admin_url
+        if admin_url is not None:
+            await self._ask_load(replica, admin_url)
+        replica.mark_ready()
+
+    async def _ask_load(self, replica: Replica, admin_url: str) -> None:
+        """Take over the replica's own account of its load; without one the last stands."""
+        try:
+            async with self._session.get(
+                admin_url.rstrip("/") + PATH_CONTROL_STATE,
+                timeout=self._timeout,
+                allow_redirects=False,
+            ) as response:
+                body = await response.content.read(_MAX_STATE_BYTES)
+                if response.status != 200:
+                    return
+            report = _REPORT.decode(body)
+        except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+            _log.debug("replica=%s load unknown: %s", replica.name, _reason(error))
+            return
+        valid_ns = self._settings.interval_ns + self._settings.timeout_ns
+        replica.take_report(report, self._clock(), valid_ns=valid_ns)
+
+
+class _NotReadyError(Exception):
+    """The replica says plainly that it is not ready."""
+
+
+def _reason(error: BaseException) -> str:
+    return str(error)[:200] or type(error).__name__

@@ -1,0 +1,174 @@
+"""Where the replicas are: the file and the options that name them, and following the file.
+
+Whoever starts replicas (the local fleet, an operator) rewrites the file; the router never
+writes it. Content that cannot be used changes nothing: the last good list stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from yarl import URL
+
+from goodput_core.errors import InputError, UsageError
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["Upstream", "UpstreamsFile", "parse_upstream", "parse_upstreams"]
+
+_MAX_FILE_BYTES: Final = 1 << 20
+_MAX_UPSTREAMS: Final = 1_000
+_log: Final = logging.getLogger(__name__)
+
+
+class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One replica.
+
+    Args:
+        name: unique; a label of metrics.
+        url: of its serving port, without a path.
+        admin_url: of its admin port; None: its load is not asked for.
+    """
+
+    name: str
+    url: str
+    admin_url: str | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(list[Upstream])
+
+
+def parse_upstreams(data: bytes, *, source: str) -> tuple[Upstream, ...]:
+    """The replicas of a file: a JSON list of `{"name", "url", "admin_url"}`; it may be empty.
+
+    Raises:
+        InputError: what is wrong and in which file.
+    """
+    if len(data) > _MAX_FILE_BYTES:
+        raise InputError(f"{source}: over {_MAX_FILE_BYTES >> 20} MiB; is this a list of replicas?")
+    try:
+        found = _DECODER.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InputError(
+            f"{source}: {error}; write "
+            '[{"name": "r0", "url": "http://127.0.0.1:8101", "admin_url": "http://127.0.0.1:9101"}]'
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source}: not UTF-8; write a JSON list of replicas") from error
+    return _checked(found, source)
+
+
+def parse_upstream(text: str) -> Upstream:
+    """The replica of an option: `NAME=URL[,ADMIN_URL]`.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    name, equals, urls = text.partition("=")
+    url, _, admin_url = urls.partition(",")
+    if not name or not equals or not url:
+        raise ValueError(f"{text!r} is not NAME=URL or NAME=URL,ADMIN_URL")
+    try:
+        return _checked([Upstream(name, url, admin_url or None)], "--upstream")[0]
+    except InputError as error:
+        raise ValueError(str(error)) from error
+
+
+class UpstreamsFile:
+    """A file of replicas, read again when it is replaced or rewritten.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+
+    def read(self) -> tuple[Upstream, ...]:
+        """Read it now.
+
+        Raises:
+            InputError: it cannot be read or used.
+        """
+        try:
+            self._seen = self._stamp()
+            with self._path.open("rb") as file:
+                data = file.read(_MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise InputError(
+                f"{self._path}: {error.strerror}; name a file that lists the replicas"
+            ) from error
+        return parse_upstreams(data, source=str(self._path))
+
+    async def follow(
+        self, apply: Callable[[Sequence[Upstream]], None], *, interval_ns: int
+    ) -> None:
+        """Hand every new list to `apply`, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_ns / NS_PER_S)
+            self.look(apply)
+
+    def look(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
+        """Hand the list to `apply` if the file changed and can be used."""
+        try:
+            if self._stamp() == self._seen:
+                return
+            apply(self.read())
+        except (InputError, OSError) as error:
+            # Said once per change: the stamp of the bad content is remembered by read().
+            _log.warning("upstreams kept: %s", error)
+            if isinstance(error, OSError):
+                self._seen = None
+
+    def _stamp(self) -> tuple[int, int, int]:
+        stat = self._path.stat()
+        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+
+def merge(listed: Sequence[Upstream], options: Sequence[Upstream]) -> tuple[Upstream, ...]:
+    """Replicas of the file and of the options together.
+
+    Raises:
+        UsageError: a name in both.
+    """
+    names = {u.name for u in listed}
+    for upstream in options:
+        if upstream.name in names:
+            raise UsageError(f"--upstream {upstream.name}: the name is taken; choose another")
+        names.add(upstream.name)
+    return (*listed, *options)
+
+
+def _checked(upstreams: Sequence[Upstream], source: str) -> tuple[Upstream, ...]:
+    if len(upstreams) > _MAX_UPSTREAMS:
+        raise InputError(f"{source}: {len(upstreams)} replicas; {_MAX_UPSTREAMS} are the most")
+    names: set[str] = set()
+    for index, upstream in enumerate(upstreams):
+        at = f"{source}: [{index}]" if source != "--upstream" else source
+        if not 0 < len(upstream.name) <= 253:
+            raise InputError(f"{at}.name must have 1 to 253 characters")
+        if upstream.name in names:
+            raise InputError(f"{at}.name: {upstream.name!r} occurs twice; names are unique")
+        names.add(upstream.name)
+        _check_url(upstream.url, f"{at}.url")
+        if upstream.admin_url is not None:
+            _check_url(upstream.admin_url, f"{at}.admin_url")
+    return tuple(upstreams)
+
+
+def _check_url(text: str, at: str) -> None:
+    problem = f"{at}: {text[:200]!r} is not http://HOST:PORT"
+    try:
+        url = URL(text)
+    except ValueError as error:
+        raise InputError(problem) from error
+    plain = url.path in {"", "/"} and not url.query_string and not url.fragment
+    if url.scheme not in {"http", "https"} or not url.host or not plain:
+        raise InputError(problem)
