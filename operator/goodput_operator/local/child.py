@@ -1,0 +1,235 @@
+"""One start of one process of the fleet: the only place that creates and signals processes.
+
+A child leads a process group, so Ctrl-C reaches it through us alone and SIGKILL reaches what
+it started too. Its stdin is a pipe that we hold: it ends when we do, even by `kill -9`. When
+and why a process is started or stopped is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.errors import ExitCode
+from goodput_operator.local.lines import LineSplitter
+from goodput_operator.local.listening import parse_listening
+from goodput_operator.local.snapshot import Address, Phase, ProcessView, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from goodput_operator.local.backoff import BackOff
+    from goodput_operator.local.commands import Command
+
+__all__ = ["Child"]
+
+_READ_BYTES: Final = 1 << 16
+_MAX_SHOWN: Final = 300
+# How long the last output of an ended process is waited for.
+_DRAIN_S: Final = 1.0
+_ERROR: Final = "error: "
+
+
+class Child:
+    """One start of a process. Created and used inside a running event loop.
+
+    Args:
+        name: the process's name.
+        role: replica or router.
+        earlier: how its last start ended; None for the first.
+        back_off: how failures in a row are counted.
+        clock: nanoseconds, monotonic.
+        log: takes the name and each line that the process writes.
+        changed: called when the process became ready or ended.
+        routable: for a router: returns once it is ready at this address; None for a replica,
+            which is ready as soon as it listens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        *,
+        earlier: ProcessView | None,
+        back_off: BackOff,
+        clock: Callable[[], int],
+        log: Callable[[str, str], None],
+        changed: Callable[[ProcessView], None],
+        routable: Callable[[Address], Awaitable[None]] | None = None,
+    ) -> None:
+        self._name = name
+        self._role = role
+        self._back_off = back_off
+        self._clock = clock
+        self._log = log
+        self._changed = changed
+        self._routable = routable
+        self._failures = earlier.failures if earlier else 0
+        self._ever_ready = earlier.ever_ready if earlier else False
+
+        self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+        self._phase = Phase.STARTING
+        self._started_ns = clock()
+        self._ready_ns: int | None = None
+        self._exited_ns: int | None = None
+        self._exit_code: int | None = None
+        self._terminated_ns: int | None = None
+        self._killed = False
+        self._address: Address | None = None
+        self._error: str | None = None
+        self._error_told = False
+        self._last_line: str | None = None
+
+    def view(self) -> ProcessView:
+        """The process as it stands now."""
+        return ProcessView(
+            name=self._name,
+            role=self._role,
+            phase=self._phase,
+            started_ns=self._started_ns,
+            exited_ns=self._exited_ns,
+            exit_code=self._exit_code,
+            failures=self._failures,
+            ever_ready=self._ever_ready,
+            terminated_ns=self._terminated_ns,
+            killed=self._killed,
+            address=self._address,
+            error=self._error,
+            last_line=self._last_line,
+        )
+
+    def terminate(self) -> None:
+        """Ask the process to end; without effect on one that has ended."""
+        self._terminated_ns = self._clock()
+        if self._process is not None:
+            try:
+                self._process.terminate()
+            except ProcessLookupError:
+                pass
+
+    def kill(self) -> None:
+        """End the process and all that it started."""
+        self._killed = True
+        if self._process is not None:
+            _kill_group(self._process.pid)
+
+    async def run(self, command: Command) -> None:
+        """Start the process and stay with it to its end; cancelling this kills it.
+
+        That it cannot be started or ends badly is not raised but seen in `view`.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=dict(command.env),
+                process_group=0,
+            )
+        except OSError as error:
+            self._take(f"cannot start {command.argv[0]}: {error.strerror}")
+            self._ended(None)
+            return
+        self._process = process
+        # What was asked for while the process was being created.
+        if self._killed:
+            self.kill()
+        elif self._terminated_ns is not None:
+            self.terminate()
+        try:
+            await self._accompany(process)
+        finally:
+            if process.returncode is None:
+                _kill_group(process.pid)
+            code = await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            self._process = None
+            self._ended(code)
+
+    async def _accompany(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        async with asyncio.TaskGroup() as group:
+            readers = (
+                group.create_task(_read(process.stdout, self._said)),
+                group.create_task(_read(process.stderr, self._complained)),
+            )
+            watch = group.create_task(self._become_ready())
+            await process.wait()
+            # What it leaves behind would hold its pipes and its port. The number of a group is
+            # not given away while a member lives; an empty group is not there to be killed.
+            _kill_group(process.pid)
+            await asyncio.wait(readers, timeout=_DRAIN_S)
+            for task in (*readers, watch):
+                task.cancel()
+
+    async def _become_ready(self) -> None:
+        address = await self._listening
+        self._phase = Phase.LISTENING
+        if self._routable is not None:
+            await self._routable(address)
+        self._phase = Phase.READY
+        self._ready_ns = self._clock()
+        self._ever_ready = True
+        self._changed(self.view())
+
+    def _ended(self, code: int | None) -> None:
+        self._phase = Phase.EXITED
+        self._exit_code = code
+        self._exited_ns = self._clock()
+        self._failures = self._back_off.failures(
+            self._failures, ready_ns=self._ready_ns, exited_ns=self._exited_ns
+        )
+        if code != ExitCode.USAGE or self._ever_ready:
+            self._tell_error()
+        self._changed(self.view())
+
+    def _said(self, line: str) -> None:
+        address = None if self._listening.done() else parse_listening(line)
+        if address is None:
+            self._take(line)
+        else:
+            self._address = address
+            self._listening.set_result(address)
+
+    def _complained(self, line: str) -> None:
+        if self._phase is not Phase.STARTING or not line.startswith(_ERROR):
+            self._take(line)
+            return
+        # A refusal at the start is held back: the fleet may be about to say this very sentence.
+        self._tell_error()
+        self._error = line.removeprefix(_ERROR)
+        self._error_told = False
+
+    def _tell_error(self) -> None:
+        if self._error is not None and not self._error_told:
+            self._error_told = True
+            self._log(self._name, f"{_ERROR}{self._error}")
+
+    def _take(self, line: str) -> None:
+        if line.strip():
+            self._last_line = line[:_MAX_SHOWN]
+        self._log(self._name, line)
+
+
+async def _read(stream: asyncio.StreamReader, take: Callable[[str], None]) -> None:
+    splitter = LineSplitter()
+    while data := await stream.read(_READ_BYTES):
+        for line in splitter.feed(data):
+            take(line)
+        # A stream that always has data never suspends: let the others run.
+        await asyncio.sleep(0)
+    for line in splitter.end():
+        take(line)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # nobody left; some systems answer EPERM for a group of zombies

@@ -1,0 +1,199 @@
+"""`goodput up`: checks everything that can be checked first, then runs the local fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from goodput_core.errors import ExitCode, GoodputError, SpecError, UsageError
+from goodput_core.support import require_built
+from goodput_operator.local.backoff import BackOff
+from goodput_operator.local.commands import ChildCommands
+from goodput_operator.local.fleet import Fleet
+from goodput_operator.local.options import Options, parse_options
+from goodput_operator.local.outlet import Outlet
+from goodput_operator.local.ports import require_free
+from goodput_operator.local.readiness import until_routable
+from goodput_operator.local.reporter import Reporter
+from goodput_operator.local.snapshot import Address, Desired
+from goodput_operator.local.workspace import Workspace, open_workspace
+from goodput_operator.manifest_file import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from goodput_core.spec.llmservice import LLMService
+    from goodput_operator.local.commands import Commands
+
+    MakeCommands = Callable[[Workspace, LLMService, Options], Commands]
+
+__all__ = ["main", "run_up"]
+
+_ENDED_BY = {
+    "SIGINT": ExitCode.INTERRUPTED,
+    "SIGHUP": ExitCode.INTERRUPTED,
+    "SIGTERM": ExitCode.PASS,
+    "stdin closed": ExitCode.PASS,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run a service until it is asked to stop.
+
+    Returns:
+        0 after SIGTERM or the end of the parent: whoever runs a service ends it so. 130 after
+        Ctrl-C or a closed terminal.
+
+    Raises:
+        GoodputError: the service cannot run as asked.
+    """
+    return run_up(parse_options(argv), _real_commands)
+
+
+def run_up(options: Options, make_commands: MakeCommands) -> int:
+    """What `main` does once its arguments are parsed; tests bring children of their own."""
+    service, text = read_manifest(options.manifest)
+    try:
+        require_built(service)
+    except SpecError as error:
+        raise error.at(str(options.manifest)) from error
+    desired = _desired(service, options)
+    require_free(options.port, "--port")
+    require_free(options.admin_port, "--admin-port")
+
+    reporter = Reporter(
+        out=Outlet(sys.stdout.fileno()),
+        err=Outlet(sys.stderr.fileno()),
+        machine=options.json,
+        colour=_colour(),
+        names=desired.processes,
+        model=service.metadata.name,
+    )
+    try:
+        for note in _ignored(service):
+            reporter.say(note)
+        with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
+            commands = make_commands(workspace, service, options)
+            try:
+                reason = asyncio.run(_serve(options, desired, commands, workspace, reporter))
+            except GoodputError as error:
+                # A child knows the copy that it was given; the user knows their own file.
+                sentence = str(error).replace(str(workspace.manifest), str(options.manifest))
+                raise type(error)(sentence) from error
+    finally:
+        reporter.close()
+    return _ENDED_BY[reason]
+
+
+async def _serve(
+    options: Options,
+    desired: Desired,
+    commands: Commands,
+    workspace: Workspace,
+    reporter: Reporter,
+) -> str:
+    """Run the fleet; returns who asked first for its end."""
+    loop = asyncio.get_running_loop()
+    reasons: list[str] = []
+    async with aiohttp.ClientSession() as session:
+
+        async def routable(address: Address) -> None:
+            await until_routable(session, address, desired.replicas)
+
+        fleet = Fleet(
+            desired=desired,
+            commands=commands,
+            port=options.port,
+            admin_port=options.admin_port,
+            publish=workspace.publish,
+            routable=routable,
+            reporter=reporter,
+            clock=time.monotonic_ns,
+        )
+
+        def asked(reason: str) -> None:
+            reasons.append(reason)
+            if reason == signal.SIGINT.name:
+                fleet.interrupt("Ctrl-C")
+            else:
+                fleet.stop(reason)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, asked, number.name)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` leaves it
+            loop.add_signal_handler(signal.SIGHUP, asked, signal.SIGHUP.name)
+        if options.exit_with_parent:
+            _watch_stdin(loop, asked)
+        await fleet.run()
+    return reasons[0]
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, asked: Callable[[str], None]) -> None:
+    """Call `asked` once stdin is at its end: the parent that held it is gone or lets go."""
+
+    def read() -> None:
+        try:
+            while os.read(0, 4096):
+                pass
+        except OSError:
+            pass  # no stdin at all is a closed one
+        try:
+            loop.call_soon_threadsafe(asked, "stdin closed")
+        except RuntimeError:
+            pass  # the loop has ended first
+
+    # A thread, because stdin may be a file or a terminal, which event loops cannot all watch.
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+
+
+def _desired(service: LLMService, options: Options) -> Desired:
+    replicas = service.spec.initial_replicas if options.replicas is None else options.replicas
+    if replicas == 0:
+        raise UsageError(
+            f"{options.manifest}: asks for no replicas at all; start some with --replicas"
+        )
+    return Desired(
+        service=service.metadata.name,
+        replicas=replicas,
+        ready_timeout_ns=options.ready_timeout_ns,
+        grace_ns=options.grace_ns,
+        back_off=BackOff(seed=time.time_ns()),
+    )
+
+
+def _ignored(service: LLMService) -> list[str]:
+    """What this manifest says and a local service cannot follow, one sentence each."""
+    spec = service.spec
+    notes = []
+    if spec.engine.image is not None:
+        notes.append("spec.engine.image is ignored: replicas are processes of this installation")
+    if spec.engine.resources.limits or spec.engine.resources.requests:
+        notes.append("spec.engine.resources is ignored: processes take what this machine has")
+    if spec.router.replicas > 1:
+        notes.append(f"spec.router.replicas is {spec.router.replicas}: one router runs locally")
+    return notes
+
+
+def _colour() -> bool:
+    return (
+        sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+def _real_commands(workspace: Workspace, service: LLMService, options: Options) -> Commands:
+    return ChildCommands(
+        service=service.metadata.name,
+        manifest=workspace.manifest,
+        upstreams=workspace.upstreams,
+        token=secrets.token_urlsafe(32),
+        device=options.device,
+        environment=os.environ.copy(),
+    )

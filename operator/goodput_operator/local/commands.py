@@ -1,0 +1,83 @@
+"""The command lines and environments of the fleet's children.
+
+The only module that knows how `goodput engine` and `goodput router` are called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
+from goodput_operator.local.ports import HOST
+
+__all__ = ["ChildCommands", "Command", "Commands"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """How to start one process.
+
+    Args:
+        argv: program and arguments.
+        env: its whole environment.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+class Commands(Protocol):
+    """Where the fleet gets its children's command lines from."""
+
+    def replica(self, name: str) -> Command:
+        """How to start the replica of this name."""
+        ...
+
+    def router(self, name: str, *, port: int, admin_port: int) -> Command:
+        """How to start the router on these ports, 0 for any free one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildCommands:
+    """The real children: `goodput engine` and `goodput router` of this installation.
+
+    Args:
+        service: the service's name.
+        manifest: the manifest that both read.
+        upstreams: the router's file.
+        token: bearer token of the admin ports.
+        device: device profile in place of the model's source.
+        environment: what the children inherit.
+    """
+
+    service: str
+    manifest: Path
+    upstreams: Path
+    token: str = field(repr=False)
+    device: str | None
+    environment: Mapping[str, str] = field(repr=False)
+
+    def replica(self, name: str) -> Command:
+        """How to start the replica of this name."""
+        device = () if self.device is None else ("--device", self.device)
+        return self._command("engine", name, "--port", "0", "--admin-port", "0", *device)
+
+    def router(self, name: str, *, port: int, admin_port: int) -> Command:
+        """How to start the router on these ports, 0 for any free one."""
+        ports = ("--port", str(port), "--admin-port", str(admin_port))
+        return self._command("router", name, "--upstreams", str(self.upstreams), *ports)
+
+    def _command(self, command: str, name: str, *options: str) -> Command:
+        program = (sys.executable, "-m", "goodput_core", command, "-f", str(self.manifest))
+        always = ("--host", HOST, "--json", "--exit-with-parent")
+        names = {
+            ENV_LLMSERVICE: self.service,
+            ENV_REPLICA: name,
+            ENV_CONTROL_TOKEN: self.token,
+        }
+        return Command(argv=(*program, *options, *always), env={**self.environment, **names})

@@ -1,0 +1,131 @@
+"""The command line of `goodput up`, into one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.cli import CommandParser, argument_type
+from goodput_core.errors import UsageError
+from goodput_core.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Options", "parse_options"]
+
+_MAX_PORT: Final = 65_535
+_MAX_REPLICAS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a person typed.
+
+    Args:
+        manifest: the manifest's file.
+        device: device profile in place of `spec.model.source`.
+        port: the router's serving port, 0 for any free one.
+        admin_port: the router's admin port, 0 for any free one.
+        replicas: in place of what the manifest says.
+        json: events on stdout instead of sentences.
+        exit_with_parent: stop when stdin closes.
+        ready_timeout_ns: how long the service may take to become ready.
+        grace_ns: how long running requests may take to finish at the end.
+    """
+
+    manifest: Path
+    device: str | None
+    port: int
+    admin_port: int
+    replicas: int | None
+    json: bool
+    exit_with_parent: bool
+    ready_timeout_ns: int
+    grace_ns: int
+
+
+def parse_options(argv: Sequence[str]) -> Options:
+    """Parse the arguments after `goodput up`.
+
+    Raises:
+        UsageError: an argument that cannot be.
+    """
+    parser = CommandParser(
+        "goodput up",
+        summary="Run an LLMService on this machine: its replicas, and a router in front of them.",
+        examples=(
+            "goodput up -f examples/chat.yaml",
+            "goodput up -f examples/chat.yaml --replicas 4 --port 9000",
+            "goodput up -f examples/chat.yaml --json --port 0",
+        ),
+    )
+    parser.add_argument(
+        "-f", "--file", required=True, type=Path, metavar="FILE", dest="manifest",
+        help="manifest of the LLMService",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", metavar="PROFILE", help="emulate this device instead of spec.model.source"
+    )
+    port = argument_type(_port, "port")
+    parser.add_argument(
+        "--port", type=port, default=8000, help="the router's port; 0: any free one (%(default)s)"
+    )
+    parser.add_argument(
+        "--admin-port", type=port, default=0, metavar="PORT",
+        help="the router's port for metrics and control (%(default)s: any free one)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replicas", type=argument_type(_replicas, "replicas"), metavar="N",
+        help="start this many replicas, whatever the manifest says",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print events as JSON lines on stdout")
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop when stdin is closed")
+    duration = argument_type(_duration, "duration")
+    parser.add_argument(
+        "--ready-timeout", type=duration, default="60s", metavar="TIME",
+        help="give up when the service is not ready by then (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grace", type=duration, default="30s", metavar="TIME",
+        help="at the end, how long running requests may take to finish (%(default)s)",
+    )  # fmt: skip
+    args = parser.parse_args(argv)
+    if args.port == args.admin_port != 0:
+        raise UsageError(
+            f"goodput up: --port and --admin-port are both {args.port}; give them different ports"
+        )
+    return Options(
+        manifest=args.manifest,
+        device=args.device,
+        port=args.port,
+        admin_port=args.admin_port,
+        replicas=args.replicas,
+        json=args.json,
+        exit_with_parent=args.exit_with_parent,
+        ready_timeout_ns=args.ready_timeout,
+        grace_ns=args.grace,
+    )
+
+
+def _whole(text: str, low: int, high: int, what: str) -> int:
+    # int() alone would take '1_0' and ' 1 '.
+    if not (text.isascii() and text.isdigit()) or len(text) > 9 or not low <= int(text) <= high:
+        raise ValueError(f"{text!r} is not {what} in {low} to {high}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    return _whole(text, 0, _MAX_PORT, "a port")
+
+
+def _replicas(text: str) -> int:
+    return _whole(text, 1, _MAX_REPLICAS, "a number of replicas")
+
+
+def _duration(text: str) -> int:
+    duration_ns = parse_duration(text)
+    if duration_ns == 0:
+        raise ValueError(f"{text!r} is no time at all; give it at least 1ms")
+    return duration_ns
