@@ -261,7 +261,7 @@ def _class_verdict(
     good, total = evidence.attainment.good, evidence.attainment.total
     what = f"{evidence.name}: {good} of {total} attained"
     goal = format_objective(objective)
-    sure = f"{interval.confidence:.4g}"
+    sure = f"with {interval.confidence * 100:.4g}% confidence"
     kind, reason = VerdictKind.INCONCLUSIVE, Reason.INTERVAL_SPANS_OBJECTIVE
     needed = requests_needed(objective, interval.confidence)
     if evidence.unjudged:
@@ -269,7 +269,7 @@ def _class_verdict(
         why = f"but {evidence.unjudged} could not be judged from what was recorded"
     elif failed_at is not None:
         kind, reason = VerdictKind.FAIL, Reason.BELOW_OBJECTIVE
-        why = f"at most {_percent(failed_at)} at confidence {sure}, below {goal}"
+        why = f"at most {_percent(failed_at)} {sure}, and {goal} was promised"
     elif backlog_bars_pass(evidence.backlog_ns, evidence.window_ns):
         reason = Reason.BACKLOG
         why = (
@@ -291,11 +291,11 @@ def _class_verdict(
         )
     elif interval.lower >= objective:
         kind, reason = VerdictKind.PASS, Reason.ATTAINED
-        why = f"at least {_percent(interval.lower)} at confidence {sure}, as {goal} asks"
+        why = f"at least {_percent(interval.lower)} {sure}, and {goal} was promised"
     else:
         why = (
-            f"between {_percent(interval.lower)} and {_percent(interval.upper)}, each bound at "
-            f"confidence {sure}, and {goal} lies between"
+            f"between {_percent(interval.lower)} and {_percent(interval.upper)}, each bound "
+            f"{sure}, and {goal} lies between; replay a longer window, or repeat the run"
         )
     return ClassVerdict(name=evidence.name, kind=kind, reason=reason, sentence=f"{what}, {why}")
 
