@@ -141,7 +141,7 @@ def open_trace(path: Path | str) -> Trace:
         if file.metadata.num_rows == 0:
             raise TraceError(path, "the trace has no rows; import it again from its source")
         _require_columns(file, path)
-        pairs = file.schema_arrow.metadata or {}
+        pairs = file.metadata.metadata or {}
         names = file.schema_arrow.names
         try:
             metadata = TraceMetadata.from_key_values(pairs, has_ns=COLUMN_NS in names)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceWriter", "refuse_existing", "write_trace"]
 
+_SORT_REMEDY: Final = "sort the file, or add --sort"
 _GROUP_ROWS: Final = 8192
 _GROUP_BYTES: Final = 16 << 20
 
@@ -36,6 +37,7 @@ class TraceWriter:
             been written, for counts that are known only then.
         overwrite: replace an existing file.
         ordered: refuse rows that are not in the format's order.
+        described_as: the file that errors name, when the rows come from another one.
 
     Raises:
         TraceError: the file exists already, or its folder cannot be written.
@@ -48,17 +50,17 @@ class TraceWriter:
         *,
         overwrite: bool = False,
         ordered: bool = True,
+        described_as: Path | None = None,
     ) -> None:
         self.path = Path(path)
+        self._named = described_as or self.path
         self.num_rows = 0
         self._metadata = metadata
         self._buffer: list[TraceRow] = []
         self._buffered_bytes = 0
         refuse_existing(self.path, overwrite=overwrite)
         first = metadata() if callable(metadata) else metadata
-        self._order = (
-            OrderCheck(first.clock, self.path, "write the rows in order") if ordered else None
-        )
+        self._order = OrderCheck(first.clock, self._named, _SORT_REMEDY) if ordered else None
         self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
         try:
             self._sink = self._part.open("wb")
@@ -121,10 +123,10 @@ class TraceWriter:
         try:
             batch = rows_to_batch(self._buffer)
         except (pa.ArrowException, OverflowError) as error:
-            raise TraceError(self.path, f"a value does not fit its column ({error})") from error
+            raise TraceError(self._named, f"a value does not fit its column ({error})") from error
         columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
         first_row = self.num_rows + 1
-        check_columns(columns, path=self.path, first_row=first_row)
+        check_columns(columns, path=self._named, first_row=first_row)
         if self._order is not None:
             sessions = columns["provided_session_id"].to_pylist()
             self._order.check(arrivals_ns(columns), sessions, first_row)

@@ -1,0 +1,1 @@
+"""Other people's trace formats, one module each, and the import that drives them."""

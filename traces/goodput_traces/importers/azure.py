@@ -1,0 +1,95 @@
+"""Azure's LLM inference traces: a wall clock and two lengths.
+
+Source: Patel et al., "Splitwise", ISCA 2024; github.com/Azure/AzurePublicDataset. Timestamps
+have 100 ns ticks (2023) or microseconds with a zone (2024); a time without a zone is read as
+UTC, which only shifts the whole trace.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from goodput_core.units import NS_PER_S
+from goodput_traces.importers.base import Importer, ImportOptions
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock, HashSemantics, TraceMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_traces.record import Record
+
+__all__ = ["AzureImporter"]
+
+_TIME: Final = re.compile(
+    r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})(?:\.(\d{1,9}))?\s*(Z|[+-]\d{2}:?\d{2})?", re.ASCII
+)
+_NANOSECONDS: Final = re.compile(r"\d{18,19}", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class AzureImporter(Importer):
+    """`TIMESTAMP, ContextTokens, GeneratedTokens`."""
+
+    name = "azure"
+    summary = "Azure LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens"
+    fingerprint: ClassVar[frozenset[str]] = frozenset(
+        {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+    )
+    known: ClassVar[frozenset[str]] = fingerprint
+
+    def __init__(self, options: ImportOptions) -> None:
+        super().__init__(options)
+        self._digits = 0
+        self._rows = 0
+
+    def convert(self, record: Record) -> Iterator[TraceRow]:
+        """One request per record."""
+        self._rows += 1
+        yield TraceRow(
+            request_id=f"azure-{self._rows:07d}",
+            timestamp_start_unix_ns=self._arrival_ns(record),
+            input_tokens=record.integer("ContextTokens", "input_tokens"),
+            output_tokens=self.answer_tokens(record, "GeneratedTokens"),
+        )
+
+    def metadata(self) -> TraceMetadata:
+        """An absolute clock with the finest tick that was seen."""
+        return TraceMetadata(
+            source=self.options.source,
+            licence=self.options.licence,
+            clock=Clock.ABSOLUTE,
+            timestamp_resolution_ns=10 ** (9 - self._digits),
+            hash_semantics=HashSemantics.NONE,
+            floored_output_rows=self.floored_output_rows,
+        )
+
+    def _arrival_ns(self, record: Record) -> int:
+        value = record.values.get("TIMESTAMP")
+        if isinstance(value, datetime):  # a Parquet column of timestamps
+            self._digits = max(self._digits, 6)
+            moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+            return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+        text = str(value or "").strip()
+        if _NANOSECONDS.fullmatch(text):
+            self._digits = 9
+            return record.integer("TIMESTAMP", "timestamp_start_unix_ns")
+        match = _TIME.fullmatch(text)
+        if match is None:
+            record.refuse(
+                "TIMESTAMP",
+                f"{text[:60]!r} is not a time; write it like 2023-11-16 18:15:46.6805900",
+            )
+        day, clock, fraction, zone = match.groups(default="")
+        try:
+            moment = datetime.fromisoformat(f"{day}T{clock}{zone or 'Z'}")
+        except ValueError as error:
+            record.refuse("TIMESTAMP", f"{text[:60]!r} is not a time ({error}); correct it")
+        # Ticks of 100 ns do not fit a datetime; the digits are kept as they stand.
+        self._digits = max(self._digits, len(fraction))
+        seconds = (moment - _EPOCH) // timedelta(seconds=1)
+        if seconds < 0:
+            record.refuse("TIMESTAMP", f"{text[:60]!r} lies before 1970; correct it")
+        return seconds * NS_PER_S + int(fraction.ljust(9, "0"))

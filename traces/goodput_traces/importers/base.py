@@ -1,0 +1,93 @@
+"""What an importer is: records of one format in, rows of a trace out, and what was learnt.
+
+Importers know what a source's columns mean and nothing of files, compression or Parquet.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from goodput_traces.record import Record
+    from goodput_traces.row import TraceRow
+    from goodput_traces.schema import TraceMetadata
+
+__all__ = ["ImportOptions", "Importer"]
+
+_MAX_DROPPED = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """What the user says about a source that the source does not say itself.
+
+    Args:
+        source: where the requests come from; the metadata's `source`.
+        licence: under what terms.
+        block_size: tokens per hash, for formats that do not state it.
+    """
+
+    source: str = ""
+    licence: str = ""
+    block_size: int | None = None
+
+
+class Importer(ABC):
+    """Turns the records of one source into rows; used once, then asked for metadata and notes."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    fingerprint: ClassVar[frozenset[str]]
+    """Columns that every record of the format has; how a format is recognised."""
+    known: ClassVar[frozenset[str]]
+    """Columns that are read; the others are dropped, and named in a note."""
+
+    def __init__(self, options: ImportOptions) -> None:
+        self.options = options
+        self.floored_output_rows = 0
+        self._dropped: dict[str, None] = {}
+
+    def rows(self, records: Iterable[Record]) -> Iterator[TraceRow]:
+        """The rows, streamed in the source's order.
+
+        Raises:
+            RowError: a value that breaks a rule; names the line and the source's column.
+        """
+        for record in records:
+            if not self.known.issuperset(record.values):
+                self._note_dropped(record)
+            yield from self.convert(record)
+
+    @abstractmethod
+    def convert(self, record: Record) -> Iterable[TraceRow]:
+        """The rows of one record."""
+
+    @abstractmethod
+    def metadata(self) -> TraceMetadata:
+        """The trace's metadata; final once the last row has been taken."""
+
+    def notes(self) -> list[str]:
+        """Sentences a person should read after the import; what was changed or lost."""
+        notes = []
+        if self.floored_output_rows:
+            notes.append(f"{self.floored_output_rows:,} rows with zero output tokens were set to 1")
+        if self._dropped:
+            notes.append(f"columns that a trace does not keep: {', '.join(self._dropped)}")
+        return notes
+
+    def answer_tokens(self, record: Record, column: str) -> int:
+        """Output tokens, with zero floored to 1 and counted."""
+        tokens = record.integer(column, "output_tokens")
+        if tokens == 0:
+            self.floored_output_rows += 1
+            return 1
+        return tokens
+
+    def _note_dropped(self, record: Record) -> None:
+        for column in record.values:
+            if column not in self.known and len(self._dropped) < _MAX_DROPPED:
+                self._dropped[column] = None

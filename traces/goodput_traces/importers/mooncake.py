@@ -1,0 +1,104 @@
+"""Mooncake's traces, also AIPerf's `mooncake_trace`: arrival, lengths, prefix blocks.
+
+Source: Qin et al., "Mooncake", FAST 2025. `hash_ids` name blocks of 512 tokens, the last one
+partial. AIPerf adds sessions, delays and literal text; a row that has only a delay waits for
+an answer, which a replay at the trace's own times does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from goodput_core.units import NS_PER_MS
+from goodput_traces.importers.base import Importer, ImportOptions
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock, HashSemantics, TraceMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_traces.record import Record
+
+__all__ = ["MooncakeImporter"]
+
+_BLOCK: Final = 512
+_MAX_TIMESTAMP_MS: Final = (2**63 - 1) // NS_PER_MS
+
+
+class MooncakeImporter(Importer):
+    """`timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids`."""
+
+    name = "mooncake"
+    summary = "Mooncake and AIPerf JSONL: timestamp (ms), input_length, output_length, hash_ids"
+    fingerprint: ClassVar[frozenset[str]] = frozenset(
+        {"timestamp", "input_length", "output_length"}
+    )
+    known: ClassVar[frozenset[str]] = fingerprint | {
+        "hash_ids",
+        "session_id",
+        "delay",
+        "text_input",
+        "priority",
+        "request_id",
+    }
+
+    def __init__(self, options: ImportOptions) -> None:
+        super().__init__(options)
+        self._block = options.block_size or _BLOCK
+        self._rows = 0
+        self._resolution_ns = NS_PER_MS
+        self._hashed = False
+
+    def convert(self, record: Record) -> Iterator[TraceRow]:
+        """One request per record."""
+        self._rows += 1
+        prompt_tokens = record.integer("input_length", "input_tokens")
+        hashes = record.hashes("hash_ids")
+        blocks = -(-prompt_tokens // self._block)
+        if hashes and len(hashes) != blocks:
+            record.refuse(
+                "hash_ids",
+                f"{len(hashes)} hashes, but {prompt_tokens} tokens in blocks of {self._block} "
+                f"make {blocks}; give the right --block-size",
+            )
+        self._hashed = self._hashed or bool(hashes)
+        yield TraceRow(
+            request_id=record.optional_text("request_id", "request_id")
+            or f"mooncake-{self._rows:07d}",
+            timestamp_start_unix_ns=self._arrival_ns(record),
+            input_tokens=prompt_tokens,
+            output_tokens=self.answer_tokens(record, "output_length"),
+            prompt=record.optional_text("text_input", "prompt"),
+            total_hashes=hashes,
+            block_size=self._block if hashes else None,
+            provided_session_id=record.optional_text("session_id", "provided_session_id"),
+            delay_ms=record.optional_number("delay", "delay_ms"),
+            priority=record.optional_integer("priority"),
+        )
+
+    def metadata(self) -> TraceMetadata:
+        """A clock that counts from the trace's start, in milliseconds."""
+        return TraceMetadata(
+            source=self.options.source,
+            licence=self.options.licence,
+            clock=Clock.TRACE_RELATIVE,
+            timestamp_resolution_ns=self._resolution_ns,
+            hash_semantics=HashSemantics.LAST_PARTIAL if self._hashed else HashSemantics.NONE,
+            floored_output_rows=self.floored_output_rows,
+        )
+
+    def _arrival_ns(self, record: Record) -> int:
+        ms = record.optional_number("timestamp")
+        if ms is None:
+            record.refuse(
+                "timestamp",
+                "the value is missing; a row that waits for an answer (delay only) has no "
+                "arrival to replay",
+            )
+        if not 0 <= ms <= _MAX_TIMESTAMP_MS:
+            record.refuse("timestamp", f"{ms:g} is out of bounds; milliseconds from 0")
+        if ms.is_integer():
+            # Read again as text or int: large milliseconds do not survive a float.
+            return record.integer("timestamp", "timestamp_start_unix_ms") * NS_PER_MS
+        self._resolution_ns = 1
+        return round(ms * NS_PER_MS)

@@ -1,0 +1,150 @@
+"""Weka's coding-agent sessions: one session a line, each on a clock of its own.
+
+Source: kv-cache-tester (Callan Fox). A session's requests carry `t`, `api_time`, `think_time`
+and `ttft` in seconds since the session's start, lengths in tokens, and hashes of full 64-token
+blocks that mean something only within the session. Entries of type `subagent` are markers:
+their own requests hang below them, on the marker's clock.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_traces.importers.base import Importer, ImportOptions
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock, HashSemantics, TraceMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_traces.record import Record
+
+__all__ = ["WekaImporter"]
+
+_MAX_REQUESTS = 1_000_000
+
+
+class WekaImporter(Importer):
+    """`id`, `block_size` and `requests` per line."""
+
+    name = "weka"
+    summary = "Weka coding-agent sessions: id, block_size, requests (one session a line)"
+    fingerprint: ClassVar[frozenset[str]] = frozenset({"id", "block_size", "requests"})
+    known: ClassVar[frozenset[str]] = fingerprint | {
+        "models",
+        "hash_id_scope",
+        "tool_tokens",
+        "system_tokens",
+        "totals",
+    }
+
+    def __init__(self, options: ImportOptions) -> None:
+        super().__init__(options)
+        self._markers = 0
+
+    def convert(self, record: Record) -> Iterator[TraceRow]:
+        """A session's requests by time; ties keep the order of the source."""
+        session = record.optional_text("id", "provided_session_id")
+        if not session:
+            record.refuse("id", "the session has no id; give every session its own")
+        requests = _listed(record, "requests")
+        flat = sorted(self._flatten(record, requests), key=lambda item: item[0])
+        salt = _namespace(session)
+        block = record.integer("block_size", "block_size")
+        for turn, (arrival_ns, agent, request) in enumerate(flat):
+            yield self._row(session, turn, arrival_ns, agent, request, salt=salt, block=block)
+
+    def metadata(self) -> TraceMetadata:
+        """A clock per session; hashes cover full blocks."""
+        return TraceMetadata(
+            source=self.options.source,
+            licence=self.options.licence,
+            clock=Clock.SESSION_RELATIVE,
+            timestamp_resolution_ns=NS_PER_S // 10,
+            hash_semantics=HashSemantics.FULL_BLOCKS,
+            floored_output_rows=self.floored_output_rows,
+        )
+
+    def notes(self) -> list[str]:
+        """Also that sessions share no clock."""
+        notes = super().notes()
+        if self._markers:
+            notes.append(f"{self._markers:,} subagent markers are not requests")
+        notes.append(
+            "sessions share no clock: this trace can be described, and replayed only once "
+            "session arrivals are chosen"
+        )
+        return notes
+
+    def _flatten(
+        self, record: Record, requests: list[Any]
+    ) -> Iterator[tuple[int, str | None, Record]]:
+        for at, values in enumerate(requests):
+            request = record.nested(f"requests[{at}]", values)
+            start_ns = request.seconds_ns("t", required=True) or 0
+            if values.get("type") != "subagent":
+                yield start_ns, None, request
+                continue
+            self._markers += 1
+            agent = request.optional_text("agent_id", "request_type") or f"agent-{at}"
+            for below, nested in enumerate(_listed(request, "requests")):
+                child = request.nested(f"requests[{below}]", nested)
+                # The 25 markers of the published trace start their requests at 0.0.
+                yield start_ns + (child.seconds_ns("t", required=True) or 0), agent, child
+
+    def _row(
+        self,
+        session: str,
+        turn: int,
+        arrival_ns: int,
+        agent: str | None,
+        request: Record,
+        *,
+        salt: int,
+        block: int,
+    ) -> TraceRow:
+        prompt_tokens = request.integer("in", "input_tokens")
+        hashes = request.hashes("hash_ids")
+        if len(hashes) > -(-prompt_tokens // block):
+            request.refuse(
+                "hash_ids",
+                f"{len(hashes)} hashes for {prompt_tokens} tokens in blocks of {block}; "
+                "there are more hashes than blocks",
+            )
+        think_ns = request.seconds_ns("think_time")
+        ttft_ns = request.seconds_ns("ttft")
+        e2e_ns = request.seconds_ns("api_time")
+        return TraceRow(
+            request_id=f"{session}/{turn:05d}",
+            timestamp_start_unix_ns=arrival_ns,
+            input_tokens=prompt_tokens,
+            output_tokens=self.answer_tokens(request, "out"),
+            total_hashes=tuple([block_hash ^ salt for block_hash in hashes]),
+            block_size=block if hashes else None,
+            provided_session_id=session,
+            turn=turn,
+            delay_ms=None if think_ns is None else think_ns / NS_PER_MS,
+            duration_ttft_ms=None if ttft_ns is None else round(ttft_ns / NS_PER_MS),
+            duration_e2e_ms=None if e2e_ns is None else round(e2e_ns / NS_PER_MS),
+            model_name=request.optional_text("model", "model_name"),
+            request_type=agent or request.optional_text("type", "request_type"),
+        )
+
+
+def _listed(record: Record, column: str) -> list[Any]:
+    value = record.values.get(column)
+    if not isinstance(value, list):
+        record.refuse(column, "expected a list of requests")
+    if len(value) > _MAX_REQUESTS:
+        record.refuse(column, f"more than {_MAX_REQUESTS:,} requests; split the session")
+    return value
+
+
+def _namespace(session: str) -> int:
+    """A 63-bit salt per session, so that its block 1 is not the block 1 of another.
+
+    Exclusive-or with it is one-to-one: equal blocks of one session stay equal.
+    """
+    return int.from_bytes(blake2b(session.encode(), digest_size=8).digest(), "little") >> 1

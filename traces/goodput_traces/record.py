@@ -1,0 +1,164 @@
+"""One record of a source file, and the typed reading of its values.
+
+Importers ask for a column by name and kind; whatever is wrong with the value becomes one
+sentence that names the file, the line and the column. Numbers are never read through floats
+when they are whole: nanoseconds since the epoch would lose their last digits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from goodput_traces.errors import RowError
+from goodput_traces.schema import FLOAT_BOUNDS, INT_BOUNDS, MAX_HASHES, TEXT_BOUNDS
+
+__all__ = ["Record"]
+
+_WHOLE: Final = re.compile(r"-?\d{1,20}(\.0{1,9})?", re.ASCII)
+_ANY_NUMBER: Final = (-math.inf, True, math.inf)
+_INT64: Final = (-(2**63), 2**63 - 1)
+_HASH_MASK: Final = 2**63 - 1
+_MISSING: Final = "the value is missing; every record needs one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A record and where it stands.
+
+    Args:
+        path: the file, as the user named it.
+        number: the line, or the row, from 1.
+        unit: `line` or `row`.
+        values: what it holds, by column.
+        prefix: stands before column names in errors, for records nested in others.
+    """
+
+    path: Path
+    number: int
+    unit: str
+    values: dict[str, Any]
+    prefix: str = ""
+
+    def refuse(self, column: str, problem: str) -> NoReturn:
+        """Raise a `RowError` at this record's place."""
+        raise RowError(self.path, self.number, self.prefix + column, problem, unit=self.unit)
+
+    def nested(self, prefix: str, values: Any) -> Record:
+        """A record inside this one.
+
+        Raises:
+            RowError: it is not an object.
+        """
+        if not isinstance(values, dict):
+            self.refuse(prefix, "expected an object")
+        return Record(
+            path=self.path,
+            number=self.number,
+            unit=self.unit,
+            values=values,
+            prefix=f"{self.prefix}{prefix}.",
+        )
+
+    def optional_integer(self, column: str, kind: str | None = None) -> int | None:
+        """A whole number, or None when it is absent.
+
+        Args:
+            column: the source's name.
+            kind: the trace's column whose bounds hold.
+        """
+        value = self.values.get(column)
+        if value is None:
+            return None
+        number = self._whole(column, value)
+        low, high = _INT64 if kind is None else INT_BOUNDS.get(kind, _INT64)
+        if number < low:
+            self.refuse(column, f"{number} is out of bounds, it must be at least {low}")
+        if number > high:
+            self.refuse(column, f"{number} is out of bounds, it must be at most {high:,}")
+        return number
+
+    def integer(self, column: str, kind: str | None = None) -> int:
+        """A whole number that must be there."""
+        number = self.optional_integer(column, kind)
+        if number is None:
+            self.refuse(column, _MISSING)
+        return number
+
+    def optional_number(self, column: str, kind: str | None = None) -> float | None:
+        """A finite number, or None when it is absent; `kind` as in `optional_integer`."""
+        value = self.values.get(column)
+        if value is None:
+            return None
+        try:
+            number = float(value) if not isinstance(value, bool | list | dict) else math.nan
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            self.refuse(column, f"{_shown(value)} is not a number; correct it or leave it empty")
+        lowest, closed, highest = _ANY_NUMBER if kind is None else FLOAT_BOUNDS[kind]
+        if number < lowest or (number == lowest and not closed) or number > highest:
+            allowed = "not negative" if closed else "above 0"
+            self.refuse(column, f"{number:g} must be {allowed} and at most {highest:.0f}")
+        return number
+
+    def seconds_ns(self, column: str, *, required: bool = False) -> int | None:
+        """A number of seconds, as nanoseconds; negative ones are refused."""
+        number = self.optional_number(column)
+        if number is None:
+            if required:
+                self.refuse(column, _MISSING)
+            return None
+        if not 0 <= number < 1e9:
+            self.refuse(column, f"{number:g} is out of bounds, seconds lie between 0 and 1e9")
+        return round(number * 1e9)
+
+    def optional_text(self, column: str, kind: str) -> str | None:
+        """Text, or None when it is absent; numbers are written out, as ids often are numbers."""
+        value = self.values.get(column)
+        if value is None:
+            return None
+        if isinstance(value, bool | float | list | dict | bytes):
+            self.refuse(column, f"expected text, not {_shown(value)}")
+        text = str(value)
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            self.refuse(column, "the text holds half a surrogate pair; it is not valid Unicode")
+        if size > TEXT_BOUNDS[kind]:
+            self.refuse(column, f"the text is longer than {TEXT_BOUNDS[kind]:,} bytes")
+        return text
+
+    def hashes(self, column: str) -> tuple[int, ...]:
+        """Block hashes, as 63-bit numbers; empty when absent. Accepts numbers and their text."""
+        value = self.values.get(column)
+        if value is None:
+            return ()
+        if isinstance(value, str):
+            value = value.strip("[] ").replace(",", " ").split()
+        if not isinstance(value, list):
+            self.refuse(column, f"expected a list of hashes, not {_shown(value)}")
+        if len(value) > MAX_HASHES:
+            self.refuse(column, f"the list is longer than {MAX_HASHES:,}")
+        if all(type(block) is int and 0 <= block <= _HASH_MASK for block in value):
+            return tuple(value)
+        # Some exporters write unsigned 64-bit numbers; the format holds signed ones, and
+        # AIPerf wants none below 0.
+        return tuple(self._whole(column, block) & _HASH_MASK for block in value)
+
+    def _whole(self, column: str, value: Any) -> int:
+        if type(value) is int:
+            return value
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            return int(value)
+        if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+            return int(value.strip().partition(".")[0])
+        return self.refuse(column, f"{_shown(value)} is not a whole number; correct it")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
