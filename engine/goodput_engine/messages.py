@@ -48,7 +48,8 @@ class Configure(_Message, frozen=True, kw_only=True):
         min_token_budget, max_token_budget: a later budget is kept within these.
         max_num_seqs: requests that may run at once, at the start.
         max_waiting: requests that may wait, at the start.
-        depth: plans that may wait on the device beside the one that runs, 0 to 2.
+        depth: plans that may wait on the device beside the one that runs, 0 to 2; None: as the
+            device profile says.
     """
 
     device: str
@@ -59,7 +60,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     max_token_budget: int
     max_num_seqs: int
     max_waiting: int
-    depth: int = 1
+    depth: int | None = None
 
 
 class ExecutorInput(_Value, frozen=True, kw_only=True):

@@ -1,0 +1,150 @@
+"""The requests that decode one token in every step, kept so that a step costs what changes.
+
+In steady decoding nothing differs between two steps but that every member has one more token.
+So members are not visited: the cohort counts *epochs* (steps that decoded), a member remembers
+the epoch in which it joined, and its counters follow by subtraction. What a member will need
+(a block, an end at its output limit) is filed under the epoch in which it will need it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from goodput_engine.scheduler.plan import Join
+from goodput_engine.scheduler.request import RequestState
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.request import ScheduledRequest
+
+__all__ = ["DecodeCohort"]
+
+
+class DecodeCohort:
+    """Members in the order of their joining, so that joined epochs never fall along it.
+
+    Args:
+        block_size: tokens per KV block.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_due",
+        "_joined",
+        "_left",
+        "committed_epoch",
+        "epoch",
+        "last_plan",
+        "members",
+        "total_context",
+    )
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.members: dict[int, ScheduledRequest] = {}
+        self.epoch = 0
+        self.committed_epoch = 0
+        self.last_plan = 0
+        """The plan of the latest epoch."""
+        self.total_context = 0
+        """Computed tokens of all members, in-flight ones included."""
+        self._due: dict[int, list[ScheduledRequest]] = {}
+        self._joined: list[ScheduledRequest] = []
+        self._left: list[int] = []
+
+    def join(self, request: ScheduledRequest) -> None:
+        """A request that is one token behind decodes from the next epoch on.
+
+        It must have a slot for that token's keys and values, and an output token left.
+        """
+        request.cohort = self
+        request.state = RequestState.DECODING
+        request.joined_epoch = self.epoch
+        self.members[request.rid] = request
+        self.total_context += request.base_planned
+        self._joined.append(request)
+        self.file(request)
+
+    def file(self, request: ScheduledRequest) -> None:
+        """File the next epoch in which a member needs attention."""
+        slots = len(request.blocks) * self._block_size - request.base_planned
+        outputs = request.output_limit - request.base_sampled
+        request.event_epoch = epoch = request.joined_epoch + min(slots + 1, outputs)
+        due = self._due.get(epoch)
+        if due is None:
+            self._due[epoch] = [request]
+        else:
+            due.append(request)
+
+    def take_due(self) -> list[ScheduledRequest]:
+        """Members that need a block for the next epoch, or decode for the last time in it."""
+        epoch = self.epoch + 1
+        filed = self._due.pop(epoch, None)
+        if filed is None:
+            return []
+        due: list[ScheduledRequest] = []
+        for request in filed:
+            if request.cohort is not None and request.event_epoch == epoch:
+                request.event_epoch = 0  # filed twice, if it left and came back: taken once
+                due.append(request)
+        return due
+
+    def needs_block(self, request: ScheduledRequest) -> bool:
+        """Whether this member has no slot for its next token."""
+        return request.computed_tokens == len(request.blocks) * self._block_size
+
+    def advance(self, plan_id: int) -> None:
+        """Every member decodes one token in this plan."""
+        self.epoch += 1
+        self.total_context += len(self.members)
+        self.last_plan = plan_id
+
+    def leave(self, request: ScheduledRequest) -> None:
+        """A member decodes no more and counts for itself again; its state is for the caller."""
+        decoded = self.epoch - request.joined_epoch
+        request.base_planned += decoded
+        request.base_sampled += decoded
+        request.base_emitted += max(0, self.committed_epoch - request.joined_epoch)
+        request.cohort = None
+        del self.members[request.rid]
+        self.total_context -= request.base_planned
+        if decoded:
+            request.last_plan = self.last_plan
+            self._left.append(request.rid)
+        else:  # no plan has told of its joining yet
+            self._joined.remove(request)
+
+    def take_changes(self) -> tuple[tuple[Join, ...], tuple[int, ...]]:
+        """Who joined and who left since the last plan that was told."""
+        joined: tuple[Join, ...] = ()
+        left: tuple[int, ...] = ()
+        if self._joined:
+            joined = tuple(
+                Join(rid=r.rid, start=r.base_planned, output_tokens=r.base_sampled)
+                for r in self._joined
+            )
+            self._joined.clear()
+        if self._left:
+            left = tuple(self._left)
+            self._left.clear()
+        return joined, left
+
+    def decoded_in(self, epoch: int) -> list[int]:
+        """The members, by rid, that decoded in this epoch, in order."""
+        members = self.members
+        later = 0
+        for request in reversed(members.values()):
+            if request.joined_epoch < epoch:
+                break
+            later += 1
+        return list(islice(members, len(members) - later)) if later else list(members)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the sums over all members agree with the counters."""
+        assert self.total_context == sum(r.computed_tokens for r in self.members.values())
+        epochs = [r.joined_epoch for r in self.members.values()]
+        assert epochs == sorted(epochs), "members are out of order"
+        for request in self.members.values():
+            assert request.state is RequestState.DECODING
+            assert request.total_tokens == request.computed_tokens + 1
+            assert any(r is request for r in self._due[request.event_epoch])

@@ -1,0 +1,1 @@
+"""The policies that are built, by the name that manifests use."""

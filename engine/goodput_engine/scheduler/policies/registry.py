@@ -1,0 +1,36 @@
+"""From a policy's name in a manifest to the object; refuses by name what is not built."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.errors import InputError
+from goodput_core.spec.llmservice import Policy
+from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from goodput_engine.scheduler.policy import SchedulingPolicy
+
+__all__ = ["POLICIES", "build_policy"]
+
+POLICIES: Final[Mapping[Policy, type[SchedulingPolicy]]] = MappingProxyType(
+    {policy.name: policy for policy in (SarathiPolicy,)}
+)
+
+
+def build_policy(name: str) -> SchedulingPolicy:
+    """A fresh policy object for one scheduler.
+
+    Raises:
+        InputError: no such policy, or none that this version has.
+    """
+    for policy, build in POLICIES.items():
+        if policy == name:
+            return build()
+    built = ", ".join(sorted(POLICIES))
+    known = name in {policy.value for policy in Policy}
+    problem = "is not built yet" if known else "is not a policy"
+    raise InputError(f"policy {name!r} {problem}; this version has {built}")

@@ -1,0 +1,165 @@
+"""What a scheduling policy decides, as hooks on the one scheduler.
+
+The scheduler owns the mechanism (blocks, budget, plans in flight) and keeps its invariants
+whatever a policy answers; a policy owns preferences. It sees requests through their lengths,
+classes and deadlines, and the engine through `SchedulerView`; it never sees a true output length.
+A policy object belongs to one scheduler and may keep what it learns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+
+from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_engine.scheduler.queue import FcfsQueue, WaitingQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_engine.scheduler.request import ScheduledRequest
+
+__all__ = ["Phase", "SchedulerLimits", "SchedulerView", "SchedulingPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Bounds that may change between any two plans.
+
+    Args:
+        token_budget: tokens that one step may compute, at least 1.
+        max_num_seqs: requests that may run at once, at least 1; lowering it preempts nobody.
+        max_waiting: requests that may wait for more than the next step.
+    """
+
+    token_budget: int
+    max_num_seqs: int
+    max_waiting: int
+
+
+class SchedulerView(Protocol):
+    """What a policy may look at; all of it is current when a hook is called."""
+
+    @property
+    def now_ns(self) -> int:
+        """The time of this plan or commit."""
+        ...
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        """The bounds in force."""
+        ...
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Who waits."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Admitted requests whose last token is not in flight."""
+        ...
+
+    @property
+    def num_decoding(self) -> int:
+        """Members of the cohort."""
+        ...
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that can be handed out at once."""
+        ...
+
+    @property
+    def total_blocks(self) -> int:
+        """KV blocks there are."""
+        ...
+
+    def running(self) -> Iterator[ScheduledRequest]:
+        """Every running request: decoding, ready to decode, prefilling."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Which kinds of work one step may hold; decodes come first, then prefills, then new ones."""
+
+    decodes: bool = True
+    prefills: bool = True
+    admissions: bool = True
+
+
+_MIXED: Final = Phase()
+
+
+class SchedulingPolicy:
+    """First come, first served, everything mixed: what a policy changes, it overrides."""
+
+    name: ClassVar[Policy]
+
+    def new_queue(self) -> WaitingQueue:
+        """Order the waiting: the queue that this scheduler uses from its start."""
+        return FcfsQueue()
+
+    def phase(self, view: SchedulerView) -> Phase:  # noqa: ARG002 - for those that switch
+        """Which kinds of work the next step may hold."""
+        return _MIXED
+
+    def budget(self, view: SchedulerView) -> int:
+        """Tokens of the next step; the scheduler keeps it within the limit in force."""
+        return view.limits.token_budget
+
+    def may_admit(
+        self,
+        request: ScheduledRequest,  # noqa: ARG002 - for those that choose
+        view: SchedulerView,  # noqa: ARG002
+    ) -> bool:
+        """Whether the request whose turn it is may start now; no: nobody starts in this step."""
+        return True
+
+    def reserve_tokens(self, request: ScheduledRequest, view: SchedulerView) -> int:  # noqa: ARG002
+        """Tokens for which a request must get blocks when it is admitted.
+
+        At least its total is always reserved: a request that starts can finish its prompt.
+        """
+        return request.total_tokens
+
+    def headroom_blocks(self, view: SchedulerView) -> int:
+        """Blocks that an admission leaves free for those that run, when any run."""
+        return view.total_blocks // 100
+
+    def chunk_tokens(
+        self,
+        request: ScheduledRequest,  # noqa: ARG002 - for those that ramp
+        remaining: int,
+        budget_left: int,
+        view: SchedulerView,  # noqa: ARG002
+    ) -> int:
+        """Tokens of a prefilling request to compute in the next step; 0: none now.
+
+        Args:
+            request: it.
+            remaining: its tokens that are not computed, at least 1.
+            budget_left: what the step has left, at least 1.
+            view: the engine.
+        """
+        return min(remaining, budget_left)
+
+    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:  # noqa: ARG002
+        """Who yields when there is not enough for all that run: the largest rank first."""
+        return (request.arrival_ns, request.rid)
+
+    def victim(self, claimant: ScheduledRequest, view: SchedulerView) -> ScheduledRequest | None:  # noqa: ARG002
+        """Whom to evict so that a running request gets its next block.
+
+        It may be the claimant itself. None: nobody; the claimant waits in place with its blocks.
+        """
+        return max(view.running(), key=lambda r: self.rank(r, view), default=None)
+
+    def evict_mode(self, victim: ScheduledRequest, view: SchedulerView) -> Preemption:  # noqa: ARG002
+        """What becomes of a victim's blocks."""
+        return Preemption.RECOMPUTE
+
+    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
+        """A step has committed: learn from its time and from the requests that ended."""

@@ -1,0 +1,116 @@
+"""What the scheduler knows of one request: the only mutable state of its life in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+from goodput_core.slo import Targets
+
+__all__ = ["Epochs", "RequestState", "ScheduledRequest"]
+
+
+class Epochs(Protocol):
+    """The cohort, as its members count by it."""
+
+    epoch: int
+    """Steps in which the cohort has decoded, those in flight included."""
+    committed_epoch: int
+    """Of these, how many have committed."""
+
+
+class RequestState(Enum):
+    """Where a request is; each state has one owner in the scheduler."""
+
+    WAITING = auto()
+    """In the queue, holding no blocks."""
+    PREFILLING = auto()
+    """Admitted, and more than one step from its next token."""
+    READY = auto()
+    """One token behind, to decode with the cohort as soon as budget and blocks allow."""
+    DECODING = auto()
+    """A member of the cohort: one token in every step that decodes."""
+    FINISHING = auto()
+    """Its last token is in flight."""
+    PREEMPTING = auto()
+    """Evicted; back to the queue when the last step that uses its blocks commits."""
+    FINISHED = auto()
+    CANCELLED = auto()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ScheduledRequest:
+    """One request, owned by the scheduler.
+
+    The properties are right in every state. The `base_` counters alone are right outside the
+    cohort; a member's tokens since its joining are counted by the cohort's epochs.
+
+    Args:
+        rid: never reused within a process.
+        arrival_ns: when it came.
+        input_tokens: tokens of its prompt.
+        max_output_tokens: the client's bound; None: the model's limit.
+        block_hashes: chained hashes of the prompt's full blocks. Blocks filled by decoding have
+            none: on an emulated device nobody knows the tokens they hold.
+        slo_class: its class's name.
+        targets: what it was promised; `arrival_ns + targets.ttft_ns` is its first deadline.
+        priority: larger is more urgent.
+    """
+
+    rid: int
+    arrival_ns: int
+    input_tokens: int
+    max_output_tokens: int | None = None
+    block_hashes: Sequence[int] = ()
+    slo_class: str = ""
+    targets: Targets = field(default_factory=Targets)
+    priority: int = 0
+
+    # --- the scheduler's own ---------------------------------------------------------------
+    state: RequestState = RequestState.WAITING
+    output_limit: int = 0
+    """Output tokens at most: the client's bound within the model's and the pool's."""
+    blocks: list[int] = field(default_factory=list)
+    published_blocks: int = 0
+    """Leading blocks that others can find, or were found."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the cache when it was first admitted."""
+    first_scheduled_ns: int = 0
+    preemptions: int = 0
+    last_plan: int = 0
+    """The last plan that uses its blocks, as of its last chunk or its leaving the cohort."""
+    cohort: Epochs | None = None
+    joined_epoch: int = 0
+    event_epoch: int = 0
+    """The epoch in which, as a member, it needs a block or decodes for the last time."""
+    base_planned: int = 0
+    base_sampled: int = 0
+    base_emitted: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose keys and values are computed or in flight; catches up with the total."""
+        if self.cohort is None:
+            return self.base_planned
+        return self.base_planned + self.cohort.epoch - self.joined_epoch
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Output tokens, those in flight included."""
+        if self.cohort is None:
+            return self.base_sampled
+        return self.base_sampled + self.cohort.epoch - self.joined_epoch
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens that committed steps gave it."""
+        if self.cohort is None:
+            return self.base_emitted
+        return self.base_emitted + max(0, self.cohort.committed_epoch - self.joined_epoch)
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and output tokens, those in flight included."""
+        return self.input_tokens + self.sampled_tokens

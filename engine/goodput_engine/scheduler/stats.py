@@ -1,0 +1,64 @@
+"""What a scheduler counts, and how soon a refused client may try again."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from goodput_core.units import NS_PER_S
+
+__all__ = ["AdmissionRate", "SchedulerStats"]
+
+_REMEMBERED: Final = 64
+_MAX_RETRY_S: Final = 60
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerStats:
+    """Counters since the start.
+
+    Args:
+        steps: steps committed.
+        step_ns: their summed device time.
+        scheduled_tokens: tokens they computed.
+        output_tokens: tokens that requests gained.
+        preemptions: evictions.
+        prefix_queried_tokens: tokens of admitted requests that the cache was asked for.
+        prefix_hit_tokens: of these, how many it had.
+        shed: requests refused at the door because the queue was full.
+    """
+
+    steps: int = 0
+    step_ns: int = 0
+    scheduled_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    shed: int = 0
+
+
+class AdmissionRate:
+    """How fast the queue has been moving of late."""
+
+    __slots__ = ("_admitted",)
+
+    def __init__(self) -> None:
+        self._admitted: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def admitted(self, now_ns: int) -> None:
+        """A request left the queue to run."""
+        self._admitted.append(now_ns)
+
+    def retry_after_s(self, waiting: int, now_ns: int) -> int:
+        """Whole seconds, 1 to 60, in which a queue of this length should have moved on.
+
+        The queue's length over the rate of the last admissions, measured up to now: a queue that
+        has stopped moving asks for ever more patience.
+        """
+        if not self._admitted:
+            return 1
+        elapsed_ns = max(1, now_ns - self._admitted[0])
+        seconds = -(-waiting * elapsed_ns // (len(self._admitted) * NS_PER_S))
+        return min(max(1, seconds), _MAX_RETRY_S)
