@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Trace", "open_trace"]
 
 _BATCH_ROWS: Final = 8192
-_BATCH_BYTES: Final = 32 << 20
+_BATCH_BYTES: Final = 8 << 20
 _MAX_ROW_GROUPS: Final = 1_000_000
 _SORT_REMEDY: Final = "sort it with `goodput trace import --sort`"
 
@@ -284,7 +284,9 @@ def _sessions(columns: dict[str, Any], rows: int) -> list[str | None]:
 
 def _batch_rows(group: pq.RowGroupMetaData) -> int:
     """Rows per batch, fewer where rows are wide: prompts and hashes can be megabytes a row."""
-    wide = group.total_byte_size // max(1, group.num_rows)
+    # Both, because the size on disk is that of dictionary indices, and values may be text.
+    values = sum(group.column(leaf).num_values for leaf in range(group.num_columns))
+    wide = max(group.total_byte_size, 8 * values) // max(1, group.num_rows)
     return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, wide))))
 
 

@@ -12,9 +12,10 @@ from goodput_traces.errors import TraceError
 from goodput_traces.importers.base import ImportOptions
 from goodput_traces.importers.baseten import BasetenImporter
 from goodput_traces.importers.registry import FORMATS, detect_format, require_columns
+from goodput_traces.output import refuse_existing
 from goodput_traces.sorting import sort_trace
 from goodput_traces.source import Container, parquet_metadata, read_records, recognise
-from goodput_traces.writer import TraceWriter, refuse_existing
+from goodput_traces.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,29 +81,27 @@ def import_trace(
     importer = kind(request.options)
     if isinstance(importer, BasetenImporter) and container is Container.PARQUET:
         _keep_metadata(importer, request.source)
-    rows = importer.rows(chain((first,), records))
     target = request.out
     if request.sort:
         target = target.with_name(f".{target.name}.{os.getpid()}.unsorted")
     try:
-        with TraceWriter(
+        num_rows = write_trace(
             target,
+            importer.rows(chain((first,), records)),
             importer.metadata,
             overwrite=request.overwrite,
             ordered=not request.sort,
             described_as=request.source,
-        ) as writer:
-            for row in rows:
-                writer.write(row)
+        )
         if request.sort:
-            sort_trace(target, request.out)
+            sort_trace(target, request.out, overwrite=request.overwrite)
     finally:
         if request.sort:
             target.unlink(missing_ok=True)
     return ImportResult(
         format=kind.name,
         container=container,
-        num_rows=writer.num_rows,
+        num_rows=num_rows,
         notes=tuple(importer.notes()),
     )
 

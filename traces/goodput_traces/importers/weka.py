@@ -9,6 +9,7 @@ their own requests hang below them, on the marker's clock.
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import gcd
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -43,6 +44,7 @@ class WekaImporter(Importer):
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
         self._markers = 0
+        self._tick_ns = 0
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """A session's requests by time; ties keep the order of the source."""
@@ -54,6 +56,7 @@ class WekaImporter(Importer):
         salt = _namespace(session)
         block = record.integer("block_size", "block_size")
         for turn, (arrival_ns, agent, request) in enumerate(flat):
+            self._tick_ns = gcd(self._tick_ns, arrival_ns)
             yield self._row(session, turn, arrival_ns, agent, request, salt=salt, block=block)
 
     def metadata(self) -> TraceMetadata:
@@ -62,7 +65,7 @@ class WekaImporter(Importer):
             source=self.options.source,
             licence=self.options.licence,
             clock=Clock.SESSION_RELATIVE,
-            timestamp_resolution_ns=NS_PER_S // 10,
+            timestamp_resolution_ns=self._tick_ns or NS_PER_S,
             hash_semantics=HashSemantics.FULL_BLOCKS,
             floored_output_rows=self.floored_output_rows,
         )

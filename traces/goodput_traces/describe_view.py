@@ -1,0 +1,159 @@
+"""A trace's description for people (tables and terminal histograms) and for machines (JSON)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from goodput_core.units import NS_PER_S, format_duration
+from goodput_traces.schema import Clock, HashSemantics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from goodput_traces.describe import Arrivals, LengthSummary, TraceDescription
+
+__all__ = ["print_description", "to_json"]
+
+_LEVELS: Final = " ▁▂▃▄▅▆▇█"
+_CHART_ROWS: Final = 5
+_BAR: Final = 40
+_HASHES: Final = {
+    HashSemantics.NONE: "none",
+    HashSemantics.FULL_BLOCKS: "full blocks only",
+    HashSemantics.LAST_PARTIAL: "the last block may be partial",
+    HashSemantics.UNSPECIFIED: "not stated",
+}
+
+
+def to_json(path: Path, description: TraceDescription) -> dict[str, Any]:
+    """The description as plain values; times in nanoseconds, shares as numbers from 0 to 1."""
+    values = asdict(description)
+    metadata = values["metadata"]
+    metadata["clock"] = description.metadata.clock.value
+    metadata["hash_semantics"] = description.metadata.hash_semantics.value
+    values["prefixes"]["reused"] = description.prefixes.reused
+    values["classes"] = dict(description.classes)
+    return {"trace": str(path), **values}
+
+
+def print_description(console: Console, path: Path, description: TraceDescription) -> None:
+    """Print what a person wants to know before replaying a trace."""
+    console.print(_facts(path, description))
+    console.print(_lengths(description))
+    if description.arrivals is not None:
+        console.print(_arrivals_chart(description.arrivals))
+    console.print(_length_bars("prompt tokens", description.prompt))
+    console.print(_length_bars("answer tokens", description.answer))
+
+
+def _facts(path: Path, description: TraceDescription) -> Table:
+    table = Table(title=str(path), title_justify="left", show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    metadata = description.metadata
+    table.add_row("source", Text(metadata.source or "not stated"))
+    table.add_row("licence", Text(metadata.licence or "not stated"))
+    tick = format_duration(metadata.timestamp_resolution_ns)
+    if metadata.timestamp_resolution_ns < 1000:
+        tick = f"{metadata.timestamp_resolution_ns} ns"
+    table.add_row("clock", f"{metadata.clock.value}, ticks of {tick}")
+    table.add_row("rows", f"{description.rows:,}")
+    if description.arrivals is not None:
+        _arrival_facts(table, description.arrivals)
+    else:
+        assert metadata.clock is Clock.SESSION_RELATIVE
+        table.add_row("arrivals", "each session has its own clock: no common rate, no replay yet")
+    about = "" if description.sessions_exact else "about "
+    table.add_row(
+        "sessions",
+        f"{about}{description.sessions:,} with {description.session_rows:,} rows"
+        if description.sessions
+        else "none",
+    )
+    table.add_row("prefix reuse", _reuse(description))
+    if description.floored_output_rows:
+        table.add_row("zero answers", f"{description.floored_output_rows:,} rows, read as 1 token")
+    classes = ", ".join(f"{name or '(none)'} {rows:,}" for name, rows in description.classes[:20])
+    table.add_row("classes", Text(classes))
+    return table
+
+
+def _arrival_facts(table: Table, arrivals: Arrivals) -> None:
+    table.add_row("span", format_duration(arrivals.span_ns))
+    rate = arrivals.mean_rate_per_s
+    table.add_row("mean rate", "all at once" if rate is None else f"{rate:.3g} req/s")
+    table.add_row("peak second", f"{arrivals.peak_1s:,} requests")
+    table.add_row(
+        "peak minute", f"{arrivals.peak_60s:,} requests ({arrivals.peak_60s / 60:.3g} req/s)"
+    )
+    if arrivals.gap_cv is not None:
+        kind = "bursty" if arrivals.gap_cv > 1.2 else "even" if arrivals.gap_cv < 0.8 else "Poisson"
+        table.add_row("burstiness", f"CV of gaps {arrivals.gap_cv:.2f} ({kind}; Poisson has 1)")
+    if arrivals.tied_rows:
+        table.add_row(
+            "ties",
+            f"{arrivals.tied_rows:,} rows share an instant with another, "
+            f"{arrivals.distinct_instants:,} distinct instants, "
+            f"at most {arrivals.largest_tie:,} at once",
+        )
+    else:
+        table.add_row("ties", "none")
+
+
+def _reuse(description: TraceDescription) -> str:
+    prefixes = description.prefixes
+    if prefixes.reused is None:
+        return "no hashes"
+    sizes = ", ".join(map(str, prefixes.block_sizes))
+    about = "" if prefixes.exact else "about "
+    return (
+        f"{about}{prefixes.reused:.1%} of {prefixes.blocks:,} blocks of {sizes} tokens seen "
+        f"before (hashes: {_HASHES[description.metadata.hash_semantics]})"
+    )
+
+
+def _lengths(description: TraceDescription) -> Table:
+    table = Table(title="tokens per request", title_justify="left")
+    table.add_column("")
+    for name in ("p50", "p90", "p99", "max", "total"):
+        table.add_column(name, justify="right")
+    for name, lengths in (("prompt", description.prompt), ("answer", description.answer)):
+        table.add_row(
+            name,
+            *(f"{n:,}" for n in (lengths.p50, lengths.p90, lengths.p99, lengths.max)),
+            f"{lengths.total:,}",
+        )
+    return table
+
+
+def _arrivals_chart(arrivals: Arrivals) -> Text:
+    """Columns of eighths, one per equal part of the span."""
+    most = max(arrivals.histogram)
+    eighths = [round(count / most * _CHART_ROWS * 8) for count in arrivals.histogram]
+    part_ns = arrivals.span_ns // len(arrivals.histogram) + 1
+    label = f"{most / (part_ns / NS_PER_S):.3g}/s" if arrivals.span_ns else f"{most:,}"
+    lines = [f"arrivals over time, each column {format_duration(part_ns)}"]
+    for row in reversed(range(_CHART_ROWS)):
+        cells = "".join(_LEVELS[min(8, max(0, height - 8 * row))] for height in eighths)
+        lines.append(f"{label if row == _CHART_ROWS - 1 else '':>8} │{cells}")
+    end = format_duration(arrivals.span_ns)
+    lines.append(f"{'':>8} └{'0':<{max(1, len(eighths) - len(end))}}{end}")
+    return Text("\n".join(lines) + "\n", no_wrap=True)
+
+
+def _length_bars(title: str, lengths: LengthSummary) -> Text:
+    most = max(rows for _, _, rows in lengths.histogram)
+    lines = [title]
+    for low, high, rows in lengths.histogram:
+        label = f"{low:,}" if low == high else f"{low:,} – {high:,}"
+        whole, eighth = divmod(round(rows / most * _BAR * 8), 8)
+        # Horizontal bars end on whole cells; anything present shows at least a sliver.
+        bar = "█" * whole + ("▌" if eighth >= 4 or (rows and not whole) else "")
+        lines.append(f"{label:>21} │{bar} {rows:,}")
+    return Text("\n".join(lines) + "\n", no_wrap=True)
