@@ -1,0 +1,27 @@
+"""Run every benchmark in its short form: `python -m benchmarks` or `make bench`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# What is not a benchmark by itself.
+PARTS = {"__main__.py", "mock_server.py"}
+
+
+def main() -> int:
+    """Run them one after another, so that none disturbs another; the worst exit code."""
+    worst = 0
+    for script in sorted(HERE.glob("*.py")):
+        if script.name in PARTS:
+            continue
+        print(f"\n== {script.name}", flush=True)
+        finished = subprocess.run([sys.executable, script, "--quick"], check=False)
+        worst = max(worst, finished.returncode)
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""A server that streams answers on a fixed clock and logs when each request arrived.
+
+It stands in for an engine when the client itself is measured, so it does as little as it can:
+one protocol class on uvloop, answers that were made at start, no routing and no JSON parsing.
+
+    python benchmarks/mock_server.py --port 0 --log arrivals.csv
+
+prints one JSON line with its URL, and at SIGTERM writes one line a request into the log:
+request id, arrival on the monotonic clock in nanoseconds (the same clock for every process of
+the machine). The arrival is when the request's last byte was read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import cast
+
+import uvloop
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_ID = re.compile(rb"\r\nx-request-id: *([^\r]*)\r\n", re.IGNORECASE)
+_MODELS = json.dumps({"object": "list", "data": [{"id": "mock", "owned_by": "goodput"}]}).encode()
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+def _event(value: dict[str, object] | None) -> bytes:
+    data = b"[DONE]" if value is None else json.dumps(value, separators=(",", ":")).encode()
+    text = b"data: %s\n\n" % data
+    return b"%x\r\n%s\r\n" % (len(text), text)
+
+
+class Answer:
+    """The bytes of an answer, token by token, made once."""
+
+    def __init__(self, tokens: int) -> None:
+        head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "mock"}
+
+        def chunk(reason: str | None) -> bytes:
+            choice = {"index": 0, "text": " word", "logprobs": None, "finish_reason": reason}
+            return _event({**head, "choices": [choice]})
+
+        usage = {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": tokens + 8}
+        end = _event({**head, "choices": [], "usage": usage}) + _event(None) + b"0\r\n\r\n"
+        self.pieces = [chunk(None) for _ in range(tokens - 1)] + [chunk("length") + end]
+        self.pieces[0] = _STREAM_HEAD + self.pieces[0]
+
+
+class Connection(asyncio.Protocol):
+    """One connection; requests come one after the other."""
+
+    def __init__(self, server: MockServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods of asyncio's and not their class.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head_end = self._buffer.find(b"\r\n\r\n")
+        if head_end < 0:
+            return
+        head = self._buffer[: head_end + 2]
+        match = _LENGTH.search(head)
+        size = head_end + 4 + (int(match[1]) if match else 0)
+        if len(self._buffer) < size:
+            return
+        self._buffer = self._buffer[size:]
+        assert self._transport is not None
+        if head.startswith(b"GET "):
+            self._transport.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                % (len(_MODELS), _MODELS)
+            )
+            return
+        found = _ID.search(head)
+        self._server.arrived(found[1].decode() if found else "", self)
+
+    def write(self, data: bytes) -> bool:
+        """Send; False when the client has gone."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.write(data)
+        return True
+
+
+class MockServer:
+    """The clock of all answers: one timer per answer, and a list of arrivals."""
+
+    def __init__(self, *, tokens: int, ttft_s: float, gap_s: float) -> None:
+        self._pieces = Answer(tokens).pieces
+        self._ttft_s = ttft_s
+        self._gap_s = gap_s
+        self._loop = asyncio.get_running_loop()
+        self.arrivals: list[tuple[str, int]] = []
+
+    def arrived(self, request_id: str, connection: Connection) -> None:
+        self.arrivals.append((request_id, time.monotonic_ns()))
+        self._loop.call_later(self._ttft_s, self._piece, connection, 0)
+
+    def _piece(self, connection: Connection, number: int) -> None:
+        if connection.write(self._pieces[number]) and number + 1 < len(self._pieces):
+            self._loop.call_later(self._gap_s, self._piece, connection, number + 1)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
+    mock = MockServer(
+        tokens=options.tokens, ttft_s=options.ttft_ms / 1000, gap_s=options.gap_ms / 1000
+    )
+    server = await loop.create_server(
+        lambda: Connection(mock), "127.0.0.1", options.port, backlog=4096
+    )
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    port = server.sockets[0].getsockname()[1]
+    print(json.dumps({"event": "listening", "url": f"http://127.0.0.1:{port}"}), flush=True)
+    await stopped.wait()
+    server.close()
+    if options.log is not None:
+        lines = (f"{request_id},{at_ns}\n" for request_id, at_ns in mock.arrivals)
+        options.log.write_text("".join(lines))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--log", type=Path, help="write arrivals here at SIGTERM")
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--ttft-ms", type=float, default=50.0)
+    parser.add_argument("--gap-ms", type=float, default=10.0)
+    uvloop.run(serve(parser.parse_args()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

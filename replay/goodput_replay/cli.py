@@ -1,0 +1,218 @@
+"""`replay`: from the command line to an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+from rich.console import Console
+
+from goodput_core.errors import ExitCode, InputError, UsageError
+from goodput_core.units import NS_PER_S, format_duration
+from goodput_replay.dry_run import print_plan
+from goodput_replay.options import ReplayOptions, parse_options
+from goodput_replay.plan import Plan, PlanStats, survey
+from goodput_replay.promises import promise_of, read_manifest, read_promise
+from goodput_replay.run.facts import Promise, TraceFacts
+from goodput_replay.sending.quiet import open_file_limit
+from goodput_replay.target import require_permission
+from goodput_traces.reader import open_trace
+from goodput_traces.sample import sample_path
+from goodput_traces.transforms import TransformPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_replay.replaying import Job
+    from goodput_replay.run.summary import Summary
+    from goodput_traces.reader import Trace
+
+__all__ = ["main"]
+
+_SAMPLE = "sample"
+_SYNTHETIC = "synthetic"
+
+
+def main(argv: list[str]) -> int:
+    """Replay a trace, or rebuild the report of a run.
+
+    Args:
+        argv: the arguments after `replay`.
+
+    Returns:
+        0 for a complete and valid run and 3 for an invalid one; with `--gate` the verdict's.
+
+    Raises:
+        GoodputError: the run could not begin, or ended early.
+    """
+    if argv[:1] == ["report"]:
+        # Drawing needs matplotlib, which takes half a second to load.
+        from goodput_replay.report.command import main as report  # noqa: PLC0415
+
+        return report(argv[1:])
+    options = parse_options(argv)
+    trace = open_trace(sample_path() if options.trace == _SAMPLE else options.trace)
+    promise, service = _promise(options)
+    plan = Plan(
+        trace=trace,
+        transforms=_transforms(options, trace),
+        promise=promise,
+        warmup=options.warmup,
+    )
+    stats = survey(plan)
+    _check_rate(options, stats)
+    if options.dry_run:
+        print_plan(plan, stats, Console(), json=options.json)
+        return ExitCode.PASS
+    if options.gate and not promise.classes and not stats.rows_with_targets:
+        raise UsageError(
+            "--gate: nothing was promised, so nothing can be judged; give --slo FILE, -f "
+            "MANIFEST, or a trace with targets of its own"
+        )
+    if options.target is not None:
+        require_permission(options.target, granted=options.yes)
+    open_file_limit()
+    # The sending half brings an event loop and an HTTP client: not for a dry run.
+    from goodput_replay.replaying import Job  # noqa: PLC0415
+
+    job = Job(
+        options=options,
+        plan=plan,
+        stats=stats,
+        trace=_trace_facts(options, trace),
+        promise=promise,
+        headers=_headers(options),
+        salt=options.salt if options.salt is not None else secrets.token_hex(8),
+        service=service,
+        command=("replay", *_without_secrets(argv)),
+    )
+    summary = _run(job)
+    return _exit_code(summary, gate=options.gate)
+
+
+def _run(job: Job) -> Summary:
+    from goodput_replay.replaying import replay  # noqa: PLC0415
+    from goodput_replay.run.folder import RunWriter, default_folder  # noqa: PLC0415
+    from goodput_replay.run.summary import encode_summary  # noqa: PLC0415
+    from goodput_replay.run.view import print_summary  # noqa: PLC0415
+
+    options = job.options
+    host = "" if options.target is None else options.target.host
+    path = options.out or default_folder(datetime.now(UTC), job.trace.name, job.service or host)
+    existed = path.exists()
+    writer = RunWriter.create(
+        path, promise=job.promise, force=options.force, keep_gaps=options.gaps
+    )
+    began = False
+    try:
+        with writer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            summary = runner.run(replay(job, writer, Console(stderr=True)))
+            began = True
+    finally:
+        # A run that never began leaves nothing behind.
+        if not began and writer.rows == 0 and not existed:
+            shutil.rmtree(path, ignore_errors=True)
+    if options.json:
+        sys.stdout.write(encode_summary(summary).decode())
+    else:
+        print_summary(summary, Console())
+    return summary
+
+
+def _exit_code(summary: Summary, *, gate: bool) -> int:
+    if gate:
+        return summary.verdict.kind.exit_code
+    return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
+
+
+def _promise(options: ReplayOptions) -> tuple[Promise, str]:
+    """What requests are judged by, and the name of the service to start."""
+    if options.manifest is not None:
+        service = read_manifest(options.manifest)
+        return promise_of(service.spec.slo), service.metadata.name
+    return (Promise() if options.slo is None else read_promise(options.slo)), ""
+
+
+def _transforms(options: ReplayOptions, trace: Trace) -> TransformPlan:
+    return TransformPlan(
+        window=options.window,
+        rate_scale=options.rate_scale,
+        seed=options.seed,
+        class_rules=options.class_rules,
+        limit=options.limit,
+        speed=options.speed,
+        first_ns=trace.first_ns,
+    )
+
+
+def _check_rate(options: ReplayOptions, stats: PlanStats) -> None:
+    if options.max_rate is not None and stats.peak_1s > options.max_rate:
+        raise UsageError(
+            f"--max-rate {options.max_rate}: the busiest second of the plan, "
+            f"{format_duration(stats.peak_at_ns)} after its start, holds {stats.peak_1s} requests; "
+            "raise the limit, or send fewer with --rate-scale"
+        )
+
+
+def _headers(options: ReplayOptions) -> dict[str, str]:
+    headers = dict(options.headers)
+    if options.api_key_env is not None:
+        key = os.environ.get(options.api_key_env, "")
+        if not key or not key.isascii() or not key.isprintable():
+            what = "holds characters that a header cannot carry" if key else "is not set"
+            raise UsageError(f"--api-key-env {options.api_key_env}: the variable {what}")
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def _trace_facts(options: ReplayOptions, trace: Trace) -> TraceFacts:
+    try:
+        with trace.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{trace.path}: cannot be read ({error.strerror})") from error
+    metadata = trace.metadata
+    return TraceFacts(
+        name=_SAMPLE if options.trace == _SAMPLE else Path(options.trace).name,
+        digest=f"sha256:{digest}",
+        source=metadata.source,
+        licence=metadata.licence,
+        clock=metadata.clock.value,
+        synthetic=metadata.source.startswith(_SYNTHETIC),
+        transforms=_transform_texts(options),
+    )
+
+
+def _transform_texts(options: ReplayOptions) -> tuple[str, ...]:
+    texts = []
+    if (window := options.window) is not None:
+        end = "" if window.end_ns is None else f"{window.end_ns / NS_PER_S:g}s"
+        texts.append(f"--window {window.start_ns / NS_PER_S:g}s..{end}")
+    if options.rate_scale != 1:
+        texts.append(f"--rate-scale {float(options.rate_scale):g}")
+    texts += [f"--class-by {text!r}" for text in options.class_rule_texts]
+    if options.limit is not None:
+        texts.append(f"--limit {options.limit}")
+    if options.speed != 1:
+        texts.append(f"--speed {float(options.speed):g}")
+    return tuple(texts)
+
+
+def _without_secrets(argv: Sequence[str]) -> list[str]:
+    """The arguments with the values of headers left out."""
+    kept: list[str] = []
+    for argument in argv:
+        if kept and kept[-1] == "--header":
+            argument = f"{argument.partition(':')[0]}: ***"  # noqa: PLW2901 - the same, blacked out
+        elif argument.startswith("--header="):
+            argument = f"{argument.partition(':')[0]}: ***"  # noqa: PLW2901
+        kept.append(argument)
+    return kept

@@ -1,0 +1,1 @@
+"""One request over HTTP: send it, read its stream, say what happened. Knows no trace."""

@@ -1,0 +1,108 @@
+"""What one event of an OpenAI stream says about tokens. No text is kept.
+
+A chunk counts as the tokens that its own `usage` accounts for, where a server sends usage with
+every chunk; else a chunk with any text, reasoning or tool call is one token.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+__all__ = ["DONE", "Chunk", "MalformedChunkError", "decode_chunk", "error_sentence"]
+
+DONE: Final = b"[DONE]"
+_MAX_DETAIL: Final = 160
+
+
+class MalformedChunkError(ValueError):
+    """An event that is no chunk of an OpenAI stream."""
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """Token counts as the server accounts for them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream of completions or of chat completions."""
+
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: msgspec.Raw | None = None
+
+    @property
+    def has_token(self) -> bool:
+        """Whether any choice carries something a model produced."""
+        for choice in self.choices:
+            if choice.text:
+                return True
+            delta = choice.delta
+            if delta is not None and (
+                delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls
+            ):
+                return True
+        return False
+
+    @property
+    def finished(self) -> bool:
+        """Whether a choice says that it ended."""
+        return any(choice.finish_reason for choice in self.choices)
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _ErrorBody | str = ""
+    message: str = ""
+
+
+_CHUNK: Final = msgspec.json.Decoder(Chunk)
+_ERROR: Final = msgspec.json.Decoder(_ErrorAnswer)
+
+
+def decode_chunk(data: bytes) -> Chunk:
+    """Decode one event.
+
+    Raises:
+        MalformedChunkError: not JSON, or not the shape of a chunk.
+    """
+    try:
+        return _CHUNK.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedChunkError(f"malformed chunk: {error}"[:_MAX_DETAIL]) from error
+
+
+def error_sentence(body: bytes) -> str:
+    """The message of an OpenAI error, else the body's first line; bounded, on one line."""
+    try:
+        answer = _ERROR.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = body.decode("utf-8", "replace")
+    else:
+        text = answer.error if isinstance(answer.error, str) else answer.error.message
+        text = text or answer.message
+    return " ".join(text.split())[:_MAX_DETAIL]

@@ -1,0 +1,37 @@
+"""The one connection pool of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["open_session"]
+
+# Below the five seconds after which common servers close an idle connection: a request that
+# leaves just as its connection is closed would fail through nobody's fault.
+_KEEPALIVE_S: Final = 4.0
+_READ_BUFFER: Final = 1 << 18
+
+
+def open_session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    """A session without a limit of connections: arrivals never wait for answers.
+
+    Args:
+        headers: sent with every request.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=60, happy_eyeballs_delay=None
+        ),
+        headers={"Accept-Encoding": "identity", **headers},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+        auto_decompress=False,
+        read_bufsize=_READ_BUFFER,
+        raise_for_status=False,
+        trust_env=False,
+    )

@@ -1,0 +1,115 @@
+"""A service of one run: `goodput up` as a child process, ready before and gone after.
+
+The child is found and ended through its standard streams alone: a line on stdout when traffic
+may start, the end of its stdin when it should stop. It ends even when this process is killed.
+It runs in a session of its own, so that Ctrl-C stops the run first and the service after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from goodput_core.contract import EVENT_READY
+from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+__all__ = ["running_service"]
+
+_STOP_S: Final = 40.0  # beyond the child's own grace period of 30 seconds
+_TAIL_BYTES: Final = 8192
+_MAX_LINE: Final = 1 << 20
+
+
+class _Ready(msgspec.Struct):
+    event: str
+    url: str = ""
+
+
+@asynccontextmanager
+async def running_service(manifest: Path, *, device: str | None, log: Path) -> AsyncIterator[str]:
+    """Start the service of a manifest on this machine; stop it at the end.
+
+    Args:
+        manifest: an LLMService.
+        device: device profile in place of the manifest's model source.
+        log: takes what the service says.
+
+    Yields:
+        The URL of its router.
+
+    Raises:
+        GoodputError: the service did not become ready: its own sentence and exit code.
+    """
+    command = [sys.executable, "-m", "goodput_core", "up", "-f", str(manifest)]
+    command += ["--json", "--exit-with-parent", "--port", "0"]
+    command += ["--device", device] if device is not None else []
+    with log.open("wb") as sink:
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=sink,
+            limit=_MAX_LINE,
+            start_new_session=True,
+        )
+    try:
+        url = await _ready_url(child)
+        if url is None:
+            raise _failure(await child.wait(), log)
+        # Whatever else it says on stdout is read over, or the child would block on it.
+        reading = asyncio.ensure_future(_drain(child))
+        try:
+            yield url
+        finally:
+            reading.cancel()
+    finally:
+        await _stop(child)
+
+
+async def _ready_url(child: asyncio.subprocess.Process) -> str | None:
+    assert child.stdout is not None
+    while line := await child.stdout.readline():
+        try:
+            said = msgspec.json.decode(line, type=_Ready)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if said.event == EVENT_READY:
+            return said.url
+    return None
+
+
+async def _drain(child: asyncio.subprocess.Process) -> None:
+    assert child.stdout is not None
+    while await child.stdout.read(1 << 16):
+        pass
+
+
+async def _stop(child: asyncio.subprocess.Process) -> None:
+    if child.returncode is not None:
+        return
+    assert child.stdin is not None
+    child.stdin.close()
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await child.wait()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+
+
+def _failure(code: int, log: Path) -> GoodputError:
+    """The child's own sentence, with its exit code."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    sentence = said[-1] if said else f"goodput up ended with code {code} before it was ready"
+    return UsageError(sentence) if code == ExitCode.USAGE else InternalError(sentence)

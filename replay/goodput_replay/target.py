@@ -1,0 +1,91 @@
+"""Where requests go, checked before anything is sent there."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from goodput_core.errors import UnreachableError, UsageError
+
+__all__ = ["Target", "parse_header", "parse_target", "require_permission"]
+
+_HEADER: re.Pattern[str] = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([ -~]{0,8000})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server with OpenAI's API.
+
+    Args:
+        url: scheme, host, port and perhaps a prefix, without `/v1` and without a trailing slash.
+        host: the host alone.
+        headers: sent with every request; hidden, as they may hold a key.
+    """
+
+    url: str
+    host: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def parse_target(text: str) -> Target:
+    """A target as people write it: `http://127.0.0.1:8000`, with or without `/v1`.
+
+    Raises:
+        ValueError: not an HTTP URL, or one with a user, a query or a fragment.
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a URL ({error})") from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
+        raise ValueError(f"{text!r} is not a URL; write for example http://127.0.0.1:8000")
+    if "@" in parts.netloc:
+        raise ValueError("the URL holds a user or a password; use --api-key-env or --header")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{text!r} has a query or a fragment; leave it out")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return Target(url=f"{parts.scheme}://{parts.netloc}{path}", host=parts.hostname)
+
+
+def parse_header(text: str) -> tuple[str, str]:
+    """A header as people write it: `X-Tenant: blue`.
+
+    Raises:
+        ValueError: no colon, or characters that HTTP does not allow there.
+    """
+    match = _HEADER.fullmatch(text.strip())
+    if match is None:
+        # The text may hold a secret, so only its name part is repeated.
+        name = text.partition(":")[0][:40]
+        raise ValueError(f"{name!r} is not a header; write NAME: VALUE in printable ASCII")
+    return match[1], match[2]
+
+
+def require_permission(target: Target, *, granted: bool) -> None:
+    """Refuse to load a machine other than this one unless a person said so.
+
+    Raises:
+        UnreachableError: the host has no address.
+        UsageError: it has one beyond this machine, and permission was not granted.
+    """
+    try:
+        found = socket.getaddrinfo(target.host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UnreachableError(
+            f"{target.url}: host {target.host!r} was not found ({error.strerror}); check --target"
+        ) from error
+    beyond = [a for *_, (a, *_) in found if not _is_loopback(str(a))]
+    if beyond and not granted:
+        raise UsageError(
+            f"{target.url} is another machine ({beyond[0]}), which a replay would load with real "
+            "traffic; add --yes if you may do that"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
