@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from goodput_core.errors import InputError
-from goodput_core.spec.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from goodput_core.spec.manifest import MAX_MANIFEST_BYTES, parse_manifest, strict_documents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def read_manifest(path: Path) -> tuple[LLMService, str]:
         SpecError: a field that breaks a rule, by file and path.
     """
     text = _read_text(path)
-    service = parse_manifest(text, source=str(path), parse_documents=yaml.safe_load_all)
+    service = parse_manifest(text, source=str(path), parse_documents=strict_documents(yaml))
     return service, text
 
 

@@ -9,9 +9,20 @@ import difflib
 import re
 import types
 from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import date
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from goodput_core.errors import SpecError
 from goodput_core.spec.fields import RULE, Rule, camel_case
@@ -19,12 +30,15 @@ from goodput_core.spec.fields import RULE, Rule, camel_case
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["decode"]
+__all__ = ["decode", "shown"]
 
 T = TypeVar("T")
 
-_NO_RULE = Rule(doc="")
-_MAX_SHOWN = 60
+_NO_RULE: Final = Rule(doc="")
+_MAX_SHOWN: Final = 60
+# The longest key that Kubernetes knows: a DNS subdomain, a slash and a name.
+_MAX_KEY: Final = 317
+_UNITS: Final = {"Ms": "milliseconds", "Seconds": "seconds"}
 
 
 def decode(cls: type[T], value: object, path: str) -> T:
@@ -42,11 +56,11 @@ def decode(cls: type[T], value: object, path: str) -> T:
     declared = {camel_case(f.name): f for f in fields(cls)}  # type: ignore[arg-type] # a dataclass
     for key in mapping:
         if key not in declared:
-            raise SpecError(f"{path}.{key}" if path else key, _unknown(key, list(declared)))
+            raise SpecError(_join(path, key), _unknown(key, list(declared)))
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
     for key, declaration in declared.items():
-        at = f"{path}.{key}" if path else key
+        at = _join(path, key)
         if mapping.get(key) is None:
             if declaration.default is MISSING and declaration.default_factory is MISSING:
                 raise SpecError(at, "is required")
@@ -61,10 +75,23 @@ def _rule(declaration: Field[Any]) -> Rule:
     return cast("Rule", declaration.metadata.get(RULE, _NO_RULE))
 
 
+def _join(path: str, key: str) -> str:
+    # A manifest's own keys stand in the sentence: short ones as they are, no line breaks.
+    safe = key if len(key) <= _MAX_KEY and key.isprintable() else shown(key)
+    return f"{path}.{safe}" if path else safe
+
+
 def _unknown(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    hint = f"; did you mean {close[0]}?" if close else f"; fields are {', '.join(known)}"
-    return f"unknown field{hint}"
+    return f"unknown field{_close(key, known) or '; fields are ' + ', '.join(known)}"
+
+
+def _close(word: object, known: list[str]) -> str:
+    if not isinstance(word, str) or len(word) > _MAX_SHOWN:
+        return ""
+    # Case is what people get wrong most: sloclass, auto, TTFTMs.
+    folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return f"; did you mean {folded[close[0]]}?" if close else ""
 
 
 def _mapping(value: object, path: str) -> Mapping[str, object]:
@@ -72,7 +99,7 @@ def _mapping(value: object, path: str) -> Mapping[str, object]:
         raise SpecError(path or "manifest", f"must be a mapping, not {_kind(value)}")
     for key in value:
         if not isinstance(key, str):
-            raise SpecError(path or "manifest", f"has the key {key!r}, which is not text")
+            raise SpecError(path or "manifest", f"has the key {shown(key)}, which is not text")
     return value
 
 
@@ -89,7 +116,7 @@ def _value(hint: Any, value: object, path: str, rule: Rule) -> object:
         return _enum(hint, value, path)
     if hint is bool:
         if not isinstance(value, bool):
-            raise SpecError(path, f"must be true or false, not {_shown(value)}")
+            raise SpecError(path, f"must be true or false, not {shown(value)}")
         return value
     if hint is int:
         return _integer(value, path, rule)
@@ -123,7 +150,10 @@ def _sequence(item: Any, value: object, path: str, rule: Rule) -> tuple[object, 
 def _map(item: Any, value: object, path: str, rule: Rule) -> dict[str, object]:
     mapping = _mapping(value, path)
     _count(len(mapping), path, rule, "entries")
-    return {key: _value(item, v, f"{path}.{key}", rule) for key, v in mapping.items()}
+    for key in mapping:
+        if not 0 < len(key) <= _MAX_KEY:
+            raise SpecError(path, f"has a key of {len(key)} characters; 1 to {_MAX_KEY} allowed")
+    return {key: _value(item, v, _join(path, key), rule) for key, v in mapping.items()}
 
 
 def _count(count: int, path: str, rule: Rule, what: str) -> None:
@@ -135,39 +165,40 @@ def _count(count: int, path: str, rule: Rule, what: str) -> None:
 
 def _enum(hint: type[StrEnum], value: object, path: str) -> StrEnum:
     allowed = [member.value for member in hint]
-    if isinstance(value, bool) and {"On", "Off", "Yes", "No"} & set(allowed):
-        raise SpecError(path, f"YAML read this as {value}; quote it")
-    if not isinstance(value, str) or value not in allowed:
-        close = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.6)
-        hint_text = f"; did you mean {close[0]}?" if close else ""
-        raise SpecError(
-            path, f"must be one of {', '.join(allowed)}, not {_shown(value)}{hint_text}"
-        )
-    return hint(value)
+    if isinstance(value, str) and value in allowed:
+        return hint(value)
+    problem = f"must be one of {', '.join(allowed)}, not {shown(value)}"
+    if isinstance(value, bool):
+        raise SpecError(path, f"{problem} (as YAML reads on, off, yes and no)")
+    raise SpecError(path, f"{problem}{_close(value, allowed)}")
 
 
 def _integer(value: object, path: str, rule: Rule) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         unit = re.search(r"(Ms|Seconds)$", path)
-        names = {"Ms": "milliseconds", "Seconds": "seconds"}
-        wanted = f"a whole number of {names[unit[1]]}" if unit else "a whole number"
-        raise SpecError(path, f"must be {wanted} without a unit, not {_shown(value)}")
+        wanted = f"a whole number of {_UNITS[unit[1]]} without a unit" if unit else "a whole number"
+        raise SpecError(path, f"must be {wanted}, not {shown(value)}")
     low, high = rule.minimum, rule.maximum
     if (low is not None and value < low) or (high is not None and value > high):
-        raise SpecError(path, f"must lie in {low} to {high}, not {_shown(value)}")
+        bounds = f"lie in {low} to {high}"
+        if low is None or high is None:
+            bounds = f"be at least {low}" if high is None else f"be at most {high}"
+        raise SpecError(path, f"must {bounds}, not {shown(value)}")
     return value
 
 
 def _text(value: object, path: str, rule: Rule) -> object:
+    if rule.int_or_string and isinstance(value, int) and not isinstance(value, bool):
+        value = shown(value)
     if not isinstance(value, str):
-        raise SpecError(path, f"must be text, not {_shown(value)}; put it in quotes")
+        raise SpecError(path, f"must be text, not {shown(value)}; put it in quotes")
     if rule.min_length is not None and len(value) < rule.min_length:
         raise SpecError(path, "must not be empty")
     if rule.max_length is not None and len(value) > rule.max_length:
         raise SpecError(path, f"has {len(value)} characters; at most {rule.max_length} allowed")
-    if rule.pattern is not None and not re.fullmatch(rule.pattern.strip("^$"), value):
+    if rule.pattern is not None and not re.fullmatch(rule.pattern, value):
         wanted = rule.pattern_hint or f"match {rule.pattern}"
-        raise SpecError(path, f"must {wanted}, not {_shown(value)}")
+        raise SpecError(path, f"must {wanted}, not {shown(value)}")
     if rule.parse is None:
         return value
     try:
@@ -183,6 +214,21 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a number" if isinstance(value, int | float) else "a value")
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+def shown(value: object) -> str:
+    """A value of a manifest as a sentence repeats it: on one line, short, and at bounded cost.
+
+    Containers are only named: a few lines of YAML aliases can stand for more items than memory
+    holds.
+    """
+    if value is None or isinstance(value, dict | list):
+        return _kind(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        # Python refuses to print very long integers.
+        return str(value) if value.bit_length() <= 128 else "a giant number"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]!r}…"
+    if isinstance(value, float | date):
+        return str(value)
+    return _kind(value)

@@ -11,7 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["DNS_HINT", "DNS_LABEL", "RULE", "Rule", "camel_case", "spec_field"]
+__all__ = [
+    "DNS_HINT",
+    "DNS_LABEL",
+    "QUANTITY",
+    "QUANTITY_HINT",
+    "RULE",
+    "Rule",
+    "camel_case",
+    "spec_field",
+]
 
 RULE: Final = "goodput.rule"
 
@@ -20,6 +29,9 @@ DNS_HINT: Final = (
     "start with a letter, hold lower-case letters, digits and '-' only, and have at most "
     "40 characters"
 )
+# Kubernetes' own pattern of a quantity, without signs: less than nothing is no resource.
+QUANTITY: Final = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,3})?$"
+QUANTITY_HINT: Final = "be a quantity such as 1, '500m' or '16Gi'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +48,7 @@ class Rule:
         pattern_hint: what the pattern means, for people.
         min_items: least number of list items or map entries.
         max_items: greatest number of list items or map entries.
+        int_or_string: a text that may also be written as a bare whole number.
         key: the list is a map keyed by this field of its items: no two alike.
         parse: turns the validated text into a value; its `ValueError` becomes a `SpecError`.
     """
@@ -49,6 +62,7 @@ class Rule:
     pattern_hint: str | None = None
     min_items: int | None = None
     max_items: int | None = None
+    int_or_string: bool = False
     key: str | None = None
     parse: Callable[[str], object] | None = None
 

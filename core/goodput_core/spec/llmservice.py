@@ -22,8 +22,8 @@ from goodput_core.spec.choices import (
     Preemption,
     RouterPolicy,
 )
-from goodput_core.spec.decode import decode
-from goodput_core.spec.fields import DNS_HINT, DNS_LABEL, spec_field
+from goodput_core.spec.decode import decode, shown
+from goodput_core.spec.fields import DNS_HINT, DNS_LABEL, QUANTITY, QUANTITY_HINT, spec_field
 from goodput_core.spec.promise import SLOClassSpec, SLOSpec
 
 __all__ = [
@@ -56,7 +56,7 @@ class ModelSpec:
     source: str = spec_field(
         "Where the weights are: hf://ORG/NAME, pvc://CLAIM/PATH, file://PATH or emulated://PROFILE.",
         max_length=512,
-        pattern=r"^(hf|pvc|file|emulated)://[^\s]+$",
+        pattern=r"^(hf|pvc|file|emulated)://[^\s\x00-\x1f\x7f]+$",
         pattern_hint="begin with hf://, pvc://, file:// or emulated:// and name a model",
     )
     revision: str | None = spec_field(
@@ -94,10 +94,22 @@ class ResourcesSpec:
     """Compute resources of an engine pod, as Kubernetes writes them."""
 
     limits: Mapping[str, str] = spec_field(
-        "Upper bounds by resource name.", factory=dict, max_items=16, max_length=32
+        "Upper bounds by resource name.",
+        factory=dict,
+        max_items=16,
+        max_length=32,
+        pattern=QUANTITY,
+        pattern_hint=QUANTITY_HINT,
+        int_or_string=True,
     )
     requests: Mapping[str, str] = spec_field(
-        "Reserved amounts by resource name.", factory=dict, max_items=16, max_length=32
+        "Reserved amounts by resource name.",
+        factory=dict,
+        max_items=16,
+        max_length=32,
+        pattern=QUANTITY,
+        pattern_hint=QUANTITY_HINT,
+        int_or_string=True,
     )
 
 
@@ -186,7 +198,7 @@ class GateSpec:
     trace: str = spec_field(
         "The trace to replay: pvc://CLAIM/PATH or file://PATH.",
         max_length=512,
-        pattern=r"^(pvc|file)://[^\s]+$",
+        pattern=r"^(pvc|file)://[^\s\x00-\x1f\x7f]+$",
         pattern_hint="begin with pvc:// or file:// and name a trace",
     )
     window: WindowSpec | None = spec_field("The part of the trace to replay.", default=None)
@@ -281,7 +293,13 @@ class MetadataSpec:
     name: str = spec_field(
         "The service's name.", max_length=40, pattern=DNS_LABEL, pattern_hint=DNS_HINT
     )
-    namespace: str | None = spec_field("The namespace.", default=None, max_length=63)
+    namespace: str | None = spec_field(
+        "The namespace; ignored outside a cluster.",
+        default=None,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        pattern_hint="hold lower-case letters, digits and '-' only",
+    )
     labels: Mapping[str, str] = spec_field("Labels.", factory=dict, max_items=64, max_length=63)
     annotations: Mapping[str, str] = spec_field(
         "Annotations.", factory=dict, max_items=64, max_length=65_536
@@ -320,4 +338,4 @@ def _expect(value: Mapping[str, object], key: str, wanted: str) -> None:
     if key not in value:
         raise SpecError(key, f"is required; write {key}: {wanted}")
     if value[key] != wanted:
-        raise SpecError(key, f"must be {wanted}, not {value[key]!r}")
+        raise SpecError(key, f"must be {wanted}, not {shown(value[key])}")

@@ -6,15 +6,17 @@ must hold wherever a manifest is read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.errors import InputError, SpecError
+from goodput_core.spec.decode import shown
 from goodput_core.spec.llmservice import LLMService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["MAX_MANIFEST_BYTES", "parse_manifest"]
+__all__ = ["MAX_MANIFEST_BYTES", "parse_manifest", "strict_documents"]
 
 MAX_MANIFEST_BYTES: Final = 1 << 20
 
@@ -27,7 +29,7 @@ def parse_manifest(
     Args:
         text: YAML or JSON.
         source: the file's name, for errors.
-        parse_documents: a safe YAML parser, such as `yaml.safe_load_all`.
+        parse_documents: a safe YAML parser: `strict_documents(yaml)`.
 
     Raises:
         InputError: too large, not YAML, or not exactly one document.
@@ -37,19 +39,58 @@ def parse_manifest(
         raise InputError(f"{source}: over {MAX_MANIFEST_BYTES >> 20} MiB; is this a manifest?")
     try:
         documents = [d for d in parse_documents(text) if d is not None]
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source}: not YAML: {_one_line(error)}") from error
     except Exception as error:
-        if type(error).__module__.split(".")[0] != "yaml":
-            raise
-        raise InputError(f"{source}: not YAML: {_one_line(error)}") from error
-    if len(documents) != 1:
-        raise InputError(f"{source}: holds {len(documents)} documents; one LLMService is needed")
+        # Whatever a parser stumbles over (PyYAML answers `!!int ''` with an IndexError), the
+        # text is at fault.
+        raise InputError(f"{source}: cannot be read as YAML: {_one_line(error)}") from error
+    if not documents:
+        raise InputError(f"{source}: is empty; an LLMService is needed")
+    if len(documents) > 1:
+        raise InputError(
+            f"{source}: holds {len(documents)} documents; keep one LLMService in a file"
+        )
     try:
         return LLMService.from_dict(documents[0])
     except SpecError as error:
         raise error.at(source) from error
 
 
+def strict_documents(yaml: Any) -> Callable[[str], Iterable[object]]:
+    """A safe YAML parser that refuses what would be lost or explode in silence.
+
+    A key that stands twice in a mapping would hide one of its values; merge keys (`<<`) can
+    grow without bounds, and YAML 1.2 has dropped them.
+
+    Args:
+        yaml: the PyYAML module.
+
+    Returns:
+        A function for `parse_manifest`'s `parse_documents`.
+    """
+    base = yaml.SafeLoader
+
+    def construct_mapping(self: Any, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's signature
+        _refuse_lost_keys(node)
+        return base.construct_mapping(self, node, deep)
+
+    loader = type("StrictLoader", (base,), {"construct_mapping": construct_mapping})
+    return partial(yaml.load_all, Loader=loader)
+
+
+def _refuse_lost_keys(node: Any) -> None:
+    seen: set[tuple[str, str]] = set()
+    if node.id != "mapping":
+        return  # PyYAML itself refuses it
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if key.tag == "tag:yaml.org,2002:merge":
+            raise ValueError(f"line {line}: merge keys (<<) are not supported; repeat the fields")
+        if not isinstance(key.value, str):
+            continue
+        if (key.tag, key.value) in seen:
+            raise ValueError(f"line {line}: the key {shown(key.value)} already stands above")
+        seen.add((key.tag, key.value))
+
+
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:200] or type(error).__name__

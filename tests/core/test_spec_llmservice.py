@@ -1,0 +1,139 @@
+"""Valid manifests: what they mean, and what stands where nothing was written."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from goodput_core.errors import NotBuiltError
+from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
+from goodput_core.spec.llmservice import LLMService
+from goodput_core.support import require_built
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "chat.yaml"
+
+# The manifest of the project's design, in full.
+DESIGNED = """
+apiVersion: goodput.dev/v1alpha1
+kind: LLMService
+metadata: {name: chat}
+spec:
+  model: {source: "hf://Qwen/Qwen3-8B", revision: "<commit>"}
+  engine:
+    image: ghcr.io/example/goodput-engine:0.1.0
+    policy: slo
+    preemption: hybrid
+    tokenBudget: {min: 256, max: 8192, initial: 2048}
+    tensorParallel: 1
+    resources: {limits: {nvidia.com/gpu: 1}}
+  minReplicas: 1
+  maxReplicas: 8
+  router: {policy: prefix-affinity, replicas: 2}
+  slo:
+    classes:
+      - {name: interactive, ttftMs: 500, tpotMs: 50, objective: "99%"}
+      - {name: batch, ttftMs: 30000, tpotMs: 200, objective: "95%"}
+    default: interactive
+  control: {mode: Auto, intervalSeconds: 10, scaleDownStabilizationSeconds: 300}
+  rollout:
+    gate:
+      trace: "pvc://traces/prod.parquet"
+      window: {startSeconds: 600, endSeconds: 900}
+      margin: "1%"
+      baseline: Fresh
+      onInconclusive: Pause
+    progressDeadlineSeconds: 3600
+status: {replicas: 2, anything: [goes]}
+"""
+
+SMALLEST = """
+apiVersion: goodput.dev/v1alpha1
+kind: LLMService
+metadata: {name: a}
+spec:
+  model: {source: "emulated://p"}
+  slo: {classes: [{name: only, ttftMs: 1, tpotMs: 1}]}
+"""
+
+
+def service(text: str) -> LLMService:
+    return LLMService.from_dict(yaml.safe_load(text))
+
+
+def test_the_designed_manifest_is_valid() -> None:
+    designed = service(DESIGNED).spec
+    assert designed.model.scheme == "hf"
+    assert designed.model.name == "Qwen/Qwen3-8B"
+    assert designed.engine.resources.limits == {"nvidia.com/gpu": "1"}
+    assert designed.initial_replicas == 1
+    promise = designed.slo.by_name()["interactive"]
+    assert promise.objective == Fraction(99, 100)
+    assert promise.targets.ttft_ns == 500_000_000
+    assert designed.rollout.gate is not None
+    assert designed.rollout.gate.margin == Fraction(1, 100)
+
+
+def test_the_designed_manifest_asks_for_more_than_is_built() -> None:
+    with pytest.raises(NotBuiltError, match=r"^spec\.engine\.policy: slo is not built yet"):
+        require_built(service(DESIGNED))
+
+
+def test_the_smallest_manifest_takes_every_default() -> None:
+    spec = service(SMALLEST).spec
+    assert spec.engine.policy is Policy.SLO
+    assert spec.engine.preemption is Preemption.HYBRID
+    assert spec.router.policy is RouterPolicy.PREFIX_AFFINITY
+    assert spec.control.mode is ControlMode.AUTO
+    assert (spec.min_replicas, spec.max_replicas, spec.replicas) == (1, 8, None)
+    assert spec.slo.default_class == "only"
+    assert spec.slo.by_name()["only"].objective is None
+
+
+def test_the_example_in_the_repository_is_valid_and_built() -> None:
+    require_built(service(EXAMPLE.read_text(encoding="utf-8")))
+
+
+def test_replicas_of_a_human_come_before_the_law() -> None:
+    assert service(SMALLEST + "  minReplicas: 2\n  replicas: 0\n").spec.initial_replicas == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("replicas", 0),
+        ("replicas", 1000),
+        ("minReplicas", 0),
+        ("engine", {"tokenBudget": {"min": 1, "max": 1, "initial": 1}}),
+        ("engine", {"maxWaiting": 0}),
+        ("engine", {"resources": {"limits": {"cpu": "500m", "memory": "16Gi", "x/y": "1e3"}}}),
+        ("engine", None),
+        ("model", {"source": "file:///srv/models/größe"}),
+        ("control", {"scaleDownStabilizationSeconds": 0}),
+        (
+            "rollout",
+            {"gate": {"trace": "file://t", "window": {"startSeconds": 0, "endSeconds": 1}}},
+        ),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_a_value_on_its_bound_is_valid(field: str, value: Any) -> None:
+    manifest = yaml.safe_load(SMALLEST)
+    manifest["spec"][field] = value
+    LLMService.from_dict(manifest)
+
+
+@pytest.mark.parametrize("objective", ["99%", "99.9%", "99.999999%", "0.000001%", "5%"])
+def test_an_objective_is_an_exact_fraction(objective: str) -> None:
+    manifest = yaml.safe_load(SMALLEST)
+    manifest["spec"]["slo"]["classes"][0]["objective"] = objective
+    (promise,) = LLMService.from_dict(manifest).spec.slo.classes
+    assert promise.objective == Fraction(objective[:-1]) / 100
+
+
+def test_a_spec_cannot_be_changed_in_place() -> None:
+    with pytest.raises(AttributeError):
+        service(SMALLEST).spec.replicas = 3  # type: ignore[misc] # what is under test
