@@ -57,21 +57,34 @@ LABEL_REVISION: Final = "revision"
 LABEL_ROLE: Final = "role"
 LABEL_SLO_CLASS: Final = "slo_class"
 LABEL_OUTCOME: Final = "outcome"
+# Of METRIC_KV_BLOCKS: used, cached (free, and still holding a reusable prefix) or empty.
+LABEL_KV_STATE: Final = "state"
 ROLE_ENGINE: Final = "engine"
 ROLE_ROUTER: Final = "router"
 
 # --- metrics of the router: the source of measured attainment ------------------------------
 # One increment per client request. `outcome` is one of CLIENT_OUTCOMES.
 METRIC_REQUESTS: Final = "goodput_requests_total"
-# attained + missed + shed + error + timeout is the denominator of attainment; `cancelled`
-# (the client left before its TTFT target had passed) stands outside it.
-CLIENT_OUTCOMES: Final = ("attained", "missed", "shed", "error", "timeout", "cancelled")
+# attained + missed + shed + error + timeout is the denominator of attainment. Outside it stand
+# `cancelled` (the client left before its TTFT target had passed) and `unjudged` (a whole answer
+# of a foreign engine that streams nothing and tells no timings: nothing promised was measured).
+CLIENT_OUTCOMES: Final = (
+    "attained",
+    "missed",
+    "shed",
+    "error",
+    "timeout",
+    "cancelled",
+    "unjudged",
+)
 METRIC_TTFT: Final = "goodput_request_ttft_seconds"
 METRIC_TPOT: Final = "goodput_request_tpot_seconds"
 METRIC_E2E: Final = "goodput_request_e2e_seconds"
 METRIC_ROUTER_IN_FLIGHT: Final = "goodput_router_in_flight_requests"
 METRIC_ROUTER_RETRIES: Final = "goodput_router_retries_total"
 METRIC_ROUTER_REPLICA_UP: Final = "goodput_router_replica_ready"
+# Requests that the client itself got wrong (4xx other than 429): they are in no outcome.
+METRIC_ROUTER_CLIENT_ERRORS: Final = "goodput_router_client_errors_total"
 
 # --- metrics of the engine ----------------------------------------------------------------
 METRIC_STEPS: Final = "goodput_engine_steps_total"

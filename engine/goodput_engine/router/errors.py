@@ -3,8 +3,8 @@
 GoodputError
 └── RouterError
     ├── ClientFault            the client's own doing: answered with 4xx, never a missed promise
-    ├── ReplicaLost            no usable answer came; carries why, for the retry and its metric
-    └── TryElsewhere           the attempt is given up in favour of another replica
+    ├── ReplicaLost            no usable, or no whole, answer came; says why
+    └── Expired                nothing moved for too long, or the router is stopping
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from goodput_core.errors import GoodputError
 
-__all__ = ["ClientFault", "ReplicaLost", "RetryReason", "RouterError", "TryElsewhere"]
+__all__ = ["ClientFault", "Expired", "ReplicaLost", "RetryReason", "RouterError"]
 
 
 class RetryReason(StrEnum):
@@ -51,16 +51,20 @@ class ClientFault(RouterError):
 
 
 class ReplicaLost(RouterError):
-    """No usable answer came from a replica, and nothing was sent to the client."""
+    """A replica gave no answer, or only a part of one."""
 
     def __init__(self, reason: RetryReason, detail: str) -> None:
         self.reason = reason
         super().__init__(detail)
 
 
-class TryElsewhere(RouterError):
-    """Ask another replica; the retry is already paid for."""
+class Expired(RouterError):
+    """A request's watchdog ended it.
 
-    def __init__(self, reason: RetryReason) -> None:
-        self.reason = reason
-        super().__init__(reason.value)
+    Args:
+        stopping: because the router stops, not because of a time-out.
+    """
+
+    def __init__(self, *, stopping: bool) -> None:
+        self.stopping = stopping
+        super().__init__("the router is stopping" if stopping else "nothing came in time")

@@ -77,6 +77,11 @@ class Replica:
         return self._ready and not self._report.draining
 
     @property
+    def saturated(self) -> bool:
+        """Whether it refused for load, the last time it was asked."""
+        return self._saturated_until_ns > 0
+
+    @property
     def report(self) -> EngineReport:
         """What it last said of itself."""
         return self._report
@@ -95,7 +100,7 @@ class Replica:
                 kv_used_blocks=max(0, report.kv_total_blocks - report.kv_free_blocks),
                 kv_total_blocks=report.kv_total_blocks,
                 ready=self._ready,
-                saturated=self._saturated_until_ns > 0,
+                saturated=self.saturated,
                 draining=report.draining,
             )
         return self._load
@@ -155,11 +160,6 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._replicas)
 
-    @property
-    def any_ready(self) -> bool:
-        """Whether a request could be served."""
-        return any(replica.ready for replica in self)
-
     def set_upstreams(
         self, upstreams: Iterable[Upstream]
     ) -> tuple[Sequence[Replica], Sequence[Replica]]:
@@ -178,9 +178,7 @@ class Fleet:
         left = [r for name, r in before.items() if self._replicas.get(name) is not r]
         return added, left
 
-    def place(
-        self, now_ns: int, *, but: Collection[str] = ()
-    ) -> tuple[Replica | None, Placement]:
+    def place(self, now_ns: int, *, but: Collection[str] = ()) -> tuple[Replica | None, Placement]:
         """Choose a replica for one request, none of those in `but`."""
         loads = [r.load(now_ns) for r in self._replicas.values() if r.name not in but]
         # Keys stay empty until a policy that reads them is built.

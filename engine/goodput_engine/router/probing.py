@@ -90,7 +90,8 @@ class Prober:
                     replica.mark_gone(f"does not answer: {_reason(error)}")
             if replica.ready != was_ready:
                 _log.info(
-                    "replica=%s ready=%s detail=%s", replica.name, replica.ready, replica.detail
+                    "replica ready" if replica.ready else "replica gone",
+                    extra={"replica": replica.name, "detail": replica.detail},
                 )
             settled = replica.ready and not strikes
             pause_ns = (
@@ -137,7 +138,7 @@ class Prober:
                     return
             report = _REPORT.decode(body)
         except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
-            _log.debug("replica=%s load unknown: %s", replica.name, _reason(error))
+            _log.debug("load unknown", extra={"replica": replica.name, "detail": _reason(error)})
             return
         valid_ns = self._settings.interval_ns + self._settings.timeout_ns
         replica.take_report(report, self._clock(), valid_ns=valid_ns)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Upstream", "UpstreamsFile", "parse_upstream", "parse_upstreams"]
+__all__ = ["Upstream", "UpstreamsFile", "merge", "parse_upstream", "parse_upstreams"]
 
 _MAX_FILE_BYTES: Final = 1 << 20
 _MAX_UPSTREAMS: Final = 1_000
@@ -121,9 +121,9 @@ class UpstreamsFile:
             if self._stamp() == self._seen:
                 return
             apply(self.read())
-        except (InputError, OSError) as error:
+        except (InputError, UsageError, OSError) as error:
             # Said once per change: the stamp of the bad content is remembered by read().
-            _log.warning("upstreams kept: %s", error)
+            _log.warning("upstreams kept", extra={"detail": str(error)})
             if isinstance(error, OSError):
                 self._seen = None
 

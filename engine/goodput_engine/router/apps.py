@@ -1,0 +1,135 @@
+"""The router's two HTTP applications: what clients see, and what operators see.
+
+They listen on two ports because a client must never reach metrics or control, its own or a
+replica's: the serving port knows a fixed list of paths and passes on nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+
+from goodput_core.contract import (
+    LABEL_LLMSERVICE,
+    METRIC_ROUTER_REPLICA_UP,
+    PATH_CHAT_COMPLETIONS,
+    PATH_COMPLETIONS,
+    PATH_CONTROL_STATE,
+    PATH_LIVE,
+    PATH_METRICS,
+    PATH_MODELS,
+    PATH_READY,
+    ROLE_ROUTER,
+)
+from goodput_engine.router.replies import error_response
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from goodput_engine.router.fleet import Fleet, Replica
+    from goodput_engine.router.ledger import Ledger
+    from goodput_engine.router.relay import Relay
+
+__all__ = ["admin_app", "serving_app"]
+
+
+def serving_app(relay: Relay, fleet: Fleet) -> web.Application:
+    """What clients see."""
+
+    async def live(_request: web.Request) -> web.Response:
+        return web.json_response({"status": "live"})
+
+    async def ready(_request: web.Request) -> web.Response:
+        if relay.draining:
+            return _not_ready("draining")
+        count = sum(replica.ready for replica in fleet)
+        if not count:
+            return _not_ready("no replica is ready")
+        return web.json_response({"status": "ready", "ready_replicas": count})
+
+    app = web.Application()
+    app.router.add_post(PATH_COMPLETIONS, relay.inference)
+    app.router.add_post(PATH_CHAT_COMPLETIONS, relay.inference)
+    app.router.add_get(PATH_MODELS, relay.models)
+    app.router.add_get(PATH_LIVE, live)
+    app.router.add_get(PATH_READY, ready)
+    app.router.add_route("*", "/{path:.*}", _no_such_path)
+    return app
+
+
+def admin_app(
+    registry: CollectorRegistry, *, llmservice: str, relay: Relay, fleet: Fleet, ledger: Ledger
+) -> web.Application:
+    """What operators see.
+
+    Args:
+        registry: the router's metrics.
+        llmservice: the service's name.
+        relay: for whether it drains.
+        fleet: the replicas.
+        ledger: the outcomes.
+    """
+    up = Gauge(
+        METRIC_ROUTER_REPLICA_UP,
+        "Whether a replica may get new requests.",
+        (LABEL_LLMSERVICE, "replica"),
+        registry=registry,
+    )
+
+    async def metrics(_request: web.Request) -> web.Response:
+        up.clear()
+        for replica in fleet:
+            up.labels(llmservice, replica.name).set(replica.ready)
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def state(_request: web.Request) -> web.Response:
+        body = {
+            "role": ROLE_ROUTER,
+            "llmservice": llmservice,
+            "policy": fleet.policy.value,
+            "draining": relay.draining,
+            "in_flight": ledger.in_flight,
+            "replicas": [_replica_state(replica) for replica in fleet],
+            "outcomes": ledger.outcomes(),
+            "client_errors": ledger.client_errors,
+            "judged_on_e2e_only": ledger.e2e_only,
+            "retries": ledger.retries,
+        }
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get(PATH_METRICS, metrics)
+    app.router.add_get(PATH_CONTROL_STATE, state)
+    app.router.add_route("*", "/{path:.*}", _no_such_path)
+    return app
+
+
+def _replica_state(replica: Replica) -> dict[str, object]:
+    report = replica.report
+    return {
+        "name": replica.name,
+        "url": replica.upstream.url,
+        "admin_url": replica.upstream.admin_url,
+        "ready": replica.ready,
+        "detail": replica.detail,
+        "draining": report.draining,
+        "saturated": replica.saturated,
+        "in_flight": replica.in_flight,
+        "running": report.running,
+        "waiting": report.waiting,
+        "kv_free_blocks": report.kv_free_blocks,
+        "kv_total_blocks": report.kv_total_blocks,
+    }
+
+
+def _not_ready(why: str) -> web.Response:
+    return web.json_response({"status": "not ready", "reason": why}, status=503)
+
+
+async def _no_such_path(request: web.Request) -> web.Response:
+    return error_response(404, f"no {request.method} {request.path[:200]} here", "unknown_path")

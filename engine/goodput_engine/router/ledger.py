@@ -1,0 +1,184 @@
+"""Counts exactly one outcome per client request: the source of measured attainment."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from goodput_core.contract import (
+    CLIENT_OUTCOMES,
+    LABEL_LLMSERVICE,
+    LABEL_OUTCOME,
+    LABEL_ROLE,
+    LABEL_SLO_CLASS,
+    METRIC_E2E,
+    METRIC_REQUESTS,
+    METRIC_ROUTER_CLIENT_ERRORS,
+    METRIC_ROUTER_IN_FLIGHT,
+    METRIC_ROUTER_RETRIES,
+    METRIC_TPOT,
+    METRIC_TTFT,
+    ROLE_ROUTER,
+)
+from goodput_core.judging import JudgementKind, judge
+from goodput_core.record import Outcome
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from goodput_core.record import RequestRecord
+    from goodput_engine.router.errors import RetryReason
+    from goodput_engine.router.exchange import Exchange
+
+__all__ = ["Ledger"]
+
+# Seconds. OpenTelemetry's gen_ai buckets, finer where promises usually lie.
+_TTFT_S: Final = (
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75,
+    1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300,
+)  # fmt: skip
+_TPOT_S: Final = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075,
+    0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5,
+)  # fmt: skip
+_E2E_S: Final = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1, 1.5, 2.5, 4, 6, 10, 15, 20, 30, 45, 60, 90,
+    120, 180, 300, 600,
+)  # fmt: skip
+
+
+class _Class:
+    """The counters of one class, looked up once."""
+
+    __slots__ = ("counts", "e2e", "outcomes", "tpot", "ttft")
+
+    def __init__(self, name: str, ledger: Ledger) -> None:
+        requests = ledger.requests
+        self.counts = dict.fromkeys(CLIENT_OUTCOMES, 0)
+        self.outcomes = {o: requests.labels(ledger.llmservice, name, o) for o in CLIENT_OUTCOMES}
+        self.ttft = ledger.ttft.labels(ledger.llmservice, name)
+        self.tpot = ledger.tpot.labels(ledger.llmservice, name)
+        self.e2e = ledger.e2e.labels(ledger.llmservice, name)
+
+
+class Ledger:
+    """The router's books.
+
+    Args:
+        registry: where the metrics are published.
+        llmservice: the service's name.
+        classes: names of its classes.
+
+    Attributes:
+        in_flight: requests that have no outcome yet.
+        idle: set while there are none.
+        client_errors: requests refused for the client's own fault.
+        e2e_only: whole answers without timings, judged on the end alone.
+        retries: by reason.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, llmservice: str, classes: Iterable[str]
+    ) -> None:
+        labels = (LABEL_LLMSERVICE, LABEL_SLO_CLASS)
+        self.llmservice: Final = llmservice
+        self.requests: Final = Counter(
+            METRIC_REQUESTS,
+            "Client requests by what became of them; each is counted once.",
+            (*labels, LABEL_OUTCOME),
+            registry=registry,
+        )
+        self.ttft: Final = _histogram(
+            METRIC_TTFT, "From a request's arrival to its first token.", _TTFT_S, registry
+        )
+        self.tpot: Final = _histogram(
+            METRIC_TPOT, "Mean time per token after the first.", _TPOT_S, registry
+        )
+        self.e2e: Final = _histogram(
+            METRIC_E2E, "From a request's arrival to the end of a whole answer.", _E2E_S, registry
+        )
+        self._in_flight = Gauge(
+            METRIC_ROUTER_IN_FLIGHT,
+            "Client requests that have no outcome yet.",
+            (LABEL_LLMSERVICE, LABEL_ROLE),
+            registry=registry,
+        ).labels(llmservice, ROLE_ROUTER)
+        self._retries = Counter(
+            METRIC_ROUTER_RETRIES,
+            "Requests sent a second time, by why.",
+            (LABEL_LLMSERVICE, "reason"),
+            registry=registry,
+        )
+        self._client_errors = Counter(
+            METRIC_ROUTER_CLIENT_ERRORS,
+            "Requests refused for the client's own fault; in no outcome.",
+            (LABEL_LLMSERVICE, "status"),
+            registry=registry,
+        )
+        self.in_flight = 0
+        self.idle: Final = asyncio.Event()
+        self.idle.set()
+        self.client_errors = 0
+        self.e2e_only = 0
+        self.retries: Final[dict[str, int]] = {}
+        self._classes = {name: _Class(name, self) for name in classes}
+
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """Requests by class and outcome since the start."""
+        return {name: dict(entry.counts) for name, entry in self._classes.items()}
+
+    def begin(self) -> None:
+        """A client request came."""
+        self.in_flight += 1
+        self.idle.clear()
+        self._in_flight.inc()
+
+    def retry(self, reason: RetryReason) -> None:
+        """A request is sent a second time."""
+        self.retries[reason.value] = self.retries.get(reason.value, 0) + 1
+        self._retries.labels(self.llmservice, reason.value).inc()
+
+    def settle(self, exchange: Exchange, now_ns: int) -> None:
+        """A client request is over: count it, once."""
+        self.in_flight -= 1
+        self._in_flight.dec()
+        if not self.in_flight:
+            self.idle.set()
+        if exchange.client_fault is not None:
+            self.client_errors += 1
+            self._client_errors.labels(self.llmservice, str(exchange.client_fault)).inc()
+            return
+        targets = exchange.measurable
+        if targets is not exchange.promise.targets:
+            self.e2e_only += 1
+        record = exchange.record(now_ns)
+        entry = self._classes[record.slo_class]
+        outcome = _outcome(record.outcome, judge(record, targets).kind)
+        entry.counts[outcome] += 1
+        entry.outcomes[outcome].inc()
+        _observe(entry, record)
+
+
+def _outcome(ended: Outcome, kind: JudgementKind) -> str:
+    if ended in {Outcome.SHED, Outcome.ERROR, Outcome.TIMEOUT}:
+        return ended.value
+    return "cancelled" if kind is JudgementKind.EXCLUDED else kind.value
+
+
+def _observe(entry: _Class, record: RequestRecord) -> None:
+    if record.ttft_ns is not None:
+        entry.ttft.observe(record.ttft_ns / NS_PER_S)
+    if record.tpot_ns is not None:
+        entry.tpot.observe(record.tpot_ns / NS_PER_S)
+    if record.e2e_ns is not None:
+        entry.e2e.observe(record.e2e_ns / NS_PER_S)
+
+
+def _histogram(
+    name: str, help_: str, buckets: tuple[float, ...], registry: CollectorRegistry
+) -> Histogram:
+    labels = (LABEL_LLMSERVICE, LABEL_SLO_CLASS)
+    return Histogram(name, help_, labels, buckets=buckets, registry=registry)

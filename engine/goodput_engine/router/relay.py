@@ -1,0 +1,241 @@
+"""A client request's way through the router: placed, sent, passed on, counted.
+
+Whatever happens to it (a lost replica, a hanging one, a client that leaves, the router's own
+stop) ends in `inference`, the one place that counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+from aiohttp import web
+
+from goodput_core.placement import PlacementReason
+from goodput_core.record import Outcome
+from goodput_engine.router.errors import ClientFault, Expired, ReplicaLost, RetryReason
+from goodput_engine.router.exchange import Exchange
+from goodput_engine.router.intake import Promise, promise_of, read_body
+from goodput_engine.router.passing import SATURATED, Passing
+from goodput_engine.router.replies import error_response
+from goodput_engine.router.retry import RetryBudget
+from goodput_engine.router.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from goodput_engine.router.fleet import Fleet, Replica
+    from goodput_engine.router.ledger import Ledger
+    from goodput_engine.router.sending import Sender
+    from goodput_engine.router.settings import RouterSettings
+
+__all__ = ["Relay"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Relay:
+    """Answers client requests.
+
+    Args:
+        settings: classes, time-outs and bounds.
+        fleet: the replicas.
+        sender: sends to them.
+        ledger: counts.
+        clock: nanoseconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        *,
+        fleet: Fleet,
+        sender: Sender,
+        ledger: Ledger,
+        clock: Callable[[], int],
+    ) -> None:
+        self._classes = settings.classes
+        self._default = Promise(
+            settings.default_class, settings.classes[settings.default_class].targets
+        )
+        self._timeouts = settings.timeouts
+        self._bounds = settings.bounds
+        self._fleet = fleet
+        self._sender = sender
+        self._ledger = ledger
+        self._clock = clock
+        self._passing = Passing(settings, clock)
+        self._budget = RetryBudget(
+            percent=settings.bounds.retry_percent, burst=settings.bounds.retry_burst
+        )
+        self._live: set[Watchdog] = set()
+        self.draining = False
+
+    def stop_all(self) -> None:
+        """End every request that is under way: the time to drain is over."""
+        for watchdog in tuple(self._live):
+            watchdog.stop()
+
+    async def inference(self, request: web.Request) -> web.StreamResponse:
+        """Handle a completion: counted, once, whatever becomes of it."""
+        exchange = Exchange(self._clock(), self._default)
+        self._ledger.begin()
+        try:
+            return await self._judged(request, exchange)
+        except ClientFault as fault:
+            exchange.client_fault = fault.status
+            return error_response(fault.status, str(fault), fault.code)
+        except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
+            # Many clients hang up on reading "[DONE]": they have what they came for.
+            exchange.outcome = Outcome.OK if exchange.said_all else Outcome.CANCELLED
+            raise
+        except Exception:  # noqa: BLE001 - a bug too is one outcome and one answer
+            _log.exception("request failed")
+            exchange.outcome = Outcome.ERROR
+            return await self._passing.break_off(
+                request, exchange, 500, "the router failed", "internal_error"
+            )
+        finally:
+            self._ledger.settle(exchange, self._clock())
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """Pass on a question about the models: no promise, not counted."""
+        return await self._answer(request, Exchange(self._clock(), self._default))
+
+    async def _judged(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+        exchange.body = await read_body(
+            request, limit_bytes=self._bounds.body_bytes, timeout_ns=self._timeouts.body_ns
+        )
+        exchange.promise = promise_of(
+            request.headers,
+            exchange.body,
+            classes=self._classes,
+            default_class=self._default.slo_class,
+        )
+        self._budget.earn()
+        return await self._answer(request, exchange)
+
+    async def _answer(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+        if self.draining:
+            return _refused(exchange, 503, "the router is stopping", "draining")
+        replica, placement = self._fleet.place(self._clock())
+        if replica is None:
+            if placement.reason is PlacementReason.ALL_SATURATED:
+                return _refused(exchange, 429, "every replica is full", "rate_limit_exceeded")
+            return _refused(exchange, 503, "no replica is ready", "no_replica_ready")
+        watchdog = Watchdog(self._clock, limit_ns=self._timeouts.first_byte_ns)
+        self._live.add(watchdog)
+        try:
+            with watchdog:
+                while True:
+                    result = await self._attempt(request, exchange, replica, watchdog)
+                    if isinstance(result, web.StreamResponse):
+                        return result
+                    replica = result
+        except Expired as expired:
+            return await self._expired(request, exchange, expired)
+        except ReplicaLost as lost:
+            exchange.outcome = Outcome.ERROR
+            return await self._passing.break_off(
+                request, exchange, 502, f"{lost}; try again", "replica_lost"
+            )
+        finally:
+            self._live.discard(watchdog)
+
+    async def _attempt(
+        self,
+        request: web.Request,
+        exchange: Exchange,
+        replica: Replica,
+        watchdog: Watchdog,
+    ) -> web.StreamResponse | Replica:
+        """Ask one replica.
+
+        Returns:
+            What the client was sent, or the replica to ask instead.
+
+        Raises:
+            ReplicaLost: it is gone, and there is no other or it is too late for another.
+        """
+        exchange.tried.add(replica.name)
+        exchange.observer = None
+        upstream: aiohttp.ClientResponse | None = None
+        served = False
+        replica.begin()
+        try:
+            exchange.sent_ns = self._clock()
+            upstream = await self._sender.send(request, exchange.body, replica)
+            if upstream.status >= 500 or upstream.status in SATURATED:
+                other = self._elsewhere(exchange, self._refused_by(replica, upstream.status))
+                if other is not None:
+                    return other
+            else:
+                served = True
+            return await self._passing.whole_answer(request, exchange, upstream, watchdog)
+        except ReplicaLost as lost:
+            _lost(replica, lost)
+            if exchange.response is None:
+                other = self._elsewhere(exchange, lost.reason)
+                if other is not None:
+                    return other
+            raise
+        finally:
+            if upstream is not None:
+                # After a whole answer this does nothing; otherwise it closes the connection,
+                # which is how an engine learns that nobody listens any more.
+                upstream.close()
+            replica.end(served=served)
+
+    def _elsewhere(self, exchange: Exchange, reason: RetryReason) -> Replica | None:
+        """The replica to ask instead, already paid for; None: the client hears of the failure."""
+        if exchange.retried:
+            return None
+        replica, _ = self._fleet.place(self._clock(), but=exchange.tried)
+        if replica is None or not self._budget.spend():
+            return None
+        exchange.retried = True
+        self._ledger.retry(reason)
+        return replica
+
+    def _refused_by(self, replica: Replica, status: int) -> RetryReason:
+        if status in SATURATED:
+            replica.mark_saturated(self._clock())
+        if status >= 500:
+            replica.wake.set()
+            return RetryReason.SATURATED if status == 503 else RetryReason.SERVER_ERROR
+        return RetryReason.SATURATED
+
+    async def _expired(
+        self, request: web.Request, exchange: Exchange, expired: Expired
+    ) -> web.StreamResponse:
+        if expired.stopping:
+            exchange.outcome = Outcome.ERROR
+            return await self._passing.break_off(
+                request, exchange, 503, "the router stopped before the answer ended", "draining"
+            )
+        transport = request.transport
+        if transport is None or transport.get_write_buffer_size():
+            # It is the client that does not move: its buffers are full and stay so.
+            exchange.outcome = Outcome.CANCELLED
+            if transport is not None:
+                transport.abort()
+            raise aiohttp.ClientConnectionResetError("the client stopped reading")
+        exchange.outcome = Outcome.TIMEOUT
+        return await self._passing.break_off(
+            request, exchange, 504, "the replica did not answer in time", "replica_timeout"
+        )
+
+
+def _lost(replica: Replica, lost: ReplicaLost) -> None:
+    """What a failed request teaches about the replica, before any probe does."""
+    if lost.reason is RetryReason.CONNECT:
+        replica.mark_gone(str(lost))
+    # A single broken connection proves little: ask.
+    replica.wake.set()
+
+
+def _refused(exchange: Exchange, status: int, message: str, code: str) -> web.Response:
+    exchange.outcome = Outcome.SHED
+    return error_response(status, f"{message}; try again shortly", code, retry_after_s=1)

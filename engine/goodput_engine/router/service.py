@@ -1,0 +1,213 @@
+"""A running router: its parts put together, its sockets, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from goodput_core.errors import UsageError
+from goodput_core.units import NS_PER_S
+from goodput_engine.router.apps import admin_app, serving_app
+from goodput_engine.router.errors import RetryReason
+from goodput_engine.router.fleet import Fleet
+from goodput_engine.router.ledger import Ledger
+from goodput_engine.router.probing import Prober
+from goodput_engine.router.relay import Relay
+from goodput_engine.router.sending import Sender
+from goodput_engine.router.upstreams import merge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from goodput_engine.router.settings import RouterSettings
+    from goodput_engine.router.upstreams import Upstream, UpstreamsFile
+
+__all__ = ["RouterService"]
+
+_BACKLOG: Final = 4096
+# After the grace period, for the last error events to be written.
+_LAST_WORDS_S: Final = 1.0
+_log: Final = logging.getLogger(__name__)
+
+
+class RouterService:
+    """A router that listens for as long as the context lasts.
+
+    Args:
+        settings: classes, policy, time-outs and bounds.
+        upstreams: replicas that were named once and for all.
+        file: replicas that are followed while it runs.
+        host: address of both ports.
+        port, admin_port: 0 takes a free one.
+        clock: nanoseconds, monotonic.
+
+    Raises:
+        UsageError: a port cannot be listened on, or a name is given twice.
+        InputError: the file of upstreams cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        *,
+        clock: Callable[[], int],
+        upstreams: Sequence[Upstream] = (),
+        file: UpstreamsFile | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        admin_port: int = 0,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._options = upstreams
+        self._file = file
+        self._address = (host, port, admin_port)
+        self._stack = AsyncExitStack()
+        self.fleet: Final = Fleet(settings.policy)
+        self._registry = CollectorRegistry()
+        self.ledger: Final = Ledger(
+            self._registry, llmservice=settings.llmservice, classes=settings.classes
+        )
+        self.url = ""
+        self.admin_url = ""
+        self._relay: Relay
+        self._prober: Prober
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def drain(self, grace_ns: int, *, hurry: asyncio.Event | None = None) -> None:
+        """Take nothing new, let what runs finish, and end what is left.
+
+        Args:
+            grace_ns: how long it may take.
+            hurry: ends the grace period when it is set.
+        """
+        self._relay.draining = True
+        _log.info("draining", extra={"in_flight": self.ledger.in_flight})
+        waits = {asyncio.ensure_future(self.ledger.idle.wait())}
+        if hurry is not None:
+            waits.add(asyncio.ensure_future(hurry.wait()))
+        await asyncio.wait(waits, timeout=grace_ns / NS_PER_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        cut_short = self.ledger.in_flight
+        if cut_short:
+            self._relay.stop_all()
+            try:
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self.ledger.idle.wait()
+            except TimeoutError:
+                pass
+        _log.info("stopped", extra={"cut_short": cut_short})
+
+    async def _start(self) -> None:
+        settings = self._settings
+        listed = self._file.read() if self._file is not None else ()
+        upstreams = merge(listed, self._options)
+        sender = Sender(settings.timeouts, lambda: self.ledger.retry(RetryReason.STALE_CONNECTION))
+        self._stack.push_async_callback(sender.close)
+        self._prober = Prober(sender.session, settings.probe, self._clock)
+        self._stack.push_async_callback(self._prober.close)
+        self._relay = Relay(
+            settings, fleet=self.fleet, sender=sender, ledger=self.ledger, clock=self._clock
+        )
+        host, port, admin_port = self._address
+        self.url = await self._listen(
+            # Bodies pass as they are, and a client that leaves ends its request at once.
+            web.AppRunner(
+                serving_app(self._relay, self.fleet),
+                access_log=None,
+                handler_cancellation=True,
+                auto_decompress=False,
+                shutdown_timeout=1.0,
+            ),
+            host,
+            port,
+        )
+        self.admin_url = await self._listen(
+            web.AppRunner(
+                admin_app(
+                    self._registry,
+                    llmservice=settings.llmservice,
+                    relay=self._relay,
+                    fleet=self.fleet,
+                    ledger=self.ledger,
+                ),
+                access_log=None,
+                shutdown_timeout=1.0,
+            ),
+            host,
+            admin_port,
+        )
+        self._apply(upstreams)
+        if self._file is not None:
+            following = asyncio.create_task(
+                self._file.follow(
+                    lambda found: self._apply(merge(found, self._options)),
+                    interval_ns=settings.probe.file_interval_ns,
+                )
+            )
+            self._stack.push_async_callback(_cancel, following)
+
+    def _apply(self, upstreams: Sequence[Upstream]) -> None:
+        added, left = self.fleet.set_upstreams(upstreams)
+        self._prober.follow(added, left)
+        _log.info(
+            "upstreams",
+            extra={"replicas": len(self.fleet), "added": len(added), "left": len(left)},
+        )
+
+    async def _listen(self, runner: web.AppRunner, host: str, port: int) -> str:
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        listener = _bind(host, port)
+        self._stack.callback(listener.close)
+        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        bound = listener.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{bound}"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port"
+        ) from error
+    return listener
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
