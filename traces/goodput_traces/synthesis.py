@@ -102,15 +102,10 @@ _BATCH: Final = _Class(
 )
 
 
-def synthetic_metadata(options: SynthesisOptions, command: str) -> TraceMetadata:
-    """The metadata that labels such a trace.
-
-    Args:
-        options: what it was made from.
-        command: the command line that makes it again.
-    """
+def synthetic_metadata(command: str) -> TraceMetadata:
+    """The metadata that labels such a trace, with the command line that makes it again."""
     return TraceMetadata(
-        source=f"synthetic, made by: {command} (seed {options.seed})",
+        source=f"synthetic, made by: {command}",
         licence="Apache-2.0",
         clock=Clock.TRACE_RELATIVE,
         timestamp_resolution_ns=1,
