@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from goodput_core.slo import SLOClass
+from goodput_core.slo import SLOClass
 
 __all__ = ["ClientFacts", "LengthPinning", "Promise", "RunFacts", "TargetFacts", "TraceFacts"]
 
@@ -130,7 +128,8 @@ class RunFacts:
         version: Goodput's version.
         command: the command line, argument by argument, with secrets replaced.
         complete: False when the run was interrupted or aborted.
-        abort_reason: one sentence of why it is incomplete; empty when complete.
+        abort_reason: why it is incomplete, as the end of a sentence: `interrupted after 120 s of
+            300 s`; empty when complete.
     """
 
     trace: TraceFacts

@@ -1,44 +1,224 @@
-"""Making a run's folder. Signatures first; the bodies follow within the hour."""
+"""Making a run's folder: records as the run goes, then the judgement, the summary, the report.
+
+The writer owns the folder while the run lasts. Files get their final names only when they are
+whole, so a killed run leaves nothing that looks finished. How requests were sent is not known
+here: the same writer serves real time and virtual time.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+import re
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from goodput_core.errors import InputError
+from goodput_core.judging import judge, targets_for
+from goodput_replay.run.disk import (
+    DiskFullError,
+    Reserve,
+    SurvivingFile,
+    is_disk_full,
+)
+from goodput_replay.run.names import (
+    DECISIONS_FILE,
+    PARTIAL_SUFFIX,
+    RECORDS_FILE,
+    REPORT_FILE,
+    SUMMARY_FILE,
+)
+from goodput_replay.run.records import RecordWriter
+from goodput_replay.run.summarise import summarise
+from goodput_replay.run.summary import write_summary
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from pathlib import Path
+    from types import TracebackType
 
+    from goodput_core.judging import Judgement
     from goodput_core.record import RequestRecord
     from goodput_replay.run.facts import Promise, RunFacts
     from goodput_replay.run.summary import Summary
 
 __all__ = ["RunWriter", "default_folder"]
 
+_OURS: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE)
+_RESERVE_FILE: Final = ".reserve"
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME: Final = 40
+
 
 def default_folder(started: datetime, trace: str, target: str) -> Path:
-    """`runs/<UTC time>-<trace>-<service or host>`."""
-    raise NotImplementedError
+    """`runs/<UTC time>-<trace>-<service or host>`, safe as a file name.
+
+    Args:
+        started: an aware wall-clock time.
+        trace: the trace's name; a `.parquet` at its end is dropped.
+        target: the service's name, or the host of a bare target.
+    """
+    stamp = started.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    parts = (trace.removesuffix(".parquet"), target)
+    words = [_UNSAFE.sub("-", part).strip("-.")[:_LONGEST_NAME] for part in parts]
+    return Path("runs", "-".join([stamp, *filter(None, words)]))
 
 
 class RunWriter:
-    """Owns a run's folder while the run lasts; a context manager."""
+    """Records one run into its folder; a context manager.
+
+    Left without `finish`, the records are closed and kept, and no summary is written: the folder
+    is readable but marked by its absence as unfinished.
+    """
+
+    def __init__(self, path: Path, promise: Promise, *, keep_gaps: bool, reserve: Reserve) -> None:
+        """Use `create`."""
+        self._path = path
+        self._promise = promise
+        self._classes = promise.by_name()
+        self._reserve = reserve
+        self._rows = 0
+        self._partial = path / (RECORDS_FILE + PARTIAL_SUFFIX)
+        self._file = SurvivingFile(self._partial, reserve)
+        self._records = RecordWriter(self._file, keep_gaps=keep_gaps)
 
     @classmethod
     def create(
         cls, path: Path, *, promise: Promise, force: bool = False, keep_gaps: bool = True
-    ) -> RunWriter:
-        """Make the folder; InputError when it holds something and `force` is not set."""
-        raise NotImplementedError
+    ) -> Self:
+        """Make the folder and its parents, ready for the first record.
 
-    def append(self, record: RequestRecord, *, warmup: bool = False) -> None:
-        """Keep one request; InternalError once the disk is full."""
-        raise NotImplementedError
+        Args:
+            path: the folder; must not exist, or be empty, unless `force`.
+            promise: what requests are judged by.
+            force: replace an earlier run in `path`; files that are not a run's stay.
+            keep_gaps: False keeps the p99 of each request's gaps instead of the gaps.
 
-    def finish(self, facts: RunFacts) -> Summary:
-        """Judge, write summary.json and report.html; InternalError when the disk was full."""
-        raise NotImplementedError
+        Raises:
+            InputError: the folder holds something, or cannot be made.
+            DiskFullError: there is no room for even a short run.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if not force and any(path.iterdir()):
+                raise InputError(
+                    f"{path}: the folder is not empty; choose another with --out, or replace the "
+                    "run in it with --force"
+                )
+            for name in _OURS:
+                for leftover in (path / name, path / (name + PARTIAL_SUFFIX)):
+                    leftover.unlink(missing_ok=True)
+            reserve = Reserve(path / _RESERVE_FILE)
+            writer = cls(path, promise, keep_gaps=keep_gaps, reserve=reserve)
+        except OSError as error:
+            if is_disk_full(error):
+                raise DiskFullError(
+                    f"{path}: the disk is full before the run began; free some space"
+                ) from error
+            why = error.strerror or type(error).__name__
+            raise InputError(f"{path}: cannot be made a run's folder ({why})") from error
+        _rehearse()
+        return writer
 
     @property
     def path(self) -> Path:
         """The folder."""
-        raise NotImplementedError
+        return self._path
+
+    @property
+    def rows(self) -> int:
+        """Requests recorded so far, warm-up rows too."""
+        return self._rows
+
+    def append(self, record: RequestRecord, *, warmup: bool = False) -> Judgement | None:
+        """Judge and keep one request; every 512 requests this writes to the disk.
+
+        Args:
+            record: what happened.
+            warmup: keep it outside every figure.
+
+        Returns:
+            The judgement, None for a warm-up row.
+
+        Raises:
+            DiskFullError: the disk is full. This record was kept; stop, then call `finish`.
+        """
+        judgement = None if warmup else judge(record, targets_for(record, self._classes))
+        try:
+            self._records.append(record, judgement)
+        except OSError as error:
+            raise self._full(error) from error
+        self._rows += 1
+        if self._reserve.released:
+            raise self._full()
+        return judgement
+
+    def finish(self, facts: RunFacts) -> Summary:
+        """Close the records, judge the run, write the summary and the report.
+
+        Args:
+            facts: what the sender knows; its promise must be the one given to `create`.
+
+        Raises:
+            DiskFullError: the disk filled during the run; what could be written is there, and
+                the run is marked incomplete.
+        """
+        assert facts.promise == self._promise, "a run is judged by one promise"
+        try:
+            self._close()
+            if self._reserve.released and facts.complete:
+                facts = replace(facts, complete=False, abort_reason="because the disk was full")
+            # From here on the reserve is what the summary and the report are written into.
+            filled = self._reserve.released
+            self._reserve.release()
+            summary = summarise(self._path, facts)
+            write_summary(self._path, summary)
+            self._write_report()
+        except OSError as error:
+            raise self._full(error) from error
+        if filled:
+            raise self._full()
+        return summary
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Whatever ended the run may have been a full disk: closing must not hide it.
+        with suppress(OSError):
+            self._close()
+        self._reserve.release()
+
+    def _close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._records.close()
+        finally:
+            self._file.close()
+        self._partial.replace(self._path / RECORDS_FILE)
+
+    def _write_report(self) -> None:
+        # Drawing needs matplotlib, which takes half a second to load: not before the run.
+        from goodput_replay.report.page import write_report  # noqa: PLC0415
+
+        write_report(self._path)
+
+    def _full(self, error: OSError | None = None) -> DiskFullError | OSError:
+        if error is not None and not is_disk_full(error):
+            return error
+        return DiskFullError(
+            f"{self._path}: the disk is full; the {self._rows} requests recorded until then are "
+            "kept where they fitted; free some space and replay again"
+        )
+
+
+def _rehearse() -> None:
+    """Write one row group to nowhere: the first costs 30 ms of imports that no run should pay."""
+    RecordWriter(io.BytesIO()).close()

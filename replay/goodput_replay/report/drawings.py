@@ -1,0 +1,201 @@
+"""Which drawings a report has, and what each is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from goodput_core.slo import parse_objective
+from goodput_core.units import NS_PER_MS
+from goodput_replay.report.figures.canvas import COLOURS
+from goodput_replay.report.figures.latency import Curve, draw_latency
+from goodput_replay.report.figures.over_time import (
+    draw_attainment,
+    draw_goodput,
+    draw_in_flight,
+    draw_lag,
+    draw_rates,
+)
+from goodput_replay.report.timeline import cut_timeline
+from goodput_replay.run.columns import RunColumns
+from goodput_replay.run.summary import PromiseSummary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_replay.run.gaps import GapCounts
+    from goodput_replay.run.summary import Summary
+
+__all__ = ["Drawings", "LatencyDrawing", "draw_all"]
+
+_CLASSES_PER_DRAWING: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyDrawing:
+    """One drawing of latencies.
+
+    Args:
+        title: the measure.
+        note: what its lines are.
+        svg: the drawing.
+        classes: colour and name of the classes in it.
+    """
+
+    title: str
+    note: str
+    svg: Markup
+    classes: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawings:
+    """Every drawing of a report, as markup.
+
+    Args:
+        stretch_s: the time resolution of the drawings over time, seconds.
+    """
+
+    attainment: Markup
+    goodput: Markup
+    rates: Markup
+    in_flight: Markup
+    lag: Markup
+    latencies: tuple[LatencyDrawing, ...]
+    stretch_s: float
+
+
+def draw_all(summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]) -> Drawings:
+    """Draw a run.
+
+    Args:
+        summary: its summary.
+        columns: its judged requests.
+        gaps: its gaps between tokens, by class.
+    """
+    timeline = cut_timeline(
+        columns,
+        tuple(one.name for one in summary.classes),
+        start_s=summary.window.start_s,
+        length_s=summary.window.length_s,
+    )
+    objectives = {
+        p.name: float(parse_objective(p.objective)) for p in summary.promises if p.objective
+    }
+    return Drawings(
+        attainment=_safe(draw_attainment(timeline, objectives)),
+        goodput=_safe(draw_goodput(timeline)),
+        rates=_safe(draw_rates(timeline)),
+        in_flight=_safe(draw_in_flight(timeline)),
+        lag=_safe(draw_lag(timeline, summary.validity.lag_p99_limit_ms)),
+        latencies=tuple(_latencies(summary, columns, gaps)),
+        stretch_s=timeline.width_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measure:
+    """What one drawing shows of a class: a main line, perhaps a thin one, and the target."""
+
+    title: str
+    note: str
+    main_ms: Callable[[RunColumns], NDArray[np.float64]]
+    thin_ms: Callable[[RunColumns], NDArray[np.float64]] | None
+    target_ms: Callable[[PromiseSummary], int | None]
+
+
+_TBT: Final = _Measure(
+    title="Time between tokens",
+    note="the request's own p99, which a TBT target bounds; dotted: all gaps",
+    main_ms=lambda columns: columns.tbt_p99_us / 1000,
+    thin_ms=None,
+    target_ms=lambda promise: promise.tbt_p99_ms,
+)
+_MEASURES: Final = (
+    _Measure(
+        title="Time to first token",
+        note="from the scheduled arrival; dotted: from the actual send",
+        main_ms=lambda columns: columns.ttft_ns / NS_PER_MS,
+        thin_ms=lambda columns: columns.ttft_from_send_ns / NS_PER_MS,
+        target_ms=lambda promise: promise.ttft_ms,
+    ),
+    _Measure(
+        title="Time per output token",
+        note="mean over each request, after its first token",
+        main_ms=lambda columns: columns.tpot_ns / NS_PER_MS,
+        thin_ms=None,
+        target_ms=lambda promise: promise.tpot_ms,
+    ),
+    _TBT,
+    _Measure(
+        title="Whole request",
+        note="complete answers, from the scheduled arrival",
+        main_ms=lambda columns: columns.e2e_ns / NS_PER_MS,
+        thin_ms=None,
+        target_ms=lambda promise: promise.e2e_ms,
+    ),
+)
+
+
+def _latencies(
+    summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]
+) -> Iterator[LatencyDrawing]:
+    names = [one.name for one in summary.classes if one.requests]
+    colours = {one.name: index for index, one in enumerate(summary.classes)}
+    promises = {p.name: p for p in summary.promises}
+    for first in range(0, len(names), _CLASSES_PER_DRAWING):
+        together = names[first : first + _CLASSES_PER_DRAWING]
+        for measure in _MEASURES:
+            curves: list[Curve] = []
+            for name in together:
+                promise = promises.get(name)
+                target = None if promise is None else measure.target_ms(promise)
+                curves += _curves(columns, measure, name, colours[name], target)
+                if measure is _TBT and name in gaps and gaps[name].total:
+                    curves.append(_all_gaps(gaps[name], colours[name]))
+            yield LatencyDrawing(
+                title=measure.title,
+                note=measure.note,
+                svg=_safe(draw_latency(measure.title, curves)),
+                classes=tuple((colours[name] % COLOURS, name) for name in together),
+            )
+
+
+def _curves(
+    columns: RunColumns, measure: _Measure, name: str, colour: int, target_ms: int | None
+) -> Iterator[Curve]:
+    mine = columns.of_class(name)
+    yield _curve(measure.main_ms(columns)[mine], colour, target_ms=target_ms)
+    if measure.thin_ms is not None:
+        yield _curve(measure.thin_ms(columns)[mine], colour, thin=True)
+
+
+def _curve(
+    values_ms: NDArray[np.float64], colour: int, *, thin: bool = False, target_ms: int | None = None
+) -> Curve:
+    measured = np.sort(values_ms[np.isfinite(values_ms)])
+    return Curve(
+        colour=colour,
+        values_ms=measured,
+        shares=(np.arange(len(measured)) + 1) / max(1, len(measured)),
+        count=len(measured),
+        thin=thin,
+        target_ms=target_ms,
+    )
+
+
+def _all_gaps(gaps: GapCounts, colour: int) -> Curve:
+    edges_us, shares = gaps.cumulative()
+    return Curve(
+        colour=colour, values_ms=edges_us / 1000, shares=shares, count=gaps.total, thin=True
+    )
+
+
+def _safe(svg: str) -> Markup:
+    """Mark a drawing as markup: it holds numbers and our own words, no text of a user."""
+    return Markup(svg)  # noqa: S704 - see above

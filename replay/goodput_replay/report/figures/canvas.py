@@ -1,0 +1,167 @@
+"""One drawing's frame: axes in the report's style, and an SVG that takes its colours from CSS.
+
+matplotlib writes fixed colours, but the page has a light and a dark face. So every colour is
+drawn as a placeholder that the finished SVG replaces by a CSS variable. Figures are built with
+matplotlib's objects, never with pyplot, whose state is shared by the process.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["COLOURS", "Canvas", "colour_of", "percent_axis", "time_axis"]
+
+COLOURS: Final = 8
+"""Colours before they repeat: `--c0` … `--c7` of the style sheet."""
+
+_INK: Final = "#f00d01"
+_FAINT: Final = "#f00d02"
+_ALERT: Final = "#f00d03"
+_SERIES: Final = tuple(f"#f00d1{index}" for index in range(COLOURS))
+_VARIABLES: Final = {
+    _INK: "var(--ink)",
+    _FAINT: "var(--faint)",
+    _ALERT: "var(--alert)",
+    **{placeholder: f"var(--c{index})" for index, placeholder in enumerate(_SERIES)},
+}
+_STYLE: Final[dict[Any, Any]] = {
+    # Text stays text: selectable, searchable, small, and in the page's own font.
+    "svg.fonttype": "none",
+    # Element names are hashes; a fixed salt makes the same run give the same bytes.
+    "svg.hashsalt": "goodput",
+    "font.size": 9.5,
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
+    "text.color": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.5,
+    "grid.alpha": 0.45,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "path.simplify": True,
+}
+_SIZE_INCHES: Final = (6.4, 3.0)
+# Steps between time ticks that people read at a glance, seconds.
+_TIME_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200)
+_MOST_TIME_TICKS: Final = 8
+_ID: Final = re.compile(r' id="([^"]*)"')
+_REFERENCE: Final = re.compile(r"#([A-Za-z0-9_-]+)")
+
+
+def colour_of(index: int) -> str:
+    """The placeholder of a series' colour, which the page shows as `--c{index}`."""
+    return _SERIES[index % COLOURS]
+
+
+class Canvas:
+    """Axes to draw on; use as a context manager around all drawing, then call `svg`.
+
+    Args:
+        title: what the drawing shows, for people who cannot see it.
+        y_label: what the vertical axis measures, with its unit.
+    """
+
+    ink: Final = _INK
+    faint: Final = _FAINT
+    alert: Final = _ALERT
+
+    def __init__(self, title: str, *, y_label: str) -> None:
+        self._title = title
+        self._context = rc_context(_STYLE)
+        self._y_label = y_label
+        self._figure: Figure | None = None
+
+    def __enter__(self) -> Axes:
+        self._context.__enter__()
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        axes.set_ylabel(self._y_label)
+        axes.margins(x=0)
+        self._figure = figure
+        return axes
+
+    def __exit__(self, *error: object) -> None:
+        self._markup = self._draw() if error[0] is None else ""
+        self._context.__exit__(None, None, None)
+
+    def svg(self) -> str:
+        """The drawing as markup for an HTML page."""
+        return self._markup
+
+    def _draw(self) -> str:
+        assert self._figure is not None, "drawn inside the context"
+        sink = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        self._figure.savefig(sink, format="svg", metadata=nothing)
+        return _for_page(sink.getvalue(), self._title)
+
+
+def time_axis(axes: Axes, length_s: float) -> None:
+    """Label the horizontal axis with time since the window began, in round steps.
+
+    Args:
+        axes: whose horizontal axis is in seconds.
+        length_s: the window's length.
+    """
+    step = next((s for s in _TIME_STEPS if length_s / s <= _MOST_TIME_TICKS), _TIME_STEPS[-1])
+    axes.set_xlim(0, length_s)
+    axes.xaxis.set_major_locator(MultipleLocator(step))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _clock(value)))
+    unit = "h:min:s" if length_s >= 3600 else "min:s"
+    axes.set_xlabel(f"time since the window began ({unit})")
+
+
+def percent_axis(axes: Axes) -> None:
+    """Make the vertical axis a share from 0 to 100 %."""
+    axes.set_ylim(-0.02, 1.03)
+    axes.yaxis.set_major_locator(MultipleLocator(0.25))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:.0f}%"))
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _for_page(markup: str, title: str) -> str:
+    """Strip what only a stand-alone file needs, name the drawing, and let CSS colour it."""
+    body = markup[markup.index("<svg") :]
+    opening, _, rest = body.partition(">")
+    box = re.search(r'viewBox="[^"]*"', opening)
+    assert box is not None, "matplotlib always writes a viewBox"
+    used = set(_REFERENCE.findall(rest))
+    rest = _ID.sub(lambda found: found[0] if found[1] in used else "", rest)
+    for placeholder, variable in _VARIABLES.items():
+        rest = rest.replace(placeholder, variable)
+    rest = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font-size: \1px", rest)
+    return f'<svg {box[0]} role="img" aria-label="{_escape(title)}">{rest}'
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

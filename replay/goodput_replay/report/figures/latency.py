@@ -1,0 +1,102 @@
+"""Latency by percentile, each class in its colour, with its target as a dashed line.
+
+The horizontal axis gives each further nine the same room, because promises live in the tail:
+where a class's curve crosses its target is the share of requests that kept it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from numpy.typing import NDArray
+
+from goodput_replay.report.figures.canvas import Canvas, colour_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Curve", "draw_latency"]
+
+_POINTS: Final = 160
+_TICKS: Final = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One line of a drawing.
+
+    Args:
+        colour: index of its class.
+        values_ms: measured values in ascending order, or the upper edges of buckets.
+        shares: the share of all measurements up to each of them.
+        count: measurements in all.
+        thin: drawn thin and dotted, beside the class's main line.
+        target_ms: the class's promise; None: none.
+    """
+
+    colour: int
+    values_ms: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    count: int
+    thin: bool = False
+    target_ms: float | None = None
+
+
+def draw_latency(title: str, curves: Sequence[Curve]) -> str:
+    """Draw the curves; those without values are left out.
+
+    Args:
+        title: what is measured, for people who cannot see it.
+        curves: at least one.
+    """
+    canvas = Canvas(f"{title} by percentile, by class", y_label="milliseconds")
+    with canvas as axes:
+        widest = 1.0
+        for curve in curves:
+            if not curve.count:
+                continue
+            places, values = _thinned(curve)
+            widest = max(widest, float(places[-1]))
+            axes.plot(
+                places,
+                np.maximum(values, 1e-3),
+                color=colour_of(curve.colour),
+                linewidth=1.0 if curve.thin else 1.6,
+                linestyle=(0, (1, 1.6)) if curve.thin else "-",
+            )
+        for curve in curves:
+            if curve.target_ms is not None:
+                colour = colour_of(curve.colour)
+                axes.axhline(curve.target_ms, color=colour, linestyle=(0, (4, 3)), linewidth=1.1)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=8))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(0, widest)
+        ticks = [place for place in (_place(np.array(_TICKS))).tolist() if place <= widest]
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: _percentile(place)))
+        axes.set_xlabel("percentile")
+    return canvas.svg()
+
+
+def _thinned(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """At most a few hundred points of the curve: places on the axis, and values there."""
+    # The largest of n stands at 1 − 1/n, as far right as n measurements can tell.
+    last = 1 - 1 / max(2, curve.count)
+    places = np.linspace(0, float(_place(np.array([last]))[0]), _POINTS)
+    index = np.searchsorted(curve.shares, 1 - 10.0**-places - 1e-12, side="right")
+    return places, curve.values_ms[np.minimum(index, len(curve.values_ms) - 1)]
+
+
+def _place(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Where a share stands on the axis: 90 % at 1, 99 % at 2, 99.9 % at 3."""
+    places: NDArray[np.float64] = -np.log10(1 - shares)
+    return places
+
+
+def _percentile(place: float) -> str:
+    return f"{(1 - 10.0**-place) * 100:.5g}%"

@@ -1,0 +1,129 @@
+"""Drawings over time: attainment, goodput, rates, requests in flight, the client's lag."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from goodput_replay.report.figures.canvas import Canvas, colour_of, percent_axis, time_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    from goodput_replay.report.timeline import Timeline
+
+__all__ = ["draw_attainment", "draw_goodput", "draw_in_flight", "draw_lag", "draw_rates"]
+
+
+def draw_attainment(timeline: Timeline, objectives: Mapping[str, float]) -> str:
+    """Attainment of each class, its objective dashed; a stretch without requests is a gap.
+
+    Args:
+        timeline: the run over time.
+        objectives: share that must attain, by class; classes without one are left out.
+    """
+    canvas = Canvas("Attainment over time, by class", y_label="attained")
+    with canvas as axes:
+        for index, one in enumerate(timeline.classes):
+            colour = colour_of(index)
+            _steps(axes, timeline, one.attainment, colour)
+            if one.name in objectives:
+                axes.axhline(objectives[one.name], color=colour, linestyle=(0, (4, 3)), linewidth=1)
+        percent_axis(axes)
+        time_axis(axes, float(timeline.edges_s[-1]))
+    return canvas.svg()
+
+
+def draw_goodput(timeline: Timeline) -> str:
+    """Good requests per second stacked by class, under the line of all that were judged."""
+    canvas = Canvas("Goodput over time, stacked by class", y_label="requests per second")
+    with canvas as axes:
+        base = np.zeros(len(timeline.widths_s))
+        for index, one in enumerate(timeline.classes):
+            top = base + one.good / timeline.widths_s
+            axes.fill_between(
+                timeline.edges_s,
+                _closed(base),
+                _closed(top),
+                step="post",
+                color=colour_of(index),
+                alpha=0.75,
+                linewidth=0,
+            )
+            base = top
+        judged = sum((one.total for one in timeline.classes), np.zeros(len(base), dtype=np.int64))
+        _steps(axes, timeline, judged / timeline.widths_s, Canvas.ink, width=1.1)
+        _from_zero(axes)
+        time_axis(axes, float(timeline.edges_s[-1]))
+    return canvas.svg()
+
+
+def draw_rates(timeline: Timeline) -> str:
+    """Requests offered and complete answers, per second."""
+    canvas = Canvas("Offered and served rate over time", y_label="requests per second")
+    with canvas as axes:
+        _steps(axes, timeline, timeline.offered / timeline.widths_s, Canvas.ink, width=1.1)
+        _steps(axes, timeline, timeline.served / timeline.widths_s, colour_of(0))
+        _from_zero(axes)
+        time_axis(axes, float(timeline.edges_s[-1]))
+    return canvas.svg()
+
+
+def draw_in_flight(timeline: Timeline) -> str:
+    """Most requests in flight at once, by stretch."""
+    canvas = Canvas("Requests in flight over time", y_label="requests in flight")
+    with canvas as axes:
+        axes.fill_between(
+            timeline.edges_s,
+            _closed(timeline.in_flight),
+            step="post",
+            color=colour_of(0),
+            alpha=0.2,
+            linewidth=0,
+        )
+        _steps(axes, timeline, timeline.in_flight.astype(np.float64), colour_of(0))
+        _from_zero(axes)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        time_axis(axes, float(timeline.edges_s[-1]))
+    return canvas.svg()
+
+
+def draw_lag(timeline: Timeline, limit_ms: float) -> str:
+    """Median and largest lag of the client, and the bound on the run's p99.
+
+    Args:
+        timeline: the run over time.
+        limit_ms: the bound.
+    """
+    canvas = Canvas("Send lag of the client over time", y_label="send lag (ms)")
+    with canvas as axes:
+        # A logarithmic axis has no zero; a request sent to the microsecond is drawn there.
+        _steps(axes, timeline, np.maximum(timeline.lag_p50_ms, 1e-3), colour_of(0))
+        _steps(axes, timeline, np.maximum(timeline.lag_max_ms, 1e-3), colour_of(1), width=1.1)
+        axes.axhline(limit_ms, color=Canvas.alert, linestyle=(0, (4, 3)), linewidth=1.2)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.minorticks_off()
+        time_axis(axes, float(timeline.edges_s[-1]))
+    return canvas.svg()
+
+
+def _steps(
+    axes: Axes, timeline: Timeline, values: NDArray[np.float64], colour: str, *, width: float = 1.6
+) -> None:
+    axes.stairs(values, timeline.edges_s, baseline=None, color=colour, linewidth=width)
+
+
+def _closed(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
+    """One value more, so that a step drawn after each edge reaches the window's end."""
+    return np.concatenate((values, values[-1:])).astype(np.float64)
+
+
+def _from_zero(axes: Axes) -> None:
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))

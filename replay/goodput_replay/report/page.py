@@ -1,0 +1,179 @@
+"""The report as one HTML file: reads the folder, draws the figures, fills the template.
+
+The page asks the network for nothing: styles and drawings are inside, there are no scripts, and
+its own policy forbids the rest. Texts of a trace or a server are shown as text, whatever they
+contain; prompts are not in a run's folder and cannot appear.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from goodput_core.record import Outcome
+from goodput_core.slo import parse_objective
+from goodput_replay.report.drawings import draw_all
+from goodput_replay.report.figures.canvas import COLOURS
+from goodput_replay.report.slowest import find_slowest
+from goodput_replay.report.words import FILTERS
+from goodput_replay.run.columns import count_gaps, load_columns
+from goodput_replay.run.disk import write_atomically
+from goodput_replay.run.facts import LengthPinning
+from goodput_replay.run.names import REPORT_FILE
+from goodput_replay.run.summary import (
+    ClassSummary,
+    PromiseSummary,
+    Quantiles,
+    Summary,
+    read_summary,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from jinja2 import Template
+
+
+__all__ = ["render", "write_report"]
+
+_PINNING: Final = {
+    LengthPinning.HEADER: "pinned, hidden from the scheduler",
+    LengthPinning.MAX_TOKENS: "disclosed by max_tokens",
+    LengthPinning.NONE: "not pinned",
+}
+_SCALE_STARTS: Final = (0.99, 0.95, 0.9, 0.8, 0.5, 0.0)
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the report of the run in `folder`, whole or not at all.
+
+    Args:
+        folder: a finished run.
+        out: the file to write; None: `report.html` in the folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: the folder holds no readable run.
+        OSError: the file could not be written.
+    """
+    path = folder / REPORT_FILE if out is None else out
+    write_atomically(path, render(folder).encode())
+    return path
+
+
+def render(folder: Path) -> str:
+    """The report's HTML.
+
+    Raises:
+        InputError: the folder holds no readable run.
+    """
+    summary = read_summary(folder)
+    columns = load_columns(folder)
+    lag = summary.validity.lag_ms
+    rows = [*summary.classes, summary.overall]
+    return _template().render(
+        summary=summary,
+        title=_title(summary),
+        cards=[_Card.of(summary, one) for one in summary.classes],
+        names=[one.name for one in summary.classes],
+        colours=COLOURS,
+        lag_p99=None if lag is None else lag.p99,
+        lag_max=None if lag is None else lag.max,
+        pinning=_PINNING[summary.target.pinning],
+        drawings=draw_all(summary, columns, count_gaps(folder)),
+        quantiles=list(_quantile_rows(summary)),
+        rows=rows,
+        outcome_names=[o.value for o in Outcome if any(o.value in r.outcomes for r in rows)],
+        slowest=find_slowest(folder, columns, start_s=summary.window.start_s),
+        command=shlex.join(summary.run.command),
+        style=Markup(_resource("style.css")),  # noqa: S704 - ours, not a user's text
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    """One class on the first screen.
+
+    Args:
+        figures: the class's part of the summary.
+        promise: what it was promised; None: only rows' own targets.
+        scale_start: the share at the left end of its bar; the right end is 100 %.
+    """
+
+    figures: ClassSummary
+    promise: PromiseSummary | None
+    scale_start: float
+    objective: float | None
+
+    @classmethod
+    def of(cls, summary: Summary, figures: ClassSummary) -> _Card:
+        promise = next((p for p in summary.promises if p.name == figures.name), None)
+        objective = None if figures.objective is None else float(parse_objective(figures.objective))
+        shown = [share for share in (figures.attainment, objective) if share is not None]
+        if figures.interval is not None:
+            shown.append(figures.interval.lower)
+        lowest = min(shown, default=0.0)
+        start = next(s for s in _SCALE_STARTS if s < lowest or s == 0)
+        return cls(figures=figures, promise=promise, scale_start=start, objective=objective)
+
+    def place(self, share: float) -> float:
+        """Where a share stands on the bar, percent of its width."""
+        return round(100 * (share - self.scale_start) / (1 - self.scale_start), 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _QuantileRow:
+    name: str
+    first: bool
+    measure: str
+    target: int | None
+    values: Quantiles
+
+
+def _quantile_rows(summary: Summary) -> Iterator[_QuantileRow]:
+    promises = {p.name: p for p in summary.promises}
+    for one in summary.classes:
+        promise = promises.get(one.name)
+        ttft, tpot, e2e = (
+            (None, None, None)
+            if promise is None
+            else (promise.ttft_ms, promise.tpot_ms, promise.e2e_ms)
+        )
+        measures = (
+            ("TTFT", one.ttft_ms, ttft),
+            ("TTFT from send", one.ttft_from_send_ms, None),
+            ("TPOT", one.tpot_ms, tpot),
+            ("TBT, all gaps", one.tbt_ms, None),
+            ("Whole request", one.e2e_ms, e2e),
+        )
+        first = True
+        for measure, values, target in measures:
+            if values is not None:
+                yield _QuantileRow(
+                    name=one.name, first=first, measure=measure, target=target, values=values
+                )
+                first = False
+
+
+def _title(summary: Summary) -> str:
+    return f"{summary.target.service or summary.target.url} on {summary.trace.name}"
+
+
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(FILTERS)
+    return environment.from_string(_resource("template.html.j2"))
+
+
+def _resource(name: str) -> str:
+    return files("goodput_replay.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,178 @@
+"""A run's numbers as arrays: what the summary and the figures compute with.
+
+Everything but texts and gaps is held at once, about a hundred bytes a request; gaps are counted
+while streaming. Judging already happened when the records were written, so nothing here can
+disagree with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from goodput_core.errors import InputError
+from goodput_core.judging import JudgementKind
+from goodput_core.record import Outcome
+from goodput_replay.run.gaps import GapCounts
+from goodput_replay.run.names import RECORDS_FILE
+from goodput_replay.run.records import open_records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["RunColumns", "count_gaps", "load_columns"]
+
+_TIMES: Final = ("sent_ns", "first_token_ns", "last_token_ns", "end_ns")
+_OUTCOMES: Final = tuple(Outcome)
+_KINDS: Final = tuple(JudgementKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunColumns:
+    """The judged requests of a run, one entry each; every array has the shape [num_requests].
+
+    Times are nanoseconds since the run's zero, as floats that are NaN where nothing happened
+    (exact up to 104 days). `row` is the index in the file, warm-up rows counted.
+    """
+
+    class_names: tuple[str, ...]
+    class_code: NDArray[np.int64]
+    outcome_code: NDArray[np.int64]
+    kind_code: NDArray[np.int64]
+    scheduled_ns: NDArray[np.float64]
+    sent_ns: NDArray[np.float64]
+    first_token_ns: NDArray[np.float64]
+    last_token_ns: NDArray[np.float64]
+    end_ns: NDArray[np.float64]
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    tbt_p99_us: NDArray[np.float64]
+    row: NDArray[np.int64]
+
+    @property
+    def ttft_ns(self) -> NDArray[np.float64]:
+        """From the scheduled arrival to the first token."""
+        return self.first_token_ns - self.scheduled_ns
+
+    @property
+    def ttft_from_send_ns(self) -> NDArray[np.float64]:
+        """From the actual send to the first token."""
+        return self.first_token_ns - self.sent_ns
+
+    @property
+    def tpot_ns(self) -> NDArray[np.float64]:
+        """Mean time per token after the first; NaN for fewer than two tokens."""
+        steps = np.where(self.output_tokens > 1, self.output_tokens - 1, 1)
+        spread = (self.last_token_ns - self.first_token_ns) / steps
+        return np.where(self.output_tokens > 1, spread, np.nan)
+
+    @property
+    def e2e_ns(self) -> NDArray[np.float64]:
+        """From the scheduled arrival to the end; NaN for answers that never completed."""
+        return np.where(self.of_outcome(Outcome.OK), self.end_ns - self.scheduled_ns, np.nan)
+
+    @property
+    def lag_ns(self) -> NDArray[np.float64]:
+        """How late the client sent it; NaN when it never did."""
+        return self.sent_ns - self.scheduled_ns
+
+    def of_class(self, name: str) -> NDArray[np.bool_]:
+        """Which requests belong to a class."""
+        if name not in self.class_names:
+            return np.zeros(len(self.row), dtype=np.bool_)
+        return _equal(self.class_code, self.class_names.index(name))
+
+    def of_outcome(self, outcome: Outcome) -> NDArray[np.bool_]:
+        """Which requests ended this way."""
+        return _equal(self.outcome_code, _OUTCOMES.index(outcome))
+
+    def outcome(self, index: int) -> Outcome:
+        """How one request ended."""
+        return _OUTCOMES[int(self.outcome_code[index])]
+
+    def of_kind(self, kind: JudgementKind) -> NDArray[np.bool_]:
+        """Which requests were judged this way."""
+        return _equal(self.kind_code, _KINDS.index(kind))
+
+
+def load_columns(folder: Path) -> RunColumns:
+    """The judged requests of the run in `folder`, warm-up rows left out.
+
+    Raises:
+        InputError: the file is missing, damaged or not ours.
+    """
+    names = ["slo_class", "warmup", "outcome", "judgement", "scheduled_ns", *_TIMES]
+    try:
+        with open_records(folder) as opened:
+            table = opened.read(columns=[*names, "input_tokens", "output_tokens", "tbt_p99_us"])
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{folder / RECORDS_FILE}: damaged; restore it or replay again") from error
+    judged = np.flatnonzero(~table["warmup"].to_numpy().astype(np.bool_))
+    table = table.take(pa.array(judged))
+    class_names = tuple(str(name) for name in pc.unique(_texts(table["slo_class"])).to_pylist())
+    return RunColumns(
+        class_names=class_names,
+        class_code=_codes(table["slo_class"], class_names),
+        outcome_code=_codes(table["outcome"], [o.value for o in _OUTCOMES]),
+        kind_code=_codes(table["judgement"], [k.value for k in _KINDS]),
+        scheduled_ns=_floats(table["scheduled_ns"]),
+        sent_ns=_floats(table["sent_ns"]),
+        first_token_ns=_floats(table["first_token_ns"]),
+        last_token_ns=_floats(table["last_token_ns"]),
+        end_ns=_floats(table["end_ns"]),
+        input_tokens=table["input_tokens"].to_numpy(),
+        output_tokens=table["output_tokens"].to_numpy(),
+        tbt_p99_us=_floats(table["tbt_p99_us"]),
+        row=judged.astype(np.int64),
+    )
+
+
+def count_gaps(folder: Path) -> dict[str, GapCounts]:
+    """The gaps between tokens of every class, warm-up rows left out, counted while streaming."""
+    counts: dict[str, GapCounts] = {}
+    try:
+        with open_records(folder) as opened:
+            for batch in opened.iter_batches(columns=["slo_class", "warmup", "gaps_us"]):
+                _count_batch(batch, counts)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{folder / RECORDS_FILE}: damaged; restore it or replay again") from error
+    return counts
+
+
+def _count_batch(batch: Any, counts: dict[str, GapCounts]) -> None:
+    judged = batch.filter(pc.invert(batch["warmup"]))
+    gaps = judged["gaps_us"]
+    lengths = pc.list_value_length(gaps).to_numpy()
+    values = gaps.flatten().to_numpy()
+    names = _texts(judged["slo_class"]).to_pylist()
+    owners = np.repeat(np.arange(len(names)), lengths)
+    for name in set(names):
+        mine = np.array([other == name for other in names], dtype=np.bool_)
+        counts.setdefault(name, GapCounts()).add(values[mine[owners]])
+
+
+def _equal(codes: NDArray[np.int64], code: int) -> NDArray[np.bool_]:
+    same: NDArray[np.bool_] = codes == code
+    return same
+
+
+def _texts(column: Any) -> Any:
+    """A dictionary-encoded column as plain strings."""
+    return pc.cast(column, pa.string())
+
+
+def _codes(column: Any, names: Sequence[str]) -> NDArray[np.int64]:
+    found = pc.index_in(_texts(column), value_set=pa.array(names, type=pa.string()))
+    codes: NDArray[np.int64] = found.to_numpy().astype(np.int64)
+    return codes
+
+
+def _floats(column: Any) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy()
+    return values

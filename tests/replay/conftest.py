@@ -1,0 +1,213 @@
+"""A synthetic run, seeded: bursts, a backlog, two classes and every outcome. Nothing is sent."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo import SLOClass, Targets
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.run.facts import (
+    ClientFacts,
+    LengthPinning,
+    Promise,
+    RunFacts,
+    TargetFacts,
+    TraceFacts,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROMISE = Promise(
+    classes=(
+        SLOClass(name="interactive", ttft_ms=500, tpot_ms=50, objective=Fraction("0.95")),
+        SLOClass(
+            name="batch",
+            ttft_ms=30_000,
+            tpot_ms=200,
+            tbt_p99_ms=400,
+            e2e_ms=120_000,
+            objective=Fraction("0.9"),
+        ),
+    ),
+    default="interactive",
+)
+FACTS = RunFacts(
+    trace=TraceFacts(
+        name="sample",
+        digest="sha256:" + "5a" * 32,
+        source="goodput trace synthesize",
+        licence="Apache-2.0",
+        clock="trace-relative",
+        synthetic=True,
+        transforms=("--window 0s..5m",),
+    ),
+    target=TargetFacts(
+        url="http://127.0.0.1:8000",
+        endpoint="/v1/completions",
+        model="emulated",
+        service="chat",
+        pinning=LengthPinning.HEADER,
+        header_names=("Authorization",),
+    ),
+    window_start_ns=0,
+    window_ns=300 * NS_PER_S,
+    rows_planned=0,
+    started_at="2026-03-04T05:06:07Z",
+    version="0.1.0",
+    promise=PROMISE,
+    client=ClientFacts(
+        cpu_ns=3_210 * NS_PER_MS,
+        loop_lag_p99_ns=410_000,
+        loop_lag_max_ns=6_900_000,
+        peak_in_flight=88,
+        cpus=2,
+    ),
+    warmup_rows=3,
+    seed=7,
+    salt="2f9c",
+    command=("replay", "--trace", "sample", "-f", "examples/chat.yaml", "--window", "0s..5m"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticRun:
+    """A run's facts and records, ready to be written by a `RunWriter`."""
+
+    facts: RunFacts
+    records: tuple[RequestRecord, ...]
+    warmup: tuple[RequestRecord, ...]
+
+
+def make_run(
+    *,
+    seed: int = 7,
+    window_s: int = 300,
+    rate_per_s: float = 6.0,
+    stall: tuple[float, float] | None = (140.0, 4.0),
+    failures: float = 0.01,
+    lag_ms: float = 0.3,
+    unsent: int = 0,
+) -> SyntheticRun:
+    """A queue of prompts in front of two replicas, its arrivals in bursts.
+
+    Args:
+        seed: of everything.
+        window_s: length.
+        rate_per_s: mean arrivals.
+        stall: (second, seconds) in which nothing is prefilled: a backlog.
+        failures: share of requests that end in an error, a timeout, or are shed.
+        lag_ms: mean lateness of the client.
+        unsent: how many of the last rows were never sent.
+    """
+    rng = random.Random(seed)
+    records: list[RequestRecord] = []
+    free_ns = [0, 0]
+    for index, at_ns in enumerate(_arrivals(rng, window_s, rate_per_s)):
+        records.append(_one(rng, index, at_ns, free_ns, stall, failures, lag_ms))
+    for index in range(len(records) - unsent, len(records)):
+        late = records[index]
+        records[index] = RequestRecord(
+            request_id=late.request_id,
+            slo_class=late.slo_class,
+            scheduled_ns=late.scheduled_ns,
+            outcome=Outcome.UNSENT,
+            input_tokens=late.input_tokens,
+        )
+    warmup = tuple(
+        _one(rng, 900_000 + i, -NS_PER_S, [-NS_PER_S] * 2, None, 0.0, lag_ms) for i in range(3)
+    )
+    facts = replace(FACTS, rows_planned=len(records), window_ns=window_s * NS_PER_S)
+    ordered = sorted(records, key=lambda r: r.end_ns or r.scheduled_ns)
+    return SyntheticRun(facts=facts, records=tuple(ordered), warmup=warmup)
+
+
+def _arrivals(rng: random.Random, window_s: int, rate_per_s: float) -> Iterator[int]:
+    at_s = 0.0
+    while True:
+        burst = 3.0 if (at_s // 20) % 3 == 2 else 0.7
+        at_s += rng.expovariate(rate_per_s * burst)
+        if at_s >= window_s:
+            return
+        yield int(at_s * NS_PER_S)
+
+
+def _one(
+    rng: random.Random,
+    index: int,
+    at_ns: int,
+    free_ns: list[int],
+    stall: tuple[float, float] | None,
+    failures: float,
+    lag_ms: float,
+) -> RequestRecord:
+    batch = rng.random() < 0.25
+    tokens_in = int(rng.lognormvariate(7.2 if batch else 6.2, 0.7)) + 1
+    tokens_out = int(rng.lognormvariate(4.6 if batch else 4.0, 0.6)) + 1
+    sent_ns = at_ns + int(rng.expovariate(1 / lag_ms) * NS_PER_MS)
+    replica = free_ns.index(min(free_ns))
+    start_ns = max(sent_ns, free_ns[replica])
+    if stall and stall[0] * NS_PER_S <= start_ns < sum(stall) * NS_PER_S:
+        start_ns = int(sum(stall) * NS_PER_S)
+    base = RequestRecord(
+        request_id=f"row-{index:06d}",
+        slo_class="batch" if batch else "interactive",
+        scheduled_ns=at_ns,
+        sent_ns=sent_ns,
+        outcome=Outcome.OK,
+        input_tokens=tokens_in,
+        pinned_output_tokens=tokens_out,
+        replica=f"chat-{replica}",
+        revision="chat-6f8d",
+        targets=Targets(ttft_ns=900 * NS_PER_MS) if index % 40 == 0 else Targets(),
+        status=200,
+    )
+    if rng.random() < failures:
+        return _failed(rng, base)
+    free_ns[replica] = start_ns + tokens_in * 60_000
+    first_ns = free_ns[replica] + rng.randrange(5, 15) * NS_PER_MS
+    if index % 150 == 149:
+        return replace(
+            base,
+            outcome=Outcome.CANCELLED,
+            cancel_after_ns=200 * NS_PER_MS,
+            end_ns=at_ns + 200 * NS_PER_MS,
+        )
+    mean_us = 22_000 + 4_000 * ((at_ns // (20 * NS_PER_S)) % 3 == 2) * rng.uniform(1, 7)
+    gaps = tuple(int(rng.gauss(mean_us, mean_us / 8)) for _ in range(tokens_out - 1))
+    last_ns = first_ns + sum(gaps) * 1000
+    return replace(
+        base,
+        first_token_ns=first_ns,
+        last_token_ns=last_ns,
+        end_ns=last_ns + NS_PER_MS,
+        gaps_us=gaps,
+        output_tokens=tokens_out,
+        cached_tokens=tokens_in // 2,
+    )
+
+
+def _failed(rng: random.Random, base: RequestRecord) -> RequestRecord:
+    assert base.sent_ns is not None
+    outcome, status, detail, after_ms = rng.choice(
+        [
+            (Outcome.SHED, 429, "429 Too Many Requests", 4),
+            (Outcome.ERROR, 500, "500 Internal Server Error", 12),
+            (Outcome.ERROR, None, "the connection was closed in the middle of the answer", 800),
+            (Outcome.TIMEOUT, None, "no answer within 8 s", 8_000),
+        ]
+    )
+    end_ns = base.sent_ns + after_ms * NS_PER_MS
+    return replace(base, outcome=outcome, status=status, detail=detail, end_ns=end_ns, replica="")
+
+
+@pytest.fixture(scope="session")
+def synthetic_run() -> SyntheticRun:
+    """Five minutes, a few thousand requests, every outcome but `unsent`."""
+    return make_run()
