@@ -1,0 +1,66 @@
+"""From a configuration to an engine core: where names become objects and bounds are checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from goodput_core.errors import InputError
+from goodput_core.spec.llmservice import Preemption
+from goodput_engine.core.engine_core import EngineCore
+from goodput_engine.executor.emulated import EmulatedExecutor
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from goodput_engine.device.profile import DeviceProfile
+    from goodput_engine.messages import Configure
+
+__all__ = ["build_core"]
+
+
+def build_core(config: Configure, profile: DeviceProfile) -> EngineCore:
+    """A core on an emulated device.
+
+    Args:
+        config: what to run; its `device` was loaded as `profile`.
+        profile: the device.
+
+    Raises:
+        InputError: a value that cannot be, or a name that this version does not have.
+    """
+    if config.preemption != Preemption.RECOMPUTE:
+        raise InputError(
+            f"preemption {config.preemption!r} is not built yet; this version has recompute"
+        )
+    low, high = config.min_token_budget, config.max_token_budget
+    _within("token budget", config.token_budget, low, high)
+    _within("minimum token budget", low, 1, high)
+    _within("number of sequences", config.max_num_seqs, 1, None)
+    _within("number of waiting requests", config.max_waiting, 0, None)
+    depth = profile.default_depth if config.depth is None else config.depth
+    _within("depth", depth, 0, 2)
+    scheduler = Scheduler(
+        policy=build_policy(config.policy),
+        kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
+        limits=SchedulerLimits(
+            token_budget=config.token_budget,
+            max_num_seqs=config.max_num_seqs,
+            max_waiting=config.max_waiting,
+        ),
+        max_model_tokens=profile.max_model_tokens,
+        depth=depth,
+    )
+    return EngineCore(
+        scheduler=scheduler,
+        executor=EmulatedExecutor(profile),
+        min_token_budget=low,
+        max_token_budget=high,
+    )
+
+
+def _within(what: str, value: int, low: int, high: int | None) -> None:
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"{low} to {high}"
+        raise InputError(f"the {what} must be {bounds}, not {value}")

@@ -1,0 +1,214 @@
+"""Scheduler and executor, stepped together: the same object in a process and in virtual time.
+
+Everything is synchronous and every time is given: the core's process waits for the clock between
+two calls, a simulation jumps. It knows nothing of sockets, HTTP or text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from goodput_core.slo import Targets
+from goodput_engine.messages import EngineState, Rejected, RequestOutput, StepOutputs
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.request import ScheduledRequest
+
+if TYPE_CHECKING:
+    from goodput_engine.executor.base import Executor
+    from goodput_engine.messages import SetLimits, Submit
+    from goodput_engine.scheduler.plan import StepOutcome, StepPlan
+    from goodput_engine.scheduler.scheduler import Scheduler
+
+__all__ = ["EngineCore"]
+
+
+class EngineCore:
+    """One replica's core.
+
+    Args:
+        scheduler: decides the steps.
+        executor: runs them.
+        min_token_budget, max_token_budget: a budget set later is kept within these.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        min_token_budget: int = 1,
+        max_token_budget: int | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._min_token_budget = min_token_budget
+        self._max_token_budget = max_token_budget
+        self._plans: deque[StepPlan] = deque()
+        # In steady decoding a request is told the same thing in every step.
+        self._one_more: dict[int, RequestOutput] = {}
+        self._limits_revision = 0
+        self._draining = False
+        self._refused_draining = 0
+        self._changed = False
+
+    def submit(self, submit: Submit, now_ns: int) -> Rejected | None:
+        """A new request; `step` afterwards, or nothing happens while the device is idle."""
+        if self._draining:
+            self._refused_draining += 1
+            return Rejected(
+                rid=submit.rid,
+                reason="draining",
+                detail="this replica is shutting down; send the request elsewhere",
+                retry_after_s=1,
+            )
+        refusal = self.scheduler.add(
+            ScheduledRequest(
+                rid=submit.rid,
+                arrival_ns=submit.arrival_ns,
+                input_tokens=submit.input_tokens,
+                max_output_tokens=submit.max_output_tokens,
+                block_hashes=submit.block_hashes,
+                slo_class=submit.slo_class,
+                targets=Targets(
+                    ttft_ns=submit.ttft_ns,
+                    tpot_ns=submit.tpot_ns,
+                    tbt_p99_ns=submit.tbt_p99_ns,
+                    e2e_ns=submit.e2e_ns,
+                ),
+                priority=submit.priority,
+            ),
+            now_ns,
+        )
+        if refusal is not None:
+            return Rejected(
+                rid=submit.rid,
+                reason=refusal.reason,
+                detail=refusal.detail,
+                retry_after_s=refusal.retry_after_s,
+            )
+        self._executor.add(submit)
+        return None
+
+    def cancel(self, rid: int) -> None:
+        """Nobody waits for this request any more; an unknown one is no error."""
+        if self.scheduler.cancel(rid):
+            self._forget([rid])
+        self._changed = True
+
+    def set_limits(self, message: SetLimits) -> None:
+        """New bounds, in force from the next plan on; a revision older than the last is ignored."""
+        if message.revision < self._limits_revision:
+            return
+        self._limits_revision = message.revision
+        old, new = self.scheduler.limits, message.limits
+        budget = old.token_budget if new.token_budget is None else new.token_budget
+        if self._max_token_budget is not None:
+            budget = min(budget, self._max_token_budget)
+        seqs = old.max_num_seqs if new.max_num_seqs is None else new.max_num_seqs
+        waiting = old.max_waiting if new.max_waiting is None else new.max_waiting
+        self.scheduler.set_limits(
+            SchedulerLimits(
+                token_budget=max(budget, self._min_token_budget),
+                max_num_seqs=max(1, seqs),
+                max_waiting=max(0, waiting),
+            )
+        )
+        self._changed = True
+
+    def drain(self) -> None:
+        """Refuse what is new and finish what was accepted."""
+        self._draining = True
+        self._changed = True
+
+    def next_event_ns(self) -> int | None:
+        """When `step` has something to do, unless a message comes before; None: only then."""
+        return self._executor.next_event_ns()
+
+    def advance(self, now_ns: int) -> StepOutcome | None:
+        """Commit the oldest step if it is done, and plan as far ahead as the depth allows.
+
+        One step at a time: while `next_event_ns` has passed, call again.
+        """
+        outcome, ready_ns = None, now_ns
+        result = self._executor.collect(now_ns)
+        if result is not None:
+            ready_ns = result.at_ns
+            outcome = self.scheduler.commit(self._plans.popleft(), result, ready_ns)
+        while (plan := self.scheduler.plan(ready_ns)) is not None:
+            self._plans.append(plan)
+            self._executor.submit(plan, ready_ns)
+        if outcome is not None and outcome.released:
+            self._forget(outcome.released)
+        return outcome
+
+    def step(self, now_ns: int) -> StepOutputs | None:
+        """`advance`, and what the front is to be told of it, if anything."""
+        outcome = self.advance(now_ns)
+        if outcome is None:
+            if not self._changed or self._plans:
+                return None  # the next step's outputs will tell
+            self._changed = False
+            return StepOutputs(at_ns=now_ns, step_ns=0, outputs=[], state=self.state(now_ns))
+        self._changed = False
+        result = outcome.result
+        return StepOutputs(
+            at_ns=result.at_ns,
+            step_ns=result.step_ns,
+            outputs=self._outputs(outcome),
+            state=self.state(result.at_ns),
+        )
+
+    def state(self, now_ns: int) -> EngineState:
+        """A snapshot."""
+        scheduler, stats = self.scheduler, self.scheduler.stats
+        waiting, limits = len(scheduler.waiting), scheduler.limits
+        return EngineState(
+            at_ns=now_ns,
+            running=scheduler.num_requests - waiting,
+            waiting=waiting,
+            kv_total_blocks=scheduler.total_blocks,
+            kv_free_blocks=scheduler.free_blocks,
+            kv_cached_blocks=scheduler.cached_blocks,
+            block_size=scheduler.block_size,
+            limits_revision=self._limits_revision,
+            token_budget=limits.token_budget,
+            max_num_seqs=limits.max_num_seqs,
+            max_waiting=limits.max_waiting,
+            steps=stats.steps,
+            step_ns=stats.step_ns,
+            scheduled_tokens=stats.scheduled_tokens,
+            output_tokens=stats.output_tokens,
+            preemptions=stats.preemptions,
+            prefix_queried_tokens=stats.prefix_queried_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            shed=stats.shed + self._refused_draining,
+            draining=self._draining,
+            behind_ns=self._executor.behind_ns,
+        )
+
+    def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:
+        one_more = self._one_more
+        outputs = list(map(one_more.__getitem__, outcome.advanced))
+        for progress in outcome.progress:
+            request, reason = progress.request, progress.finish_reason
+            first = request.output_tokens == 1
+            outputs.append(
+                RequestOutput(
+                    rid=request.rid,
+                    new_tokens=1,
+                    finish_reason=reason,
+                    cached_tokens=request.cached_tokens if first else 0,
+                    first_scheduled_ns=request.first_scheduled_ns if first else 0,
+                )
+            )
+            if reason is None:
+                one_more[request.rid] = RequestOutput(rid=request.rid, new_tokens=1)
+            else:
+                one_more.pop(request.rid, None)
+        return outputs
+
+    def _forget(self, rids: list[int]) -> None:
+        self._executor.forget(rids)
+        for rid in rids:
+            self._one_more.pop(rid, None)

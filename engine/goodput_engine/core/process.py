@@ -1,0 +1,159 @@
+"""The core's own process, so that neither a slow client nor a long prompt can delay a step.
+
+The front starts `python -m goodput_engine.core.process --fd N` with one end of a socket pair and
+says `Configure` first; the answer is `Ready` or `Failed`. The process lives as long as the other
+end is open: its end, not a signal, is how the front ends it, so none is ever orphaned, and a
+Ctrl-C that reaches the whole terminal leaves the core running for the front to drain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.contract import ENV_DEBUG
+from goodput_core.errors import ExitCode, GoodputError
+from goodput_engine.core.build import build_core
+from goodput_engine.core.outbox import Outbox
+from goodput_engine.core.wire import WireError, encode, front_reader
+from goodput_engine.device.load import load_profile
+from goodput_engine.messages import Cancel, Configure, Drain, Failed, Ready, SetLimits, Submit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from goodput_engine.core.engine_core import EngineCore
+    from goodput_engine.core.wire import FrameReader
+    from goodput_engine.messages import FrontMessage
+
+__all__ = ["main", "serve"]
+
+_RECEIVE_BYTES: Final = 1024 * 1024
+
+
+def main(argv: list[str]) -> int:
+    """Run a core until the other end of the socket closes."""
+    parser = argparse.ArgumentParser(prog="python -m goodput_engine.core.process")
+    parser.add_argument("--fd", type=int, required=True, help="an inherited, connected socket")
+    fd: int = parser.parse_args(argv).fd
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A low number: select() knows none above 1023, and only it waits in microseconds.
+    sock = socket.socket(fileno=os.dup(fd))
+    os.close(fd)
+    with sock:
+        try:
+            _run(sock)
+        except OSError:
+            return ExitCode.PASS  # the front is gone: nobody is left to be told
+        except GoodputError as error:
+            return _fail(sock, str(error), error.exit_code)
+        except Exception as error:  # noqa: BLE001 - the last place that can tell the front
+            if os.environ.get(ENV_DEBUG):
+                traceback.print_exc()
+            detail = f"the engine core failed: {type(error).__name__}: {error}"
+            return _fail(sock, detail, ExitCode.INTERNAL)
+    return ExitCode.PASS
+
+
+def serve(
+    sock: socket.socket,
+    core: EngineCore,
+    messages: list[FrontMessage],
+    reader: FrameReader[FrontMessage],
+    clock: Callable[[], int],
+) -> None:
+    """Step the core in real time until the other end closes or says `Shutdown`.
+
+    Args:
+        sock: connected and non-blocking.
+        core: ready.
+        messages: came with the first one.
+        reader: holds what came of the next one.
+        clock: nanoseconds, monotonic, the front's too.
+    """
+    outbox = Outbox()
+    while True:
+        for message in messages:
+            if not _handle(message, core, outbox, clock()):
+                return
+        outputs = core.step(clock())
+        if outputs is not None:
+            outbox.push(outputs)
+        outbox.flush(sock)
+        deadline_ns = core.next_event_ns()
+        wait_s = None if deadline_ns is None else max(0, deadline_ns - clock()) / 1e9
+        readable, _, _ = select.select([sock], [sock] if outbox.waiting else [], [], wait_s)
+        messages = []
+        if readable:
+            data = sock.recv(_RECEIVE_BYTES)
+            if not data:
+                return
+            messages = reader.feed(data)
+
+
+def _run(sock: socket.socket) -> None:
+    reader = front_reader()
+    messages: list[FrontMessage] = []
+    while not messages:
+        data = sock.recv(_RECEIVE_BYTES)
+        if not data:
+            return
+        messages = reader.feed(data)
+    config = messages.pop(0)
+    if not isinstance(config, Configure):
+        raise WireError(f"the first message must be Configure, not {type(config).__name__}")
+    profile = load_profile(config.device)
+    core = build_core(config, profile)
+    ready = Ready(
+        device=profile.name,
+        vocab_size=profile.vocab_size,
+        max_model_tokens=core.scheduler.max_total_tokens,
+        state=core.state(time.monotonic_ns()),
+    )
+    sock.sendall(encode(ready))
+    sock.setblocking(False)
+    gc.collect()
+    gc.freeze()  # what lives for ever is not looked at again between two steps
+    serve(sock, core, messages, reader, time.monotonic_ns)
+
+
+def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int) -> bool:
+    """Act on a message; returns whether to go on."""
+    if isinstance(message, Submit):
+        rejected = core.submit(message, now_ns)
+        if rejected is not None:
+            outbox.push(rejected)
+    elif isinstance(message, Cancel):
+        core.cancel(message.rid)
+    elif isinstance(message, SetLimits):
+        core.set_limits(message)
+    elif isinstance(message, Drain):
+        core.drain()
+    elif isinstance(message, Configure):
+        raise WireError("Configure came twice")
+    else:
+        return False  # Shutdown
+    return True
+
+
+def _fail(sock: socket.socket, detail: str, exit_code: ExitCode) -> int:
+    sock.setblocking(True)
+    sock.settimeout(1.0)  # a front that does not read must not keep this process alive
+    try:
+        sock.sendall(encode(Failed(detail=detail, exit_code=exit_code)))
+    except OSError:
+        pass
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""What is known of a device and the model on it: enough to serve on it without having it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from goodput_core.steptime import StepTimeForm
+
+__all__ = ["DeviceProfile", "Overlap"]
+
+
+class Overlap(StrEnum):
+    """How a step's host time and device time combine."""
+
+    ADD = "add"
+    """The host plans the next step when this one's result is there."""
+    MAX = "max"
+    """The host plans the next step while this one runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProfile:
+    """A model on a device.
+
+    Args:
+        name: a DNS label.
+        description: one sentence for a list.
+        form_name: which law `form` is.
+        form: from a step's shape to its device time.
+        overlap: whether host time adds to device time or hides behind it.
+        host_ns_per_step, host_ns_per_request: the serving host's time for each step and for each
+            request in it: the modelled engine's, never ours.
+        kv_blocks: KV blocks that the device's memory holds.
+        block_size: tokens per block.
+        kv_bytes_per_token: keys and values of one token, all layers.
+        max_model_tokens: prompt and answer together.
+        vocab_size: token ids are below this.
+        tensor_parallel: devices that together are this one; the coefficients are theirs.
+        swap_bytes_per_s: between device and host memory, one way.
+        link_bytes_per_s: between two such devices.
+        startup_seconds: from created to ready, in a fleet in virtual time; a process that
+            emulates this device in real time is ready as soon as it has started.
+        provenance: for each number of the file, by its name there, where it comes from.
+    """
+
+    name: str
+    description: str
+    form_name: str
+    form: StepTimeForm
+    overlap: Overlap
+    host_ns_per_step: int
+    host_ns_per_request: int
+    kv_blocks: int
+    block_size: int
+    kv_bytes_per_token: int
+    max_model_tokens: int
+    vocab_size: int
+    tensor_parallel: int
+    swap_bytes_per_s: int
+    link_bytes_per_s: int
+    startup_seconds: float
+    provenance: Mapping[str, str]
+
+    @property
+    def default_depth(self) -> int:
+        """Plans that wait beside the one that runs: one where the host works ahead, else none.
+
+        Overlap is nothing but this: with a plan waiting, a step takes the longer of host and
+        device time and a stop is noticed one step late; without, their sum.
+        """
+        return 1 if self.overlap is Overlap.MAX else 0
+
+    def host_ns(self, num_requests: int) -> int:
+        """Host time of a step with this many requests, nanoseconds."""
+        return self.host_ns_per_step + self.host_ns_per_request * num_requests
