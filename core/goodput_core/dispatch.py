@@ -66,20 +66,28 @@ def replay() -> None:
 
 def run_command(argv: list[str]) -> int:
     """Run one command and return its exit code; every error becomes one sentence on stderr."""
+    try:
+        code = _run(argv)
+    except BrokenPipeError:
+        # The reader of a command's output went away before its end. That is nobody's mistake,
+        # but a gate piped into `head` must not look as if it had passed.
+        code = ExitCode.INTERNAL
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Point stdout at nothing so that the interpreter's own flush at exit does not raise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in {"-h", "--help", "help"}:
         sys.stdout.write(_usage())
         return ExitCode.PASS if argv else ExitCode.USAGE
     if argv[0] == "--version":
         sys.stdout.write(f"goodput {version('goodput')}\n")
         return ExitCode.PASS
-    name, rest = argv[0], argv[1:]
-    try:
-        return _guarded(name, rest)
-    except BrokenPipeError:
-        # A reader such as `head` went away. Point stdout at nothing so that the interpreter's
-        # own flush at exit does not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.PASS
+    return _guarded(argv[0], argv[1:])
 
 
 def _guarded(name: str, argv: list[str]) -> int:
@@ -94,6 +102,10 @@ def _guarded(name: str, argv: list[str]) -> int:
         return _fail(f"{error}", error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", ExitCode.INTERRUPTED)
+    except SystemExit as stop:
+        # argparse ends so after `--help`, and rich, with 1, when a pipe breaks: a library's own
+        # exit must not look like a verdict.
+        return ExitCode.INTERNAL if stop.code else ExitCode.PASS
     except BrokenPipeError:
         raise
     except MemoryError:

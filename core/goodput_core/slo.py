@@ -89,7 +89,7 @@ def parse_objective(text: str) -> Fraction:
         ValueError: not a percentage above 0 % and below 100 %; a promise of 100 % can never be
             shown to hold by any number of requests.
     """
-    if not _OBJECTIVE.match(text):
+    if not _OBJECTIVE.fullmatch(text):
         raise ValueError(f"{text!r} is not a percentage; write for example '99%' or '99.9%'")
     objective = Fraction(text[:-1]) / 100
     if not 0 < objective < 1:

@@ -1,0 +1,51 @@
+"""How commands parse their arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from goodput_core.cli import CommandParser, argument_type
+from goodput_core.errors import ExitCode, UsageError
+from goodput_core.units import parse_duration
+
+
+@pytest.fixture
+def parser() -> CommandParser:
+    made = CommandParser(
+        "goodput wait", summary="Wait for a run.", examples=["goodput wait --for 10s"]
+    )
+    made.add_argument("--for", dest="wait_ns", type=argument_type(parse_duration, "DURATION"))
+    return made
+
+
+def test_arguments_are_parsed(parser: CommandParser) -> None:
+    assert parser.parse_args(["--for", "10s"]).wait_ns == 10_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        pytest.param(["--four", "10s"], "--four", id="unknown-option"),
+        pytest.param(["--fo", "10s"], "--fo", id="abbreviated-option"),
+        pytest.param(["--for"], "expected one argument", id="missing-value"),
+        pytest.param(["--for", "soon"], "'soon' is not a duration", id="bad-value"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_and_exit_64(
+    parser: CommandParser, argv: list[str], said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        parser.parse_args(argv)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert said in str(caught.value)
+    assert "goodput wait --help" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_help_ends_with_examples(parser: CommandParser, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(["--help"])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert "Wait for a run." in printed
+    assert printed.endswith("examples:\n  goodput wait --for 10s\n")

@@ -1,0 +1,169 @@
+"""The dispatcher: a command found by name, its errors as sentences, its exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.contract import ENV_DEBUG
+from goodput_core.dispatch import run_command
+from goodput_core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS = """
+import errno
+from goodput_core.errors import AbortedRun, InputError, Interrupted
+
+def echo(argv):
+    print(*argv)
+    return 2
+
+def bad_input(argv):
+    raise InputError("trace.parquet: no column 'input_tokens'; import it first")
+
+def aborted(argv):
+    raise AbortedRun("more than 5% of requests failed")
+
+def interrupted(argv):
+    raise Interrupted("interrupted after 20 s; 100 records kept in run/")
+
+def ctrl_c(argv):
+    raise KeyboardInterrupt
+
+def full_disk(argv):
+    raise OSError(errno.ENOSPC, "No space left on device", "/runs/records.parquet")
+
+def broken_file(argv):
+    raise OSError(errno.EIO, "Input/output error", "/runs/records.parquet")
+
+def out_of_memory(argv):
+    raise MemoryError
+
+def bug(argv):
+    return 1 / 0
+
+def broken_pipe(argv):
+    raise BrokenPipeError
+
+def rich_on_a_broken_pipe(argv):
+    raise SystemExit(1)
+
+def asked_for_help(argv):
+    raise SystemExit(0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real distribution on the path, whose entry points are the functions above."""
+    (tmp_path / "planted_commands.py").write_text(COMMANDS)
+    names = [line[4:].split("(")[0] for line in COMMANDS.splitlines() if line.startswith("def ")]
+    info = tmp_path / "planted-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
+    entries = "".join(f"{name} = planted_commands:{name}\n" for name in names)
+    (info / "entry_points.txt").write_text(
+        f"[goodput.commands]\n{entries}uninstalled = planted_commands_that_need:numpyy\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(ENV_DEBUG, raising=False)
+
+
+def test_a_command_gets_its_arguments_and_gives_its_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["echo", "--a", "b"]) == 2
+    assert capsys.readouterr().out == "--a b\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        pytest.param("bad_input", 64, "no column 'input_tokens'", id="bad-input"),
+        pytest.param("aborted", 3, "more than 5%", id="aborted-run"),
+        pytest.param("interrupted", 130, "100 records kept", id="interrupted-and-kept"),
+        pytest.param("ctrl_c", 130, "interrupted", id="ctrl-c"),
+        pytest.param("full_disk", 70, "disk is full at /runs/records.parquet", id="full-disk"),
+        pytest.param("broken_file", 70, "Input/output error", id="another-file-error"),
+        pytest.param("out_of_memory", 70, "--window or --limit", id="out-of-memory"),
+        pytest.param("bug", 70, "internal error: ZeroDivisionError", id="a-bug"),
+        pytest.param("nonsense", 64, "no command 'nonsense'; commands are up,", id="unknown"),
+        pytest.param("uninstalled", 64, "pip install 'goodput[all]'", id="missing-extra"),
+    ],
+)
+def test_an_error_is_one_sentence_and_an_exit_code(
+    command: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command([command]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_the_traceback_of_a_bug_is_shown_when_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_DEBUG, "1")
+    assert run_command(["bug"]) == ExitCode.INTERNAL
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["broken_pipe", "rich_on_a_broken_pipe"])
+def test_a_reader_that_went_away_never_looks_like_a_verdict(command: str) -> None:
+    assert run_command([command]) == ExitCode.INTERNAL
+
+
+def test_help_of_a_command_exits_0() -> None:
+    assert run_command(["asked_for_help"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"), [(["--help"], 0), (["help"], 0), ([], 64)], ids=["--help", "help", "none"]
+)
+def test_usage_lists_every_command(
+    argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(argv) == code
+    printed = capsys.readouterr().out
+    for name in ("up", "replay", "trace", "engine", "router", "device"):
+        assert f"  {name} " in printed
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("goodput ")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_help_into_a_closed_pipe_says_nothing(unbuffered: str) -> None:
+    script = "from goodput_core.dispatch import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", script, "--help"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PYTHONUNBUFFERED": unbuffered},
+    )
+    assert child.stdout is not None
+    child.stdout.close()
+    child.stdout = None
+    _, complaint = child.communicate(timeout=30)
+    assert complaint == b""
+
+
+def test_only_the_typed_command_is_imported() -> None:
+    script = (
+        "import sys; from goodput_core.dispatch import run_command; run_command(['--help']);"
+        "print([m for m in sys.modules if m.startswith('goodput_') and 'core' not in m])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout.endswith("[]\n")

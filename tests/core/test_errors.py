@@ -1,0 +1,46 @@
+"""The tree of errors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from goodput_core import errors
+from goodput_core.errors import ExitCode, GoodputError, SpecError
+
+
+def tree() -> list[tuple[str, int | None]]:
+    """The names and codes that the module's docstring draws."""
+    assert errors.__doc__ is not None
+    drawn = re.findall(r"^[│ ]*[├└]── (\w+) +(\d+)?", errors.__doc__, flags=re.MULTILINE)
+    return [(name, int(code) if code else None) for name, code in drawn]
+
+
+def test_the_docstring_draws_every_error() -> None:
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, GoodputError)
+    }
+    assert {name for name, _ in tree()} == classes - {"GoodputError"}
+    assert classes <= set(errors.__all__)
+
+
+@pytest.mark.parametrize(("name", "code"), [(n, c) for n, c in tree() if c is not None])
+def test_an_error_ends_with_the_code_that_is_drawn(name: str, code: int) -> None:
+    assert getattr(errors, name).exit_code == code
+
+
+def test_only_verdicts_use_the_codes_below_four() -> None:
+    verdicts = {ExitCode.PASS, ExitCode.FAIL, ExitCode.INCONCLUSIVE, ExitCode.INVALID}
+    assert {code for code in ExitCode if code < 64} == verdicts
+
+
+def test_a_spec_error_names_the_field_and_then_the_file() -> None:
+    error = SpecError("spec.slo.classes[0].ttftMs", "must be at least 1; write 500")
+    assert str(error) == "spec.slo.classes[0].ttftMs: must be at least 1; write 500"
+    placed = error.at("chat.yaml")
+    assert str(placed) == f"chat.yaml: {error}"
+    assert (placed.path, placed.problem, placed.source) == (error.path, error.problem, "chat.yaml")
+    assert type(errors.NotBuiltError("a", "b").at("c")) is errors.NotBuiltError

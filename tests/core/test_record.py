@@ -1,0 +1,55 @@
+"""What a record measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from goodput_core.record import Outcome, RequestRecord
+
+RECORD = RequestRecord(
+    request_id="r",
+    slo_class="chat",
+    scheduled_ns=1_000,
+    sent_ns=1_100,
+    first_token_ns=1_500,
+    last_token_ns=1_900,
+    end_ns=2_000,
+    output_tokens=5,
+    outcome=Outcome.OK,
+)
+
+
+def test_latencies_start_at_the_scheduled_arrival() -> None:
+    assert RECORD.ttft_ns == 500
+    assert RECORD.e2e_ns == 1_000
+
+
+def test_the_same_from_the_actual_send_stands_beside_it() -> None:
+    assert RECORD.ttft_from_send_ns == 400
+    assert RECORD.lag_ns == 100
+
+
+def test_tpot_is_the_mean_of_the_gaps() -> None:
+    assert RECORD.tpot_ns == 100.0
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_tpot_is_undefined_below_two_tokens(tokens: int) -> None:
+    assert replace(RECORD, output_tokens=tokens).tpot_ns is None
+
+
+def test_a_request_without_a_token_has_no_ttft() -> None:
+    silent = replace(RECORD, first_token_ns=None, last_token_ns=None, output_tokens=0)
+    assert (silent.ttft_ns, silent.ttft_from_send_ns, silent.tpot_ns) == (None, None, None)
+
+
+def test_a_request_that_was_never_sent_has_no_lag() -> None:
+    unsent = replace(RECORD, sent_ns=None, outcome=Outcome.UNSENT)
+    assert (unsent.lag_ns, unsent.ttft_from_send_ns) == (None, None)
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.OK])
+def test_only_a_completed_answer_has_an_end_to_end_time(outcome: Outcome) -> None:
+    assert replace(RECORD, outcome=outcome).e2e_ns is None

@@ -1,0 +1,88 @@
+"""Durations as people write and read them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.units import (
+    NS_PER_MS,
+    NS_PER_S,
+    NS_PER_US,
+    format_duration,
+    ms_to_ns,
+    parse_duration,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("1ns", 1),
+        ("250us", 250 * NS_PER_US),
+        ("250ms", 250 * NS_PER_MS),
+        ("90s", 90 * NS_PER_S),
+        ("10m", 600 * NS_PER_S),
+        ("1h30m", 5400 * NS_PER_S),
+        ("1.5s", 1_500_000_000),
+        ("0.1s", 100_000_000),
+        (" 2d ", 2 * 86_400 * NS_PER_S),
+        ("0s", 0),
+        ("3650d", 3650 * 86_400 * NS_PER_S),
+    ],
+)
+def test_duration_is_read_exactly(text: str, ns: int) -> None:
+    assert parse_duration(text) == ns
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "s", "-1s", "1 s", "10m 5s", "1.s", ".5s", "1e3s", "5 parsecs", "1s!", "x1s"]
+)
+def test_text_that_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="write for example"):
+        parse_duration(text)
+
+
+def test_duration_beyond_ten_years_is_refused() -> None:
+    with pytest.raises(ValueError, match="ten years"):
+        parse_duration("3651d")
+
+
+@given(st.integers(0, 3650 * 86_400 * NS_PER_S))
+def test_every_number_of_nanoseconds_can_be_written(ns: int) -> None:
+    seconds, rest = divmod(ns, NS_PER_S)
+    assert parse_duration(f"{seconds}s{rest}ns") == ns
+
+
+@given(st.text(alphabet="0123456789.smhdnu ", max_size=12))
+def test_any_text_is_read_or_refused_in_one_way(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert parse_duration(text) >= 0
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 µs"),
+        (420, "0.42 µs"),
+        (420_000, "420 µs"),
+        (1_500_000, "1.5 ms"),
+        (12_340_000_000, "12.3 s"),
+        (99_900_000_000, "99.9 s"),
+        (100 * NS_PER_S, "1 min 40 s"),
+        (300 * NS_PER_S, "5 min 00 s"),
+        (2 * 3600 * NS_PER_S, "2 h 00 min"),
+        (-250 * NS_PER_MS, "-250 ms"),
+    ],
+)
+def test_duration_is_shown_in_three_digits(ns: int, text: str) -> None:
+    assert format_duration(ns) == text
+
+
+def test_milliseconds_are_rounded_to_the_nearest_nanosecond() -> None:
+    assert ms_to_ns(0.1) == 100_000
+    assert ms_to_ns(1.0000004) == 1_000_000
+    assert ms_to_ns(1.0000006) == 1_000_001
