@@ -56,8 +56,9 @@ _END: Final = crc32(b"<|end of message|>")
 _LINE_BREAK: Final = crc32(b"<|line break|>")
 
 # At most TOKEN_BYTES ASCII letters each: a word of the answer is one token.
-_WORDS: Final = tuple(
-    "the quick brown fox jumps over a lazy dog and then goes home for some tea".split()
+_WORDS: Final = (
+    *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
+    *("and", "then", "goes", "home", "for", "some", "tea"),
 )
 
 

@@ -75,7 +75,7 @@ def _list(*, as_json: bool) -> None:
             f"{row['max_model_tokens']:,}",
             row["description"],
         )
-    Console().print(table)
+    Console(markup=False, highlight=False).print(table)
 
 
 def _summary(profile: DeviceProfile) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _show(profile: DeviceProfile, *, as_json: bool) -> None:
     if as_json:
         _print_json(facts)
         return
-    console = Console()
-    console.print(f"{profile.name}: {profile.description}", highlight=False, markup=False)
+    console = Console(markup=False, highlight=False)
+    console.print(f"{profile.name}: {profile.description}")
     table = Table(box=None, pad_edge=False)
     table.add_column("number")
     table.add_column("value", justify="right")

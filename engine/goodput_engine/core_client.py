@@ -1,0 +1,312 @@
+"""The front's end of the core's process: starts it, speaks to it, hands out what it says.
+
+One frame comes per step, with an entry for every request that gained a token, so handing out
+does nothing but count and wake. This module knows nothing of HTTP and nothing of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.errors import ExitCode, InternalError, UsageError
+from goodput_engine.core.wire import WireError, core_reader, encode
+from goodput_engine.messages import (
+    Cancel,
+    Drain,
+    Failed,
+    Ready,
+    Rejected,
+    SetLimits,
+    Shutdown,
+    StepOutputs,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from goodput_core.errors import GoodputError
+    from goodput_engine.messages import Configure, EngineState, FrontMessage, RequestOutput, Submit
+
+__all__ = ["CoreClient", "RequestStream"]
+
+_END_S: Final = 5.0
+# Submissions that the core has not read yet; the core reads between two steps.
+_UNREAD_BYTES: Final = 32 * 1024 * 1024
+
+
+class RequestStream:
+    """What the core has said of one request so far.
+
+    Args:
+        arrival_ns: when the front received it.
+        each: wake the reader for each output; else only at the end.
+
+    Attributes:
+        tokens: of the answer, so far.
+        cached_tokens: prompt tokens taken from the prefix cache.
+        first_scheduled_ns, first_token_ns, last_token_ns: 0 before they happened.
+        finish_reason: "stop" or "length" once all tokens are there.
+        rejected: it was never admitted.
+        lost: the core is gone, or the front gave it up.
+    """
+
+    __slots__ = (
+        "_each",
+        "_waiter",
+        "arrival_ns",
+        "cached_tokens",
+        "finish_reason",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "last_token_ns",
+        "lost",
+        "rejected",
+        "tokens",
+    )
+
+    def __init__(self, *, arrival_ns: int, each: bool) -> None:
+        self.arrival_ns = arrival_ns
+        self.tokens = 0
+        self.cached_tokens = 0
+        self.first_scheduled_ns = 0
+        self.first_token_ns = 0
+        self.last_token_ns = 0
+        self.finish_reason: str | None = None
+        self.rejected: Rejected | None = None
+        self.lost = False
+        self._each = each
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None or self.rejected is not None or self.lost
+
+    async def more(self, taken: int) -> None:
+        """Wait for the end or, where each output wakes, for more than `taken` tokens."""
+        if not (self.ended or (self._each and self.tokens > taken)):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def push(self, output: RequestOutput, at_ns: int) -> None:
+        """Take over what one step gave."""
+        if output.new_tokens:
+            if not self.tokens:
+                self.first_token_ns = at_ns
+                self.first_scheduled_ns = output.first_scheduled_ns
+                self.cached_tokens = output.cached_tokens
+            self.tokens += output.new_tokens
+            self.last_token_ns = at_ns
+        self.finish_reason = output.finish_reason
+        if self._each or output.finish_reason is not None:
+            self._wake()
+
+    def reject(self, rejected: Rejected) -> None:
+        """It was never admitted."""
+        self.rejected = rejected
+        self._wake()
+
+    def lose(self) -> None:
+        """Nothing more will come."""
+        self.lost = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class CoreClient(asyncio.Protocol):
+    """A running core; made by `start`.
+
+    Args:
+        process: the core's.
+        on_step: told of every step, for metrics.
+
+    Attributes:
+        state: the core after its last step; None before it is ready.
+        gone: done when the core is no longer there, whatever the reason.
+    """
+
+    state: EngineState
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, on_step: Callable[[StepOutputs], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.gone: Final[asyncio.Future[None]] = loop.create_future()
+        self.ready: Final[asyncio.Future[Ready]] = loop.create_future()
+        self._process = process
+        self._on_step = on_step
+        self._reader = core_reader()
+        self._streams: dict[int, RequestStream] = {}
+        self._transport: asyncio.Transport | None = None
+        self._failed: Failed | None = None
+        self._full = False
+
+    @classmethod
+    async def start(
+        cls, configure: Configure, *, on_step: Callable[[StepOutputs], None]
+    ) -> CoreClient:
+        """Start a core and tell it what to run; `await_ready` says whether it does."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *_command(theirs.fileno()),
+                stdin=DEVNULL,
+                # stdout is the front's, for its one line of JSON.
+                stdout=sys.stderr.fileno(),
+                pass_fds=(theirs.fileno(),),
+                # Ctrl-C in a terminal is for the front, which then ends the core in order.
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        client = cls(process, on_step)
+        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
+        client._send(configure)
+        return client
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the core has and that have not ended."""
+        return len(self._streams)
+
+    @property
+    def full(self) -> bool:
+        """Whether the core is so far behind with reading that nothing more should be sent."""
+        return self._full
+
+    async def await_ready(self) -> Ready:
+        """Wait until the core steps.
+
+        Raises:
+            UsageError: it cannot for a reason that the user can mend.
+            InternalError: it cannot for another reason, or died without a word.
+        """
+        await asyncio.wait((self.ready, self.gone), return_when=asyncio.FIRST_COMPLETED)
+        if not self.ready.done():
+            raise await self.obituary()
+        return self.ready.result()
+
+    def submit(self, request: Submit, *, each: bool) -> RequestStream:
+        """Hand a request to the core; `each` as of `RequestStream`."""
+        stream = RequestStream(arrival_ns=request.arrival_ns, each=each)
+        if self.gone.done():
+            stream.lose()
+        else:
+            self._streams[request.rid] = stream
+            self._send(request)
+        return stream
+
+    def release(self, rid: int) -> None:
+        """The front is done with a request: if the core is not, it is cancelled there."""
+        if self._streams.pop(rid, None) is not None and not self.gone.done():
+            self._send(Cancel(rid=rid))
+
+    def set_limits(self, message: SetLimits) -> None:
+        """Pass on new bounds."""
+        self._send(message)
+
+    def drain(self) -> None:
+        """Admit nothing new."""
+        self._send(Drain())
+
+    def abandon(self) -> None:
+        """Give up every request that still runs."""
+        for rid in list(self._streams):
+            self._streams[rid].lose()
+            self.release(rid)
+
+    async def close(self) -> None:
+        """End the core's process, if it has not ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._send(Shutdown())
+            self._transport.close()
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def obituary(self) -> GoodputError:
+        """Why the core is gone."""
+        if self._failed is not None:
+            mendable = self._failed.exit_code == ExitCode.USAGE
+            return (UsageError if mendable else InternalError)(self._failed.detail)
+        try:
+            async with asyncio.timeout(_END_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            return InternalError("the engine core closed its connection; see its log above")
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return InternalError(f"the engine core ended {how}; see its log above")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=_UNREAD_BYTES)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Part of `asyncio.Protocol`: the hot path, once per step."""
+        try:
+            messages = self._reader.feed(data)
+        except WireError as error:
+            self._failed = Failed(detail=f"{error}", exit_code=ExitCode.INTERNAL)
+            assert self._transport is not None
+            self._transport.abort()
+            return
+        for message in messages:
+            if isinstance(message, StepOutputs):
+                self._step(message)
+            elif isinstance(message, Rejected):
+                stream = self._streams.pop(message.rid, None)
+                if stream is not None:
+                    stream.reject(message)
+            elif isinstance(message, Ready):
+                self.state = message.state
+                self.ready.set_result(message)
+            else:
+                self._failed = message
+
+    def pause_writing(self) -> None:
+        """Part of `asyncio.Protocol`."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """Part of `asyncio.Protocol`."""
+        self._full = False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Part of `asyncio.Protocol`: the core is gone."""
+        self.gone.set_result(None)
+        for stream in self._streams.values():
+            stream.lose()
+        self._streams.clear()
+
+    def _step(self, step: StepOutputs) -> None:
+        self.state = step.state
+        self._on_step(step)
+        streams = self._streams
+        at_ns = step.at_ns
+        for output in step.outputs:
+            stream = streams.get(output.rid)
+            if stream is not None:
+                stream.push(output, at_ns)
+                if output.finish_reason is not None:
+                    del streams[output.rid]
+
+    def _send(self, message: FrontMessage) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(message))
+
+
+def _command(fd: int) -> tuple[str, ...]:
+    return (sys.executable, "-m", "goodput_engine.core.process", str(fd))

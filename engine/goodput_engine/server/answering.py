@@ -1,0 +1,222 @@
+"""Answers one request: reads it, hands it to the core, and writes what comes back.
+
+The head of an answer is sent with its first token, so until then a refusal is still a status
+and a router may try elsewhere. A client that reads slowly delays nobody: its tokens wait as a
+number and go out together; one that leaves has its request cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from goodput_core.contract import (
+    HEADER_REPLICA,
+    HEADER_REQUEST_ID,
+    HEADER_REVISION,
+    HEADER_TIMINGS,
+)
+from goodput_engine.server.answer import DONE, Answer, EventForm, timings, usage, whole_body
+from goodput_engine.server.refusals import (
+    Refusal,
+    bad_request,
+    draining,
+    error_json,
+    overloaded,
+    too_long,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from goodput_engine.core_client import CoreClient, RequestStream
+    from goodput_engine.messages import Rejected
+    from goodput_engine.server.front import Front
+    from goodput_engine.server.intake import Call, Intake
+
+__all__ = ["Answering"]
+
+_MAX_RETRY_AFTER_S: Final = 60
+
+
+class Answering:
+    """The handlers of both completion endpoints.
+
+    Args:
+        front: the front's state.
+        readers: where long bodies are read.
+    """
+
+    def __init__(self, front: Front, readers: Executor) -> None:
+        self._front = front
+        self._readers = readers
+        names = front.settings.names
+        self._headers = {HEADER_REPLICA: names.replica, HEADER_REVISION: names.revision}
+        self._stream_headers = {
+            **self._headers,
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        return await self._answer(request, chat=False)
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        return await self._answer(request, chat=True)
+
+    async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        arrival_ns = time.monotonic_ns()
+        with self._front.counted():
+            core, intake = self._front.admitting()
+            call = await self._read(request, intake, chat=chat, arrival_ns=arrival_ns)
+            stream = core.submit(call.submit, each=call.stream or bool(call.stops))
+            try:
+                await stream.more(0)
+                if stream.rejected is not None:
+                    raise _refused(stream.rejected)
+                if stream.lost:
+                    raise self._front.why_not()
+                if call.stream:
+                    return await self._streamed(request, call, core, stream)
+                return await self._whole(call, core, stream)
+            finally:
+                core.release(call.submit.rid)
+
+    async def _read(
+        self, request: web.Request, intake: Intake, *, chat: bool, arrival_ns: int
+    ) -> Call:
+        clients = self._front.settings.clients
+        if (request.content_length or 0) > clients.body_bytes:
+            raise _too_large(clients.body_bytes)
+        try:
+            async with asyncio.timeout(clients.body_s):
+                body = await request.read()
+        except TimeoutError as error:
+            raise Refusal(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the body did not arrive within {clients.body_s:g} s",
+                code="request_timeout",
+            ) from error
+        except web.HTTPRequestEntityTooLarge as error:
+            raise _too_large(clients.body_bytes) from error
+
+        def read() -> Call:
+            rid = self._front.next_rid()
+            return intake.read(body, request.headers, chat=chat, rid=rid, arrival_ns=arrival_ns)
+
+        if len(body) <= clients.inline_bytes:
+            return read()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+
+    async def _streamed(
+        self, request: web.Request, call: Call, core: CoreClient, stream: RequestStream
+    ) -> web.StreamResponse:
+        answer_id = _answer_id(call)
+        answer = Answer(call)
+        form = EventForm(
+            call,
+            answer_id=answer_id,
+            created=int(time.time()),
+            model=self._front.settings.names.llmservice,
+        )
+        response = web.StreamResponse(
+            headers={**self._stream_headers, HEADER_REQUEST_ID: call.request_id or answer_id}
+        )
+        await response.prepare(request)
+        while True:
+            count = min(stream.tokens - answer.tokens, self._front.settings.clients.event_tokens)
+            last = stream.finish_reason is not None and answer.tokens + count == stream.tokens
+            text = answer.take(count, last=last)
+            reason = "stop" if answer.stopped else stream.finish_reason if last else None
+            if text or reason:
+                await self._write(request, response, form.event(text, reason))
+            if reason is not None:
+                break
+            if answer.tokens == stream.tokens:
+                if stream.lost:
+                    refusal = self._front.why_not()
+                    await response.write(b"data: " + error_json(refusal) + b"\n\n")
+                    return response
+                await stream.more(answer.tokens)
+        core.release(call.submit.rid)
+        if call.include_usage:
+            await response.write(form.usage_event(usage(call, answer, stream)) + DONE)
+        else:
+            await response.write(DONE)
+        await response.write_eof()
+        return response
+
+    async def _write(
+        self, request: web.Request, response: web.StreamResponse, event: bytes
+    ) -> None:
+        transport = request.transport
+        if transport is None or not transport.get_write_buffer_size():
+            await response.write(event)
+            return
+        try:
+            async with asyncio.timeout(self._front.settings.clients.stall_s):
+                await response.write(event)
+        except TimeoutError as error:
+            # It takes nothing, so it cannot be told either.
+            transport.abort()
+            raise ConnectionResetError("the client stopped reading") from error
+
+    async def _whole(self, call: Call, core: CoreClient, stream: RequestStream) -> web.Response:
+        answer = Answer(call)
+        parts: list[str] = []
+        while True:
+            count = stream.tokens - answer.tokens
+            parts.append(answer.take(count, last=stream.finish_reason is not None))
+            if answer.stopped or stream.finish_reason is not None:
+                break
+            if stream.lost:
+                raise self._front.why_not()
+            await stream.more(answer.tokens)
+        core.release(call.submit.rid)
+        answer_id = _answer_id(call)
+        body = whole_body(
+            call,
+            "".join(parts),
+            answer_id=answer_id,
+            created=int(time.time()),
+            model=self._front.settings.names.llmservice,
+            finish_reason="stop" if answer.stopped else stream.finish_reason or "stop",
+            used=usage(call, answer, stream),
+        )
+        headers = {
+            **self._headers,
+            HEADER_REQUEST_ID: call.request_id or answer_id,
+            HEADER_TIMINGS: timings(call, answer, stream),
+        }
+        return web.Response(body=body, headers=headers, content_type="application/json")
+
+
+def _answer_id(call: Call) -> str:
+    kind = "chatcmpl" if call.chat else "cmpl"
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def _too_large(bound: int) -> Refusal:
+    return Refusal(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the body is larger than {bound >> 20} MiB",
+        code="request_too_large",
+    )
+
+
+def _refused(rejected: Rejected) -> Refusal:
+    if rejected.reason == "too_long":
+        return too_long(rejected.detail)
+    if rejected.reason == "draining":
+        return draining()
+    if rejected.reason == "queue_full":
+        return overloaded(rejected.detail, max(1, min(rejected.retry_after_s, _MAX_RETRY_AFTER_S)))
+    return bad_request(rejected.detail)

@@ -1,0 +1,131 @@
+"""`goodput engine`: from arguments, manifest and environment to a running replica."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from goodput_core.cli import CommandParser, argument_type
+from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
+from goodput_core.errors import UsageError
+from goodput_core.units import NS_PER_S, parse_duration
+from goodput_engine.logs import configure_logging
+from goodput_engine.manifest_file import read_manifest
+from goodput_engine.messages import Configure
+from goodput_engine.server.device_choice import choose_device, device_facts
+from goodput_engine.server.lifecycle import serve
+from goodput_engine.server.promise import SLOBook
+from goodput_engine.server.settings import EngineSettings, Names
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+__all__ = ["main"]
+
+# Where neither an argument nor an orchestrator says otherwise.
+_LOCAL: Final = "local"
+
+
+def main(argv: list[str]) -> int:
+    """Run one replica until it is told to stop.
+
+    Returns:
+        0 after a stop in order, 130 after one that did not wait for running answers.
+
+    Raises:
+        GoodputError: a bad manifest, a port in use, a core that cannot start or that died.
+    """
+    settings = _settings(_parse(argv), os.environ)
+    configure_logging()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings))
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = CommandParser(
+        prog="goodput engine",
+        summary="Run one serving replica: OpenAI's API on one port, metrics and control on "
+        "another.",
+        examples=(
+            "goodput engine -f examples/chat.yaml",
+            "goodput engine -f chat.yaml --device llama-3-8b-h100 --port 0 --json",
+        ),
+    )
+    parser.add_argument(
+        "-f", "--file", required=True, type=Path, metavar="FILE", dest="manifest",
+        help="manifest of the LLMService",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", metavar="PROFILE",
+        help="emulate this device instead of spec.model.source; see `goodput device list`",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="where both ports listen (%(default)s)")
+    port = argument_type(_port, "port")
+    parser.add_argument(
+        "--port", type=port, default=8001, help="serving port; 0: any free one (%(default)s)"
+    )
+    parser.add_argument(
+        "--admin-port", type=port, default=0, metavar="PORT",
+        help="port for metrics and control (%(default)s: any free one)",
+    )  # fmt: skip
+    parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
+    parser.add_argument(
+        "--grace", type=argument_type(parse_duration, "duration"), default="30s", metavar="TIME",
+        help="after SIGTERM, how long running answers may take to finish (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON on stdout when ready"
+    )
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
+    )
+    args = parser.parse_args(argv)
+    if args.port == args.admin_port != 0:
+        raise UsageError(
+            f"goodput engine: --port and --admin-port are both {args.port}; "
+            "give them different ports"
+        )
+    return args
+
+
+def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> EngineSettings:
+    service = read_manifest(args.manifest)
+    engine, slo = service.spec.engine, service.spec.slo
+    device, profile = choose_device(service.spec, asked=args.device, source=str(args.manifest))
+    return EngineSettings(
+        names=Names(
+            llmservice=service.metadata.name,
+            replica=args.name or environment.get(ENV_REPLICA) or _LOCAL,
+            revision=environment.get(ENV_REVISION) or _LOCAL,
+        ),
+        slo=SLOBook(classes=slo.by_name(), default=slo.default_class),
+        configure=Configure(
+            device=device,
+            policy=engine.policy,
+            preemption=engine.preemption,
+            token_budget=engine.token_budget.initial,
+            min_token_budget=engine.token_budget.min,
+            max_token_budget=engine.token_budget.max,
+            max_num_seqs=engine.max_num_seqs,
+            max_waiting=engine.max_waiting,
+        ),
+        device=device_facts(profile),
+        host=args.host,
+        port=args.port,
+        admin_port=args.admin_port,
+        grace_s=args.grace / NS_PER_S,
+        exit_with_parent=args.exit_with_parent,
+        json=args.json,
+        control_token=environment.get(ENV_CONTROL_TOKEN) or None,
+    )
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:6]) <= 65_535):
+        raise ValueError(f"{text!r} is not a port; give a whole number from 0 to 65535")
+    return int(text)

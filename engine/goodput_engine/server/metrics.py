@@ -1,0 +1,126 @@
+"""The engine's metrics, in Prometheus' text form, from what the core says after each step.
+
+The core's snapshot already counts since its start, so a scrape only translates it; a step
+costs one histogram observation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from goodput_core.contract import (
+    LABEL_KV_STATE,
+    LABEL_LLMSERVICE,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    METRIC_KV_BLOCKS,
+    METRIC_OUTPUT_TOKENS,
+    METRIC_PREEMPTIONS,
+    METRIC_PREFIX_HIT,
+    METRIC_PREFIX_QUERIED,
+    METRIC_RUNNING,
+    METRIC_SCHEDULED_TOKENS,
+    METRIC_SHED,
+    METRIC_STEP_SECONDS,
+    METRIC_STEPS,
+    METRIC_TOKEN_BUDGET,
+    METRIC_WAITING,
+    ROLE_ENGINE,
+)
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from goodput_engine.messages import EngineState, StepOutputs
+    from goodput_engine.server.settings import Names
+
+__all__ = ["CONTENT_TYPE", "EngineMetrics"]
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+_STEP_BUCKETS_S: Final = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5,
+)  # fmt: skip
+_LABELS: Final = (LABEL_LLMSERVICE, LABEL_REVISION, LABEL_ROLE)
+
+_COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
+    (METRIC_STEPS, "steps", "Steps that the core committed."),
+    (METRIC_SCHEDULED_TOKENS, "scheduled_tokens", "Tokens computed: prompts and answers."),
+    (METRIC_OUTPUT_TOKENS, "output_tokens", "Tokens of answers."),
+    (METRIC_PREEMPTIONS, "preemptions", "Requests sent back to wait for want of KV blocks."),
+    (METRIC_PREFIX_QUERIED, "prefix_queried_tokens", "Prompt tokens looked up in the cache."),
+    (METRIC_PREFIX_HIT, "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
+    (METRIC_SHED, "shed", "Requests refused for load."),
+)
+_GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
+    (METRIC_RUNNING, "running", "Requests that hold KV blocks."),
+    (METRIC_WAITING, "waiting", "Requests that wait for KV blocks or a place in the batch."),
+    (METRIC_TOKEN_BUDGET, "token_budget", "Tokens that one step may compute."),
+)
+
+
+class EngineMetrics:
+    """The metrics of one replica, in a registry of their own.
+
+    Args:
+        names: for the labels.
+        state: the core's last snapshot; None before there is one.
+    """
+
+    def __init__(self, names: Names, state: Callable[[], EngineState | None]) -> None:
+        self._registry = CollectorRegistry()
+        values = (names.llmservice, names.revision, ROLE_ENGINE)
+        self._steps = Histogram(
+            METRIC_STEP_SECONDS,
+            "Device time of a step.",
+            _LABELS,
+            buckets=_STEP_BUCKETS_S,
+            registry=self._registry,
+        ).labels(*values)
+        self._registry.register(_StateCollector(values, state))
+
+    def observe(self, step: StepOutputs) -> None:
+        """Count one step; a message without a step counts nothing."""
+        if step.step_ns:
+            self._steps.observe(step.step_ns / NS_PER_S)
+
+    def text(self) -> bytes:
+        """What `GET /metrics` answers."""
+        return generate_latest(self._registry)
+
+
+class _StateCollector(Collector):
+    def __init__(self, values: tuple[str, ...], state: Callable[[], EngineState | None]) -> None:
+        self._values = values
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        if state is None:
+            return
+        for name, field, doc in _COUNTERS:
+            counter = CounterMetricFamily(name.removesuffix("_total"), doc, labels=_LABELS)
+            counter.add_metric(self._values, getattr(state, field))
+            yield counter
+        for name, field, doc in _GAUGES:
+            gauge = GaugeMetricFamily(name, doc, labels=_LABELS)
+            gauge.add_metric(self._values, getattr(state, field))
+            yield gauge
+        blocks = GaugeMetricFamily(
+            METRIC_KV_BLOCKS,
+            "KV blocks: used by a request, free but holding a reusable prefix, or free and empty.",
+            labels=(*_LABELS, LABEL_KV_STATE),
+        )
+        free, cached = state.kv_free_blocks, state.kv_cached_blocks
+        blocks.add_metric((*self._values, "used"), state.kv_total_blocks - free)
+        blocks.add_metric((*self._values, "cached"), cached)
+        blocks.add_metric((*self._values, "empty"), free - cached)
+        yield blocks
