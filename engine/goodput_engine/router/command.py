@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,7 +33,7 @@ from goodput_engine.router.settings import RouterSettings, Timeouts
 from goodput_engine.router.upstreams import Upstream, UpstreamsFile, parse_upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from goodput_core.spec.llmservice import LLMService
 

@@ -54,6 +54,7 @@ class Replica:
         upstream: where it is.
 
     Attributes:
+        base: its URL, up to the path.
         in_flight: requests that this router sent it and that have not ended.
         detail: why it is not ready, for people.
         wake: set to have it probed at once.
@@ -62,7 +63,7 @@ class Replica:
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self.name: Final = upstream.name
-        self.base: Final = URL(upstream.url).origin()
+        self.base: Final = str(URL(upstream.url).origin())
         self.in_flight = 0
         self.detail = "not probed yet"
         self.wake: Final = asyncio.Event()

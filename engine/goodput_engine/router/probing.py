@@ -83,8 +83,8 @@ class Prober:
                 replica.mark_gone(str(error))
             except (aiohttp.ClientConnectorError, ConnectionRefusedError) as error:
                 replica.mark_gone(f"cannot connect: {_reason(error)}")
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                # TimeoutError is an OSError. One probe may be lost to a busy replica.
+            except Exception as error:  # noqa: BLE001 - a replica must never go unwatched
+                # One probe may be lost to a busy replica.
                 strikes += 1
                 if strikes >= self._settings.strikes:
                     replica.mark_gone(f"does not answer: {_reason(error)}")
@@ -115,7 +115,7 @@ class Prober:
 
     async def _probe(self, replica: Replica) -> None:
         async with self._session.get(
-            replica.base.with_path(PATH_READY), timeout=self._timeout, allow_redirects=False
+            replica.base + PATH_READY, timeout=self._timeout, allow_redirects=False
         ) as response:
             await response.content.read(_MAX_STATE_BYTES)
             if response.status != 200:

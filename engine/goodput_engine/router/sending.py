@@ -97,7 +97,8 @@ class Sender:
         Raises:
             ReplicaLost: no head came.
         """
-        url = replica.base.join(URL(request.raw_path, encoded=True))
+        # Never the request's own idea of a host: its line may name one ("GET http://… HTTP/1.1").
+        url = URL(replica.base + request.rel_url.raw_path_qs, encoded=True)
         headers = end_to_end(request.headers)
         for name in _OF_REQUEST:
             headers.popall(name, None)
@@ -142,4 +143,5 @@ async def _note_reuse(
     context: SimpleNamespace,
     _params: aiohttp.TraceConnectionReuseconnParams,
 ) -> None:
-    context.trace_request_ctx.append(True)
+    if context.trace_request_ctx is not None:  # a probe has none
+        context.trace_request_ctx.append(True)

@@ -179,10 +179,10 @@ class RouterService:
         )
 
     async def _listen(self, runner: web.AppRunner, host: str, port: int) -> str:
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
         listener = _bind(host, port)
         self._stack.callback(listener.close)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listener, backlog=_BACKLOG).start()
         bound = listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host

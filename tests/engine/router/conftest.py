@@ -1,0 +1,289 @@
+"""A replica made of plain sockets, so that it can misbehave in ways no HTTP library allows."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+import pytest
+from yarl import URL
+
+from goodput_core.slo import SLOClass
+from goodput_core.spec.llmservice import RouterPolicy
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.router.service import RouterService
+from goodput_engine.router.settings import ProbeSettings, RouterSettings, Timeouts
+from goodput_engine.router.upstreams import Upstream
+
+PATIENCE_S = 10.0
+DONE = b"data: [DONE]\n\n"
+
+
+def token(text: str = "x") -> bytes:
+    return b'data: {"choices":[{"index":0,"text":"%s","finish_reason":null}]}\n\n' % text.encode()
+
+
+def ending() -> bytes:
+    return b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\n' + DONE
+
+
+@dataclass
+class Call:
+    """One request as a replica saw it, and the means to answer it."""
+
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    writer: asyncio.StreamWriter
+    connection: int
+    hung_up: asyncio.Event
+
+    def header(self, name: str) -> str | None:
+        return next((v for k, v in self.headers if k.lower() == name.lower()), None)
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self, status: str = "200 OK", *headers: str) -> None:
+        lines = [f"HTTP/1.1 {status}", *headers]
+        await self.send("\r\n".join(lines).encode() + b"\r\n\r\n")
+
+    async def stream_head(self) -> None:
+        await self.head(
+            "200 OK", "Content-Type: text/event-stream", "Transfer-Encoding: chunked"
+        )
+
+    async def chunk(self, data: bytes) -> None:
+        await self.send(b"%x\r\n%s\r\n" % (len(data), data))
+
+    async def end(self) -> None:
+        await self.send(b"0\r\n\r\n")
+
+    async def whole(
+        self, status: str, body: bytes, *headers: str, content_type: str = "application/json"
+    ) -> None:
+        await self.head(
+            status, f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers
+        )
+        await self.send(body)
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+
+Behaviour = Callable[[Call], Awaitable[None]]
+
+
+async def answer_stream(call: Call) -> None:
+    """A well-behaved stream of three tokens."""
+    await call.stream_head()
+    for text in ("a", "b", "c"):
+        await call.chunk(token(text))
+    await call.chunk(ending())
+    await call.end()
+
+
+async def answer_whole(call: Call) -> None:
+    await call.whole("200 OK", b'{"choices":[{"text":"abc"}]}')
+
+
+class FakeReplica:
+    """Listens on a port of its own; `behave` decides what a completion gets."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.behave: Behaviour = answer_stream
+        self.ready = True
+        self.state: bytes = b"{}"
+        self.calls: list[Call] = []
+        self.arrived: asyncio.Queue[Call] = asyncio.Queue()
+        self._server: asyncio.Server | None = None
+        self._connections = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def upstream(self) -> Upstream:
+        return Upstream(self.name, self.url, self.url)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, limit=64 << 20
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def refuse(self) -> None:
+        """Stop listening: connections are refused from now on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._connections += 1
+        try:
+            await self._connection(reader, writer, self._connections)
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+    ) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+            method, path, _ = first.split(" ")
+            headers = [(k.strip(), v.strip()) for k, _, v in (line.partition(":") for line in lines)]
+            lengths = [int(v) for k, v in headers if k.lower() == "content-length"]
+            body = await reader.readexactly(lengths[0]) if lengths else b""
+            call = Call(method, path, headers, body, writer, number, asyncio.Event())
+            if path == "/health/ready":
+                status = "200 OK" if self.ready else "503 Service Unavailable"
+                await call.whole(status, b"{}")
+            elif path == "/control/state":
+                await call.whole("200 OK", self.state)
+            else:
+                await self._behave(call, reader)
+
+    async def _behave(self, call: Call, reader: asyncio.StreamReader) -> None:
+        self.calls.append(call)
+        self.arrived.put_nowait(call)
+        behaving = asyncio.ensure_future(self.behave(call))
+        # Nothing more is due from the router before the answer: an end here is its hanging up.
+        hanging_up = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({behaving, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+            if not behaving.done():
+                call.hung_up.set()
+                raise ConnectionResetError
+            await behaving
+            if hanging_up.done() or call.writer.transport.is_closing():
+                raise ConnectionResetError
+        finally:
+            behaving.cancel()
+            hanging_up.cancel()
+            await asyncio.gather(behaving, hanging_up, return_exceptions=True)
+
+
+INTERACTIVE = SLOClass(name="interactive", ttft_ms=5_000, tpot_ms=5_000)
+BATCH = SLOClass(name="batch", ttft_ms=60_000, tpot_ms=60_000)
+QUIET = ProbeSettings(interval_ns=3_600 * NS_PER_S, quick_ns=3_600 * NS_PER_S)
+SETTINGS = RouterSettings(
+    llmservice="chat",
+    policy=RouterPolicy.ROUND_ROBIN,
+    classes={c.name: c for c in (INTERACTIVE, BATCH)},
+    default_class="interactive",
+    probe=QUIET,
+)
+SHORT = Timeouts(
+    connect_ns=500 * NS_PER_MS,
+    first_byte_ns=150 * NS_PER_MS,
+    idle_ns=150 * NS_PER_MS,
+    body_ns=150 * NS_PER_MS,
+)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Give the loop its turns until something holds that no event tells of."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+@dataclass
+class Bench:
+    """A router with its replicas and a client."""
+
+    router: RouterService
+    replicas: list[FakeReplica]
+    client: aiohttp.ClientSession
+    settings: RouterSettings = field(default=SETTINGS)
+
+    async def post(
+        self, body: bytes = b'{"prompt":"x"}', path: str = "/v1/completions", **headers: str
+    ) -> tuple[int, bytes]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = URL(self.router.url + path, encoded=True)
+        async with self.client.post(url, data=io.BytesIO(body), headers=named) as answer:
+            return answer.status, await answer.read()
+
+    async def state(self) -> dict[str, Any]:
+        async with self.client.get(self.router.admin_url + "/control/state") as answer:
+            decoded: dict[str, Any] = msgspec.json.decode(await answer.read())
+            return decoded
+
+    async def metrics(self) -> str:
+        async with self.client.get(self.router.admin_url + "/metrics") as answer:
+            return await answer.text()
+
+    async def settled(self) -> dict[str, int]:
+        """Outcomes of the default class, once nothing is in flight; zeros left out."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.router.ledger.idle.wait()
+        return self.outcomes()
+
+    def outcomes(self, slo_class: str = "interactive") -> dict[str, int]:
+        counts = self.router.ledger.outcomes()[slo_class]
+        return {name: count for name, count in counts.items() if count}
+
+
+class StartBench(Protocol):
+    async def __call__(
+        self,
+        replicas: int = 1,
+        *,
+        settings: RouterSettings = SETTINGS,
+        timeouts: Timeouts | None = None,
+    ) -> Bench: ...
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[StartBench]:
+    """Start a router on fake replicas, all of them probed and counted as ready."""
+    async with AsyncExitStack() as stack:
+
+        async def build(
+            replicas: int = 1,
+            *,
+            settings: RouterSettings = SETTINGS,
+            timeouts: Timeouts | None = None,
+        ) -> Bench:
+            if timeouts is not None:
+                settings = replace(settings, timeouts=timeouts)
+            fakes = [FakeReplica(f"r{i}") for i in range(replicas)]
+            for fake in fakes:
+                await fake.start()
+                stack.push_async_callback(fake.refuse)
+            router = await stack.enter_async_context(
+                RouterService(
+                    settings, clock=time.monotonic_ns, upstreams=[f.upstream for f in fakes]
+                )
+            )
+            client = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            )
+            await until(lambda: all(r.ready for r in router.fleet))
+            return Bench(router, fakes, client, settings)
+
+        yield build
