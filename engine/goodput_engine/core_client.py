@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from goodput_core.errors import ExitCode, InternalError, UsageError
 from goodput_engine.core.wire import WireError, core_reader, encode
@@ -250,9 +250,8 @@ class CoreClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=_UNREAD_BYTES)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport.set_write_buffer_limits(high=_UNREAD_BYTES)
 
     def data_received(self, data: bytes) -> None:
         """Part of `asyncio.Protocol`: the hot path, once per step."""
@@ -309,4 +308,4 @@ class CoreClient(asyncio.Protocol):
 
 
 def _command(fd: int) -> tuple[str, ...]:
-    return (sys.executable, "-m", "goodput_engine.core.process", str(fd))
+    return (sys.executable, "-m", "goodput_engine.core.process", "--fd", str(fd))

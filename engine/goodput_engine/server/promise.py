@@ -87,7 +87,8 @@ class SLOBook:
             param = HEADER_SLO_CLASS if asked.slo_class is not None else "slo_class"
             known = ", ".join(self.classes)
             raise bad_request(
-                f"{_shown(name)} is not an SLO class of this service; classes are {known}", param
+                f"{param}: {_shown(name)} is not an SLO class of this service; classes are {known}",
+                param,
             )
         return found.name, found.targets.overridden_by(asked.targets)
 
