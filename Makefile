@@ -66,8 +66,8 @@ e2e: $(VENV)/.dev ## one manifest and one trace, end to end in real processes
 bench: $(VENV)/.dev ## every benchmark, short; see docs/benchmarks.md for the long ones
 	$(BIN)/python -m benchmarks
 
-picture: $(VENV)/.runtime ## redraw docs/images (needs the system package chromium; installs nothing)
-	$(BIN)/python docs/images/draw.py
+picture: $(VENV)/.runtime ## redraw docs/images/report.png from RUN=DIR (needs the system package chromium)
+	$(BIN)/python docs/images/draw.py $(RUN) docs/images/report.png
 
 chart: ## render and lint the Helm chart
 	@test -d charts/goodput || { echo "charts/goodput is not there yet: it comes with the operator" >&2; exit 1; }
