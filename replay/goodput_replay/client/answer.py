@@ -36,7 +36,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
 
 
 class _Choice(msgspec.Struct):
@@ -50,7 +50,7 @@ class Chunk(msgspec.Struct):
 
     choices: list[_Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
     @property
     def has_token(self) -> bool:
@@ -60,15 +60,28 @@ class Chunk(msgspec.Struct):
                 return True
             delta = choice.delta
             if delta is not None and (
-                delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls
+                delta.content
+                or delta.reasoning_content
+                or delta.reasoning
+                or _present(delta.tool_calls)
             ):
                 return True
         return False
 
     @property
+    def failed(self) -> bool:
+        """Whether it reports an error in place of tokens."""
+        return _present(self.error)
+
+    @property
     def finished(self) -> bool:
         """Whether a choice says that it ended."""
         return any(choice.finish_reason for choice in self.choices)
+
+
+def _present(raw: msgspec.Raw) -> bool:
+    """Whether undecoded JSON was there at all, and more than null or an empty list."""
+    return bytes(raw) not in {b"", b"null", b"[]"}
 
 
 class _ErrorBody(msgspec.Struct):

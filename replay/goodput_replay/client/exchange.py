@@ -111,7 +111,7 @@ class _Answer:
 
     def _chunk(self, event: bytes, now_ns: int) -> None:
         chunk = decode_chunk(event)
-        if chunk.error is not None:
+        if chunk.failed:
             self.failed = True
             self.detail = f"the stream reported: {error_sentence(event)}"
             return
