@@ -1,0 +1,105 @@
+"""Servers that answer by script, and requests and traces to send to them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.slo import Targets
+from goodput_replay.body import PreparedRequest
+from goodput_replay.plan import PlannedRequest
+from goodput_replay.prompts import PromptKey
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock, TraceMetadata
+from goodput_traces.writer import write_trace
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from pathlib import Path
+
+    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+    Serve = Callable[[Script], Awaitable[str]]
+    WriteTrace = Callable[..., Path]
+
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Start a server that hands each whole request to a script; returns its URL."""
+    async with AsyncExitStack() as stack:
+
+        async def start(script: Script) -> str:
+            async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                try:
+                    while True:
+                        head = await reader.readuntil(b"\r\n\r\n")
+                        length = _LENGTH.search(head)
+                        body = await reader.readexactly(int(length[1]) if length else 0)
+                        await script(head + body, writer)
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    pass
+                finally:
+                    writer.close()
+
+            server = await asyncio.start_server(connected, "127.0.0.1", 0)
+            stack.push_async_callback(_stop, server)
+            return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+        yield start
+
+
+async def _stop(server: asyncio.Server) -> None:
+    server.close()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+def make_planned(number: int = 0, scheduled_ns: int = 0, **changes: object) -> PlannedRequest:
+    """A small request."""
+    values: dict[str, object] = {
+        "request_id": f"row-{number}",
+        "scheduled_ns": scheduled_ns,
+        "slo_class": "",
+        "targets": Targets(),
+        "priority": None,
+        "prompt": PromptKey(request_id=f"row-{number}", input_tokens=8),
+        "output_tokens": 3,
+        "max_output_tokens": None,
+        "cancel_after_ns": None,
+    }
+    return PlannedRequest(**(values | changes))  # type: ignore[arg-type]  # any field may change
+
+
+@pytest.fixture
+def planned() -> Callable[..., PlannedRequest]:
+    """Makes small requests."""
+    return make_planned
+
+
+@pytest.fixture
+def prepared() -> Callable[..., PreparedRequest]:
+    """Makes small requests that are ready to be sent."""
+
+    def make(number: int = 0, scheduled_ns: int = 0, **changes: object) -> PreparedRequest:
+        request = make_planned(number, scheduled_ns, **changes)
+        return PreparedRequest(planned=request, body=b'{"stream":true}', input_tokens=8, headers={})
+
+    return make
+
+
+@pytest.fixture
+def trace_of(tmp_path: Path) -> WriteTrace:
+    """Writes a trace of rows; keyword arguments go to its metadata."""
+
+    def write(rows: Iterable[TraceRow], *, clock: Clock = Clock.TRACE_RELATIVE) -> Path:
+        path = tmp_path / "trace.parquet"
+        write_trace(path, rows, TraceMetadata(source="test", clock=clock), overwrite=True)
+        return path
+
+    return write

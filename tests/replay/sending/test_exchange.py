@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from yarl import URL
+
+from goodput_core.contract import HEADER_REPLICA
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.body import PreparedRequest
+from goodput_replay.client.connection import open_session
+from goodput_replay.client.exchange import Exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+    Serve = Callable[[Script], Awaitable[str]]
+    Prepared = Callable[..., PreparedRequest]
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+UNTIL_CLOSED = HEAD + b"Connection: close\r\n\r\n"
+LAST = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def event(value: object) -> bytes:
+    return b"data: %s\n\n" % (value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+def token(text: str = "a", reason: str | None = None) -> bytes:
+    return event({"choices": [{"index": 0, "text": text, "finish_reason": reason}]})
+
+
+def delta(**fields: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": fields, "finish_reason": None}]})
+
+
+def usage(tokens: int, cached: int | None = None) -> bytes:
+    details = None if cached is None else {"cached_tokens": cached}
+    counts = {
+        "prompt_tokens": 8,
+        "completion_tokens": tokens,
+        "prompt_tokens_details": details,
+    }
+    return event({"choices": [], "usage": counts})
+
+
+DONE = event(b"[DONE]")
+
+
+def says(*pieces: bytes, close: bool = False) -> Script:
+    """A server that writes these pieces, and closes or keeps the connection."""
+
+    async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        if close:
+            writer.close()
+
+    return script
+
+
+def answer(body: bytes, status: str = "200 OK", kind: str = "application/json") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def send(
+    url: str,
+    request: PreparedRequest,
+    *,
+    timeout_ns: int = 60 * NS_PER_S,
+    lag_ns: int = 0,
+    pinned: bool = True,
+) -> RequestRecord:
+    async with open_session({}) as session:
+        exchange = Exchange(
+            session, URL(f"{url}/v1/completions"), timeout_ns=timeout_ns, pinned=pinned
+        )
+        return await exchange.run(request, time.monotonic_ns() - lag_ns)
+
+
+async def test_a_streamed_answer_is_stamped_and_counted(serve: Serve, prepared: Prepared) -> None:
+    head = CHUNKED.replace(b"\r\n\r\n", f"\r\n{HEADER_REPLICA}: chat-0\r\n\r\n".encode())
+    body = chunk(token()) + chunk(token()) + chunk(token("a", "stop"))
+    url = await serve(says(head + body, chunk(usage(3, 5) + DONE) + LAST))
+    record = await send(url, prepared())
+    assert (record.outcome, record.status, record.detail) == (Outcome.OK, 200, "")
+    assert (record.output_tokens, record.pinned_output_tokens, record.input_tokens) == (3, 3, 8)
+    assert (record.replica, record.cached_tokens) == ("chat-0", 5)
+    assert record.sent_ns is not None
+    assert record.first_token_ns is not None
+    assert record.last_token_ns is not None
+    assert record.end_ns is not None
+    assert 0 <= record.sent_ns <= record.first_token_ns <= record.last_token_ns <= record.end_ns
+    assert len(record.gaps_us) == 2
+
+
+async def test_lateness_of_the_client_counts_into_the_times(
+    serve: Serve, prepared: Prepared
+) -> None:
+    url = await serve(says(CHUNKED, chunk(token("a", "stop") + DONE) + LAST))
+    record = await send(url, prepared(), lag_ns=7 * NS_PER_S)
+    assert record.lag_ns is not None
+    assert record.ttft_ns is not None
+    assert record.ttft_from_send_ns is not None
+    assert record.lag_ns >= 7 * NS_PER_S
+    assert record.ttft_ns == record.lag_ns + record.ttft_from_send_ns
+
+
+TOKENS = {
+    "empty texts are no tokens": (token("") + token("a") + token("", "stop"), 1),
+    "a role alone is no token": (delta(role="assistant") + delta(content="a"), 1),
+    "reasoning is tokens": (
+        delta(reasoning_content="a") + delta(reasoning="b") + delta(content="c"),
+        3,
+    ),
+    "usage wins over chunks": (token("two words") + usage(2), 2),
+    "without usage each chunk is one": (token("two words") + token(), 2),
+    "tool calls are tokens": (
+        event({"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}) + token("", "tool_calls"),
+        1,
+    ),
+    "no tool calls are no tokens": (
+        event({"choices": [{"delta": {"tool_calls": []}}], "error": None}) + token("a", "stop"),
+        1,
+    ),
+    "null usage is no usage": (event({"choices": [{"text": "a"}], "usage": None}), 1),
+}
+
+
+@pytest.mark.parametrize(("body", "tokens"), TOKENS.values(), ids=TOKENS)
+async def test_tokens_are_counted_by_rule(
+    serve: Serve, prepared: Prepared, body: bytes, tokens: int
+) -> None:
+    url = await serve(says(CHUNKED, chunk(body + DONE) + LAST))
+    record = await send(url, prepared())
+    assert (record.outcome, record.output_tokens) == (Outcome.OK, tokens)
+    assert record.first_token_ns is not None
+
+
+ENDINGS = {
+    "no [DONE] but a finish reason": says(CHUNKED, chunk(token("a", "stop")) + LAST),
+    "closed without a length": says(UNTIL_CLOSED, token("a", "stop") + DONE, close=True),
+    "cut after [DONE]": says(CHUNKED, chunk(token("a", "stop") + DONE), close=True),
+    "kept open after [DONE]": says(CHUNKED, chunk(token("a", "stop") + DONE)),
+    "more after [DONE]": says(CHUNKED, chunk(token("a", "stop") + DONE + b"junk") + LAST),
+    "split inside everything": says(
+        *(bytes([b]) for b in CHUNKED + chunk(token("a", "stop") + DONE) + LAST)
+    ),
+}
+
+
+@pytest.mark.parametrize("script", ENDINGS.values(), ids=ENDINGS)
+async def test_an_answer_that_was_complete_is_ok_however_it_ends(
+    serve: Serve, prepared: Prepared, script: Script
+) -> None:
+    record = await send(await serve(script), prepared())
+    assert (record.outcome, record.detail, record.output_tokens) == (Outcome.OK, "", 1)
+
+
+FAILURES = {
+    "500": (
+        says(answer(b'{"error":{"message":"boom"}}', "500 Internal Server Error")),
+        Outcome.ERROR,
+        "HTTP 500: boom",
+    ),
+    "500 with HTML": (
+        says(answer(b"<html>\n oops </html>", "500 Internal Server Error", "text/html")),
+        Outcome.ERROR,
+        "HTTP 500: <html> oops </html>",
+    ),
+    "500 without a body": (says(answer(b"", "500 No")), Outcome.ERROR, "HTTP 500"),
+    "429": (
+        says(answer(b'{"error":{"message":"queue full"}}', "429 Too Many Requests")),
+        Outcome.SHED,
+        "HTTP 429: queue full",
+    ),
+    "503": (says(answer(b"busy", "503 Unavailable")), Outcome.SHED, "HTTP 503: busy"),
+    "404": (says(answer(b'{"message":"no model"}', "404 No")), Outcome.ERROR, "HTTP 404: no model"),
+    "a redirect is not followed": (
+        says(answer(b"", "307 Elsewhere\r\nLocation: http://192.0.2.1/")),
+        Outcome.ERROR,
+        "HTTP 307",
+    ),
+    "an endless error body": (
+        says(b"HTTP/1.1 500 No\r\nConnection: close\r\n\r\n", b"x" * 10_000_000, close=True),
+        Outcome.ERROR,
+        "HTTP 500: xxx",
+    ),
+    "HTML": (
+        says(answer(b"<html>login</html>", kind="text/html")),
+        Outcome.ERROR,
+        "answered text/html, not an event stream",
+    ),
+    "JSON instead of a stream": (
+        says(answer(b"{}")),
+        Outcome.ERROR,
+        "answered application/json, not an event stream",
+    ),
+    "half an event": (
+        says(UNTIL_CLOSED, token() + b'data: {"choi', close=True),
+        Outcome.ERROR,
+        "the stream ended in the middle of an event",
+    ),
+    "ends without finishing": (
+        says(CHUNKED, chunk(token()) + LAST),
+        Outcome.ERROR,
+        "the stream ended before the answer did",
+    ),
+    "an empty stream": (
+        says(CHUNKED, LAST),
+        Outcome.ERROR,
+        "the stream ended before the answer did",
+    ),
+    "closes mid-stream": (
+        says(CHUNKED, chunk(token()), close=True),
+        Outcome.ERROR,
+        "the connection closed mid-stream",
+    ),
+    "closes before the first token": (
+        says(CHUNKED, close=True),
+        Outcome.ERROR,
+        "the connection closed before the first token",
+    ),
+    "closes without an answer": (
+        says(close=True),
+        Outcome.ERROR,
+        "the connection closed before an answer",
+    ),
+    "a 10 MB line": (
+        says(CHUNKED, chunk(token()), chunk(b"data: " + b"x" * 10_000_000), chunk(b"\n\n") + LAST),
+        Outcome.ERROR,
+        "line too long",
+    ),
+    "not JSON": (
+        says(CHUNKED, chunk(event(b"{'a': 1}")) + LAST),
+        Outcome.ERROR,
+        "malformed chunk",
+    ),
+    "another shape of JSON": (
+        says(CHUNKED, chunk(event({"choices": "a"})) + LAST),
+        Outcome.ERROR,
+        "malformed chunk",
+    ),
+    "not UTF-8": (says(CHUNKED, chunk(event(b'"\xff\xfe"')) + LAST), Outcome.ERROR, "malformed"),
+    "an error in the stream": (
+        says(CHUNKED, chunk(token() + event({"error": {"message": "out of memory"}})) + LAST),
+        Outcome.ERROR,
+        "the stream reported: out of memory",
+    ),
+    "not HTTP": (says(b"SSH-2.0-OpenSSH_9.6\r\n\r\n", close=True), Outcome.ERROR, "not an HTTP"),
+    "a broken chunk size": (
+        says(CHUNKED + b"zz\r\nabc\r\n", close=True),
+        Outcome.ERROR,
+        "not an HTTP answer",
+    ),
+    "a header of a megabyte": (
+        says(b"HTTP/1.1 200 OK\r\nX-Long: " + b"a" * (1 << 20) + b"\r\n\r\n", close=True),
+        Outcome.ERROR,
+        "not an HTTP answer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "outcome", "detail"), FAILURES.values(), ids=FAILURES)
+async def test_a_misbehaving_server_is_an_outcome_with_a_sentence(
+    serve: Serve, prepared: Prepared, script: Script, outcome: Outcome, detail: str
+) -> None:
+    record = await send(await serve(script), prepared())
+    assert record.outcome is outcome
+    assert record.detail.startswith(detail)
+    assert len(record.detail) <= 200
+    assert "\n" not in record.detail
+    assert record.sent_ns is not None
+    assert record.end_ns is not None
+
+
+async def test_a_target_that_refuses_connections_is_an_error(prepared: Prepared) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    record = await send(f"http://127.0.0.1:{port}", prepared())
+    assert record.outcome is Outcome.ERROR
+    assert record.detail.startswith("could not connect: ")
+    assert record.sent_ns is None
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [(), (CHUNKED,), (CHUNKED, chunk(token()))],
+    ids=["no answer", "headers only", "a token and then nothing"],
+)
+async def test_a_target_that_hangs_is_a_timeout_counted_from_the_schedule(
+    serve: Serve, prepared: Prepared, pieces: tuple[bytes, ...]
+) -> None:
+    url = await serve(says(*pieces))
+    # Scheduled a minute ago but for 150 ms: so much patience is left.
+    record = await send(url, prepared(), lag_ns=60 * NS_PER_S - 150 * NS_PER_MS)
+    assert record.outcome is Outcome.TIMEOUT
+    assert record.detail == "nothing complete within 60 s"
+    assert record.output_tokens == (1 if len(pieces) == 2 else 0)
+
+
+async def test_the_trace_gives_up_when_its_client_did(serve: Serve, prepared: Prepared) -> None:
+    closed = asyncio.Event()
+
+    async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + chunk(token()))
+        await writer.drain()
+        await writer.wait_closed()
+        closed.set()
+
+    request = prepared(cancel_after_ns=100 * NS_PER_MS)
+    record = await send(await serve(script), request)
+    assert (record.outcome, record.output_tokens) == (Outcome.CANCELLED, 1)
+    assert record.cancel_after_ns == 100 * NS_PER_MS
+    assert record.detail == ""
+
+
+async def test_a_request_that_is_in_flight_when_the_run_stops_is_kept(
+    serve: Serve, prepared: Prepared
+) -> None:
+    answering = asyncio.Event()
+
+    async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + chunk(token()))
+        await writer.drain()
+        answering.set()
+
+    task = asyncio.ensure_future(send(await serve(script), prepared()))
+    await answering.wait()
+    task.cancel()
+    record = await task
+    assert (record.outcome, record.detail) == (Outcome.CANCELLED, "the run was stopped")
+    assert record.sent_ns is not None
+
+
+async def test_running_out_of_files_is_the_clients_own_failure(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_session({}) as session:
+
+        def no_files(*_args: object, **_kwargs: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(session, "post", no_files)
+        exchange = Exchange(session, URL("http://127.0.0.1:1/"), timeout_ns=NS_PER_S, pinned=True)
+        record = await exchange.run(prepared(), time.monotonic_ns())
+    assert record.outcome is Outcome.UNSENT
+    assert record.detail == "this machine could not send it: Too many open files"
+
+
+async def test_connections_are_used_again(serve: Serve, prepared: Prepared) -> None:
+    connections = set()
+
+    async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        connections.add(writer.get_extra_info("peername"))
+        writer.write(CHUNKED + chunk(token("a", "stop") + DONE) + LAST)
+
+    url = await serve(script)
+    async with open_session({}) as session:
+        exchange = Exchange(session, URL(f"{url}/x"), timeout_ns=60 * NS_PER_S, pinned=False)
+        for number in range(5):
+            record = await exchange.run(prepared(number), time.monotonic_ns())
+            assert record.outcome is Outcome.OK
+            assert record.pinned_output_tokens is None
+    assert len(connections) == 1
+
+
+async def test_the_body_arrives_whole_and_once(serve: Serve, prepared: Prepared) -> None:
+    seen: list[bytes] = []
+
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        seen.append(request)
+        writer.write(CHUNKED + chunk(token("a", "stop") + DONE) + LAST)
+
+    small = prepared()
+    request = PreparedRequest(
+        planned=small.planned,
+        body=b"[" + b"1," * 3_000_000 + b"1]",
+        input_tokens=1,
+        headers={"X-Request-Id": "row-0"},
+    )
+    record = await send(await serve(script), request)
+    head, _, body = seen[0].partition(b"\r\n\r\n")
+    assert record.outcome is Outcome.OK
+    assert body == request.body
+    assert b"X-Request-Id: row-0" in head
+    assert b"Content-Type: application/json" in head

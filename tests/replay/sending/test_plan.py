@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.errors import InputError
+from goodput_core.slo import SLOClass
+from goodput_core.units import NS_PER_S
+from goodput_replay.plan import Plan, survey
+from goodput_replay.run.facts import Promise
+from goodput_traces.reader import open_trace
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock
+from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    WriteTrace = Callable[..., Path]
+
+PROMISE = Promise(
+    classes=(
+        SLOClass(name="fast", ttft_ms=500, tpot_ms=50),
+        SLOClass(name="slow", ttft_ms=5000, tpot_ms=50),
+    ),
+    default="fast",
+)
+EPOCH_NS = 1_700_000_000 * NS_PER_S
+
+
+def row(number: int, at_s: float, **changes: object) -> TraceRow:
+    values: dict[str, object] = {
+        "request_id": f"row-{number}",
+        "timestamp_start_unix_ns": EPOCH_NS + int(at_s * NS_PER_S),
+        "input_tokens": 10,
+        "output_tokens": 5,
+    }
+    return TraceRow(**(values | changes))  # type: ignore[arg-type]  # any field may change
+
+
+def plan_of(path: Path, promise: Promise = PROMISE, warmup: int = 0, **transforms: object) -> Plan:
+    trace = open_trace(path)
+    values = {"first_ns": trace.first_ns, **transforms}
+    plan = TransformPlan(**values)  # type: ignore[arg-type]  # any field may change
+    return Plan(trace=trace, transforms=plan, promise=promise, warmup=warmup)
+
+
+def times(plan: Plan) -> list[float]:
+    return [request.scheduled_ns / NS_PER_S for request in plan.requests()]
+
+
+def test_requests_are_scheduled_from_the_first_arrival(trace_of: WriteTrace) -> None:
+    path = trace_of([row(0, 5), row(1, 5.25), row(2, 9)], clock=Clock.ABSOLUTE)
+    assert times(plan_of(path)) == [0, 0.25, 4]
+
+
+def test_the_zero_of_a_replay_is_its_windows_start(trace_of: WriteTrace) -> None:
+    path = trace_of([row(i, i) for i in range(10)])
+    plan = plan_of(path, window=parse_window("2500ms..6s"))
+    assert times(plan) == [0.5, 1.5, 2.5]
+    assert plan.window_ns(survey(plan)) == 3.5 * NS_PER_S
+
+
+def test_a_time_warp_shortens_the_window_as_well(trace_of: WriteTrace) -> None:
+    path = trace_of([row(i, i) for i in range(10)])
+    plan = plan_of(path, window=parse_window("2s..6s"), speed=Fraction(2))
+    assert times(plan) == [0, 0.5, 1, 1.5]
+    assert plan.window_ns(survey(plan)) == 2 * NS_PER_S
+
+
+def test_a_plan_walks_the_same_requests_every_time(trace_of: WriteTrace) -> None:
+    path = trace_of([row(i, i / 3) for i in range(50)])
+    plan = plan_of(path, rate_scale=Fraction("1.5"), seed=3)
+    assert list(plan.requests()) == list(plan.requests())
+
+
+def test_the_survey_counts_what_would_be_sent(trace_of: WriteTrace) -> None:
+    at = [0, 3.1, 3.2, 3.9, 4.0, 4.09, 4.2, 9]
+    rows = [row(i, t, slo_class="slow" if i % 2 else None) for i, t in enumerate(at)]
+    stats = survey(plan_of(trace_of(rows), warmup=2))
+    assert (stats.rows, stats.warmup_rows) == (8, 2)
+    assert stats.first_judged_ns == int(3.2 * NS_PER_S)
+    assert (stats.peak_1s, stats.peak_at_ns) == (5, int(3.1 * NS_PER_S))
+    assert (stats.input_tokens, stats.output_tokens) == (80, 40)
+    assert stats.classes == {"fast": 4, "slow": 4}
+    assert stats.last_ns == 9 * NS_PER_S
+
+
+def test_the_first_rows_are_warm_up(trace_of: WriteTrace) -> None:
+    plan = plan_of(trace_of([row(i, i) for i in range(4)]), warmup=2)
+    assert [request.warmup for request in plan.requests()] == [True, True, False, False]
+
+
+def test_a_class_without_a_promise_is_refused_by_name(trace_of: WriteTrace) -> None:
+    path = trace_of([row(0, 0), row(1, 1, slo_class="gold")])
+    with pytest.raises(InputError, match=r"request 'row-1' has the class 'gold', .* fast, slow"):
+        survey(plan_of(path))
+
+
+def test_rules_give_rows_their_class(trace_of: WriteTrace) -> None:
+    path = trace_of([row(0, 0), row(1, 1, input_tokens=9000, slo_class="gold")])
+    plan = plan_of(path, class_rules=parse_class_rules(["slow: input_tokens > 4000"]))
+    assert [request.slo_class for request in plan.requests()] == ["fast", "slow"]
+
+
+def test_without_promises_a_class_is_a_label(trace_of: WriteTrace) -> None:
+    path = trace_of([row(0, 0), row(1, 1, slo_class="gold")])
+    plan = plan_of(path, promise=Promise())
+    assert [request.slo_class for request in plan.requests()] == ["", "gold"]
+
+
+def test_a_session_relative_trace_is_refused(trace_of: WriteTrace) -> None:
+    path = trace_of(
+        [row(0, 0, provided_session_id="a"), row(1, 1, provided_session_id="b")],
+        clock=Clock.SESSION_RELATIVE,
+    )
+    with pytest.raises(InputError, match=r"--session-arrivals\) are not built yet"):
+        survey(plan_of(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"window": parse_window("1h..2h")}, "no row is left to send"),
+        ({"warmup": 3}, "--warmup 3 leaves no row to judge of 3"),
+    ],
+    ids=["window beyond the trace", "all rows are warm-up"],
+)
+def test_a_plan_without_a_judged_request_is_refused(
+    trace_of: WriteTrace, changes: dict[str, object], sentence: str
+) -> None:
+    path = trace_of([row(i, i) for i in range(3)])
+    with pytest.raises(InputError, match=sentence):
+        survey(plan_of(path, **changes))  # type: ignore[arg-type]  # any option may change
+
+
+def test_a_bad_row_is_found_before_anything_is_sent(trace_of: WriteTrace, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = trace_of([row(i, i) for i in range(3)])
+    table = pq.read_table(path)
+    index = table.schema.get_field_index("input_tokens")
+    broken = table.set_column(index, table.schema.field(index), pa.array([10, 0, 10], pa.int64()))
+    pq.write_table(broken, tmp_path / "broken.parquet")
+    with pytest.raises(InputError, match=r"row 2, column input_tokens"):
+        survey(plan_of(tmp_path / "broken.parquet"))

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.errors import UnreachableError, UsageError
+from goodput_replay import preflight
+from goodput_replay.client.connection import open_session
+from goodput_replay.preflight import Served, ask, choose_models
+from goodput_replay.target import parse_target
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+    Serve = Callable[[Script], Awaitable[str]]
+
+
+def says(body: bytes, status: str = "200 OK", kind: str = "application/json") -> Script:
+    async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+
+    return script
+
+
+def models(*owned: tuple[str, str]) -> bytes:
+    return json.dumps(
+        {"data": [{"id": i, "owned_by": o, "object": "model"} for i, o in owned]}
+    ).encode()
+
+
+async def served_by(url: str) -> Served:
+    async with open_session({}) as session:
+        return await ask(session, parse_target(url))
+
+
+async def test_our_engine_is_recognised_by_the_owner_of_its_models(serve: Serve) -> None:
+    url = await serve(says(models(("llama", "goodput"))))
+    assert await served_by(url) == Served(models=("llama",), ours=True)
+
+
+async def test_one_foreign_model_makes_a_target_foreign(serve: Serve) -> None:
+    url = await serve(says(models(("a", "goodput"), ("b", "vllm"))))
+    assert await served_by(url) == Served(models=("a", "b"), ours=False)
+
+
+async def test_a_target_may_be_written_with_v1_and_a_slash(serve: Serve) -> None:
+    url = await serve(says(models(("llama", ""))))
+    assert (await served_by(f"{url}/v1/")).models == ("llama",)
+
+
+BAD = {
+    "500": (says(b"boom", "500 No"), "HTTP 500 (boom); is this an OpenAI server?"),
+    "404": (says(b"", "404 Not Found"), "HTTP 404; is this an OpenAI server?"),
+    "401": (says(b"", "401 No"), "HTTP 401, access refused; give a key with --api-key-env"),
+    "HTML": (says(b"<html>", kind="text/html"), "answered text/html that is no list of models"),
+    "other JSON": (says(b'{"status":"ok"}'), "answered application/json that is no list of models"),
+    "no model": (says(b'{"data":[]}'), "the target serves no model"),
+    "endless": (says(b"[" * 3_000_000), "that is no list of models"),
+}
+
+
+@pytest.mark.parametrize(("script", "sentence"), BAD.values(), ids=BAD)
+async def test_a_wrong_target_is_one_sentence_before_anything_is_sent(
+    serve: Serve, script: Script, sentence: str
+) -> None:
+    with pytest.raises(UnreachableError) as caught:
+        await served_by(await serve(script))
+    assert sentence in str(caught.value)
+    assert "/v1/models: " in str(caught.value)
+    assert caught.value.exit_code == 64
+
+
+async def test_a_target_that_is_not_there_is_named() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(
+        UnreachableError, match=r"could not connect .*; is the server running there"
+    ):
+        await served_by(f"http://127.0.0.1:{port}")
+
+
+async def test_a_target_that_hangs_is_given_up(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_request: bytes, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(preflight, "_PATIENCE_S", 0.05)
+    with pytest.raises(UnreachableError, match="no answer within"):
+        await served_by(await serve(hang))
+
+
+async def test_a_target_that_closes_is_named(serve: Serve) -> None:
+    async def close(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    with pytest.raises(UnreachableError, match="not an HTTP answer"):
+        await served_by(await serve(close))
+
+
+ONE, TWO = Served(models=("m",), ours=True), Served(models=("m", "n"), ours=False)
+
+
+@pytest.mark.parametrize(
+    ("served", "asked", "only", "in_trace", "expected"),
+    [
+        (ONE, {}, None, ["", "gpt-4"], {"": "m", "gpt-4": "m"}),
+        (TWO, {}, None, ["n", "m"], {"n": "n", "m": "m"}),
+        (TWO, {}, "n", ["", "m"], {"": "n", "m": "n"}),
+        (TWO, {"gpt": "m"}, "n", ["gpt", "x"], {"gpt": "m", "x": "n"}),
+        (TWO, {"gpt": "m"}, None, ["gpt", "n"], {"gpt": "m", "n": "n"}),
+    ],
+    ids=[
+        "one is served",
+        "names match",
+        "one for all",
+        "mapped, rest to one",
+        "mapped and matching",
+    ],
+)
+def test_every_row_gets_a_model_that_is_served(
+    served: Served,
+    asked: dict[str, str],
+    only: str | None,
+    in_trace: list[str],
+    expected: dict[str, str],
+) -> None:
+    names = choose_models(served, asked=asked, only=only, in_trace=in_trace)
+    assert {name: names(name) for name in in_trace} == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "only", "in_trace", "sentence"),
+    [
+        ({}, "x", [""], "--model: the target serves no 'x'; it serves m, n"),
+        ({"a": "x"}, None, ["a"], "--model: the target serves no 'x'; it serves m, n"),
+        ({}, None, ["gpt"], "the trace names a model 'gpt' and the target serves m, n"),
+        ({}, None, [""], "the trace names no model and the target serves m, n"),
+    ],
+    ids=["unknown", "mapped to unknown", "trace's is not served", "trace names none"],
+)
+def test_a_model_that_is_not_served_is_refused(
+    asked: dict[str, str], only: str | None, in_trace: list[str], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_models(TWO, asked=asked, only=only, in_trace=in_trace)
+    assert str(caught.value).startswith(sentence)

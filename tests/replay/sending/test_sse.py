@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_replay.client.sse import LineTooLongError, SSEParser
+
+STREAMS = {
+    "what servers send": (b'data: {"a":1}\n\ndata: [DONE]\n\n', [b'{"a":1}', b"[DONE]"]),
+    "crlf": (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
+    "cr alone": (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
+    "mixed line ends": (b"data: a\r\n\ndata: b\n\r\n", [b"a", b"b"]),
+    "no space after the colon": (b"data:a\n\n", [b"a"]),
+    "only one space is removed": (b"data:  a\n\n", [b" a"]),
+    "several lines are joined": (b"data: a\ndata: b\n\n", [b"a\nb"]),
+    "comments and other fields": (b": hi\nevent: x\nid: 7\ndata: a\nretry: 1\n\n", [b"a"]),
+    "a field without a colon": (b"data\n\n", [b""]),
+    "blank lines between": (b"\n\n\ndata: a\n\n\n\n", [b"a"]),
+    "a byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
+    "not a field of ours": (b"database: a\n\ndata: b\n\n", [b"b"]),
+    "an event that was cut": (b"data: a\n\ndata: b\n", [b"a"]),
+    "nothing": (b"", []),
+}
+
+
+def parse(pieces: list[bytes], limit: int = 1 << 20) -> list[bytes]:
+    parser = SSEParser(limit)
+    return [event for piece in pieces for event in parser.feed(piece)]
+
+
+def split(stream: bytes, cuts: list[int]) -> list[bytes]:
+    at = [0, *sorted(c % (len(stream) + 1) for c in cuts), len(stream)]
+    return [stream[a:b] for a, b in pairwise(at)]
+
+
+@pytest.mark.parametrize(("stream", "events"), STREAMS.values(), ids=STREAMS)
+def test_events_are_read_as_the_standard_says(stream: bytes, events: list[bytes]) -> None:
+    assert parse([stream]) == events
+
+
+@pytest.mark.parametrize(("stream", "events"), STREAMS.values(), ids=STREAMS)
+def test_a_stream_that_comes_byte_by_byte_gives_the_same_events(
+    stream: bytes, events: list[bytes]
+) -> None:
+    assert parse([stream[i : i + 1] for i in range(len(stream))]) == events
+
+
+_PARTS = st.sampled_from(
+    [b"data: ", b"data:", b'{"x":1}', b"\n", b"\r", b"\r\n", b"\n\n", b": c", b"\xef\xbb\xbf", b"z"]
+)
+
+
+@given(st.lists(_PARTS, max_size=30).map(b"".join), st.lists(st.integers(0, 300), max_size=12))
+def test_where_the_network_cuts_a_stream_does_not_matter(stream: bytes, cuts: list[int]) -> None:
+    whole, pieces = SSEParser(), SSEParser()
+    expected = whole.feed(stream)
+    assert [e for piece in split(stream, cuts) for e in pieces.feed(piece)] == expected
+    assert pieces.inside_event == whole.inside_event
+
+
+@given(
+    st.integers(1, 40),
+    st.booleans(),
+    st.lists(st.integers(0, 300), max_size=5),
+)
+def test_a_line_beyond_the_bound_is_refused_however_it_comes(
+    length: int, ended: bool, cuts: list[int]
+) -> None:
+    stream = b"data: a\n\n" + b"x" * length + (b"\n\n" if ended else b"")
+    pieces = split(stream, cuts)
+    if length <= 20:
+        assert parse(pieces, 20) == [b"a"]
+    else:
+        with pytest.raises(LineTooLongError):
+            parse(pieces, 20)
+
+
+def test_many_short_lines_of_one_event_are_bounded_together() -> None:
+    with pytest.raises(LineTooLongError):
+        parse([b"data: 0123456789\n"] * 3, 30)
+
+
+def test_an_endless_line_is_refused_long_before_it_is_held() -> None:
+    parser = SSEParser()
+    piece = b"x" * 65_536
+    with pytest.raises(LineTooLongError):
+        for _ in range(160):
+            parser.feed(piece)
+            assert len(parser._tail) <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("stream", "inside"),
+    [(b"data: a\n\n", False), (b"data: a\n", True), (b"dat", True), (b": comment\n", False)],
+    ids=["whole", "half", "half a line", "comment"],
+)
+def test_it_tells_whether_a_stream_ended_inside_an_event(stream: bytes, inside: bool) -> None:
+    parser = SSEParser()
+    parser.feed(stream)
+    assert parser.inside_event is inside
