@@ -4,11 +4,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from goodput_replay.body import PreparedRequest
-from goodput_replay.plan import PlannedRequest
 from goodput_replay.sending.lookahead import Lookahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from goodput_replay.plan import PlannedRequest
 
     Planned = Callable[..., PlannedRequest]
 

@@ -86,10 +86,10 @@ def test_many_short_lines_of_one_event_are_bounded_together() -> None:
 def test_an_endless_line_is_refused_long_before_it_is_held() -> None:
     parser = SSEParser()
     piece = b"x" * 65_536
+    for _ in range(16):
+        parser.feed(piece)
     with pytest.raises(LineTooLongError):
-        for _ in range(160):
-            parser.feed(piece)
-            assert len(parser._tail) <= 1 << 20
+        parser.feed(piece)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from goodput_core.errors import UsageError
+from goodput_core.units import NS_PER_S
+from goodput_replay.body import Endpoint
+from goodput_replay.options import Pinning, parse_options
+
+HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    options = parse_options(HERE)
+    assert options.target is not None
+    assert options.target.url == "http://127.0.0.1:1"
+    assert (options.speed, options.rate_scale, options.limit) == (1, 1, None)
+    assert options.timeout_ns == 600 * NS_PER_S
+    assert options.endpoint is Endpoint.COMPLETIONS
+    assert options.pinning is Pinning.AUTO
+    assert options.confidence == Fraction(19, 20)
+    assert options.gaps
+    assert options.report
+    assert not options.yes
+
+
+def test_everything_can_be_said() -> None:
+    options = parse_options(
+        [*HERE, "--window", "1m..2m", "--limit", "9", "--speed", "2", "--rate-scale", "0.5",
+         "--class-by", "a: *", "--class-by", "b: input_tokens > 1", "--model", "x=y",
+         "--model", "z",         "--header", "X-A: 1", "--header", "X-B: 2", "--abort-on", "error-rate=5%", "--warmup", "3",
+         "--max-rate", "7", "--timeout", "30s", "--endpoint", "chat", "--length-pinning", "none",
+         "--slo", "slo.yaml", "--out", "o", "--no-gaps", "--no-report", "--gate", "--json",
+         "--confidence", "99%", "--seed", "5", "--salt", "s", "--yes", "--force"]
+    )  # fmt: skip
+    assert options.models == {"x": "y"}
+    assert options.model == "z"
+    assert options.headers == {"X-A": "1", "X-B": "2"}
+    assert [rule.slo_class for rule in options.class_rules] == ["a", "b"]
+    assert (options.slo, options.out) == (Path("slo.yaml"), Path("o"))
+    assert (options.seed, options.salt, options.warmup, options.max_rate) == (5, "s", 3, 7)
+    assert options.rate_scale == Fraction(1, 2)
+
+
+WRONG = {
+    "no trace": (["--target", "http://h"], "--trace"),
+    "nowhere to send": (["--trace", "t"], "nowhere to send"),
+    "two places": ([*HERE, "-f", "chat.yaml"], "exclude each other"),
+    "promises twice": (["--trace", "t", "-f", "c", "--slo", "s"], "--slo is for --target"),
+    "a device for a target": ([*HERE, "--device", "d"], "--device is for -f"),
+    "two models": ([*HERE, "--model", "a", "--model", "b"], "map by TRACE=SERVED"),
+    "no URL": (["--trace", "t", "--target", "http://"], "is not a URL"),
+    "a window": ([*HERE, "--window", "5m"], "is not a window"),
+    "a duration": ([*HERE, "--timeout", "30"], "is not a duration"),
+    "a timeout of nothing": ([*HERE, "--timeout", "1ms"], "out of bounds"),
+    "a negative count": ([*HERE, "--limit", "-1"], "--limit"),
+    "no rows": ([*HERE, "--limit", "0"], "whole number from 1"),
+    "a class rule": ([*HERE, "--class-by", "a"], "--class-by: 'a' is not a class rule"),
+    "a rate": ([*HERE, "--rate-scale", "0"], "--rate-scale"),
+    "a confidence": ([*HERE, "--confidence", "95"], "is not a percentage"),
+    "an option": ([*HERE, "--windo", "1m..2m"], "--windo"),
+    "a salt": ([*HERE, "--salt", "a b"], "is not a salt"),
+}
+
+
+@pytest.mark.parametrize(("argv", "sentence"), WRONG.values(), ids=WRONG)
+def test_a_wrong_command_line_is_one_sentence(argv: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_options(argv)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_on_the_command_line_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="not the name of a variable") as caught:
+        parse_options([*HERE, "--api-key-env", "sk-hunter2"])
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_dry_run_needs_no_target() -> None:
+    assert parse_options(["--trace", "t", "--dry-run"]).target is None
