@@ -19,6 +19,7 @@ from goodput_replay.report.figures.over_time import (
     draw_goodput,
     draw_in_flight,
     draw_lag,
+    draw_misses,
     draw_rates,
 )
 from goodput_replay.report.timeline import cut_timeline
@@ -58,11 +59,14 @@ class Drawings:
     """Every drawing of a report, as markup.
 
     Args:
+        miss_reasons: what is stacked in `misses`, from the bottom.
         stretch_s: the time resolution of the drawings over time, seconds.
     """
 
     attainment: Markup
     goodput: Markup
+    misses: Markup
+    miss_reasons: tuple[str, ...]
     rates: Markup
     in_flight: Markup
     lag: Markup
@@ -90,6 +94,8 @@ def draw_all(summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]) 
     return Drawings(
         attainment=_safe(draw_attainment(timeline, objectives)),
         goodput=_safe(draw_goodput(timeline)),
+        misses=_safe(draw_misses(timeline)),
+        miss_reasons=tuple(reason.value for reason in timeline.misses),
         rates=_safe(draw_rates(timeline)),
         in_flight=_safe(draw_in_flight(timeline)),
         lag=_safe(draw_lag(timeline, summary.validity.lag_p99_limit_ms)),

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from goodput_core.judging import MissReason
 from goodput_core.record import Outcome
 from goodput_core.slo import parse_objective
 from goodput_replay.report.drawings import draw_all
 from goodput_replay.report.figures.canvas import COLOURS
 from goodput_replay.report.slowest import find_slowest
-from goodput_replay.report.words import FILTERS
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.disk import write_atomically
 from goodput_replay.run.facts import LengthPinning
@@ -31,6 +32,14 @@ from goodput_replay.run.summary import (
     Quantiles,
     Summary,
     read_summary,
+)
+from goodput_replay.run.words import (
+    confidence_words,
+    count_words,
+    duration_words,
+    ms_words,
+    percent_words,
+    rate_words,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +55,14 @@ _PINNING: Final = {
     LengthPinning.HEADER: "pinned, hidden from the scheduler",
     LengthPinning.MAX_TOKENS: "disclosed by max_tokens",
     LengthPinning.NONE: "not pinned",
+}
+_FILTERS: Final = {
+    "confidence": confidence_words,
+    "count": count_words,
+    "duration_s": duration_words,
+    "ms": ms_words,
+    "percent": percent_words,
+    "rate": rate_words,
 }
 _SCALE_STARTS: Final = (0.99, 0.95, 0.9, 0.8, 0.5, 0.0)
 
@@ -81,6 +98,7 @@ def render(folder: Path) -> str:
     rows = [*summary.classes, summary.overall]
     return _template().render(
         summary=summary,
+        started=_started(summary.run.started_at),
         title=_title(summary),
         cards=[_Card.of(summary, one) for one in summary.classes],
         names=[one.name for one in summary.classes],
@@ -92,6 +110,7 @@ def render(folder: Path) -> str:
         quantiles=list(_quantile_rows(summary)),
         rows=rows,
         outcome_names=[o.value for o in Outcome if any(o.value in r.outcomes for r in rows)],
+        reason_names=[m.value for m in MissReason if any(m.value in r.misses for r in rows)],
         slowest=find_slowest(folder, columns, start_s=summary.window.start_s),
         command=shlex.join(summary.run.command),
         style=Markup(_resource("style.css")),  # noqa: S704 - ours, not a user's text
@@ -164,14 +183,23 @@ def _quantile_rows(summary: Summary) -> Iterator[_QuantileRow]:
 
 
 def _title(summary: Summary) -> str:
-    return f"{summary.target.service or summary.target.url} on {summary.trace.name}"
+    return f"{summary.trace.name}, replayed against {summary.target.service or summary.target.url}"
+
+
+def _started(text: str) -> str:
+    """`4 March 2026, 05:06:07 UTC`; the text as it is where it is no time."""
+    try:
+        at = datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return text
+    return f"{at.day} {at:%B %Y, %H:%M:%S} UTC"
 
 
 def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(FILTERS)
+    environment.filters.update(_FILTERS)
     return environment.from_string(_resource("template.html.j2"))
 
 

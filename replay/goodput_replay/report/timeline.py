@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from goodput_core.judging import JudgementKind
+from goodput_core.judging import JudgementKind, MissReason
 from goodput_core.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
@@ -54,6 +54,7 @@ class Timeline:
         offered: requests scheduled.
         served: complete answers that ended.
         in_flight: most requests in flight at once.
+        misses: by first reason, requests that missed; reasons without a miss are left out.
         lag_p50_ms: median lag of the client, NaN where nothing was sent.
         lag_max_ms: largest lag of the client, NaN where nothing was sent.
     """
@@ -64,6 +65,7 @@ class Timeline:
     offered: NDArray[np.int64]
     served: NDArray[np.int64]
     in_flight: NDArray[np.int64]
+    misses: dict[MissReason, NDArray[np.int64]]
     lag_p50_ms: NDArray[np.float64]
     lag_max_ms: NDArray[np.float64]
 
@@ -108,6 +110,7 @@ def cut_timeline(
         offered=_count(stretch, np.ones(len(stretch), dtype=np.bool_), count),
         served=np.histogram(end_s[served], bins=edges)[0].astype(np.int64),
         in_flight=_in_flight(columns.sent_ns / NS_PER_S - start_s, end_s, edges),
+        misses=_misses(columns, stretch, count),
         lag_p50_ms=_per_stretch(stretch, lag_ms, count, 0.5),
         lag_max_ms=_per_stretch(stretch, lag_ms, count, 1.0),
     )
@@ -115,6 +118,15 @@ def cut_timeline(
 
 def _count(stretch: NDArray[np.int64], chosen: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
     return np.bincount(stretch[chosen], minlength=count).astype(np.int64)
+
+
+def _misses(
+    columns: RunColumns, stretch: NDArray[np.int64], count: int
+) -> dict[MissReason, NDArray[np.int64]]:
+    found = {
+        reason: _count(stretch, columns.of_first_reason(reason), count) for reason in MissReason
+    }
+    return {reason: counts for reason, counts in found.items() if counts.any()}
 
 
 def _in_flight(

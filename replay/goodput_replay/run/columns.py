@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from goodput_core.errors import InputError
-from goodput_core.judging import JudgementKind
+from goodput_core.judging import JudgementKind, MissReason
 from goodput_core.record import Outcome
 from goodput_replay.run.gaps import GapCounts
 from goodput_replay.run.names import RECORDS_FILE
@@ -31,6 +31,7 @@ __all__ = ["RunColumns", "count_gaps", "load_columns"]
 _TIMES: Final = ("sent_ns", "first_token_ns", "last_token_ns", "end_ns")
 _OUTCOMES: Final = tuple(Outcome)
 _KINDS: Final = tuple(JudgementKind)
+_REASONS: Final = tuple(MissReason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class RunColumns:
     class_code: NDArray[np.int64]
     outcome_code: NDArray[np.int64]
     kind_code: NDArray[np.int64]
+    reason_code: NDArray[np.int64]
     scheduled_ns: NDArray[np.float64]
     sent_ns: NDArray[np.float64]
     first_token_ns: NDArray[np.float64]
@@ -92,6 +94,10 @@ class RunColumns:
         """Which requests ended this way."""
         return _equal(self.outcome_code, _OUTCOMES.index(outcome))
 
+    def of_first_reason(self, reason: MissReason) -> NDArray[np.bool_]:
+        """Which requests missed for this reason before any other."""
+        return _equal(self.reason_code, _REASONS.index(reason))
+
     def outcome(self, index: int) -> Outcome:
         """How one request ended."""
         return _OUTCOMES[int(self.outcome_code[index])]
@@ -110,7 +116,9 @@ def load_columns(folder: Path) -> RunColumns:
     names = ["slo_class", "warmup", "outcome", "judgement", "scheduled_ns", *_TIMES]
     try:
         with open_records(folder) as opened:
-            table = opened.read(columns=[*names, "input_tokens", "output_tokens", "tbt_p99_us"])
+            table = opened.read(
+                columns=[*names, "input_tokens", "output_tokens", "tbt_p99_us", "miss_reasons"]
+            )
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{folder / RECORDS_FILE}: damaged; restore it or replay again") from error
     judged = np.flatnonzero(~table["warmup"].to_numpy().astype(np.bool_))
@@ -121,6 +129,7 @@ def load_columns(folder: Path) -> RunColumns:
         class_code=_codes(table["slo_class"], class_names),
         outcome_code=_codes(table["outcome"], [o.value for o in _OUTCOMES]),
         kind_code=_codes(table["judgement"], [k.value for k in _KINDS]),
+        reason_code=_first_reasons(table["miss_reasons"]),
         scheduled_ns=_floats(table["scheduled_ns"]),
         sent_ns=_floats(table["sent_ns"]),
         first_token_ns=_floats(table["first_token_ns"]),
@@ -171,6 +180,17 @@ def _codes(column: Any, names: Sequence[str]) -> NDArray[np.int64]:
     found = pc.index_in(_texts(column), value_set=pa.array(names, type=pa.string()))
     codes: NDArray[np.int64] = found.to_numpy().astype(np.int64)
     return codes
+
+
+def _first_reasons(column: Any) -> NDArray[np.int64]:
+    """The first reason of each list, by its place in `MissReason`; −1 for an empty one."""
+    lists = column.combine_chunks()
+    firsts = np.full(len(lists), -1, dtype=np.int64)
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))[:-1].astype(np.int64)
+    codes = _codes(pc.list_flatten(lists), [r.value for r in _REASONS])
+    firsts[lengths > 0] = codes[offsets[lengths > 0]]
+    return firsts
 
 
 def _floats(column: Any) -> NDArray[np.float64]:

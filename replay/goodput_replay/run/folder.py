@@ -154,11 +154,12 @@ class RunWriter:
             raise self._full()
         return judgement
 
-    def finish(self, facts: RunFacts) -> Summary:
+    def finish(self, facts: RunFacts, *, report: bool = True) -> Summary:
         """Close the records, judge the run, write the summary and the report.
 
         Args:
             facts: what the sender knows; its promise must be the one given to `create`.
+            report: False leaves the report out; `replay report` can write it later.
 
         Raises:
             DiskFullError: the disk filled during the run; what could be written is there, and
@@ -174,7 +175,8 @@ class RunWriter:
             self._reserve.release()
             summary = summarise(self._path, facts)
             write_summary(self._path, summary)
-            self._write_report()
+            if report:
+                self._write_report()
         except OSError as error:
             raise self._full(error) from error
         if filled:

@@ -68,6 +68,8 @@ _SIZE_INCHES: Final = (6.4, 3.0)
 # Steps between time ticks that people read at a glance, seconds.
 _TIME_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200)
 _MOST_TIME_TICKS: Final = 8
+# Where an axis of shares begins, and the step between its ticks.
+_SHARE_AXES: Final = ((0.95, 0.01), (0.9, 0.02), (0.8, 0.05), (0.5, 0.1), (0.0, 0.25))
 _ID: Final = re.compile(r' id="([^"]*)"')
 _REFERENCE: Final = re.compile(r"#([A-Za-z0-9_-]+)")
 
@@ -136,11 +138,18 @@ def time_axis(axes: Axes, length_s: float) -> None:
     axes.set_xlabel(f"time since the window began ({unit})")
 
 
-def percent_axis(axes: Axes) -> None:
-    """Make the vertical axis a share from 0 to 100 %."""
-    axes.set_ylim(-0.02, 1.03)
-    axes.yaxis.set_major_locator(MultipleLocator(0.25))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:.0f}%"))
+def percent_axis(axes: Axes, lowest: float) -> None:
+    """Make the vertical axis a share that ends at 100 % and begins at a round one.
+
+    Args:
+        axes: whose vertical axis is a share from 0 to 1.
+        lowest: the lowest share drawn.
+    """
+    start, step = next((s for s in _SHARE_AXES if lowest > s[0]), _SHARE_AXES[-1])
+    room = (1 - start) * 0.03
+    axes.set_ylim(start - room, 1 + room)
+    axes.yaxis.set_major_locator(MultipleLocator(step))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:.4g}%"))
 
 
 def _clock(seconds: float) -> str:

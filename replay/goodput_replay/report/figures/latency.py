@@ -71,6 +71,15 @@ def draw_latency(title: str, curves: Sequence[Curve]) -> str:
             if curve.target_ms is not None:
                 colour = colour_of(curve.colour)
                 axes.axhline(curve.target_ms, color=colour, linestyle=(0, (4, 3)), linewidth=1.1)
+                axes.annotate(
+                    f"{curve.target_ms:,.10g} ms",
+                    (1, curve.target_ms),
+                    xycoords=("axes fraction", "data"),
+                    xytext=(-2, 3),
+                    textcoords="offset points",
+                    ha="right",
+                    color=colour,
+                )
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=8))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))

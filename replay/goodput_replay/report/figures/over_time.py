@@ -10,14 +10,21 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from goodput_replay.report.figures.canvas import Canvas, colour_of, percent_axis, time_axis
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
     from goodput_replay.report.timeline import Timeline
 
-__all__ = ["draw_attainment", "draw_goodput", "draw_in_flight", "draw_lag", "draw_rates"]
+__all__ = [
+    "draw_attainment",
+    "draw_goodput",
+    "draw_in_flight",
+    "draw_lag",
+    "draw_misses",
+    "draw_rates",
+]
 
 
 def draw_attainment(timeline: Timeline, objectives: Mapping[str, float]) -> str:
@@ -29,12 +36,14 @@ def draw_attainment(timeline: Timeline, objectives: Mapping[str, float]) -> str:
     """
     canvas = Canvas("Attainment over time, by class", y_label="attained")
     with canvas as axes:
+        lowest = min(objectives.values(), default=1.0)
         for index, one in enumerate(timeline.classes):
             colour = colour_of(index)
             _steps(axes, timeline, one.attainment, colour)
+            lowest = float(np.nanmin(one.attainment, initial=lowest))
             if one.name in objectives:
                 axes.axhline(objectives[one.name], color=colour, linestyle=(0, (4, 3)), linewidth=1)
-        percent_axis(axes)
+        percent_axis(axes, lowest)
         time_axis(axes, float(timeline.edges_s[-1]))
     return canvas.svg()
 
@@ -43,21 +52,19 @@ def draw_goodput(timeline: Timeline) -> str:
     """Good requests per second stacked by class, under the line of all that were judged."""
     canvas = Canvas("Goodput over time, stacked by class", y_label="requests per second")
     with canvas as axes:
-        base = np.zeros(len(timeline.widths_s))
-        for index, one in enumerate(timeline.classes):
-            top = base + one.good / timeline.widths_s
-            axes.fill_between(
-                timeline.edges_s,
-                _closed(base),
-                _closed(top),
-                step="post",
-                color=colour_of(index),
-                alpha=0.75,
-                linewidth=0,
-            )
-            base = top
-        judged = sum((one.total for one in timeline.classes), np.zeros(len(base), dtype=np.int64))
+        _stack(axes, timeline, [one.good for one in timeline.classes])
+        judged = np.sum([one.total for one in timeline.classes], axis=0)
         _steps(axes, timeline, judged / timeline.widths_s, Canvas.ink, width=1.1)
+        _from_zero(axes)
+        time_axis(axes, float(timeline.edges_s[-1]))
+    return canvas.svg()
+
+
+def draw_misses(timeline: Timeline) -> str:
+    """Missed requests per second, stacked by their first reason, in the order of `MissReason`."""
+    canvas = Canvas("Missed requests over time, by reason", y_label="requests per second")
+    with canvas as axes:
+        _stack(axes, timeline, list(timeline.misses.values()))
         _from_zero(axes)
         time_axis(axes, float(timeline.edges_s[-1]))
     return canvas.svg()
@@ -117,6 +124,26 @@ def _steps(
     axes: Axes, timeline: Timeline, values: NDArray[np.float64], colour: str, *, width: float = 1.6
 ) -> None:
     axes.stairs(values, timeline.edges_s, baseline=None, color=colour, linewidth=width)
+
+
+def _stack(
+    axes: Axes,
+    timeline: Timeline,
+    layers: Sequence[NDArray[np.int64]],
+) -> None:
+    base = np.zeros(len(timeline.widths_s))
+    for index, layer in enumerate(layers):
+        top = base + layer / timeline.widths_s
+        axes.fill_between(
+            timeline.edges_s,
+            _closed(base),
+            _closed(top),
+            step="post",
+            color=colour_of(index),
+            alpha=0.75,
+            linewidth=0,
+        )
+        base = top
 
 
 def _closed(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:

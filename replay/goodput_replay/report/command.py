@@ -1,0 +1,57 @@
+"""`replay report DIR`: write a run's report again, for example after an upgrade."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from goodput_core.cli import CommandParser
+from goodput_core.errors import ExitCode, InputError
+from goodput_replay.report.page import write_report
+from goodput_replay.run.disk import is_disk_full
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Rebuild the HTML from `records.parquet` and `summary.json`.
+
+    Args:
+        argv: the arguments after `replay report`.
+
+    Raises:
+        UsageError: a wrong argument.
+        InputError: the folder holds no readable run, or the file cannot be written.
+    """
+    given = _parser().parse_args(argv)
+    out: Path | None = given.out
+    try:
+        written = write_report(given.folder, out)
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        where = out if out is not None else given.folder
+        why = error.strerror or type(error).__name__
+        raise InputError(f"{where}: the report cannot be written ({why}); give --out") from error
+    sys.stdout.write(f"{written}\n")
+    return ExitCode.PASS
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "replay report",
+        summary="Write the HTML report of a run again from its records and its summary.",
+        examples=(
+            "replay report runs/20260304T050607Z-sample-chat",
+            "replay report runs/candidate --out candidate.html",
+        ),
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the run's folder")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="file to write (default: DIR/report.html)"
+    )
+    return parser

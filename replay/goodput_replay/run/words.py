@@ -1,0 +1,57 @@
+"""Numbers of a summary as people read them, the same on a terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = [
+    "confidence_words",
+    "count_words",
+    "duration_words",
+    "ms_words",
+    "percent_words",
+    "rate_words",
+]
+
+
+def count_words(value: int) -> str:
+    """`12,031`."""
+    return f"{value:,}"
+
+
+def percent_words(share: float | None) -> str:
+    """Two decimals, cut off, so that a missed objective never looks met; `–` for None."""
+    if share is None:
+        return "–"
+    # A summary's shares have six decimals; rounding to them undoes the binary fraction.
+    return f"{math.floor(round(share * 1_000_000) / 100) / 100:.2f}%"
+
+
+def confidence_words(share: float) -> str:
+    """`95%`, `99.9%`."""
+    return f"{share * 100:.6g}%"
+
+
+def ms_words(value: float | None) -> str:
+    """Milliseconds to four digits, `49.98 ms`, and seconds from ten of them on; `–` for None."""
+    if value is None:
+        return "–"
+    if value >= 10_000:
+        return f"{value / 1000:,.2f}".removesuffix("0").removesuffix(".0") + " s"
+    return f"{value:,.0f} ms" if value >= 1000 else f"{value:.4g} ms"
+
+
+def rate_words(per_s: float) -> str:
+    """`8.48/s`."""
+    return f"{per_s:,.1f}/s" if per_s >= 100 else f"{per_s:.3g}/s"
+
+
+def duration_words(seconds: float) -> str:
+    """`45 s`, `5 min`, `1 h 10 min`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
