@@ -39,7 +39,9 @@ def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
     rows_per_group = max(1, min(8192, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
     with (
         whole_file(out, overwrite=overwrite) as sink,
-        pq.ParquetWriter(sink, table.schema, compression="zstd") as writer,
+        pq.ParquetWriter(
+            sink, table.schema, compression="zstd", write_page_checksum=True
+        ) as writer,
     ):
         for start in range(0, len(order), rows_per_group):
             writer.write_table(table.take(order[start : start + rows_per_group]))

@@ -64,7 +64,9 @@ def write_trace(
     written = 0
     with (
         whole_file(path, overwrite=overwrite) as sink,
-        pq.ParquetWriter(sink, TRACE_SCHEMA, compression="zstd") as writer,
+        pq.ParquetWriter(
+            sink, TRACE_SCHEMA, compression="zstd", write_page_checksum=True
+        ) as writer,
     ):
         for group in _groups(rows):
             try:
