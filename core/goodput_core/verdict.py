@@ -285,9 +285,11 @@ def _class_verdict(
         )
     elif interval.effective < needed:
         reason = Reason.TOO_FEW_REQUESTS
+        together = interval.effective < total
+        worth = f"worth {interval.effective:.0f} independent ones as misses came together, "
         why = (
-            f"worth {interval.effective:.0f} independent requests, but showing {goal} takes at "
-            f"least {needed} even if all attain; replay a longer window"
+            f"{worth if together else ''}but showing {goal} takes at least {needed} even if all "
+            "attain; replay a longer window"
         )
     elif interval.lower >= objective:
         kind, reason = VerdictKind.PASS, Reason.ATTAINED

@@ -202,6 +202,11 @@ def test_two_classes_share_the_error_of_a_false_alarm() -> None:
     assert verdict_on(alone, bounds("b", 1.0, 1.0)).kind is VerdictKind.INCONCLUSIVE
 
 
+def test_a_class_that_cannot_be_judged_takes_no_share_of_the_error() -> None:
+    unknown = replace(bounds("b", 0.5, 0.5), unjudged=1)
+    assert verdict_on(bounds("a", 0.985, 0.991), unknown).kind is VerdictKind.FAIL
+
+
 def test_a_class_that_fails_leaves_its_share_of_the_error_to_the_others() -> None:
     sure, unsure = bounds("a", 0.5, 0.5), bounds("b", 0.985, 0.991)
     verdict = verdict_on(sure, unsure)

@@ -147,6 +147,12 @@ def test_ten_seconds_are_too_short_to_pass_but_long_enough_to_fail() -> None:
     assert decide(bad.classes, bad.validity).kind is VerdictKind.FAIL
 
 
+def test_a_short_run_is_worth_its_seconds() -> None:
+    found = gathered(steady(per_s=50, seconds=10), seconds=10)
+    assert found.classes[0].interval is not None
+    assert found.classes[0].interval.effective == pytest.approx(10)
+
+
 def test_one_miss_in_a_short_run_is_no_failure() -> None:
     records = [*steady(per_s=2, seconds=10), request(5.1, ttft_s=0.6)]
     found = gathered(records, seconds=10)
@@ -161,6 +167,7 @@ def test_an_overloaded_run_fails_rather_than_being_unjudgeable(growth: float) ->
     assert backlog_bars_pass(chat.backlog_ns, chat.window_ns)
     assert chat.interval is not None
     assert chat.interval.method is IntervalMethod.BACKLOGS
+    assert chat.interval.effective < 2.2
     assert decide(found.classes, found.validity).kind is VerdictKind.FAIL
 
 
@@ -266,5 +273,7 @@ def coverage() -> ModuleType:
 def test_the_lower_bound_covers_the_truth(coverage: ModuleType, name: str) -> None:
     scenario = next(s for s in coverage.SCENARIOS if s.name == name)
     found = coverage.measure(scenario, runs=300, seed=3)
-    assert found.lower_holds >= 0.93
-    assert found.wrong_pass <= 0.07
+    # Nominally 95 %, 93 % to 97 % over 1,000 runs (docs/verdicts.md); 300 runs are good to ±1.5 %.
+    # Bounds that take requests for independent cover the truth of the queues in 55 % of runs.
+    assert found.lower_holds >= 0.91
+    assert found.wrong_pass <= 0.09

@@ -50,19 +50,21 @@ def design_effect(cells: Cells, block_cells: int) -> float:
         block_cells: 1 … `num_cells`.
 
     Returns:
-        At least 1; exactly 1 where all requests attained or all missed.
+        At least 1; exactly 1 where all requests attained or all missed, and where three blocks
+        or fewer cannot tell.
 
     Source: Politis and Romano, "A circular block-resampling procedure for stationary data",
     1992; Kish, "Survey Sampling", 1965, for the effect.
     """
     good, total = cells.attainment.good, cells.attainment.total
     num_cells = len(cells.total)
-    if good in {0, total} or block_cells >= num_cells:
+    if good in {0, total} or 3 * block_cells >= num_cells:
         return 1.0
     surplus = _block_sums(cells.good - good / total * cells.total, block_cells)
     blocks = num_cells / block_cells
-    # Surpluses add up to zero over the window, which takes one block's worth of freedom.
-    variance = blocks * float(np.mean(surplus**2)) / (1 - 1 / blocks)
+    # Surpluses add up to zero over the window, which takes one block's worth of freedom, and
+    # the variance of Student's t, for a spread that is itself estimated, takes two more.
+    variance = blocks * float(np.mean(surplus**2)) / (1 - 3 / blocks)
     variance += float(min(surplus.min(), 0.0)) ** 2
     independent = good * (total - good) / total
     return max(1.0, variance / independent)
