@@ -17,7 +17,8 @@ def test_what_is_not_said_has_a_default() -> None:
     options = parse_options(HERE)
     assert options.target is not None
     assert options.target.url == "http://127.0.0.1:1"
-    assert (options.speed, options.rate_scale, options.limit) == (1, 1, None)
+    assert options.speed == options.rate_scale == Fraction(1)
+    assert options.limit is None
     assert options.timeout_ns == 600 * NS_PER_S
     assert options.endpoint is Endpoint.COMPLETIONS
     assert options.pinning is Pinning.AUTO
@@ -30,8 +31,8 @@ def test_what_is_not_said_has_a_default() -> None:
 def test_everything_can_be_said() -> None:
     options = parse_options(
         [*HERE, "--window", "1m..2m", "--limit", "9", "--speed", "2", "--rate-scale", "0.5",
-         "--class-by", "a: *", "--class-by", "b: input_tokens > 1", "--model", "x=y",
-         "--model", "z",         "--header", "X-A: 1", "--header", "X-B: 2", "--abort-on", "error-rate=5%", "--warmup", "3",
+         "--class-by", "a: *", "--class-by", "b: turn > 1", "--model", "x=y", "--model", "z",
+         "--header", "X-A: 1", "--header", "X-B: 2", "--abort-on", "error-rate=5%", "--warmup", "3",
          "--max-rate", "7", "--timeout", "30s", "--endpoint", "chat", "--length-pinning", "none",
          "--slo", "slo.yaml", "--out", "o", "--no-gaps", "--no-report", "--gate", "--json",
          "--confidence", "99%", "--seed", "5", "--salt", "s", "--yes", "--force"]
