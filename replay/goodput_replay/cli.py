@@ -123,7 +123,7 @@ def _run(job: Job) -> Summary:
     if options.json:
         sys.stdout.write(encode_summary(summary).decode())
     else:
-        print_summary(summary, Console())
+        print_summary(summary, Console(), folder=path)
     return summary
 
 

@@ -245,7 +245,7 @@ class _Run:
         facts = self._facts(started, client)
         if failure is not None:
             facts = replace(facts, complete=False, abort_reason=f"as it failed: {failure}")
-        summary = self._writer.finish(facts)
+        summary = self._writer.finish(facts, report=job.options.report)
         if failure is not None:
             raise failure
         return summary
@@ -290,6 +290,7 @@ class _Run:
             rows_planned=stats.rows - stats.warmup_rows,
             warmup_rows=stats.warmup_rows,
             seed=options.seed,
+            confidence=float(options.confidence),
             salt=job.salt,
             started_at=started.isoformat(timespec="milliseconds"),
             version=version("goodput"),

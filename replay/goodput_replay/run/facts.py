@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from goodput_core.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo import SLOClass
 
 __all__ = ["ClientFacts", "LengthPinning", "Promise", "RunFacts", "TargetFacts", "TraceFacts"]
@@ -123,6 +124,7 @@ class RunFacts:
             appended count as unsent.
         warmup_rows: rows that were sent before the window and are not judged.
         seed: seed of prompts, sampling and resampling.
+        confidence: one-sided, of each bound of an attainment.
         salt: what made this run's prompts differ from another run's, so that no cache helps.
         started_at: wall clock of the run's zero, ISO 8601 in UTC.
         version: Goodput's version.
@@ -143,6 +145,7 @@ class RunFacts:
     client: ClientFacts = ClientFacts()
     warmup_rows: int = 0
     seed: int = 0
+    confidence: float = DEFAULT_CONFIDENCE
     salt: str = ""
     command: tuple[str, ...] = ()
     complete: bool = True

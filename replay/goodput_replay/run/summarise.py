@@ -72,6 +72,7 @@ def summarise(folder: Path, facts: RunFacts) -> Summary:
         rows_planned=facts.rows_planned,
         incomplete="" if facts.complete else facts.abort_reason or "it was stopped",
         seed=facts.seed,
+        confidence=facts.confidence,
     )
     verdict = decide(evidence.classes, evidence.validity)
     measures = _Measures(folder, facts)
