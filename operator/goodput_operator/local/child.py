@@ -18,14 +18,13 @@ from goodput_operator.local.listening import parse_listening
 from goodput_operator.local.snapshot import Address, Phase, ProcessView, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from goodput_operator.local.backoff import BackOff
     from goodput_operator.local.commands import Command
 
 __all__ = ["Child"]
 
-_READ_BYTES: Final = 1 << 16
 _MAX_SHOWN: Final = 300
 # How long the last output of an ended process is waited for.
 _DRAIN_S: Final = 1.0
@@ -69,7 +68,7 @@ class Child:
         self._failures = earlier.failures if earlier else 0
         self._ever_ready = earlier.ever_ready if earlier else False
 
-        self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
         self._listening: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
         self._phase = Phase.STARTING
         self._started_ns = clock()
@@ -104,17 +103,17 @@ class Child:
     def terminate(self) -> None:
         """Ask the process to end; without effect on one that has ended."""
         self._terminated_ns = self._clock()
-        if self._process is not None:
+        if self._transport is not None:
             try:
-                self._process.terminate()
+                self._transport.terminate()
             except ProcessLookupError:
                 pass
 
     def kill(self) -> None:
         """End the process and all that it started."""
         self._killed = True
-        if self._process is not None:
-            _kill_group(self._process.pid)
+        if self._transport is not None:
+            _kill_group(self._transport)
 
     async def run(self, command: Command) -> None:
         """Start the process and stay with it to its end; cancelling this kills it.
@@ -122,11 +121,9 @@ class Child:
         That it cannot be started or ends badly is not raised but seen in `view`.
         """
         try:
-            process = await asyncio.create_subprocess_exec(
+            transport, talk = await asyncio.get_running_loop().subprocess_exec(
+                lambda: _Talk({1: self._said, 2: self._complained}),
                 *command.argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
                 env=dict(command.env),
                 process_group=0,
             )
@@ -134,39 +131,25 @@ class Child:
             self._take(f"cannot start {command.argv[0]}: {error.strerror}")
             self._ended(None)
             return
-        self._process = process
+        self._transport = transport
         # What was asked for while the process was being created.
         if self._killed:
             self.kill()
         elif self._terminated_ns is not None:
             self.terminate()
         try:
-            await self._accompany(process)
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._become_ready())
+                await talk.wait_exited()
+                watch.cancel()
         finally:
-            if process.returncode is None:
-                _kill_group(process.pid)
-            code = await process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-            self._process = None
-            self._ended(code)
-
-    async def _accompany(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        async with asyncio.TaskGroup() as group:
-            readers = (
-                group.create_task(_read(process.stdout, self._said)),
-                group.create_task(_read(process.stderr, self._complained)),
-            )
-            watch = group.create_task(self._become_ready())
-            await process.wait()
             # What it leaves behind would hold its pipes and its port. The number of a group is
             # not given away while a member lives; an empty group is not there to be killed.
-            _kill_group(process.pid)
-            await asyncio.wait(readers, timeout=_DRAIN_S)
-            for task in (*readers, watch):
-                task.cancel()
+            _kill_group(transport)
+            await talk.wait_closed()
+            transport.close()
+            self._transport = None
+            self._ended(transport.get_returncode())
 
     async def _become_ready(self) -> None:
         address = await self._listening
@@ -217,19 +200,59 @@ class Child:
         self._log(self._name, line)
 
 
-async def _read(stream: asyncio.StreamReader, take: Callable[[str], None]) -> None:
-    splitter = LineSplitter()
-    while data := await stream.read(_READ_BYTES):
-        for line in splitter.feed(data):
-            take(line)
-        # A stream that always has data never suspends: let the others run.
-        await asyncio.sleep(0)
-    for line in splitter.end():
-        take(line)
+class _Talk(asyncio.SubprocessProtocol):
+    """What a process writes, as lines; and when it ended, whoever still holds its pipes.
+
+    (`asyncio.subprocess` tells of an end only once every holder has closed them.)
+    """
+
+    def __init__(self, takers: Mapping[int, Callable[[str], None]]) -> None:
+        self._takers = takers
+        self._splitters = {fd: LineSplitter() for fd in takers}
+        self._exited = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._failure: Exception | None = None
+
+    async def wait_exited(self) -> None:
+        """Return when the process has ended; raise what went wrong in taking its lines."""
+        await self._exited.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def wait_closed(self) -> None:
+        """Return when the process was reaped and its last line taken, or that takes too long."""
+        await self._exited.wait()
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await self._closed.wait()
+        except TimeoutError:
+            pass
+
+    def pipe_data_received(self, fd: int, data: bytes | str) -> None:
+        assert isinstance(data, bytes)
+        self._take(fd, self._splitters[fd].feed(data))
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
+        if fd in self._splitters:  # stdin has none
+            self._take(fd, self._splitters[fd].end())
+
+    def process_exited(self) -> None:
+        self._exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
+        self._closed.set()
+
+    def _take(self, fd: int, lines: list[str]) -> None:
+        try:
+            for line in lines:
+                self._takers[fd](line)
+        except Exception as error:  # noqa: BLE001 - raised where the process is accompanied
+            self._failure = error
+            self._exited.set()
 
 
-def _kill_group(pid: int) -> None:
+def _kill_group(transport: asyncio.SubprocessTransport) -> None:
     try:
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(transport.get_pid(), signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass  # nobody left; some systems answer EPERM for a group of zombies

@@ -78,7 +78,7 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
         model=service.metadata.name,
     )
     try:
-        for note in _ignored(service):
+        for note in _ignored(service, options):
             reporter.say(note)
         with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
             commands = make_commands(workspace, service, options)
@@ -169,7 +169,7 @@ def _desired(service: LLMService, options: Options) -> Desired:
     )
 
 
-def _ignored(service: LLMService) -> list[str]:
+def _ignored(service: LLMService, options: Options) -> list[str]:
     """What this manifest says and a local service cannot follow, one sentence each."""
     spec = service.spec
     notes = []
@@ -177,6 +177,8 @@ def _ignored(service: LLMService) -> list[str]:
         notes.append("spec.engine.image is ignored: replicas are processes of this installation")
     if spec.engine.resources.limits or spec.engine.resources.requests:
         notes.append("spec.engine.resources is ignored: processes take what this machine has")
+    if spec.model.revision is not None and (options.device or spec.model.scheme == "emulated"):
+        notes.append("spec.model.revision is ignored: an emulated device has no weights")
     if spec.router.replicas > 1:
         notes.append(f"spec.router.replicas is {spec.router.replicas}: one router runs locally")
     return notes
@@ -195,5 +197,6 @@ def _real_commands(workspace: Workspace, service: LLMService, options: Options) 
         upstreams=workspace.upstreams,
         token=secrets.token_urlsafe(32),
         device=options.device,
+        grace_ns=options.grace_ns,
         environment=os.environ.copy(),
     )

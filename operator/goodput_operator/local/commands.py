@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
+from goodput_core.units import NS_PER_MS
 from goodput_operator.local.ports import HOST
 
 __all__ = ["ChildCommands", "Command", "Commands"]
@@ -52,6 +53,7 @@ class ChildCommands:
         upstreams: the router's file.
         token: bearer token of the admin ports.
         device: device profile in place of the model's source.
+        grace_ns: how long they let running requests finish after SIGTERM.
         environment: what the children inherit.
     """
 
@@ -60,6 +62,7 @@ class ChildCommands:
     upstreams: Path
     token: str = field(repr=False)
     device: str | None
+    grace_ns: int
     environment: Mapping[str, str] = field(repr=False)
 
     def replica(self, name: str) -> Command:
@@ -74,7 +77,8 @@ class ChildCommands:
 
     def _command(self, command: str, name: str, *options: str) -> Command:
         program = (sys.executable, "-m", "goodput_core", command, "-f", str(self.manifest))
-        always = ("--host", HOST, "--json", "--exit-with-parent")
+        grace = f"{max(1, self.grace_ns // NS_PER_MS)}ms"
+        always = ("--host", HOST, "--grace", grace, "--json", "--exit-with-parent")
         names = {
             ENV_LLMSERVICE: self.service,
             ENV_REPLICA: name,

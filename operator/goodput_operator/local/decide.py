@@ -34,7 +34,8 @@ __all__ = [
     "decide",
 ]
 
-_START_GRACE_NS: Final = 2 * NS_PER_S
+# Children bound their own drain by the same grace period, and then need a moment to say so.
+_LAST_WORDS_NS: Final = 2 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +115,8 @@ def decide(snapshot: Snapshot, desired: Desired, now_ns: int) -> Decision:
         now_ns: on the clock of the snapshot's times.
     """
     if snapshot.stop is not None:
-        # Before it was announced nobody can be in the middle of anything.
-        grace_ns = (
-            desired.grace_ns if snapshot.announced else min(desired.grace_ns, _START_GRACE_NS)
-        )
+        # Before it was announced nobody can be in the middle of a request.
+        grace_ns = desired.grace_ns if snapshot.announced else 0
         return _stop(snapshot.processes, snapshot.stop, grace_ns, now_ns)
     give_up = _hopeless(snapshot, desired, now_ns)
     if give_up is not None:
@@ -164,6 +163,7 @@ def decide(snapshot: Snapshot, desired: Desired, now_ns: int) -> Decision:
 
 
 def _stop(processes: tuple[ProcessView, ...], stop: Stop, grace_ns: int, now_ns: int) -> Decision:
+    patience_ns = grace_ns + _LAST_WORDS_NS
     actions: list[Action] = []
     wakes: list[int] = []
     alive = [process for process in processes if process.alive]
@@ -174,12 +174,12 @@ def _stop(processes: tuple[ProcessView, ...], stop: Stop, grace_ns: int, now_ns:
             actions.append(Kill(name=process.name, reason=stop.reason))
         elif process.terminated_ns is None:
             actions.append(Terminate(name=process.name))
-            wakes.append(now_ns + grace_ns)
-        elif now_ns >= process.terminated_ns + grace_ns:
-            reason = f"it did not end within {_seconds(grace_ns)} of SIGTERM"
+            wakes.append(now_ns + patience_ns)
+        elif now_ns >= process.terminated_ns + patience_ns:
+            reason = f"it did not end within {_seconds(patience_ns)} of SIGTERM"
             actions.append(Kill(name=process.name, reason=reason))
         else:
-            wakes.append(process.terminated_ns + grace_ns)
+            wakes.append(process.terminated_ns + patience_ns)
     return Decision(actions=tuple(actions), wake_at_ns=min(wakes, default=None), finished=not alive)
 
 

@@ -1,0 +1,115 @@
+"""`goodput up` as a process of its own, watched from outside: events, logs, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterator
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "chat.yaml"
+MARK = "STAND_IN_DIR"
+
+
+@dataclass
+class Up:
+    """A running `goodput up --json`; its processes are known by a mark in their environment."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    logs: Path
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+    def event(self, name: str) -> dict[str, Any]:
+        """The next event of this name; those before it are kept in `seen`."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event: dict[str, Any] = json.loads(line)
+            self.seen.append(event)
+            if event["event"] == name:
+                return event
+        raise AssertionError(f"ended without {name}: {self.seen}; {self.log()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        return self.process.wait(timeout=60)
+
+    def log(self) -> str:
+        return self.logs.read_text(encoding="utf-8")
+
+    def members(self) -> list[psutil.Process]:
+        """Every live process that carries the mark, `up` itself included."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                pass
+        return found
+
+    def child(self, name: str) -> psutil.Process:
+        """The process of the fleet that has this name among its arguments."""
+        (found,) = [p for p in psutil.Process(self.process.pid).children() if name in p.cmdline()]
+        return found
+
+    def left_behind(self) -> list[psutil.Process]:
+        """What still runs a moment after `up` has ended."""
+        _, alive = psutil.wait_procs(self.members(), timeout=10)
+        return alive
+
+
+@pytest.fixture
+def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Start `up` over stand-in children; each behaves as its keyword says."""
+    started: list[Up] = []
+
+    def start(
+        *options: str,
+        program: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        stderr_fd: int | None = None,
+        **kinds: str,
+    ) -> Up:
+        behaviours = {name.replace("_", "-"): kind for name, kind in kinds.items()}
+        logs = tmp_path / f"log-{len(started)}"
+        command = program or (sys.executable, str(HERE / "children" / "up.py"))
+        with logs.open("wb") as stderr:
+            process = subprocess.Popen(
+                [*command, "-f", str(EXAMPLE), "--port", "0", "--json", *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr if stderr_fd is None else stderr_fd,
+                text=True,
+                env={
+                    **os.environ,
+                    MARK: str(tmp_path),
+                    "STAND_INS": json.dumps(behaviours),
+                    **(env or {}),
+                },
+            )
+        up = Up(process=process, mark=str(tmp_path), logs=logs)
+        started.append(up)
+        return up
+
+    yield start
+    for up in started:
+        for process in up.members():
+            process.kill()
+        up.process.wait(timeout=30)
+        for stream in (up.process.stdin, up.process.stdout):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,284 @@
+"""The local fleet's law as a table: a snapshot in, actions and the next wake-up out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.errors import ExitCode
+from goodput_core.units import NS_PER_S
+from goodput_operator.local.backoff import BackOff
+from goodput_operator.local.decide import (
+    Announce,
+    Forget,
+    GiveUp,
+    Kill,
+    Publish,
+    Start,
+    Terminate,
+    decide,
+)
+from goodput_operator.local.snapshot import (
+    Address,
+    Desired,
+    Phase,
+    ProcessView,
+    Role,
+    Snapshot,
+    Stop,
+    Upstream,
+)
+
+DESIRED = Desired(service="chat", replicas=2, ready_timeout_ns=60 * NS_PER_S)
+NAMES = ("chat-0", "chat-1", "chat-router")
+LATER = 10 * NS_PER_S
+
+
+def address(name: str) -> Address:
+    port = 9000 + NAMES.index(name) if name in NAMES else 9999
+    return Address(url=f"http://127.0.0.1:{port}", admin_url=f"http://127.0.0.1:{port + 100}")
+
+
+def process(name: str, phase: Phase = Phase.READY, **fields: Any) -> ProcessView:
+    role = Role.ROUTER if name.endswith("router") else Role.REPLICA
+    here = None if phase in {Phase.STARTING, Phase.EXITED} else address(name)
+    defaults = {"started_ns": 0, "address": here, "ever_ready": phase is Phase.READY}
+    return ProcessView(name=name, role=role, phase=phase, **{**defaults, **fields})
+
+
+def exited(name: str, **fields: Any) -> ProcessView:
+    defaults = {"exited_ns": LATER, "exit_code": 70, "failures": 1, "ever_ready": True}
+    return process(name, Phase.EXITED, **{**defaults, **fields})
+
+
+def upstream(name: str) -> Upstream:
+    return Upstream(name=name, url=address(name).url, admin_url=address(name).admin_url)
+
+
+BOTH = (upstream("chat-0"), upstream("chat-1"))
+SERVING = Snapshot(
+    began_ns=0,
+    processes=tuple(process(name) for name in NAMES),
+    published=BOTH,
+    announced=True,
+)
+
+
+def serving_with(*changed: ProcessView, **fields: Any) -> Snapshot:
+    by_name = {p.name: p for p in (*SERVING.processes, *changed)}
+    return replace(SERVING, processes=tuple(by_name.values()), **fields)
+
+
+def test_an_empty_machine_gets_replicas_and_a_router() -> None:
+    decision = decide(Snapshot(began_ns=0), DESIRED, 0)
+    assert decision.actions == (
+        Start(name="chat-0", role=Role.REPLICA),
+        Start(name="chat-1", role=Role.REPLICA),
+        Start(name="chat-router", role=Role.ROUTER),
+    )
+    assert decision.wake_at_ns == 60 * NS_PER_S
+
+
+def test_nothing_is_done_to_a_fleet_that_serves() -> None:
+    assert decide(SERVING, DESIRED, LATER).actions == ()
+    assert decide(SERVING, DESIRED, LATER).wake_at_ns is None
+
+
+def test_a_replica_is_published_as_soon_as_it_is_ready() -> None:
+    snapshot = Snapshot(
+        began_ns=0,
+        processes=(
+            process("chat-0"),
+            process("chat-1", Phase.STARTING),
+            process("chat-router", Phase.LISTENING),
+        ),
+    )
+    assert decide(snapshot, DESIRED, 1).actions == (Publish(upstreams=BOTH[:1]),)
+
+
+@pytest.mark.parametrize("late", NAMES)
+def test_the_fleet_is_announced_only_when_all_are_ready(late: str) -> None:
+    ready = serving_with(announced=False)
+    assert decide(ready, DESIRED, 1).actions == (Announce(),)
+    not_ready = serving_with(process(late, Phase.LISTENING), announced=False)
+    assert Announce() not in decide(not_ready, DESIRED, 1).actions
+
+
+def test_a_crashed_replica_is_taken_from_the_router_at_once_and_started_after_the_back_off() -> (
+    None
+):
+    crashed = serving_with(exited("chat-1"))
+    delay_ns = DESIRED.back_off.delay_ns("chat-1", 1)
+    decision = decide(crashed, DESIRED, LATER)
+    assert decision.actions == (Publish(upstreams=BOTH[:1]),)
+    assert decision.wake_at_ns == LATER + delay_ns
+
+    published = replace(crashed, published=BOTH[:1])
+    assert decide(published, DESIRED, LATER + delay_ns - 1).actions == ()
+    assert decide(published, DESIRED, LATER + delay_ns).actions == (
+        Start(name="chat-1", role=Role.REPLICA),
+    )
+
+
+def test_a_replica_that_returned_elsewhere_is_published_there() -> None:
+    moved = Address(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
+    (publish,) = decide(serving_with(process("chat-0", address=moved)), DESIRED, LATER).actions
+    assert isinstance(publish, Publish)
+    assert [u.url for u in publish.upstreams] == ["http://127.0.0.1:1", BOTH[1].url]
+
+
+def test_a_refusal_before_the_first_readiness_ends_the_attempt() -> None:
+    refused = exited("chat-1", exit_code=64, ever_ready=False, error="no such device")
+    snapshot = serving_with(refused, announced=False)
+    assert decide(snapshot, DESIRED, LATER).actions == (
+        GiveUp(sentence="no such device", exit_code=ExitCode.USAGE),
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"exit_code": 70, "ever_ready": False}, {"exit_code": 64, "ever_ready": True}],
+    ids=["a-crash-before-readiness", "a-refusal-after-readiness"],
+)
+def test_any_other_end_is_answered_by_a_restart(fields: dict[str, Any]) -> None:
+    snapshot = serving_with(exited("chat-1", **fields), announced=False)
+    actions = decide(snapshot, DESIRED, LATER + 31 * NS_PER_S).actions
+    assert Start(name="chat-1", role=Role.REPLICA) in actions
+
+
+@pytest.mark.parametrize(
+    ("late", "words"),
+    [
+        (process("chat-1", Phase.STARTING), "chat-1 was not ready within 60 s, and it logged"),
+        (process("chat-1", Phase.STARTING, last_line="loading"), "last log line was 'loading'"),
+        (exited("chat-1", ever_ready=False, error="on fire"), "code 70, its last log line was 'on"),
+        (process("chat-router", Phase.LISTENING), "chat-router was not ready"),
+    ],
+    ids=["silent", "loading", "crashing", "router"],
+)
+def test_a_start_that_takes_too_long_names_the_process(late: ProcessView, words: str) -> None:
+    snapshot = serving_with(late, announced=False)
+    timeout_ns = DESIRED.ready_timeout_ns
+    assert not any(isinstance(a, GiveUp) for a in decide(snapshot, DESIRED, timeout_ns - 1).actions)
+    (give_up,) = decide(snapshot, DESIRED, timeout_ns).actions
+    assert isinstance(give_up, GiveUp)
+    assert give_up.exit_code is ExitCode.INTERNAL
+    assert words in give_up.sentence
+    assert "--ready-timeout" in give_up.sentence
+
+
+def test_a_restarted_process_that_hangs_is_killed_when_its_time_is_up() -> None:
+    hanging = process("chat-1", Phase.STARTING, started_ns=LATER, ever_ready=True)
+    snapshot = serving_with(hanging, published=BOTH[:1])
+    due_ns = LATER + DESIRED.ready_timeout_ns
+    assert decide(snapshot, DESIRED, due_ns - 1).wake_at_ns == due_ns
+    (kill,) = decide(snapshot, DESIRED, due_ns).actions
+    assert isinstance(kill, Kill)
+    killed = serving_with(replace(hanging, killed=True), published=BOTH[:1])
+    assert decide(killed, DESIRED, due_ns).actions == ()
+
+
+def test_fewer_replicas_are_unpublished_drained_and_forgotten() -> None:
+    one = replace(DESIRED, replicas=1)
+    assert decide(SERVING, one, LATER).actions == (
+        Publish(upstreams=BOTH[:1]),
+        Terminate(name="chat-1"),
+    )
+    draining = serving_with(process("chat-1", terminated_ns=LATER), published=BOTH[:1])
+    assert decide(draining, one, LATER + 1).actions == ()
+    gone = serving_with(exited("chat-1", exit_code=0, terminated_ns=LATER), published=BOTH[:1])
+    assert decide(gone, one, LATER + 1).actions == (Forget(name="chat-1"),)
+
+
+def test_a_stop_asks_everything_to_end_and_kills_after_the_grace_period() -> None:
+    stop = Stop(reason="SIGTERM")
+    asked = decide(replace(SERVING, stop=stop), DESIRED, LATER)
+    assert asked.actions == tuple(Terminate(name=name) for name in NAMES)
+    assert not asked.finished
+
+    draining = tuple(process(name, terminated_ns=LATER) for name in NAMES)
+    waiting = decide(replace(SERVING, processes=draining, stop=stop), DESIRED, LATER + 1)
+    assert waiting.actions == ()
+    assert waiting.wake_at_ns is not None
+    assert waiting.wake_at_ns > LATER + DESIRED.grace_ns
+    late = decide(replace(SERVING, processes=draining, stop=stop), DESIRED, waiting.wake_at_ns)
+    assert [a.name for a in late.actions if isinstance(a, Kill)] == list(NAMES)
+
+
+def test_a_stop_before_the_announcement_has_no_requests_to_wait_for() -> None:
+    starting = tuple(process(name, Phase.STARTING, terminated_ns=LATER) for name in NAMES)
+    snapshot = Snapshot(began_ns=0, processes=starting, stop=Stop(reason="SIGTERM"))
+    assert decide(snapshot, DESIRED, LATER).wake_at_ns == LATER + 2 * NS_PER_S
+
+
+def test_an_impatient_stop_kills_at_once() -> None:
+    snapshot = replace(SERVING, stop=Stop(reason="Ctrl-C", at_once=True))
+    kills = decide(snapshot, DESIRED, LATER).actions
+    assert [a.name for a in kills if isinstance(a, Kill)] == list(NAMES)
+
+
+def test_a_stop_is_finished_when_nothing_runs_and_starts_nothing_again() -> None:
+    ended = tuple(exited(name) for name in NAMES)
+    snapshot = replace(SERVING, processes=ended, stop=Stop(reason="SIGTERM"))
+    decision = decide(snapshot, DESIRED, LATER + 3600 * NS_PER_S)
+    assert decision.finished
+    assert decision.actions == ()
+
+
+phases = st.sampled_from(Phase)
+moments = st.integers(0, 100 * NS_PER_S)
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    processes = []
+    for name in draw(st.lists(st.sampled_from([*NAMES, "chat-2"]), unique=True)):
+        phase = draw(phases)
+        make = exited if phase is Phase.EXITED else process
+        fields: dict[str, Any] = {"started_ns": draw(moments), "killed": draw(st.booleans())}
+        fields["terminated_ns"] = draw(st.none() | moments)
+        if phase is Phase.EXITED:
+            fields["exit_code"] = draw(st.sampled_from([0, 64, 70, -9, None]))
+            fields["failures"] = draw(st.integers(1, 10_000))
+        else:
+            fields["phase"] = phase
+        processes.append(make(name, **fields))
+    stop = draw(st.none() | st.builds(Stop, reason=st.just("SIGTERM"), at_once=st.booleans()))
+    return Snapshot(
+        began_ns=0,
+        processes=tuple(processes),
+        published=draw(st.sampled_from([(), BOTH, BOTH[:1]])),
+        announced=draw(st.booleans()),
+        stop=stop,
+    )
+
+
+@given(snapshots(), moments, st.integers(1, 3))
+def test_every_decision_keeps_the_invariants(
+    snapshot: Snapshot, now_ns: int, replicas: int
+) -> None:
+    desired = Desired(service="chat", replicas=replicas, back_off=BackOff(seed=1))
+    decision = decide(snapshot, desired, now_ns)
+    alive = {p.name for p in snapshot.processes if p.alive}
+    for action in decision.actions:
+        match action:
+            case Start(name=name):
+                assert name not in alive
+                assert name in desired.processes
+                assert snapshot.stop is None
+            case Terminate(name=name) | Kill(name=name):
+                assert name in alive
+            case Forget(name=name):
+                assert name not in alive
+                assert name not in desired.processes
+            case Publish(upstreams=upstreams):
+                assert {u.name for u in upstreams} <= alive & set(desired.processes)
+            case GiveUp() | Announce():
+                assert not snapshot.announced
+    assert decision.finished == (snapshot.stop is not None and not alive)
+    if not decision.actions and decision.wake_at_ns is not None:
+        assert decision.wake_at_ns > now_ns, "it would spin"

@@ -1,0 +1,222 @@
+"""What children say becomes bounded lines, and nobody who does not read can hold us up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_operator.local.lines import MAX_LINE_BYTES, LineSplitter
+from goodput_operator.local.listening import parse_listening, port_of
+from goodput_operator.local.outlet import Outlet
+from goodput_operator.local.reporter import Reporter
+from goodput_operator.local.snapshot import Address, Phase, ProcessView, Role, Upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 30)))
+def test_lines_do_not_depend_on_how_bytes_arrive(pieces: list[bytes], cuts: list[int]) -> None:
+    data = b"\n".join(pieces)
+    whole = LineSplitter()
+    expected = whole.feed(data) + whole.end()
+    split, lines = LineSplitter(), []
+    for cut in cuts:
+        lines += split.feed(data[:cut])
+        data = data[cut:]
+    lines += split.feed(data) + split.end()
+    assert lines == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 1000, 10**6])
+def test_only_the_beginning_of_a_giant_line_is_kept(chunk: int) -> None:
+    size = MAX_LINE_BYTES * 3
+    splitter, lines = LineSplitter(), []
+    for start in range(0, size, chunk):
+        lines += splitter.feed(b"x" * min(chunk, size - start))
+    lines += splitter.feed(b"\nnext\n")
+    assert lines == [f"{'x' * MAX_LINE_BYTES}… ({size - MAX_LINE_BYTES} bytes cut)", "next"]
+
+
+def test_what_a_terminal_would_obey_is_shown_instead() -> None:
+    lines = LineSplitter().feed(b"a\x1b[2Jb\tc\x00\x9b\xff \xc2\x9b \xc3\xa9\r\n")
+    assert lines == ["a\\x1b[2Jb\tc\\x00�� \\x9b é"]
+
+
+LISTENING = '{"event":"listening","url":"http://127.0.0.1:81","admin_url":"http://127.0.0.1:82/"}'
+
+
+def test_a_listening_line_gives_the_address() -> None:
+    address = parse_listening(LISTENING)
+    assert address == Address(url="http://127.0.0.1:81", admin_url="http://127.0.0.1:82")
+    assert port_of(address.url) == 81
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "listening",
+        "{",
+        "[]",
+        "{" * 100_000,
+        '{"event":"listening"}',
+        '{"event":"ready","url":"http://127.0.0.1:81","admin_url":"http://127.0.0.1:82"}',
+        LISTENING.replace("http://127.0.0.1:81", "ftp://127.0.0.1:81"),
+        LISTENING.replace("http://127.0.0.1:81", "http://127.0.0.1"),
+        LISTENING.replace("http://127.0.0.1:81", "http://127.0.0.1:99999"),
+        LISTENING.replace("http://127.0.0.1:81", "http://[::1:81"),
+        LISTENING.replace('"http://127.0.0.1:81"', "81"),
+    ],
+    ids=lambda line: line[:30] or "empty",
+)
+def test_any_other_line_is_a_log_line(line: str) -> None:
+    assert parse_listening(line) is None
+
+
+@given(st.text())
+def test_no_line_can_break_the_reader(line: str) -> None:
+    parse_listening(line)
+    parse_listening("{" + line)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(writer)
+    try:
+        os.close(reader)
+    except OSError:
+        pass  # a test closed it itself
+
+
+def read_lines(fd: int, until: str) -> list[str]:
+    with os.fdopen(os.dup(fd), encoding="utf-8") as file:
+        lines = []
+        for line in file:
+            lines.append(line.rstrip("\n"))
+            if lines[-1] == until:
+                return lines
+    return lines
+
+
+def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
+    outlet = Outlet(pipe[1])
+    for n in range(100):
+        outlet.write(f"line {n}")
+    outlet.close()
+    assert read_lines(pipe[0], "line 99") == [f"line {n}" for n in range(100)]
+
+
+def test_a_reader_that_does_not_read_blocks_nobody_and_hears_what_it_missed(
+    pipe: tuple[int, int],
+) -> None:
+    outlet = Outlet(pipe[1], max_queued_bytes=100_000)
+    for n in range(10_000):
+        outlet.write(f"{n:06} {'x' * 100}")
+    outlet.close(timeout_s=0.01)
+    found: list[list[str]] = []
+    reader = threading.Thread(target=lambda: found.append(read_lines(pipe[0], "the end")))
+    reader.start()
+    outlet.close()
+    os.write(pipe[1], b"the end\n")
+    reader.join()
+    *kept, notice, _ = found[0]
+    assert [line[:6] for line in kept] == [f"{n:06}" for n in range(len(kept))]
+    assert notice == f"… {10_000 - len(kept)} lines dropped: nobody read them in time"
+
+
+def test_a_reader_that_left_is_no_error(pipe: tuple[int, int]) -> None:
+    os.close(pipe[0])
+    outlet = Outlet(pipe[1])
+    outlet.write("hello")
+    outlet.write("is there anybody")
+    outlet.close()
+
+
+ROUTER = Address(url="http://127.0.0.1:8000", admin_url="http://127.0.0.1:9000")
+REPLICA = Upstream(name="chat-0", url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
+
+
+def told(*, machine: bool, colour: bool = False) -> tuple[list[str], list[str]]:
+    out, err = os.pipe(), os.pipe()
+    reporter = Reporter(
+        out=Outlet(out[1]),
+        err=Outlet(err[1]),
+        machine=machine,
+        colour=colour,
+        names=("chat-0", "chat-router"),
+        model="chat",
+    )
+    reporter.log("chat-0", "hello")
+    reporter.ready("chat", ROUTER, (REPLICA,))
+    crashed = ProcessView(
+        name="chat-0",
+        role=Role.REPLICA,
+        phase=Phase.EXITED,
+        started_ns=0,
+        exit_code=-9,
+        address=Address(url=REPLICA.url, admin_url=REPLICA.admin_url),
+    )
+    reporter.exited(crashed, 500_000_000)
+    reporter.restarted(crashed)
+    reporter.stopping("SIGTERM", 30_000_000_000)
+    reporter.close()
+    lines = []
+    for reader, writer in (out, err):
+        os.close(writer)
+        lines.append(read_lines(reader, until=""))
+        os.close(reader)
+    return lines[0], lines[1]
+
+
+def test_machines_get_one_json_object_a_line() -> None:
+    out, _ = told(machine=True)
+    assert [json.loads(line) for line in out] == [
+        {
+            "event": "ready",
+            "url": ROUTER.url,
+            "admin_url": ROUTER.admin_url,
+            "replicas": [
+                {"name": "chat-0", "url": REPLICA.url, "admin_url": REPLICA.admin_url},
+            ],
+        },
+        {"event": "replica_exited", "name": "chat-0", "exit_code": -9, "restart_in_ms": 500},
+        {
+            "event": "replica_restarted",
+            "name": "chat-0",
+            "url": REPLICA.url,
+            "admin_url": REPLICA.admin_url,
+        },
+        {"event": "stopping", "reason": "SIGTERM"},
+    ]
+
+
+def test_people_get_the_address_and_a_line_to_try() -> None:
+    out, err = told(machine=False)
+    assert out[0] == "chat is ready at http://127.0.0.1:8000"
+    (try_line,) = [line for line in out if "curl" in line]
+    words = shlex.split(try_line.split("try")[1])
+    assert words[0] == "curl"
+    assert json.loads(words[-1])["model"] == "chat"
+    assert err == [
+        "chat-0      | hello",
+        "up          | chat-0 ended with signal 9; it is started again in 500 ms",
+        "up          | chat-0 is ready again at http://127.0.0.1:1",
+        "up          | stopping (SIGTERM): running requests have 30 s to finish",
+    ]
+
+
+def test_names_are_coloured_only_when_asked() -> None:
+    _, plain = told(machine=False)
+    _, coloured = told(machine=False, colour=True)
+    assert not any("\x1b" in line for line in plain)
+    assert coloured[0] == "\x1b[36mchat-0      |\x1b[0m hello"
