@@ -85,6 +85,9 @@ def rows_to_batch(rows: Sequence[TraceRow]) -> pa.RecordBatch:
             values = [row.timestamp_start_unix_ns // NS_PER_MS for row in rows]
         elif field.name == "total_hashes":
             values = [row.total_hashes or None for row in rows]
+        elif field.name == "request_canceled":
+            flags = [row.request_canceled for row in rows]
+            values = [None if flag is None else int(flag) for flag in flags]
         else:
             values = [getattr(row, field.name) for row in rows]
         arrays.append(pa.array(values, type=field.type))

@@ -1,0 +1,98 @@
+"""Shared fixtures: the real traces, where they are, and the command as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from goodput_core.dispatch import run_command
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import TRACE_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+REAL_TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_trace(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run `goodput trace …` through the dispatcher, as the shell would."""
+
+    def run(*argv: str | Path) -> Outcome:
+        capsys.readouterr()
+        code = run_command(["trace", *map(str, argv)])
+        captured = capsys.readouterr()
+        return Outcome(int(code), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def real_trace() -> Callable[[str], Path]:
+    """A published trace by its path below the folder of real traces."""
+
+    def find(name: str) -> Path:
+        path = REAL_TRACES / name
+        if not path.is_file():
+            pytest.skip(f"the real trace ../shared/traces/{name} is not on this machine")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def make_rows() -> Callable[..., list[TraceRow]]:
+    """Plain rows, one every 100 ms unless `arrivals_ns` says otherwise."""
+
+    def make(count: int = 3, arrivals_ns: Sequence[int] | None = None) -> list[TraceRow]:
+        times = arrivals_ns or [1_000_000_000 + at * 100_000_000 for at in range(count)]
+        return [
+            TraceRow(
+                request_id=f"r{at}",
+                timestamp_start_unix_ns=time,
+                input_tokens=100 + at,
+                output_tokens=10 + at,
+            )
+            for at, time in enumerate(times)
+        ]
+
+    return make
+
+
+@pytest.fixture
+def write_columns(tmp_path: Path) -> Callable[..., Path]:
+    """A Parquet file as another tool might have written it: any columns, unchecked."""
+
+    def write(
+        columns: dict[str, Sequence[object]],
+        *,
+        types: dict[str, pa.DataType] | None = None,
+        metadata: dict[str, str] | None = None,
+        row_group_size: int | None = None,
+    ) -> Path:
+        arrays = {
+            name: pa.array(
+                list(values),
+                type=(types or {}).get(
+                    name, TRACE_SCHEMA.field(name).type if name in TRACE_SCHEMA.names else None
+                ),
+            )
+            for name, values in columns.items()
+        }
+        path = tmp_path / "foreign.parquet"
+        table = pa.table(arrays).replace_schema_metadata(metadata)
+        pq.write_table(table, path, row_group_size=row_group_size)
+        return path
+
+    return write
