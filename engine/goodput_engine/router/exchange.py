@@ -54,6 +54,7 @@ class Exchange:
         sent_ns: when it was last sent to a replica.
         tried: the replicas that were asked.
         retried: whether its one retry is spent.
+        met_stale: whether it was sent again because a pooled connection was closed.
         response: what the client is being sent, once it has begun.
         observer: looks at the stream; None for an answer that is not streamed.
         timings: what the engine said of an answer that was not streamed.
@@ -64,6 +65,7 @@ class Exchange:
     __slots__ = (
         "body",
         "client_fault",
+        "met_stale",
         "observer",
         "outcome",
         "promise",
@@ -82,6 +84,7 @@ class Exchange:
         self.sent_ns: int | None = None
         self.tried: set[str] = set()
         self.retried = False
+        self.met_stale = False
         self.response: web.StreamResponse | None = None
         self.observer: TokenObserver | None = None
         self.timings: Timings | None = None

@@ -37,10 +37,11 @@ _MAX_TARGET_MS: Final = 86_400_000.0
 
 
 class _Peek(msgspec.Struct):
-    slo_class: str | None = None
+    slo_class: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _PEEK: Final = msgspec.json.Decoder(_Peek)
+_CLASS: Final[msgspec.json.Decoder[str | None]] = msgspec.json.Decoder(str | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +118,15 @@ async def read_body(request: web.BaseRequest, *, limit_bytes: int, timeout_ns: i
 
 def _class_in(body: bytes) -> str | None:
     try:
-        return _PEEK.decode(body).slo_class
-    except msgspec.ValidationError as error:
+        raw = _PEEK.decode(body).slo_class
+    except msgspec.MsgspecError:
+        return None  # not a JSON object: the engine says so, better than we could
+    try:
+        return _CLASS.decode(raw)
+    except msgspec.MsgspecError as error:
         raise ClientFault(
             400, "slo_class must be a string that names a class", "invalid_slo_class"
         ) from error
-    except msgspec.DecodeError:
-        return None  # not JSON: the engine says so, better than we could
 
 
 def _target_ns(headers: CIMultiDictProxy[str], header: str) -> int | None:

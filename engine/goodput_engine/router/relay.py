@@ -166,7 +166,7 @@ class Relay:
         replica.begin()
         try:
             exchange.sent_ns = self._clock()
-            upstream = await self._sender.send(request, exchange.body, replica)
+            upstream = await self._sender.send(request, exchange, replica)
             if upstream.status >= 500 or upstream.status in SATURATED:
                 other = self._elsewhere(exchange, self._refused_by(replica, upstream.status))
                 if other is not None:

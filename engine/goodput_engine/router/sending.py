@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from multidict import CIMultiDictProxy
 
+    from goodput_engine.router.exchange import Exchange
     from goodput_engine.router.fleet import Replica
     from goodput_engine.router.settings import Timeouts
 
@@ -87,12 +88,12 @@ class Sender:
         await self.session.close()
 
     async def send(
-        self, request: web.BaseRequest, body: bytes, replica: Replica
+        self, request: web.BaseRequest, exchange: Exchange, replica: Replica
     ) -> aiohttp.ClientResponse:
         """Send the request as it came and wait for the answer's head.
 
         A pooled connection that the replica had closed meanwhile fails before a byte of answer;
-        the request is sent once more then, on the same replica.
+        the request is sent once more then, on the same replica, at most once in its life.
 
         Raises:
             ReplicaLost: no head came.
@@ -105,12 +106,14 @@ class Sender:
         reused: list[bool] = []
         try:
             try:
-                return await self._open(request.method, url, headers, body, reused)
+                return await self._open(request.method, url, headers, exchange.body, reused)
             except _GONE as error:
-                if not reused or isinstance(error, aiohttp.ClientConnectorError):
+                connecting = isinstance(error, aiohttp.ClientConnectorError)
+                if connecting or not reused or exchange.met_stale:
                     raise
+            exchange.met_stale = True
             self._on_stale()
-            return await self._open(request.method, url, headers, body, reused)
+            return await self._open(request.method, url, headers, exchange.body, reused)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ReplicaLost(
                 RetryReason.CONNECT, f"cannot connect to replica {replica.name}"

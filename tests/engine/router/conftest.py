@@ -7,7 +7,7 @@ import io
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import aiohttp
@@ -17,9 +17,9 @@ from yarl import URL
 
 from goodput_core.slo import SLOClass
 from goodput_core.spec.llmservice import RouterPolicy
-from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_core.units import NS_PER_S
 from goodput_engine.router.service import RouterService
-from goodput_engine.router.settings import ProbeSettings, RouterSettings, Timeouts
+from goodput_engine.router.settings import Bounds, ProbeSettings, RouterSettings, Timeouts
 from goodput_engine.router.upstreams import Upstream
 
 PATIENCE_S = 10.0
@@ -58,9 +58,7 @@ class Call:
         await self.send("\r\n".join(lines).encode() + b"\r\n\r\n")
 
     async def stream_head(self) -> None:
-        await self.head(
-            "200 OK", "Content-Type: text/event-stream", "Transfer-Encoding: chunked"
-        )
+        await self.head("200 OK", "Content-Type: text/event-stream", "Transfer-Encoding: chunked")
 
     async def chunk(self, data: bytes) -> None:
         await self.send(b"%x\r\n%s\r\n" % (len(data), data))
@@ -154,17 +152,21 @@ class FakeReplica:
             head = await reader.readuntil(b"\r\n\r\n")
             first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
             method, path, _ = first.split(" ")
-            headers = [(k.strip(), v.strip()) for k, _, v in (line.partition(":") for line in lines)]
+            headers = [
+                (k.strip(), v.strip()) for k, _, v in (line.partition(":") for line in lines)
+            ]
             lengths = [int(v) for k, v in headers if k.lower() == "content-length"]
             body = await reader.readexactly(lengths[0]) if lengths else b""
             call = Call(method, path, headers, body, writer, number, asyncio.Event())
             if path == "/health/ready":
                 status = "200 OK" if self.ready else "503 Service Unavailable"
-                await call.whole(status, b"{}")
-            elif path == "/control/state":
-                await call.whole("200 OK", self.state)
-            else:
-                await self._behave(call, reader)
+                # Closed, so that a test's first request opens a connection of its own.
+                await call.whole(status, b"{}", "Connection: close")
+                return
+            if path == "/control/state":
+                await call.whole("200 OK", self.state, "Connection: close")
+                return
+            await self._behave(call, reader)
 
     async def _behave(self, call: Call, reader: asyncio.StreamReader) -> None:
         self.calls.append(call)
@@ -196,18 +198,12 @@ SETTINGS = RouterSettings(
     default_class="interactive",
     probe=QUIET,
 )
-SHORT = Timeouts(
-    connect_ns=500 * NS_PER_MS,
-    first_byte_ns=150 * NS_PER_MS,
-    idle_ns=150 * NS_PER_MS,
-    body_ns=150 * NS_PER_MS,
-)
 
 
 async def until(true: Callable[[], bool]) -> None:
     """Give the loop its turns until something holds that no event tells of."""
     async with asyncio.timeout(PATIENCE_S):
-        while not true():
+        while not true():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.001)
 
 
@@ -218,10 +214,9 @@ class Bench:
     router: RouterService
     replicas: list[FakeReplica]
     client: aiohttp.ClientSession
-    settings: RouterSettings = field(default=SETTINGS)
 
     async def post(
-        self, body: bytes = b'{"prompt":"x"}', path: str = "/v1/completions", **headers: str
+        self, body: bytes = b'{"prompt":"x"}', /, *, path: str = "/v1/completions", **headers: str
     ) -> tuple[int, bytes]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         url = URL(self.router.url + path, encoded=True)
@@ -253,8 +248,9 @@ class StartBench(Protocol):
         self,
         replicas: int = 1,
         *,
-        settings: RouterSettings = SETTINGS,
         timeouts: Timeouts | None = None,
+        bounds: Bounds | None = None,
+        probe: ProbeSettings | None = None,
     ) -> Bench: ...
 
 
@@ -266,11 +262,16 @@ async def start() -> AsyncIterator[StartBench]:
         async def build(
             replicas: int = 1,
             *,
-            settings: RouterSettings = SETTINGS,
             timeouts: Timeouts | None = None,
+            bounds: Bounds | None = None,
+            probe: ProbeSettings | None = None,
         ) -> Bench:
-            if timeouts is not None:
-                settings = replace(settings, timeouts=timeouts)
+            settings = replace(
+                SETTINGS,
+                timeouts=timeouts or SETTINGS.timeouts,
+                bounds=bounds or SETTINGS.bounds,
+                probe=probe or SETTINGS.probe,
+            )
             fakes = [FakeReplica(f"r{i}") for i in range(replicas)]
             for fake in fakes:
                 await fake.start()
@@ -284,6 +285,6 @@ async def start() -> AsyncIterator[StartBench]:
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             )
             await until(lambda: all(r.ready for r in router.fleet))
-            return Bench(router, fakes, client, settings)
+            return Bench(router, fakes, client)
 
         yield build

@@ -102,14 +102,16 @@ async def test_an_answer_arrives_as_it_was_sent(start: StartBench) -> None:
         )
 
     bench.replicas[0].behave = behave
-    async with aiohttp.ClientSession(auto_decompress=False) as client:
-        async with client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-            assert answer.reason == "Fine"
-            assert await answer.read() == packed
-            assert answer.headers.getall("Set-Cookie") == ["a=1", "b=2"]
-            assert answer.headers["X-Goodput-Replica"] == "r0"
-            assert answer.headers["Content-Length"] == str(len(packed))
-            assert "X-Private" not in answer.headers
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as client,
+        client.post(bench.router.url + "/v1/completions", data=b"{}") as answer,
+    ):
+        assert answer.reason == "Fine"
+        assert await answer.read() == packed
+        assert answer.headers.getall("Set-Cookie") == ["a=1", "b=2"]
+        assert answer.headers["X-Goodput-Replica"] == "r0"
+        assert answer.headers["Content-Length"] == str(len(packed))
+        assert "X-Private" not in answer.headers
 
 
 async def test_a_large_body_passes_whole(start: StartBench) -> None:

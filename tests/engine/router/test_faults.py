@@ -1,0 +1,417 @@
+"""Replicas and clients that misbehave, and what the router makes of it: one outcome each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.router.settings import Bounds, Timeouts
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.engine.router.conftest import Bench, Call, StartBench
+
+TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+END = b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+SHORT = Timeouts(
+    connect_ns=500 * NS_PER_MS,
+    first_byte_ns=150 * NS_PER_MS,
+    idle_ns=150 * NS_PER_MS,
+    body_ns=150 * NS_PER_MS,
+)
+
+
+async def hang(_call: Call) -> None:
+    await asyncio.Event().wait()
+
+
+async def reset(call: Call) -> None:
+    call.reset()
+
+
+async def close_cleanly(call: Call) -> None:
+    call.writer.close()
+
+
+async def say_500(call: Call) -> None:
+    await call.whole("500 Internal Server Error", b"<html>oops</html>", content_type="text/html")
+
+
+async def say_429(call: Call) -> None:
+    await call.whole("429 Too Many Requests", b'{"error":{}}', "Retry-After: 3")
+
+
+async def say_503(call: Call) -> None:
+    await call.whole("503 Service Unavailable", b'{"error":{}}')
+
+
+async def reset_after_head(call: Call) -> None:
+    await call.stream_head()
+    call.reset()
+
+
+async def reset_after_role(call: Call) -> None:
+    await call.stream_head()
+    await call.chunk(ROLE)
+    call.reset()
+
+
+async def end_without_a_token(call: Call) -> None:
+    await call.stream_head()
+    await call.end()
+
+
+async def error_before_a_token(call: Call) -> None:
+    await call.stream_head()
+    await call.chunk(b'data: {"error":{"message":"engine died"}}\n\n')
+    await call.end()
+
+
+async def not_http(call: Call) -> None:
+    await call.send(b"\x00\x01garbage\r\n\r\n")
+
+
+def error_of(body: bytes) -> dict[str, object]:
+    error: dict[str, object] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+BEFORE_THE_TOKEN = [
+    pytest.param(reset, "lost", id="reset"),
+    pytest.param(close_cleanly, "lost", id="close"),
+    pytest.param(not_http, "lost", id="not HTTP"),
+    pytest.param(say_500, "server_error", id="500"),
+    pytest.param(say_429, "saturated", id="429"),
+    pytest.param(say_503, "saturated", id="503"),
+    pytest.param(reset_after_head, "lost", id="reset after the head"),
+    pytest.param(reset_after_role, "lost", id="reset after the role"),
+    pytest.param(end_without_a_token, "lost", id="end without a token"),
+    pytest.param(error_before_a_token, "lost", id="error before a token"),
+]
+
+
+@pytest.mark.parametrize(("behave", "reason"), BEFORE_THE_TOKEN)
+async def test_a_replica_that_fails_before_the_first_token_is_replaced(
+    start: StartBench, behave: Callable[[Call], Awaitable[None]], reason: str
+) -> None:
+    bench = await start(2)
+    bench.replicas[0].behave = behave
+    status, body = await bench.post(b'{"prompt":"again"}')
+    assert status == 200
+    assert body.endswith(END)
+    assert b"assistant" not in body
+    assert [c.body for r in bench.replicas for c in r.calls] == [b'{"prompt":"again"}'] * 2
+    assert await bench.settled() == {"attained": 1}
+    assert bench.router.ledger.retries == {reason: 1}
+    assert [r.in_flight for r in bench.router.fleet] == [0, 0]
+
+
+@pytest.mark.parametrize(("behave", "reason"), BEFORE_THE_TOKEN)
+async def test_a_second_failure_is_the_client_s_to_know(
+    start: StartBench, behave: Callable[[Call], Awaitable[None]], reason: str
+) -> None:
+    bench = await start(3)
+    for replica in bench.replicas:
+        replica.behave = behave
+    status, body = await bench.post()
+    passed: dict[object, int] = {say_500: 500, say_429: 429, say_503: 503}
+    assert status == passed.get(behave, 502)
+    if behave not in passed:
+        assert error_of(body)["code"] == "replica_lost"
+    shed = behave in {say_429, say_503}
+    assert await bench.settled() == ({"shed": 1} if shed else {"error": 1})
+    assert sum(len(r.calls) for r in bench.replicas) == 2
+
+
+async def test_a_replica_that_refuses_connections_is_left_alone(start: StartBench) -> None:
+    bench = await start(2)
+    await bench.replicas[0].refuse()
+    for _ in range(4):
+        assert (await bench.post())[0] == 200
+    assert await bench.settled() == {"attained": 4}
+    assert bench.router.ledger.retries in ({"connect": 1}, {"stale_connection": 1, "connect": 1})
+    first = next(iter(bench.router.fleet))
+    assert not first.ready
+    assert "cannot connect" in first.detail
+
+
+async def test_without_a_ready_replica_requests_are_shed(start: StartBench) -> None:
+    bench = await start()
+    next(iter(bench.router.fleet)).mark_gone("test")
+    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
+        assert answer.status == 503
+        assert answer.headers["Retry-After"] == "1"
+        assert error_of(await answer.read())["code"] == "no_replica_ready"
+    assert await bench.settled() == {"shed": 1}
+
+
+async def test_a_single_full_replica_s_own_refusal_is_passed_on(start: StartBench) -> None:
+    bench = await start()
+    bench.replicas[0].behave = say_429
+    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
+        assert answer.status == 429
+        assert answer.headers["Retry-After"] == "3"
+        assert await answer.read() == b'{"error":{}}'
+    # It is known to be full now, so the next is refused without asking it.
+    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
+        assert answer.status == 429
+        assert answer.headers["Retry-After"] == "1"
+        assert error_of(await answer.read())["type"] == "rate_limit_error"
+    assert len(bench.replicas[0].calls) == 1
+    assert await bench.settled() == {"shed": 2}
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable"])
+async def test_the_client_s_own_mistakes_are_no_missed_promise(
+    start: StartBench, status: str
+) -> None:
+    bench = await start(2)
+
+    async def behave(call: Call) -> None:
+        await call.whole(status, b'{"error":{"message":"no"}}')
+
+    for replica in bench.replicas:
+        replica.behave = behave
+    assert await bench.post() == (int(status[:3]), b'{"error":{"message":"no"}}')
+    assert await bench.settled() == {}
+    assert bench.router.ledger.client_errors == 1
+    assert bench.router.ledger.retries == {}
+    assert f'goodput_router_client_errors_total{{llmservice="chat",status="{status[:3]}"}} 1.0' in (
+        await bench.metrics()
+    )
+
+
+@pytest.mark.parametrize(
+    "half",
+    [pytest.param(b"", id="between events"), pytest.param(b'data: {"choi', id="half an event")],
+)
+async def test_a_stream_that_breaks_ends_in_an_error_and_is_not_retried(
+    start: StartBench, half: bytes
+) -> None:
+    bench = await start(2)
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN + half)
+        call.reset()
+
+    for replica in bench.replicas:
+        replica.behave = behave
+    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
+        body = await answer.read()
+        assert answer.connection is None
+    assert body.startswith(TOKEN + half + b"\n\ndata: ")
+    last = body.rstrip().rpartition(b"\n\ndata: ")[2]
+    assert error_of(last)["code"] == "replica_lost"
+    assert await bench.settled() == {"error": 1}
+    assert sum(len(r.calls) for r in bench.replicas) == 1
+
+
+async def test_a_stream_that_ends_early_without_saying_so_is_an_error(start: StartBench) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    assert await bench.post() == (200, TOKEN)
+    assert await bench.settled() == {"error": 1}
+
+
+async def test_a_whole_answer_that_breaks_is_cut_off_too(start: StartBench) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        await call.head("200 OK", "Content-Type: application/json", "Content-Length: 100")
+        await call.send(b'{"choices":')
+        call.reset()
+
+    bench.replicas[0].behave = behave
+    with pytest.raises(Exception, match=r"[Pp]ayload|closed|reset"):
+        await bench.post()
+    assert await bench.settled() == {"error": 1}
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+async def test_a_hanging_replica_is_given_up(start: StartBench, tokens: int) -> None:
+    bench = await start(2, timeouts=SHORT)
+
+    async def behave(call: Call) -> None:
+        if tokens:
+            await call.stream_head()
+            await call.chunk(TOKEN)
+        await asyncio.Event().wait()
+
+    for replica in bench.replicas:
+        replica.behave = behave
+    status, body = await bench.post()
+    assert status == (200 if tokens else 504)
+    assert error_of(body.rstrip().rpartition(b"data: ")[2])["code"] == "replica_timeout"
+    assert await bench.settled() == {"timeout": 1}
+    (call,) = (c for r in bench.replicas for c in r.calls)
+    await asyncio.wait_for(call.hung_up.wait(), 5)
+
+
+async def test_a_page_of_html_is_no_answer(start: StartBench) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        await call.whole("200 OK", b"<html></html>", content_type="text/html")
+
+    bench.replicas[0].behave = behave
+    assert await bench.post() == (200, b"<html></html>")
+    assert await bench.settled() == {"error": 1}
+
+
+async def test_a_line_of_ten_megabytes_passes(start: StartBench) -> None:
+    bench = await start()
+    line = b'data: {"choices":[{"text":"' + b"x" * (10 << 20) + b'"}]}\n\n'
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(line)
+        await call.chunk(TOKEN + END)
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    status, body = await bench.post()
+    assert status == 200
+    assert body == line + TOKEN + END
+    assert await bench.settled() == {"attained": 1}
+
+
+async def test_a_client_that_stops_reading_is_given_up(start: StartBench) -> None:
+    bench = await start(timeouts=SHORT)
+    piece = b": " + b"x" * 65_532 + b"\n\n"
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        while True:
+            await call.chunk(piece)
+
+    bench.replicas[0].behave = behave
+    host, _, port = bench.router.url.removeprefix("http://").partition(":")
+    _reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+    await bench.replicas[0].arrived.get()
+    assert await bench.settled() == {"cancelled": 1}
+    writer.close()
+
+
+async def test_a_connection_that_was_closed_meanwhile_costs_no_retry(start: StartBench) -> None:
+    bench = await start(bounds=Bounds(retry_percent=0, retry_burst=0))
+    assert (await bench.post())[0] == 200
+    old = bench.replicas[0].calls[0].connection
+
+    async def behave(call: Call) -> None:
+        if call.connection == old:
+            call.reset()
+            return
+        await call.stream_head()
+        await call.chunk(TOKEN + END)
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    assert (await bench.post())[0] == 200
+    assert bench.replicas[0].calls[1].connection == old
+    assert await bench.settled() == {"attained": 2}
+    assert bench.router.ledger.retries == {"stale_connection": 1}
+
+
+async def test_retries_end_with_their_budget(start: StartBench) -> None:
+    bench = await start(2, bounds=Bounds(retry_percent=0))
+    bench.replicas[0].behave = say_500
+    statuses = [(await bench.post())[0] for _ in range(24)]
+    assert bench.router.ledger.retries == {"server_error": 10}
+    assert statuses.count(500) > 0
+    settled = await bench.settled()
+    assert settled["attained"] + settled["error"] == 24
+
+
+async def test_draining_lets_what_runs_finish_and_takes_nothing_new(start: StartBench) -> None:
+    bench = await start()
+    go_on = asyncio.Event()
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        await go_on.wait()
+        await call.chunk(END)
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
+        assert await answer.content.readany() == TOKEN
+        draining = asyncio.ensure_future(bench.router.drain(60 * NS_PER_S))
+        await asyncio.sleep(0)
+        assert (await bench.post())[0] == 503
+        async with bench.client.get(bench.router.url + "/health/ready") as ready:
+            assert ready.status == 503
+        assert not draining.done()
+        go_on.set()
+        assert await answer.read() == END
+    await asyncio.wait_for(draining, 5)
+    assert bench.outcomes() == {"attained": 1, "shed": 1}
+
+
+async def test_what_outlives_the_grace_period_ends_in_an_error(start: StartBench) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        await asyncio.Event().wait()
+
+    bench.replicas[0].behave = behave
+    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
+        assert await answer.content.readany() == TOKEN
+        await bench.router.drain(1)
+        assert b"the router stopped" in await answer.read()
+    assert bench.outcomes() == {"error": 1}
+
+
+async def _raw(bench: Bench, request: bytes) -> bytes:
+    host, _, port = bench.router.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(65_536), 5)
+    writer.close()
+    return answer
+
+
+async def test_a_body_that_does_not_come_is_refused(start: StartBench) -> None:
+    bench = await start(timeouts=SHORT)
+    answer = await _raw(
+        bench, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+    )
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert await bench.settled() == {}
+    assert bench.router.ledger.client_errors == 1
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(b"Content-Length: 99999999999\r\n\r\n", id="announced"),
+        pytest.param(
+            b"Transfer-Encoding: chunked\r\n\r\n" + b"800\r\n" + b"x" * 2048 + b"\r\n",
+            id="found out",
+        ),
+    ],
+)
+async def test_a_body_that_is_too_large_is_refused(start: StartBench, request_: bytes) -> None:
+    bench = await start(bounds=Bounds(body_bytes=1024))
+    answer = await _raw(bench, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + request_)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert await bench.settled() == {}
+    assert bench.router.ledger.client_errors == 1

@@ -1,0 +1,125 @@
+"""Classes, targets and outcomes: what a request is held to and what it is counted as."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.engine.router.conftest import Call, StartBench
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "counted"),
+    [
+        pytest.param(b"{}", {}, "interactive", id="default"),
+        pytest.param(b"{}", {"X_SLO_Class": "batch"}, "batch", id="header"),
+        pytest.param(b'{"slo_class":"batch"}', {}, "batch", id="body"),
+        pytest.param(b'{"slo_class":null}', {}, "interactive", id="null in the body"),
+        pytest.param(
+            b'{"slo_class":"interactive"}', {"X_SLO_Class": "batch"}, "batch", id="header first"
+        ),
+        pytest.param(
+            b'"slo_class" not json', {}, "interactive", id="not JSON: the engine's to say"
+        ),
+    ],
+)
+async def test_a_request_is_counted_in_its_class(
+    start: StartBench, body: bytes, headers: dict[str, str], counted: str
+) -> None:
+    bench = await start()
+    assert (await bench.post(body, **headers))[0] == 200
+    await bench.settled()
+    assert bench.outcomes(counted) == {"attained": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "says"),
+    [
+        pytest.param(b"{}", {"X_SLO_Class": "gold"}, "interactive, batch", id="unknown class"),
+        pytest.param(b'{"slo_class":"gold"}', {}, "interactive, batch", id="unknown in the body"),
+        pytest.param(b'{"slo_class":7}', {}, "slo_class", id="no string"),
+        pytest.param(b"{}", {"X_SLO_TTFT_Ms": "soon"}, "X-SLO-TTFT-Ms", id="no number"),
+        pytest.param(b"{}", {"X_SLO_TPOT_Ms": "-1"}, "X-SLO-TPOT-Ms", id="negative"),
+        pytest.param(b"{}", {"X_SLO_E2E_Ms": "nan"}, "X-SLO-E2E-Ms", id="NaN"),
+        pytest.param(b"{}", {"X_SLO_E2E_Ms": "inf"}, "X-SLO-E2E-Ms", id="infinite"),
+    ],
+)
+async def test_a_promise_that_cannot_be_is_refused(
+    start: StartBench, body: bytes, headers: dict[str, str], says: str
+) -> None:
+    bench = await start()
+    status, answer = await bench.post(body, **headers)
+    assert status == 400
+    assert says in json.loads(answer)["error"]["message"]
+    assert await bench.settled() == {}
+    assert bench.router.ledger.client_errors == 1
+    assert bench.replicas[0].calls == []
+
+
+@pytest.mark.parametrize("header", ["X_SLO_TTFT_Ms", "X_SLO_E2E_Ms"])
+async def test_a_request_s_own_targets_win(start: StartBench, header: str) -> None:
+    bench = await start()
+    assert (await bench.post(b"{}", **{header: "0.000001"}))[0] == 200
+    assert await bench.settled() == {"missed": 1}
+
+
+@pytest.mark.parametrize(
+    ("timings", "headers", "outcome"),
+    [
+        pytest.param('{"ttft_ms":10,"tpot_ms":20,"e2e_ms":50}', {}, "attained", id="kept"),
+        pytest.param('{"ttft_ms":9000,"tpot_ms":20}', {}, "missed", id="late"),
+        pytest.param('{"ttft_ms":10,"tpot_ms":9000}', {}, "missed", id="slow"),
+        pytest.param('{"ttft_ms":10,"tpot_ms":null}', {}, "attained", id="one token"),
+        pytest.param(None, {}, "unjudged", id="nothing told, nothing promised of the end"),
+        pytest.param("nonsense", {}, "unjudged", id="nonsense"),
+        pytest.param(None, {"X_SLO_E2E_Ms": "5000"}, "attained", id="judged by its end"),
+        pytest.param(None, {"X_SLO_E2E_Ms": "0.000001"}, "missed", id="missed by its end"),
+    ],
+)
+async def test_an_answer_that_is_not_streamed_is_judged_by_the_engine_s_timings(
+    start: StartBench, timings: str | None, headers: dict[str, str], outcome: str
+) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        told = () if timings is None else (f"X-Goodput-Timings: {timings}",)
+        await call.whole("200 OK", b'{"choices":[]}', *told)
+
+    bench.replicas[0].behave = behave
+    assert (await bench.post(b"{}", **headers))[0] == 200
+    assert await bench.settled() == {outcome: 1}
+    told_nothing = timings in {None, "nonsense"}
+    assert (await bench.state())["judged_on_e2e_only"] == int(told_nothing)
+
+
+async def test_the_metrics_tell_what_happened(start: StartBench) -> None:
+    bench = await start()
+    await bench.post()
+    await bench.post(X_SLO_Class="batch")
+    await bench.settled()
+    lines = (await bench.metrics()).splitlines()
+    for line in (
+        'goodput_requests_total{llmservice="chat",outcome="attained",slo_class="batch"} 1.0',
+        'goodput_requests_total{llmservice="chat",outcome="shed",slo_class="batch"} 0.0',
+        'goodput_request_ttft_seconds_count{llmservice="chat",slo_class="batch"} 1.0',
+        'goodput_request_tpot_seconds_count{llmservice="chat",slo_class="batch"} 1.0',
+        'goodput_request_e2e_seconds_count{llmservice="chat",slo_class="interactive"} 1.0',
+        'goodput_router_in_flight_requests{llmservice="chat",role="router"} 0.0',
+        'goodput_router_replica_ready{llmservice="chat",replica="r0"} 1.0',
+    ):
+        assert line in lines
+
+
+async def test_the_state_tells_of_replicas_and_outcomes(start: StartBench) -> None:
+    bench = await start(2)
+    await bench.post()
+    await bench.settled()
+    state = await bench.state()
+    assert state["policy"] == "round-robin"
+    assert state["in_flight"] == 0
+    assert [r["name"] for r in state["replicas"]] == ["r0", "r1"]
+    assert all(r["ready"] and not r["saturated"] for r in state["replicas"])
+    assert state["outcomes"]["interactive"]["attained"] == 1

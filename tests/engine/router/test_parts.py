@@ -1,0 +1,251 @@
+"""The router's parts without sockets: retries, replicas, the list of upstreams, timings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.errors import InputError, UsageError
+from goodput_core.placement import PlacementReason
+from goodput_core.spec.llmservice import RouterPolicy
+from goodput_core.units import NS_PER_S
+from goodput_engine.router.exchange import Timings, read_timings
+from goodput_engine.router.fleet import EngineReport, Fleet
+from goodput_engine.router.retry import RetryBudget
+from goodput_engine.router.upstreams import (
+    Upstream,
+    UpstreamsFile,
+    merge,
+    parse_upstream,
+    parse_upstreams,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+@given(
+    percent=st.integers(0, 100),
+    burst=st.integers(0, 20),
+    events=st.lists(st.booleans(), max_size=300),
+)
+def test_retries_never_exceed_their_share(percent: int, burst: int, events: list[bool]) -> None:
+    budget = RetryBudget(percent=percent, burst=burst)
+    requests = retries = 0
+    for wants_retry in events:
+        if wants_retry:
+            retries += budget.spend()
+        else:
+            requests += 1
+            budget.earn()
+        assert retries * 100 <= burst * 100 + requests * percent
+
+
+def test_a_quiet_router_may_retry_its_burst() -> None:
+    budget = RetryBudget(percent=10, burst=3)
+    assert [budget.spend() for _ in range(5)] == [True, True, True, False, False]
+    for _ in range(10):
+        budget.earn()
+    assert [budget.spend() for _ in range(2)] == [True, False]
+
+
+A = Upstream("a", "http://127.0.0.1:1")
+B = Upstream("b", "http://127.0.0.1:2")
+
+
+def ready_fleet(*upstreams: Upstream) -> Fleet:
+    fleet = Fleet(RouterPolicy.LEAST_LOADED)
+    fleet.set_upstreams(upstreams)
+    for replica in fleet:
+        replica.mark_ready()
+    return fleet
+
+
+async def test_a_full_queue_keeps_requests_away_until_one_ends() -> None:
+    fleet = ready_fleet(A)
+    (a,) = fleet
+    a.begin()
+    a.take_report(EngineReport(waiting=4, max_waiting=4), 0, valid_ns=10)
+    assert fleet.place(5)[1].reason is PlacementReason.ALL_SATURATED
+    a.end(served=True)
+    assert fleet.place(5)[0] is a
+
+
+async def test_saturation_is_forgotten_in_time() -> None:
+    fleet = ready_fleet(A)
+    (a,) = fleet
+    a.mark_saturated(0)
+    assert fleet.place(1)[0] is None
+    assert fleet.place(NS_PER_S)[0] is a
+
+
+@pytest.mark.parametrize(
+    ("report", "full"),
+    [
+        (EngineReport(), False),
+        (EngineReport(waiting=9), False),
+        (EngineReport(waiting=3, max_waiting=4), False),
+        (EngineReport(waiting=4, max_waiting=4), True),
+        (EngineReport(waiting=0, max_waiting=0), False),
+        (EngineReport(waiting=4, max_waiting=4, saturated=False), False),
+        (EngineReport(saturated=True), True),
+    ],
+)
+def test_what_an_engine_says_of_itself_wins(report: EngineReport, full: bool) -> None:
+    assert report.full is full
+
+
+async def test_a_draining_replica_gets_nothing_new() -> None:
+    fleet = ready_fleet(A, B)
+    a, b = fleet
+    a.take_report(EngineReport(draining=True), 0, valid_ns=1)
+    assert not a.ready
+    assert {fleet.place(0)[0] for _ in range(4)} == {b}
+
+
+async def test_a_new_list_keeps_the_replicas_that_stay() -> None:
+    fleet = ready_fleet(A, B)
+    a, b = fleet
+    moved = Upstream("b", "http://127.0.0.1:3")
+    added, left = fleet.set_upstreams([A, moved])
+    kept, new = fleet
+    assert kept is a
+    assert list(left) == [b]
+    assert list(added) == [new]
+    assert not new.ready
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "input.json"),
+        (b"{}", "array"),
+        (b"[{}]", "name"),
+        (b'[{"name":"a","url":"http://h:1","typo":1}]', "typo"),
+        (b'[{"name":"","url":"http://h:1"}]', "[0].name"),
+        (b'[{"name":"a","url":"h:1"}]', "[0].url"),
+        (b'[{"name":"a","url":"ftp://h"}]', "[0].url"),
+        (b'[{"name":"a","url":"http://h:99999"}]', "[0].url"),
+        (b'[{"name":"a","url":"http://h/v1"}]', "[0].url"),
+        (b'[{"name":"a","url":"http://h","admin_url":"x"}]', "[0].admin_url"),
+        (b'[{"name":"a","url":"http://h"},{"name":"a","url":"http://h"}]', "twice"),
+        (b"\xff\xfe", "input.json"),
+        (b'"' + b"x" * (2 << 20) + b'"', "MiB"),
+    ],
+)
+def test_a_bad_list_of_upstreams_is_named(data: bytes, problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_upstreams(data, source="input.json")
+    assert problem in str(caught.value)
+    assert str(caught.value).startswith("input.json: ")
+
+
+def test_an_empty_list_is_a_list() -> None:
+    assert parse_upstreams(b"[]", source="x") == ()
+
+
+def test_an_option_names_a_replica() -> None:
+    assert parse_upstream("r0=http://h:1,http://h:2") == Upstream("r0", "http://h:1", "http://h:2")
+    assert parse_upstream("r0=http://h:1").admin_url is None
+    for text in ("", "r0", "=http://h", "r0=", "r0=nope"):
+        with pytest.raises(ValueError, match=r"upstream|NAME=URL"):
+            parse_upstream(text)
+
+
+def test_a_name_may_be_given_once() -> None:
+    with pytest.raises(UsageError, match="taken"):
+        merge([A], [A])
+
+
+def publish(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def test_the_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
+    path = tmp_path / "upstreams.json"
+    publish(path, '[{"name":"a","url":"http://h:1"}]')
+    file = UpstreamsFile(path)
+    seen: list[Sequence[Upstream]] = []
+    assert [u.name for u in file.read()] == ["a"]
+    file.look(seen.append)
+    assert seen == []
+    publish(path, '[{"name":"b","url":"http://h:1"}]')
+    file.look(seen.append)
+    file.look(seen.append)
+    assert [[u.name for u in found] for found in seen] == [["b"]]
+
+
+@pytest.mark.parametrize("bad", ["", "[{", '[{"name":"a"}]'])
+def test_bad_content_keeps_the_last_good_list_and_is_said_once(
+    tmp_path: Path, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "upstreams.json"
+    publish(path, '[{"name":"a","url":"http://h:1"}]')
+    file = UpstreamsFile(path)
+    file.read()
+    seen: list[Sequence[Upstream]] = []
+    publish(path, bad)
+    file.look(seen.append)
+    file.look(seen.append)
+    assert seen == []
+    assert [r.message for r in caplog.records] == ["upstreams kept"]
+    publish(path, '[{"name":"b","url":"http://h:1"}]')
+    file.look(seen.append)
+    assert len(seen) == 1
+
+
+def test_a_file_that_vanishes_and_returns_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "upstreams.json"
+    publish(path, "[]")
+    file = UpstreamsFile(path)
+    file.read()
+    seen: list[Sequence[Upstream]] = []
+    path.unlink()
+    file.look(seen.append)
+    publish(path, "[]")
+    os.utime(path, ns=(1, 1))
+    file.look(seen.append)
+    assert seen == [()]
+
+
+def test_a_missing_file_is_named() -> None:
+    from pathlib import Path
+
+    with pytest.raises(InputError, match="no-such"):
+        UpstreamsFile(Path("no-such.json")).read()
+
+
+@pytest.mark.parametrize(
+    ("text", "timings"),
+    [
+        (None, None),
+        ("", None),
+        ("nonsense", None),
+        ('{"ttft_ms":-1}', None),
+        ('{"ttft_ms":"x"}', None),
+        ('{"ttft_ms":1e300}', None),
+        ('{"ttft_ms":1.5,"tpot_ms":null,"queue_ms":1}', Timings(ttft_ms=1.5)),
+    ],
+)
+def test_timings_are_read_with_distrust(text: str | None, timings: Timings | None) -> None:
+    assert read_timings(text) == timings
+
+
+async def test_the_list_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "upstreams.json"
+    publish(path, "[]")
+    file = UpstreamsFile(path)
+    file.read()
+    came = asyncio.Event()
+    task = asyncio.create_task(file.follow(lambda _found: came.set(), interval_ns=1_000_000))
+    publish(path, '[{"name":"b","url":"http://h:1"}]')
+    await asyncio.wait_for(came.wait(), 5)
+    task.cancel()

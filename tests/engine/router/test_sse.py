@@ -1,0 +1,124 @@
+"""The observer of streams: right about every split, and bounded."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_engine.router.sse import TokenObserver
+
+
+def completion(text: str, finish: str = "null") -> bytes:
+    return b'data: {"choices":[{"text":"%s","finish_reason":%s}]}\n\n' % (
+        text.encode(),
+        finish.encode(),
+    )
+
+
+def chat(delta: str) -> bytes:
+    return b'data: {"choices":[{"delta":%s,"finish_reason":null}]}\n\n' % delta.encode()
+
+
+STREAM = (
+    b": hello\n\n"
+    + chat('{"role":"assistant","content":""}')
+    + chat('{"content":"a"}')
+    + b"event: x\r\ndata:" + chat('{"content":"b"}')[6:-2] + b"\r\n\r\n"
+    + b"data: not json\n\n"
+    + chat('{"content":"c"}')
+    + completion("", '"stop"')
+    + b'data: {"choices":[],"usage":{"completion_tokens":3}}\n\n'
+    + b"data: [DONE]\n\n"
+)  # fmt: skip
+
+
+@given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=30))
+def test_splits_and_merges_change_nothing_but_times(cuts: list[int]) -> None:
+    observer = TokenObserver(keep_gaps=True)
+    edges = [0, *sorted(cuts), len(STREAM)]
+    for now_ns, (a, b) in enumerate(itertools.pairwise(edges)):
+        if a < b:
+            observer.feed(STREAM[a:b], now_ns * 1000)
+    assert observer.tokens == 3
+    assert observer.finished
+    assert not observer.error
+    assert observer.first_ns is not None
+    assert observer.last_ns is not None
+    assert len(observer.gaps_us) == 2
+    assert sum(observer.gaps_us) == (observer.last_ns - observer.first_ns) // 1000
+
+
+@pytest.mark.parametrize(
+    ("event", "tokens"),
+    [
+        pytest.param(completion("a"), 1, id="text"),
+        pytest.param(completion(""), 0, id="empty text"),
+        pytest.param(chat('{"content":"a"}'), 1, id="content"),
+        pytest.param(chat('{"content":null}'), 0, id="null content"),
+        pytest.param(chat('{"role":"assistant"}'), 0, id="role"),
+        pytest.param(chat('{"reasoning_content":"hm"}'), 1, id="reasoning"),
+        pytest.param(chat('{"tool_calls":[{"index":0}]}'), 1, id="tool call"),
+        pytest.param(chat('{"tool_calls":[]}'), 0, id="no tool call"),
+        pytest.param(chat("null"), 0, id="null delta"),
+        pytest.param(b'data: {"choices":{}}\n\n', 0, id="choices of another type"),
+        pytest.param(b'data: {"choices":null}\n\n', 0, id="null choices"),
+        pytest.param(b"data: [1,2]\n\n", 0, id="not an object"),
+        pytest.param(b"data: \xff\xfe\n\n", 0, id="not text"),
+        pytest.param(b"data:\n\n\n\ndata\n\n", 0, id="nothing"),
+        pytest.param(b'data:{"choices":[{"text":"a"}]}\n\n', 1, id="no space"),
+        pytest.param(b'event: a\ndata: {"choices":[{"text":"a"}]}\n\n', 1, id="other fields"),
+    ],
+)
+def test_a_token_is_an_event_with_content(event: bytes, tokens: int) -> None:
+    observer = TokenObserver()
+    observer.feed(event, 7)
+    assert observer.tokens == tokens
+    assert observer.first_ns == (7 if tokens else None)
+
+
+def test_several_events_in_one_chunk_come_at_one_time() -> None:
+    observer = TokenObserver(keep_gaps=True)
+    observer.feed(completion("a"), 1_000)
+    observer.feed(completion("b") * 3, 5_000)
+    assert observer.tokens == 4
+    assert (observer.first_ns, observer.last_ns) == (1_000, 5_000)
+    assert observer.gaps_us == [4, 0, 0]
+
+
+def test_usage_counts_better_than_events() -> None:
+    observer = TokenObserver()
+    observer.feed(completion("two words"), 1)
+    observer.feed(b'data: {"choices":[],"usage":{"completion_tokens":9}}\n\n', 2)
+    assert observer.tokens == 9
+
+
+def test_an_error_event_is_noticed() -> None:
+    observer = TokenObserver()
+    observer.feed(b'data: {"error":{"message":"no"}}\n\n', 1)
+    assert observer.error
+    fine = TokenObserver()
+    fine.feed(b'data: {"error":null,"choices":[]}\n\n', 1)
+    assert not fine.error
+
+
+@pytest.mark.parametrize("size", [1_000, 65_536], ids=["small chunks", "large chunks"])
+def test_an_endless_line_is_one_token_and_is_not_kept(size: int) -> None:
+    observer = TokenObserver()
+    observer.feed(b'data: {"choices":[{"text":"', 1)
+    for now_ns in range(2_000_000 // size):
+        observer.feed(b"x" * size, now_ns)
+    assert observer.tokens == 1
+    assert sum(map(len, observer._parts)) == 0
+    observer.feed(b'"}]}\n\n' + completion("a") + b"data: [DONE]\n\n", 9)
+    assert observer.tokens == 2
+    assert observer.finished
+
+
+def test_an_endless_comment_is_no_token() -> None:
+    observer = TokenObserver()
+    for _ in range(10):
+        observer.feed(b":" + b"x" * 65_536, 1)
+    assert observer.tokens == 0
