@@ -288,3 +288,9 @@ async def start() -> AsyncIterator[StartBench]:
             return Bench(router, fakes, client)
 
         yield build
+
+
+@pytest.fixture(scope="session")
+def fake_replica() -> type[FakeReplica]:
+    """The class itself, for tests that run a loop of their own."""
+    return FakeReplica

@@ -1,0 +1,161 @@
+"""Whatever replicas and clients do, each request has exactly one outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import aiohttp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from goodput_core.slo import SLOClass
+from goodput_core.spec.llmservice import RouterPolicy
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.router.service import RouterService
+from goodput_engine.router.settings import Bounds, ProbeSettings, RouterSettings, Timeouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.engine.router.conftest import Call, FakeReplica
+
+TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
+END = b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+# What a replica does, step by step; a word of a script is one thing put on the wire.
+SCRIPTS = st.sampled_from(
+    [
+        ("head", "token", "token", "end"),
+        ("whole",),
+        ("reset",),
+        ("close",),
+        ("500",),
+        ("429",),
+        ("400",),
+        ("hang",),
+        ("head", "reset"),
+        ("head", "token", "reset"),
+        ("head", "token", "hang"),
+        ("head", "half", "close"),
+        ("head", "token", "half", "reset"),
+        ("head", "error"),
+        ("head", "close"),
+        ("garbage",),
+    ]
+)
+# What a client does: reads it all, leaves before the answer, leaves in the middle, asks wrongly.
+CLIENTS = st.sampled_from(["read", "read", "read", "leave", "leave midway", "bad class"])
+
+
+async def play(call: Call, script: tuple[str, ...]) -> None:
+    for step in script:
+        match step:
+            case "head":
+                await call.stream_head()
+            case "token":
+                await call.chunk(TOKEN)
+            case "half":
+                await call.chunk(b'data: {"choi')
+            case "error":
+                await call.chunk(b'data: {"error":{"message":"x"}}\n\n')
+            case "end":
+                await call.chunk(END)
+                await call.end()
+            case "whole":
+                await call.whole("200 OK", b"{}", 'X-Goodput-Timings: {"ttft_ms":1}')
+            case "reset":
+                call.reset()
+            case "close":
+                call.writer.close()
+            case "hang":
+                await asyncio.Event().wait()
+            case "garbage":
+                await call.send(b"\x00\x01\r\n\r\n")
+            case status:
+                await call.whole(f"{status} X", b"{}")
+
+
+@settings(max_examples=30, deadline=None)
+@given(requests=st.lists(st.tuples(SCRIPTS, SCRIPTS, CLIENTS), min_size=1, max_size=12))
+def test_each_request_has_exactly_one_outcome(
+    fake_replica: Callable[[str], FakeReplica],
+    requests: list[tuple[tuple[str, ...], tuple[str, ...], str]],
+) -> None:
+    asyncio.run(_each_has_one(fake_replica, requests))
+
+
+async def _each_has_one(
+    fake_replica: Callable[[str], FakeReplica],
+    requests: list[tuple[tuple[str, ...], tuple[str, ...], str]],
+) -> None:
+    promise = SLOClass(name="only", ttft_ms=1_000, tpot_ms=1_000)
+    router_settings = RouterSettings(
+        llmservice="chat",
+        policy=RouterPolicy.LEAST_LOADED,
+        classes={"only": promise},
+        default_class="only",
+        timeouts=Timeouts(first_byte_ns=50 * NS_PER_MS, idle_ns=50 * NS_PER_MS),
+        bounds=Bounds(retry_burst=3),
+        probe=ProbeSettings(interval_ns=NS_PER_S, quick_ns=NS_PER_MS),
+    )
+    arrived = [asyncio.Event() for _ in requests]
+    replicas = [fake_replica("r0"), fake_replica("r1")]
+    for replica in replicas:
+        await replica.start()
+
+        async def behave(call: Call) -> None:
+            row = int(call.header("X-Row") or "0")
+            arrived[row].set()
+            first, second, _ = requests[row]
+            seen = sum(c.header("X-Row") == call.header("X-Row") for r in replicas for c in r.calls)
+            await play(call, first if seen == 1 else second)
+
+        replica.behave = behave
+    async with (
+        RouterService(
+            router_settings, clock=time.monotonic_ns, upstreams=[r.upstream for r in replicas]
+        ) as router,
+        aiohttp.ClientSession() as client,
+    ):
+        while not all(replica.ready for replica in router.fleet):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+        await asyncio.gather(
+            *(
+                ask(client, router.url, row, how, arrived[row])
+                for row, (_, _, how) in enumerate(requests)
+            )
+        )
+        async with asyncio.timeout(5):
+            await router.ledger.idle.wait()
+        counted = sum(router.ledger.outcomes()["only"].values()) + router.ledger.client_errors
+        assert counted == len(requests)
+        assert [replica.in_flight for replica in router.fleet] == [0, 0]
+    for replica in replicas:
+        await replica.refuse()
+
+
+async def ask(
+    client: aiohttp.ClientSession, url: str, row: int, how: str, arrived: asyncio.Event
+) -> None:
+    headers = {"X-Row": str(row)} | ({"X-SLO-Class": "none"} if how == "bad class" else {})
+    url += "/v1/completions"
+    if how == "leave":
+        # Not before the router has seen the request: one that it never saw has no outcome.
+        asking = asyncio.ensure_future(client.post(url, data=b"{}", headers=headers))
+        waiting = asyncio.ensure_future(arrived.wait())
+        await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        asking.cancel()
+        waiting.cancel()
+        for answer in await asyncio.gather(asking, waiting, return_exceptions=True):
+            if isinstance(answer, aiohttp.ClientResponse):
+                answer.close()
+        return
+    with contextlib.suppress(aiohttp.ClientError):
+        async with client.post(url, data=b"{}", headers=headers) as answer:
+            if how == "leave midway":
+                await answer.content.readany()
+                return
+            await answer.read()
