@@ -168,7 +168,8 @@ class Child:
         self._failures = self._back_off.failures(
             self._failures, ready_ns=self._ready_ns, exited_ns=self._exited_ns
         )
-        if code != ExitCode.USAGE or self._ever_ready:
+        refused = code == ExitCode.USAGE or self._terminated_ns is not None
+        if self._ever_ready or not refused:
             self._tell_error()
         self._changed(self.view())
 
@@ -184,7 +185,7 @@ class Child:
         if self._phase is not Phase.STARTING or not line.startswith(_ERROR):
             self._take(line)
             return
-        # A refusal at the start is held back: the fleet may be about to say this very sentence.
+        # A refusal at the start is held back: the fleet is about to say it for all replicas.
         self._tell_error()
         self._error = line.removeprefix(_ERROR)
         self._error_told = False

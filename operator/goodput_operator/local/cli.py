@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     MakeCommands = Callable[[Workspace, LLMService, Options], Commands]
 
-__all__ = ["main", "run_up"]
+__all__ = ["ignored_here", "main", "run_up"]
 
 _ENDED_BY = {
     "SIGINT": ExitCode.INTERRUPTED,
@@ -78,7 +78,7 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
         model=service.metadata.name,
     )
     try:
-        for note in _ignored(service, options):
+        for note in ignored_here(service, device=options.device):
             reporter.say(note)
         with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
             commands = make_commands(workspace, service, options)
@@ -169,7 +169,7 @@ def _desired(service: LLMService, options: Options) -> Desired:
     )
 
 
-def _ignored(service: LLMService, options: Options) -> list[str]:
+def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
     """What this manifest says and a local service cannot follow, one sentence each."""
     spec = service.spec
     notes = []
@@ -177,7 +177,7 @@ def _ignored(service: LLMService, options: Options) -> list[str]:
         notes.append("spec.engine.image is ignored: replicas are processes of this installation")
     if spec.engine.resources.limits or spec.engine.resources.requests:
         notes.append("spec.engine.resources is ignored: processes take what this machine has")
-    if spec.model.revision is not None and (options.device or spec.model.scheme == "emulated"):
+    if spec.model.revision is not None and (device or spec.model.scheme == "emulated"):
         notes.append("spec.model.revision is ignored: an emulated device has no weights")
     if spec.router.replicas > 1:
         notes.append(f"spec.router.replicas is {spec.router.replicas}: one router runs locally")

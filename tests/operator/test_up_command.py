@@ -1,0 +1,170 @@
+"""The command line of `goodput up`: what it takes, and what it refuses before it starts."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
+from goodput_core.dispatch import run_command
+from goodput_core.errors import UsageError
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_operator.local.cli import ignored_here
+from goodput_operator.local.commands import ChildCommands
+from goodput_operator.local.options import parse_options
+from goodput_operator.local.ports import require_free
+from goodput_operator.local.snapshot import Upstream
+from goodput_operator.local.workspace import open_workspace
+from goodput_operator.manifest_file import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHAT = Path(__file__).parents[2] / "examples" / "chat.yaml"
+
+
+def test_options_have_the_documented_defaults() -> None:
+    options = parse_options(["-f", "chat.yaml"])
+    assert options.manifest == Path("chat.yaml")
+    assert (options.port, options.admin_port, options.replicas) == (8000, 0, None)
+    assert (options.ready_timeout_ns, options.grace_ns) == (60 * NS_PER_S, 30 * NS_PER_S)
+    assert not options.json
+    assert not options.exit_with_parent
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "-f/--file"),
+        (["--port", "65536"], "'65536' is not a port in 0 to 65535"),
+        (["--port", "-1"], "--port"),
+        (["--port", "http"], "'http' is not a port"),
+        (["--port", "٣"], "is not a port"),
+        (["--port", "9" * 5000], "is not a port"),
+        (["--replicas", "0"], "'0' is not a number of replicas in 1 to 64"),
+        (["--replicas", "1.5"], "is not a number of replicas"),
+        (["--grace", "30"], "'30' is not a duration; write for example"),
+        (["--ready-timeout", "0s"], "'0s' is no time at all"),
+        (["--port", "9000", "--admin-port", "9000"], "are both 9000"),
+        (["--repl", "2"], "--repl"),
+        (["extra"], "extra"),
+    ],
+    ids=lambda v: " ".join(v)[:30] if isinstance(v, list) else None,
+)
+def test_a_wrong_argument_is_refused_in_a_sentence(argv: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=r"^goodput up: ") as caught:
+        parse_options(argv if not argv else ["-f", "chat.yaml", *argv])
+    assert words in str(caught.value)
+
+
+def manifest(tmp_path: Path, change: Callable[[str], str]) -> str:
+    path = tmp_path / "chat.yaml"
+    path.write_text(change(CHAT.read_text(encoding="utf-8")), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("policy: sarathi", "policy: slo", "spec.engine.policy: slo is not built yet"),
+        ("mode: Manual", "mode: Auto", "spec.control.mode: Auto is not built yet"),
+        ("mode: Manual", "mode: off", "spec.control.mode: must be one of Auto, Recommend, Manual"),
+        ("replicas: 2", "replicas: 0", "asks for no replicas at all; start some with --replicas"),
+        ("kind: LLMService", "kind: Pod", "kind: must be LLMService, not 'Pod'"),
+    ],
+    ids=["policy", "mode", "mode-off", "no-replicas", "kind"],
+)
+def test_a_manifest_that_cannot_run_is_refused_by_file_and_field(
+    old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = manifest(tmp_path, lambda text: text.replace(old, new))
+    assert run_command(["up", "-f", path, "--port", "0"]) == 64
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {path}: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--port", "--admin-port"])
+def test_a_taken_port_is_named_with_its_option(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            UsageError, match=rf"^port {port} on 127\.0\.0\.1 is in use.*{option} 0"
+        ):
+            require_free(port, option)
+    require_free(port, option)
+    require_free(0, option)
+
+
+def test_the_routers_file_is_replaced_whole() -> None:
+    with open_workspace("chat", "my.yaml", "kind: LLMService") as workspace:
+        assert workspace.manifest.name == "my.yaml"
+        assert workspace.manifest.read_text() == "kind: LLMService"
+        assert json.loads(workspace.upstreams.read_text()) == []
+        before = workspace.upstreams.stat().st_ino
+        workspace.publish((Upstream(name="chat-0", url="http://a:1", admin_url="http://a:2"),))
+        assert json.loads(workspace.upstreams.read_text()) == [
+            {"name": "chat-0", "url": "http://a:1", "admin_url": "http://a:2"}
+        ]
+        assert workspace.upstreams.stat().st_ino != before
+        folder = workspace.manifest.parent
+        assert len(list(folder.iterdir())) == 2
+    assert not folder.exists()
+
+
+def test_children_are_called_as_agreed() -> None:
+    commands = ChildCommands(
+        service="chat",
+        manifest=Path("/w/chat.yaml"),
+        upstreams=Path("/w/upstreams.json"),
+        token="secret",
+        device="h100",
+        grace_ns=1500 * NS_PER_MS,
+        environment={"PATH": "/bin", ENV_REPLICA: "from outside"},
+    )
+    engine = commands.replica("chat-0")
+    assert " ".join(engine.argv[1:]) == (
+        "-m goodput_core engine -f /w/chat.yaml --port 0 --admin-port 0 --device h100 "
+        "--host 127.0.0.1 --grace 1500ms --json --exit-with-parent"
+    )
+    assert engine.env == {
+        "PATH": "/bin",
+        ENV_LLMSERVICE: "chat",
+        ENV_REPLICA: "chat-0",
+        ENV_CONTROL_TOKEN: "secret",
+    }
+    router = commands.router("chat-router", port=8000, admin_port=0)
+    assert " ".join(router.argv[1:]) == (
+        "-m goodput_core router -f /w/chat.yaml --upstreams /w/upstreams.json --port 8000 "
+        "--admin-port 0 --host 127.0.0.1 --grace 1500ms --json --exit-with-parent"
+    )
+    assert "secret" not in repr(commands)
+
+
+def test_what_a_local_service_cannot_follow_is_said(tmp_path: Path) -> None:
+    path = manifest(
+        tmp_path,
+        lambda text: (
+            text.replace("replicas: 1", "replicas: 3")
+            .replace("llama-3-8b-h100", "llama-3-8b-h100\n    revision: abc")
+            .replace(
+                "policy: sarathi",
+                "image: i\n    resources: {limits: {cpu: 1}}\n    policy: sarathi",
+            )
+        ),
+    )
+    notes = ignored_here(read_manifest(Path(path))[0], device=None)
+    fields = [
+        "spec.engine.image",
+        "spec.engine.resources",
+        "spec.model.revision",
+        "spec.router.replicas",
+    ]
+    assert [note.split(" ")[0] for note in notes] == fields
+    assert ignored_here(read_manifest(CHAT)[0], device=None) == []

@@ -1,0 +1,84 @@
+"""`goodput up` with the real engine and router on the emulated device."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Start = Callable[..., Any]
+
+UP = (sys.executable, "-m", "goodput_core", "up")
+
+
+def complete(url: str, max_tokens: int = 4) -> dict[str, Any]:
+    body = {"model": "chat", "prompt": "Hello", "max_tokens": max_tokens, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answered: dict[str, Any] = json.load(answer)
+    return answered
+
+
+def test_a_service_answers_and_outlives_the_loss_of_a_replica_and_of_a_core(
+    start_up: Start,
+) -> None:
+    up = start_up(program=UP)
+    ready = up.event("ready")
+    assert complete(ready["url"])["usage"]["completion_tokens"] == 4
+    first, second = psutil.Process(up.process.pid).children()[:2]
+    (core,) = second.children()
+    first.kill()
+    assert up.event("replica_exited")["exit_code"] == -9
+    assert complete(ready["url"])["usage"]["completion_tokens"] == 4
+    up.event("replica_restarted")
+    core.kill()
+    up.event("replica_exited")
+    up.event("replica_restarted")
+    assert complete(ready["url"])["usage"]["completion_tokens"] == 4
+    up.signal(signal.SIGTERM)
+    assert up.wait() == 0
+    assert up.left_behind() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill-9", "ctrl-c"])
+def test_no_process_outlives_up(start_up: Start, number: signal.Signals) -> None:
+    up = start_up(program=UP)
+    up.event("ready")
+    assert len(up.members()) == 6, "up, router, and a front and a core per replica"
+    up.signal(number)
+    assert up.wait() == (130 if number is signal.SIGINT else -9)
+    assert up.left_behind() == []
+
+
+def test_an_unknown_device_is_the_users_error_in_one_sentence(start_up: Start) -> None:
+    up = start_up("--device", "no-such-device", program=UP)
+    assert up.wait() == 64
+    errors = [line for line in up.log().splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: ")
+    assert "no-such-device" in errors[0]
+    assert up.left_behind() == []
+
+
+def test_a_refused_manifest_is_named_by_the_users_own_path(start_up: Start, tmp_path: Path) -> None:
+    chat = Path(__file__).parents[2] / "examples" / "chat.yaml"
+    path = tmp_path / "mine.yaml"
+    path.write_text(chat.read_text().replace("emulated://llama-3-8b-h100", "hf://Qwen/Qwen3-8B"))
+    up = start_up("-f", str(path), program=UP)
+    assert up.wait() == 64
+    last = up.log().splitlines()[-1]
+    assert last.startswith(f"error: {path}: spec.model.source")
+    assert "llama-3-8b-h100" in last
