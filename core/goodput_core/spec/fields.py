@@ -26,8 +26,8 @@ RULE: Final = "goodput.rule"
 
 DNS_LABEL: Final = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 DNS_HINT: Final = (
-    "start with a letter, hold lower-case letters, digits and '-' only, and have at most "
-    "40 characters"
+    "start with a letter, end with a letter or digit, and hold only lower-case letters, digits "
+    "and '-'"
 )
 # Kubernetes' own pattern of a quantity, without signs: less than nothing is no resource.
 QUANTITY: Final = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,3})?$"
