@@ -1,0 +1,137 @@
+"""Microseconds per `plan` + `commit` of the scheduler alone, by how many requests run.
+
+    python benchmarks/scheduler_step.py
+    python benchmarks/scheduler_step.py --json
+
+*steady*: everybody decodes, nobody comes or goes; blocks are still allocated as they fill.
+*mixed*: as steady, but every request has a short answer, and each one that ends is replaced at
+once by a new prompt, so that every step also admits, prefills in chunks and finishes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.scheduler.plan import StepResult
+from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from goodput_engine.scheduler.plan import StepPlan
+
+RUNNING = (32, 256, 1024)
+WORKLOADS = ("steady", "mixed")
+
+
+class Load:
+    """A scheduler kept at a number of running requests."""
+
+    def __init__(self, running: int, workload: str, depth: int) -> None:
+        from collections import deque
+
+        self.random = random.Random(running)
+        self.mixed = workload == "mixed"
+        self.scheduler = Scheduler(
+            policy=build_policy("sarathi"),
+            kv=BlockPool(total_blocks=running * 140, block_size=16),
+            limits=SchedulerLimits(
+                token_budget=running + 2048, max_num_seqs=running, max_waiting=10**6
+            ),
+            max_model_tokens=10**6,
+            depth=depth,
+        )
+        self.plans: deque[StepPlan] = deque()
+        self.rid = 0
+        for _ in range(running):
+            self.arrive()
+        while self.scheduler.num_decoding < running * 0.9:
+            self.step()
+
+    def arrive(self) -> None:
+        self.rid += 1
+        prompt = self.random.randint(100, 900)
+        limit = self.random.randint(20, 380) if self.mixed else 2000 - prompt
+        self.scheduler.add(
+            ScheduledRequest(
+                rid=self.rid,
+                arrival_ns=self.rid,
+                input_tokens=prompt,
+                max_output_tokens=limit,
+                block_hashes=[self.rid * 1000 + i for i in range(prompt // 16)],
+            ),
+            self.rid,
+        )
+
+    def step(self) -> int:
+        """One plan and one commit; nanoseconds of the two."""
+        scheduler, plans = self.scheduler, self.plans
+        start = time.perf_counter_ns()
+        while (plan := scheduler.plan(self.rid)) is not None:
+            plans.append(plan)
+        planned = time.perf_counter_ns()
+        oldest = plans.popleft()
+        result = StepResult(plan_id=oldest.plan_id, at_ns=0, step_ns=1, stopped={})
+        middle = time.perf_counter_ns()
+        outcome = scheduler.commit(oldest, result, self.rid)
+        end = time.perf_counter_ns()
+        for progress in outcome.progress:
+            if progress.finish_reason is not None:
+                self.arrive()
+        return end - middle + planned - start
+
+
+def measure(running: int, workload: str, steps: int, repeats: int, depth: int) -> dict[str, object]:
+    medians, p99s = [], []
+    for _ in range(repeats):
+        load = Load(running, workload, depth)
+        for _ in range(50):
+            load.step()
+        times = sorted(load.step() for _ in range(steps))
+        medians.append(times[len(times) // 2] / 1000)
+        p99s.append(times[len(times) * 99 // 100] / 1000)
+    return {
+        "workload": workload,
+        "running": running,
+        "depth": depth,
+        "median_us": round(statistics.median(medians), 1),
+        "median_us_by_repeat": [round(m, 1) for m in medians],
+        "p99_us": round(statistics.median(p99s), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--steps", type=int, default=500, help="steps per repeat")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--depth", type=int, default=0, choices=(0, 1, 2))
+    args = parser.parse_args()
+    rows = [
+        measure(running, workload, args.steps, args.repeats, args.depth)
+        for workload in WORKLOADS
+        for running in RUNNING
+    ]
+    if args.json:
+        print(json.dumps({"python": platform.python_version(), "rows": rows}))
+        return
+    print(f"{'workload':<10}{'running':>8}{'depth':>7}{'median µs':>11}{'p99 µs':>9}")
+    for row in rows:
+        print(
+            f"{row['workload']:<10}{row['running']:>8}{row['depth']:>7}"
+            f"{row['median_us']:>11}{row['p99_us']:>9}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Where every request stands, and the moves from one place to another.
+
+Planning and committing are the two callers. What they share, and what must never go wrong,
+is here: each request has one owner, tokens in flight are given out or discarded exactly once,
+and blocks are let go when the last plan that uses them commits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from goodput_engine.scheduler.cohort import DecodeCohort
+from goodput_engine.scheduler.request import RequestState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_engine.kv.blocks import BlockPool
+    from goodput_engine.scheduler.draft import InFlight
+    from goodput_engine.scheduler.queue import WaitingQueue
+    from goodput_engine.scheduler.request import ScheduledRequest
+
+__all__ = ["Floor"]
+
+
+class Floor:
+    """All requests of one scheduler.
+
+    Args:
+        kv: the pool of blocks.
+        waiting: an empty queue.
+
+    Attributes:
+        requests: everyone who waits, runs, or holds blocks until a step commits.
+        prefilling: admitted, and more than one step from the next token, in order of admission.
+        ready: one token behind and not in the cohort: new to it, or held back.
+        cohort: who decodes.
+        in_flight: plans under way, oldest first; their numbers are consecutive.
+        waiting_blocks: blocks that all who wait would need for what they have so far.
+    """
+
+    __slots__ = (
+        "cohort",
+        "in_flight",
+        "kv",
+        "prefilling",
+        "ready",
+        "requests",
+        "waiting",
+        "waiting_blocks",
+    )
+
+    def __init__(self, kv: BlockPool, waiting: WaitingQueue) -> None:
+        self.kv = kv
+        self.waiting = waiting
+        self.requests: dict[int, ScheduledRequest] = {}
+        self.prefilling: dict[int, ScheduledRequest] = {}
+        self.ready: dict[int, ScheduledRequest] = {}
+        self.cohort = DecodeCohort(kv.block_size)
+        self.in_flight: deque[InFlight] = deque()
+        self.waiting_blocks = 0
+
+    @property
+    def num_running(self) -> int:
+        """Admitted requests whose last token is not in flight."""
+        return len(self.cohort.members) + len(self.ready) + len(self.prefilling)
+
+    def running(self) -> Iterator[ScheduledRequest]:
+        """Every running request."""
+        return chain(self.cohort.members.values(), self.ready.values(), self.prefilling.values())
+
+    def record_of(self, plan_id: int) -> InFlight | None:
+        """The record of a plan, or None when it has committed."""
+        if not self.in_flight:
+            return None
+        position = plan_id - self.in_flight[0].plan.plan_id
+        return self.in_flight[position] if position >= 0 else None
+
+    # --- the queue -------------------------------------------------------------------------
+    def enter(self, request: ScheduledRequest) -> None:
+        """A new request waits."""
+        self.requests[request.rid] = request
+        self.waiting_blocks += self.kv.blocks_for(request.total_tokens)
+        self.waiting.push(request)
+
+    def leave_queue(self, request: ScheduledRequest) -> None:
+        """Admitted or cancelled: it waits no more."""
+        self.waiting.remove(request)
+        self.waiting_blocks -= self.kv.blocks_for(request.total_tokens)
+
+    def requeue(self, request: ScheduledRequest) -> None:
+        """A preempted request lets go of everything and waits again."""
+        self.kv.release(request.blocks)
+        request.blocks = []
+        request.published_blocks = 0
+        request.base_planned = 0
+        request.state = RequestState.WAITING
+        self.waiting_blocks += self.kv.blocks_for(request.total_tokens)
+        self.waiting.push_back(request)
+
+    # --- running ---------------------------------------------------------------------------
+    def get_ready(self, request: ScheduledRequest) -> None:
+        """It is one token behind, and belongs to nobody else."""
+        request.state = RequestState.READY
+        self.ready[request.rid] = request
+
+    def leave_cohort(self, request: ScheduledRequest) -> None:
+        """Leave, and be given the tokens that are in flight one by one."""
+        joined = request.joined_epoch
+        self.cohort.leave(request)
+        for record in self.in_flight:
+            if record.plan.decode_epoch > joined:
+                record.leavers.append(request)
+
+    def withdraw(self, request: ScheduledRequest, *, keep_tokens: bool = False) -> None:
+        """Take a running request out of what runs; tokens in flight are kept or discarded."""
+        state = request.state
+        if state is RequestState.DECODING:
+            if keep_tokens:
+                self.leave_cohort(request)
+            else:
+                self.cohort.leave(request)
+        elif state is RequestState.READY:
+            del self.ready[request.rid]
+        else:
+            assert state is RequestState.PREFILLING, state
+            del self.prefilling[request.rid]
+
+    def publish(self, request: ScheduledRequest, computed: int) -> None:
+        """Full blocks that a committed step computed may be found by others."""
+        full = min(computed // self.kv.block_size, len(request.block_hashes))
+        for position in range(request.published_blocks, full):
+            self.kv.publish(request.blocks[position], request.block_hashes[position])
+        request.published_blocks = max(full, request.published_blocks)
+
+    # --- the end ---------------------------------------------------------------------------
+    def let_go(self, request: ScheduledRequest) -> bool:
+        """Free a request that is over, now or when the last plan that uses it commits."""
+        record = self.record_of(request.last_plan)
+        if record is None:
+            self.free(request)
+            return True
+        record.releases.append(request)
+        return False
+
+    def free(self, request: ScheduledRequest) -> None:
+        """It is gone for good."""
+        self.kv.release(request.blocks)
+        request.blocks = []
+        del self.requests[request.rid]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every invariant holds."""
+        kv, live = self.kv, list(self.requests.values())
+        kv.check_integrity(r.blocks for r in live)
+        self.cohort.check_integrity()
+        for request in live:
+            if request.state is RequestState.WAITING:
+                assert not request.blocks
+                assert request.base_sampled == request.base_emitted
+                continue
+            assert request.computed_tokens <= len(request.blocks) * kv.block_size
+            assert request.output_tokens <= request.sampled_tokens <= request.output_limit
+            for position in range(request.computed_tokens // kv.block_size, len(request.blocks)):
+                assert kv.writable(request.blocks[position]), "a writable block is shared"
+        assert self.waiting_blocks == sum(kv.blocks_for(r.total_tokens) for r in self.waiting)
+        if not live:
+            assert kv.free_blocks == kv.total_blocks, "idle, but not all blocks are free"
+            assert not self.num_running

@@ -1,0 +1,292 @@
+"""What holds for every workload, at every depth, while budgets change and clients leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
+from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+_BLOCK = 4
+
+
+class MirrorExecutor:
+    """Applies plans as a device would have to, and refuses whatever a device could not run."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.lengths: dict[int, int] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.sampled: dict[int, int] = {}
+        self.cohort: dict[int, None] = {}
+        self.plans: deque[tuple[StepPlan, dict[int, str]]] = deque()
+
+    def submit(self, plan: StepPlan, budget: int) -> None:
+        for rid in plan.left:
+            del self.cohort[rid]
+        for admitted in plan.admitted:
+            self.tables[admitted.rid] = list(admitted.blocks)
+            self.computed[admitted.rid] = admitted.cached_tokens
+        for join in plan.joined:
+            assert join.rid not in self.cohort
+            assert join.start == self.computed[join.rid]
+            assert join.output_tokens == self.sampled[join.rid]
+            self.cohort[join.rid] = None
+        for rid, block in plan.new_blocks:
+            self.tables[rid].append(block)
+        work = [(c.rid, c.start, c.num_tokens, c.samples) for c in plan.chunks]
+        assert bool(plan.decode_epoch) == bool(plan.num_decodes)
+        if plan.num_decodes:
+            assert plan.num_decodes == len(self.cohort)
+            work += [(rid, self.computed[rid], 1, True) for rid in self.cohort]
+        assert work, "an empty plan"
+        assert len({rid for rid, *_ in work}) == len(work), "a request twice in one step"
+        stopped: dict[int, str] = {}
+        written: set[int] = set()
+        for rid, start, tokens, samples in work:
+            assert start == self.computed[rid], "computed tokens fell, or were skipped"
+            self.computed[rid] = start + tokens
+            table = self.tables[rid]
+            blocks = table[start // _BLOCK : (start + tokens - 1) // _BLOCK + 1]
+            assert len(blocks) == (start + tokens - 1) // _BLOCK + 1 - start // _BLOCK
+            assert all(self.pool.writable(block) for block in blocks), "writes to a shared block"
+            assert not written & set(blocks), "two requests write to one block"
+            written |= set(blocks)
+            if samples:
+                self.sampled[rid] = self.sampled.get(rid, 0) + 1
+                if self.sampled[rid] == self.lengths[rid]:
+                    stopped[rid] = "stop"
+        shape = plan.shape
+        assert shape.num_requests == len(work)
+        assert shape.num_tokens == sum(tokens for _, _, tokens, _ in work) <= budget
+        assert shape.context_tokens == sum(start + tokens for _, start, tokens, _ in work)
+        assert shape.max_chunk_tokens == max(tokens for _, _, tokens, _ in work)
+        self.plans.append((plan, stopped))
+
+
+@dataclass
+class World:
+    """A scheduler, its mirror, and everything that was seen."""
+
+    depth: int
+    total_blocks: int
+    max_num_seqs: int = 8
+    now_ns: int = 0
+    decisions: list[StepPlan] = field(default_factory=list)
+    results: list[dict[int, str]] = field(default_factory=list)
+    gained: dict[int, int] = field(default_factory=dict)
+    finished: dict[int, str] = field(default_factory=dict)
+    cancelled: set[int] = field(default_factory=set)
+    requests: dict[int, ScheduledRequest] = field(default_factory=dict)
+    preempted_at: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(total_blocks=self.total_blocks, block_size=_BLOCK)
+        self.scheduler = Scheduler(
+            policy=SarathiPolicy(),
+            kv=self.pool,
+            limits=SchedulerLimits(
+                token_budget=16, max_num_seqs=self.max_num_seqs, max_waiting=1000
+            ),
+            max_model_tokens=1000,
+            depth=self.depth,
+        )
+        self.executor = MirrorExecutor(self.pool)
+
+    def submit(self, tokens: int, asked: int | None, length: int, family: int) -> None:
+        rid = len(self.requests)
+        request = ScheduledRequest(
+            rid=rid,
+            arrival_ns=self.now_ns,
+            input_tokens=tokens,
+            max_output_tokens=asked,
+            block_hashes=[family * 1000 + i for i in range(tokens // _BLOCK)] if family else [],
+        )
+        self.requests[rid] = request
+        self.executor.lengths[rid] = length
+        refusal = self.scheduler.add(request, self.now_ns)
+        if refusal is not None:
+            assert refusal.reason == "too_long"
+            bound = self.total_blocks * _BLOCK + 1
+            assert tokens >= bound or (asked is not None and tokens + asked > bound)
+
+    def plan(self) -> bool:
+        self.now_ns += 1
+        plan = self.scheduler.plan(self.now_ns)
+        if plan is None:
+            return False
+        self.executor.submit(plan, self.scheduler.limits.token_budget)
+        self.decisions.append(plan)
+        self._note_preemptions()
+        return True
+
+    def commit(self) -> StepOutcome | None:
+        if not self.executor.plans:
+            return None
+        self.now_ns += 1
+        plan, stopped = self.executor.plans.popleft()
+        self.results.append(stopped)
+        result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=1, stopped=stopped)
+        outcome = self.scheduler.commit(plan, result, self.now_ns)
+        told = [*outcome.advanced, *(p.request.rid for p in outcome.progress)]
+        assert len(told) == len(set(told)), "a request gained two tokens in one step"
+        for rid in told:
+            assert rid not in self.finished
+            assert rid not in self.cancelled
+            self.gained[rid] = self.gained.get(rid, 0) + 1
+            assert self.requests[rid].output_tokens == self.gained[rid]
+        for progress in outcome.progress:
+            if progress.finish_reason is not None:
+                self.finished[progress.request.rid] = progress.finish_reason
+        for rid in outcome.released:
+            assert rid in self.finished or rid in self.cancelled
+        return outcome
+
+    def cancel(self, rid: int) -> None:
+        if rid in self.requests and rid not in self.finished:
+            self.cancelled.add(rid)
+            self.scheduler.cancel(rid)
+
+    def check(self) -> None:
+        self.scheduler.check_integrity()
+        pool = self.pool
+        tables = [r.blocks for r in self.requests.values()]
+        live = {block for table in tables for block in table}
+        assert pool.free_blocks + len(live) == pool.total_blocks
+
+    def run_dry(self) -> None:
+        work = sum(r.input_tokens + self.executor.lengths[r.rid] for r in self.requests.values())
+        for _ in range(100 + 40 * work):
+            while self.plan():
+                pass
+            if self.commit() is None:
+                break
+            self.check()
+        assert not self.scheduler.has_work, "work is left, but nothing is planned"
+        assert self.pool.free_blocks == self.pool.total_blocks
+
+    def _note_preemptions(self) -> None:
+        """A request is preempted again only after somebody got further."""
+        progress = sum(r.sampled_tokens for r in self.requests.values())
+        for rid, request in self.requests.items():
+            count, then = self.preempted_at.get(rid, (0, -1))
+            if request.preemptions > count:
+                assert request.preemptions == count + 1
+                assert progress > then, "a preemption cycle without progress"
+                self.preempted_at[rid] = (request.preemptions, progress)
+
+
+_SUBMIT = st.tuples(
+    st.just("submit"),
+    st.integers(1, 40),
+    st.one_of(st.none(), st.integers(1, 30)),
+    st.integers(1, 40),
+    st.integers(0, 2),
+)
+_ACTIONS = st.lists(
+    st.one_of(
+        _SUBMIT,
+        st.tuples(st.just("plan")),
+        st.tuples(st.just("plan")),
+        st.tuples(st.just("commit")),
+        st.tuples(st.just("commit")),
+        st.tuples(st.just("cancel"), st.integers(0, 20)),
+        st.tuples(st.just("limits"), st.integers(1, 40), st.integers(1, 10)),
+    ),
+    max_size=60,
+)
+
+
+def _run(world: World, actions: list[tuple[object, ...]], stretch: int = 0) -> None:
+    for action in actions:
+        match action:
+            case ("submit", int(tokens), asked, int(length), int(family)):
+                assert asked is None or isinstance(asked, int)
+                world.submit(tokens, asked, length + stretch, family)
+            case ("plan",):
+                world.plan()
+            case ("commit",):
+                world.commit()
+            case ("cancel", int(rid)):
+                world.cancel(rid)
+            case ("limits", int(budget), int(seqs)):
+                world.scheduler.set_limits(
+                    SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=1000)
+                )
+        world.check()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@settings(max_examples=150, deadline=None)
+@given(actions=_ACTIONS, total_blocks=st.integers(4, 40))
+def test_every_request_gets_its_tokens_and_every_block_comes_back(
+    depth: int, actions: list[tuple[object, ...]], total_blocks: int
+) -> None:
+    world = World(depth=depth, total_blocks=total_blocks)
+    _run(world, actions)
+    world.run_dry()
+    for rid, request in world.requests.items():
+        if request.output_limit and rid not in world.cancelled:
+            length = world.executor.lengths[rid]
+            assert world.gained[rid] == min(length, request.output_limit)
+            assert world.finished[rid] == ("stop" if length <= request.output_limit else "length")
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@settings(max_examples=60, deadline=None)
+@given(actions=_ACTIONS, total_blocks=st.integers(4, 40), stretch=st.integers(1, 5))
+def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_lengths(
+    depth: int, actions: list[tuple[object, ...]], total_blocks: int, stretch: int
+) -> None:
+    worlds = [World(depth=depth, total_blocks=total_blocks) for _ in range(2)]
+    for world, extra in zip(worlds, (0, stretch), strict=True):
+        _run(world, [a for a in actions if a[0] != "cancel"], extra)
+        world.run_dry()
+    one, two = worlds
+    pairs = zip(one.results, two.results, strict=False)
+    seen = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if seen is None:
+        assert one.decisions == two.decisions
+        return
+    last = one.decisions.index(next(p for p in one.decisions if p.plan_id == seen + 1))
+    assert one.decisions[: last + 1] == two.decisions[: last + 1]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@settings(max_examples=100, deadline=None)
+@given(actions=_ACTIONS, total_blocks=st.integers(4, 40), victim=st.integers(0, 10))
+def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
+    depth: int, actions: list[tuple[object, ...]], total_blocks: int, victim: int
+) -> None:
+    world = World(depth=depth, total_blocks=total_blocks)
+    _run(world, actions)
+    world.cancel(victim)
+    if victim not in world.cancelled:
+        return
+    request = world.requests[victim]
+    assert request.state in {RequestState.CANCELLED, RequestState.WAITING}
+    for _ in range(depth + 1):
+        while world.plan():
+            pass
+        world.commit()
+    assert not request.blocks
+    assert victim not in world.scheduler._floor.requests
+
+
+def test_the_mirror_refuses_a_plan_that_exceeds_the_budget() -> None:
+    world = World(depth=0, total_blocks=40)
+    world.submit(30, 4, 4, 0)
+    plan = world.scheduler.plan(1)
+    assert plan is not None
+    with pytest.raises(AssertionError):
+        world.executor.submit(plan, budget=15)
