@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from goodput_core.contract import (
     HEADER_REPLICA,
@@ -107,6 +108,8 @@ class Answering:
             ) from error
         except web.HTTPRequestEntityTooLarge as error:
             raise _too_large(clients.body_bytes) from error
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise bad_request("the body cannot be decoded as its headers say") from error
 
         def read() -> Call:
             rid = self._front.next_rid()

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -163,9 +164,10 @@ async def _open(stack: AsyncExitStack, app: web.Application, host: str, port: in
     try:
         await site.start()
     except OSError as error:
-        raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another"
-        ) from error
+        # asyncio's own sentence repeats the address; a name that is not found has no errno.
+        by_name = isinstance(error, socket.gaierror) or error.errno is None
+        reason = error.strerror if by_name else os.strerror(error.errno or 0)
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another") from error
     got: int = runner.addresses[0][1]
     return f"http://[{host}]:{got}" if ":" in host else f"http://{host}:{got}"
 

@@ -1,0 +1,165 @@
+"""Real engines for tests: `goodput engine` as a process, on the device whose steps take 1 ms."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CONTROL_TOKEN = "a token of the tests"
+PATIENCE_S = 30.0
+
+StartEngine = Callable[..., "RunningEngine"]
+RunEngine = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def manifest_text(*, source: str = "emulated://unit", **engine: Any) -> str:
+    """An LLMService of two classes; `engine` adds to or changes `spec.engine`."""
+    return yaml.safe_dump(
+        {
+            "apiVersion": "goodput.dev/v1alpha1",
+            "kind": "LLMService",
+            "metadata": {"name": "chat"},
+            "spec": {
+                "model": {"source": source},
+                "engine": {"policy": "sarathi", "preemption": "recompute", **engine},
+                "replicas": 1,
+                "router": {"policy": "least-loaded"},
+                "slo": {
+                    "classes": [
+                        {"name": "interactive", "ttftMs": 500, "tpotMs": 50, "objective": "99%"},
+                        {"name": "batch", "ttftMs": 30000, "tpotMs": 200},
+                    ],
+                },
+                "control": {"mode": "Manual"},
+            },
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningEngine:
+    """A `goodput engine` that said it listens."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str
+    admin_url: str
+    listening: dict[str, Any] = field(repr=False)
+    token: str = CONTROL_TOKEN
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self.process.wait(PATIENCE_S)
+
+    def stderr(self) -> str:
+        """What it logged."""
+        return self.log.read_text(encoding="utf-8")
+
+
+def engine_command(*arguments: str | Path) -> list[str]:
+    """The command line of an engine of this installation."""
+    return [sys.executable, "-m", "goodput_core", "engine", *map(str, arguments)]
+
+
+class _Engines:
+    """Starts engines below one folder and ends them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, *options: str, environment: dict[str, str] | None = None, **manifest: Any
+    ) -> RunningEngine:
+        """Start an engine and wait until it listens; `manifest` as of `manifest_text`."""
+        number = len(self._processes)
+        path = self._folder / f"{number}.yaml"
+        path.write_text(manifest_text(**manifest), encoding="utf-8")
+        log = self._folder / f"{number}.log"
+        command = engine_command("-f", path, "--port", "0", "--json", *options)
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "GOODPUT_CONTROL_TOKEN": CONTROL_TOKEN, **(environment or {})},
+            )
+        self._processes.append(process)
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+        line = process.stdout.readline() if ready else b""
+        assert line, f"the engine did not listen: {log.read_text(encoding='utf-8')}"
+        listening = json.loads(line)
+        return RunningEngine(
+            process=process,
+            log=log,
+            url=listening["url"],
+            admin_url=listening["admin_url"],
+            listening=listening,
+        )
+
+    def close(self) -> None:
+        """End all."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(PATIENCE_S)
+            finally:
+                process.kill()
+                for pipe in (process.stdin, process.stdout):
+                    if pipe is not None:
+                        pipe.close()
+
+
+@pytest.fixture
+def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
+    """Starts engines of the test's own, which end with it."""
+    engines = _Engines(tmp_path)
+    yield engines.start
+    engines.close()
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """One engine for every test that leaves it as it was."""
+    engines = _Engines(tmp_path_factory.mktemp("engine"))
+    yield engines.start("--name", "replica-7", environment={"GOODPUT_REVISION": "r1"})
+    engines.close()
+
+
+@pytest.fixture
+def run_engine(tmp_path: Path) -> RunEngine:
+    """Runs an engine that is expected to end by itself; `manifest` as of `manifest_text`."""
+
+    def run(*options: str, **manifest: Any) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "chat.yaml"
+        path.write_text(manifest_text(**manifest), encoding="utf-8")
+        return subprocess.run(
+            engine_command("-f", path, "--port", "0", *options),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,152 @@
+"""The admin port: who may change limits and to what, and what the engine tells of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.engine.conftest import RunningEngine, StartEngine
+
+
+@pytest.fixture
+async def admin(engine: RunningEngine) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(engine.admin_url) as session:
+        yield session
+
+
+async def state_of(admin: aiohttp.ClientSession) -> dict[str, Any]:
+    async with admin.get("/control/state") as response:
+        state: dict[str, Any] = await response.json()
+        return state
+
+
+async def patch(
+    admin: aiohttp.ClientSession, authorization: str | None, body: object
+) -> tuple[int, dict[str, Any]]:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    async with admin.patch("/control/limits", json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def test_the_state_tells_the_core_the_device_and_the_bounds(
+    admin: aiohttp.ClientSession,
+) -> None:
+    state = await state_of(admin)
+    assert state["llmservice"] == "chat"
+    assert state["replica"] == "replica-7"
+    assert state["revision"] == "r1"
+    assert state["phase"] == "serving"
+    assert state["device"]["name"] == "unit"
+    assert state["device"]["step_time"] == {
+        "form": "unit", "unit_ns": 1_000_000, "chunk_tokens": None,
+    }  # fmt: skip
+    assert state["bounds"]["token_budget"] == [256, 8192]
+    assert state["kv_total_blocks"] == 4096
+    assert state["max_waiting"] == 1024
+    assert state["saturated"] is False
+    assert state["startup_seconds"] > 0
+
+
+async def test_metrics_count_steps_and_tokens_with_the_contracts_labels(
+    engine: RunningEngine, admin: aiohttp.ClientSession
+) -> None:
+    async def samples() -> dict[str, float]:
+        async with admin.get("/metrics") as response:
+            assert response.content_type == "text/plain"
+            families = list(text_string_to_metric_families(await response.text()))
+        labels = {"llmservice": "chat", "revision": "r1", "role": "engine"}
+        found = [sample for family in families for sample in family.samples]
+        assert all(labels.items() <= sample.labels.items() for sample in found)
+        return {s.name + s.labels.get("state", ""): s.value for s in found}
+
+    before = await samples()
+    async with (
+        aiohttp.ClientSession(engine.url) as http,
+        http.post(
+            "/v1/completions", json={"model": "chat", "prompt": "a b", "max_tokens": 5}
+        ) as response,
+    ):
+        assert response.status == 200
+    after = await samples()
+    assert after["goodput_engine_output_tokens_total"] == (
+        before["goodput_engine_output_tokens_total"] + 5
+    )
+    assert after["goodput_engine_step_seconds_count"] > before["goodput_engine_step_seconds_count"]
+    assert after["goodput_engine_token_budget"] == 2048
+    blocks = [after[f"goodput_engine_kv_blocks{state}"] for state in ("used", "cached", "empty")]
+    assert sum(blocks) == 4096
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer wrong", "Basic a token of the tests", "Bearer \u00e9"],
+    ids=["none", "empty", "no token", "a wrong token", "another scheme", "not ASCII"],
+)
+async def test_limits_cannot_be_changed_without_the_token(
+    admin: aiohttp.ClientSession, authorization: str | None
+) -> None:
+    status, body = await patch(admin, authorization, {"revision": 9, "token_budget": 512})
+    assert status == 401
+    assert body["error"]["code"] == "invalid_token"
+    assert (await state_of(admin))["limits_revision"] == 0
+
+
+async def test_without_a_configured_token_nobody_changes_limits(start_engine: StartEngine) -> None:
+    engine = start_engine(environment={"GOODPUT_CONTROL_TOKEN": ""})
+    async with aiohttp.ClientSession(engine.admin_url) as admin:
+        for authorization in (None, "Bearer ", f"Bearer {engine.token}"):
+            status, body = await patch(admin, authorization, {"revision": 1})
+            assert status == 403
+            assert body["error"]["code"] == "control_disabled"
+
+
+async def test_limits_change_with_rising_revisions_only(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    token = f"Bearer {engine.token}"
+    async with aiohttp.ClientSession(engine.admin_url) as admin:
+        change = {"revision": 5, "token_budget": 512, "max_num_seqs": 8, "max_waiting": 0}
+        assert await patch(admin, token, change) == (200, {"revision": 5})
+        for stale in (5, 4):
+            status, body = await patch(admin, token, {"revision": stale, "token_budget": 300})
+            assert status == 409
+            assert body["error"]["code"] == "stale_revision"
+        assert (await patch(admin, token, {"revision": 6, "max_num_seqs": 9}))[0] == 200
+        state = await state_of(admin)
+        while state["limits_revision"] != 6:
+            state = await state_of(admin)
+    assert (state["token_budget"], state["max_num_seqs"], state["max_waiting"]) == (512, 9, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"revision": 1, "token_budget": 255}, id="below the manifest's budget"),
+        pytest.param({"revision": 1, "token_budget": 8193}, id="above the manifest's budget"),
+        pytest.param({"revision": 1, "max_num_seqs": 0}, id="no requests"),
+        pytest.param({"revision": 1, "max_num_seqs": 257}, id="more than the manifest runs"),
+        pytest.param({"revision": 1, "max_waiting": -1}, id="a negative queue"),
+        pytest.param({"revision": 1, "max_waiting": 1025}, id="more than the manifest lets wait"),
+        pytest.param({"revision": 0}, id="revision 0"),
+        pytest.param({"token_budget": 512}, id="no revision"),
+        pytest.param({"revision": 1, "tokenBudget": 512}, id="a misspelt field"),
+        pytest.param({"revision": 1, "token_budget": "512"}, id="a text"),
+        pytest.param([], id="no object"),
+    ],
+)
+async def test_a_change_beyond_the_manifest_is_refused_and_counts_for_nothing(
+    engine: RunningEngine, admin: aiohttp.ClientSession, change: object
+) -> None:
+    status, body = await patch(admin, f"Bearer {engine.token}", change)
+    assert status == 400, body
+    assert (await state_of(admin))["limits_revision"] == 0
+
+
+async def test_the_admin_port_serves_no_models(admin: aiohttp.ClientSession) -> None:
+    async with admin.post("/v1/completions", json={}) as response:
+        assert response.status == 404

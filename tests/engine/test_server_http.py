@@ -1,0 +1,199 @@
+"""The serving port over real sockets: error forms, headers, bounds, and what it does not serve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from goodput_engine.tokens import answer_text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.engine.conftest import RunningEngine
+
+COMPLETION = {"model": "chat", "prompt": "hello", "max_tokens": 4}
+
+
+@pytest.fixture
+async def http(engine: RunningEngine) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(engine.url) as session:
+        yield session
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    assert response.content_type == "application/json"
+    body = await response.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+async def test_a_whole_answer_says_who_served_it_and_how_fast(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.post(
+        "/v1/completions", json=COMPLETION, headers={"X-Request-Id": "mine-1"}
+    ) as response:
+        assert response.status == 200
+        headers, body = response.headers, await response.json()
+    assert headers["X-Goodput-Replica"] == "replica-7"
+    assert headers["X-Goodput-Revision"] == "r1"
+    assert headers["X-Request-Id"] == "mine-1"
+    timings = json.loads(headers["X-Goodput-Timings"])
+    assert 0 <= timings["queue_ms"] <= timings["ttft_ms"] <= timings["e2e_ms"]
+    # Three gaps of one step of one millisecond each.
+    assert timings["tpot_ms"] >= 1
+    assert timings["output_tokens"] == body["usage"]["completion_tokens"] == 4
+    assert timings["prompt_tokens"] == body["usage"]["prompt_tokens"] == 1
+
+
+async def test_a_single_token_has_no_time_per_output_token(http: aiohttp.ClientSession) -> None:
+    async with http.post("/v1/completions", json={**COMPLETION, "max_tokens": 1}) as response:
+        assert json.loads(response.headers["X-Goodput-Timings"])["tpot_ms"] is None
+
+
+async def test_a_request_without_an_id_is_given_one(http: aiohttp.ClientSession) -> None:
+    async with http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        first = response.headers["X-Request-Id"]
+        assert response.headers["X-Goodput-Replica"] == "replica-7"
+        assert response.content_type == "text/event-stream"
+        await response.read()
+    async with http.post("/v1/completions", json=COMPLETION) as response:
+        assert response.headers["X-Request-Id"] not in {"", first}
+
+
+async def test_the_hidden_length_is_what_comes_back(http: aiohttp.ClientSession) -> None:
+    async with http.post(
+        "/v1/completions",
+        json={"model": "chat", "prompt": "x"},
+        headers={"X-Goodput-Output-Tokens": "17"},
+    ) as response:
+        body = await response.json()
+    assert body["usage"]["completion_tokens"] == 17
+    assert body["choices"][0] == {
+        "index": 0,
+        "text": answer_text(0, 17),
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+
+
+async def test_events_are_openais(http: aiohttp.ClientSession) -> None:
+    body = {**COMPLETION, "stream": True, "stream_options": {"include_usage": True}}
+    async with http.post("/v1/completions", json=body) as response:
+        text = (await response.read()).decode()
+    events = text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
+    assert [len(chunk["choices"]) for chunk in chunks] == [1, 1, 1, 1, 0]
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert chunks[-1]["usage"]["total_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "headers", "status", "param"),
+    [
+        pytest.param("/v1/completions", b"{", {}, 400, None, id="malformed JSON"),
+        pytest.param(
+            "/v1/completions", b'{"model":"chat"}', {}, 400, "prompt", id="no prompt"
+        ),
+        pytest.param(
+            "/v1/chat/completions", b'{"model":"chat","messages":5}', {}, 400, "messages",
+            id="a wrong type",
+        ),
+        pytest.param(
+            "/v1/completions", b'{"model":"m","prompt":"x"}', {}, 404, "model", id="a model"
+        ),
+        pytest.param(
+            "/v1/completions", b'{"model":"chat","prompt":"x"}', {"X-SLO-Class": "gold"}, 400,
+            "X-SLO-Class", id="a class",
+        ),
+        pytest.param(
+            "/v1/completions", b'{"model":"chat","prompt":"x"}', {"X-Priority": "high"}, 400,
+            "X-Priority", id="a header",
+        ),
+        pytest.param(
+            "/v1/completions", b"garbage", {"Content-Encoding": "gzip"}, 400, None, id="no gzip"
+        ),
+        pytest.param("/v1/embeddings", b"{}", {}, 404, None, id="an unknown path"),
+    ],
+)  # fmt: skip
+async def test_bad_input_is_answered_in_openais_error_form(
+    *,
+    http: aiohttp.ClientSession,
+    path: str,
+    data: bytes,
+    headers: dict[str, str],
+    status: int,
+    param: str | None,
+) -> None:
+    async with http.post(path, data=data, headers=headers) as response:
+        assert response.status == status
+        assert (await error_of(response))["param"] == param
+        assert response.headers["X-Goodput-Replica"] == "replica-7"
+
+
+async def test_a_wrong_method_is_405(http: aiohttp.ClientSession) -> None:
+    async with http.get("/v1/completions") as response:
+        assert response.status == 405
+        await error_of(response)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/metrics"), ("GET", "/control/state"), ("PATCH", "/control/limits")],
+)
+async def test_the_serving_port_administers_nothing(
+    http: aiohttp.ClientSession, method: str, path: str
+) -> None:
+    async with http.request(method, path) as response:
+        assert response.status == 404
+
+
+async def test_a_body_announced_too_large_is_refused_without_reading_it(
+    engine: RunningEngine,
+) -> None:
+    port = int(engine.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 413")
+
+
+async def test_a_body_that_turns_out_too_large_is_refused(http: aiohttp.ClientSession) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(33):
+            yield b" " * (1 << 20)
+
+    async with http.post("/v1/completions", data=body()) as response:
+        assert response.status == 413
+        assert (await error_of(response))["code"] == "request_too_large"
+
+
+async def test_headers_are_bounded(http: aiohttp.ClientSession) -> None:
+    async with http.post(
+        "/v1/completions", json=COMPLETION, headers={"X-Long": "x" * 20_000}
+    ) as response:
+        assert response.status == 400
+
+
+async def test_liveness_and_readiness(http: aiohttp.ClientSession) -> None:
+    for path in ("/health/live", "/health/ready"):
+        async with http.get(path) as response:
+            assert response.status == 200
+
+
+async def test_a_long_prompt_is_counted_to_the_token(http: aiohttp.ClientSession) -> None:
+    async with http.post(
+        "/v1/completions", json={**COMPLETION, "prompt": "word " * 60_000}
+    ) as response:
+        assert (await response.json())["usage"]["prompt_tokens"] == 60_000

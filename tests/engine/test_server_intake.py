@@ -1,0 +1,325 @@
+"""What a client may ask for, and how each mistake is answered before anything is reserved."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict
+
+from goodput_core.blockhash import block_hashes
+from goodput_core.slo import SLOClass
+from goodput_core.units import NS_PER_MS
+from goodput_engine.server.intake import Call, Intake
+from goodput_engine.server.promise import SLOBook
+from goodput_engine.server.prompt import PromptLimits
+from goodput_engine.server.refusals import Refusal
+from goodput_engine.tokens import encode, encode_chat
+
+INTAKE = Intake(
+    model="chat",
+    slo=SLOBook(
+        classes={
+            "interactive": SLOClass(name="interactive", ttft_ms=500, tpot_ms=50, e2e_ms=9000),
+            "batch": SLOClass(name="batch", ttft_ms=30_000, tpot_ms=200, tbt_p99_ms=900),
+        },
+        default="interactive",
+    ),
+    limits=PromptLimits(vocab_size=1000, max_model_tokens=100, block_size=4),
+)
+
+
+def read(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> Call:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    chat = b'"messages"' in data
+    return INTAKE.read(data, CIMultiDict(headers or {}), chat=chat, rid=7, arrival_ns=42)
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": "chat", "prompt": "hello", **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "chat", "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def refused(
+    body: bytes | dict[str, Any], headers: dict[str, str] | None = None, status: int = 400
+) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        read(body, headers)
+    assert caught.value.status == status
+    return caught.value
+
+
+def test_a_text_prompt_becomes_a_length_and_hashes() -> None:
+    text = "one two three four five"
+    submit = read(completion(prompt=text)).submit
+    assert (submit.rid, submit.arrival_ns, submit.input_tokens) == (7, 42, 5)
+    assert tuple(submit.block_hashes) == block_hashes(encode(text), 4)
+    assert submit.executor.token_ids == []
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3, 4, 5], [[1, 2, 3, 4, 5]]], ids=["ids", "one list"])
+def test_token_ids_are_taken_as_they_are(prompt: list[Any]) -> None:
+    submit = read(completion(prompt=prompt)).submit
+    assert submit.input_tokens == 5
+    assert tuple(submit.block_hashes) == block_hashes([1, 2, 3, 4, 5], 4)
+
+
+def test_a_list_of_one_text_is_that_text() -> None:
+    assert read(completion(prompt=["a b c"])).submit.input_tokens == 3
+
+
+def test_a_chat_is_counted_by_the_template() -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "how "}, {"type": "text", "text": "so"}],
+        },
+    ]
+    expected = encode_chat([("system", "be brief"), ("user", "how so")])
+    assert read(chat(messages=messages)).submit.input_tokens == len(expected)
+
+
+def test_an_assistants_answer_may_come_back_as_a_client_library_dumps_it() -> None:
+    answer: dict[str, Any] = {
+        "role": "assistant", "content": "hi", "refusal": None, "annotations": [],
+        "audio": None, "function_call": None, "tool_calls": None,
+    }  # fmt: skip
+    read(chat(messages=[{"role": "user", "content": "x"}, answer]))
+
+
+def test_what_only_steers_sampling_is_accepted() -> None:
+    harmless = {
+        "temperature": 0.7, "top_p": 0.9, "seed": 1, "user": "me", "n": 1, "presence_penalty": 0,
+        "frequency_penalty": 1, "logit_bias": {}, "logprobs": None, "stop": None,
+    }  # fmt: skip
+    read(completion(**harmless, best_of=1, echo=False, suffix=""))
+    read(chat(**harmless, tools=[], tool_choice="none", response_format={"type": "text"}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        pytest.param({"n": 2}, "n", id="n=2"),
+        pytest.param({"n": True}, "n", id="n is true"),
+        pytest.param({"logprobs": 1}, "logprobs", id="logprobs"),
+        pytest.param({"logprobs": 0}, "logprobs", id="logprobs of the sampled token"),
+        pytest.param({"echo": True}, "echo", id="echo"),
+        pytest.param({"best_of": 3}, "best_of", id="best_of"),
+        pytest.param({"suffix": "end"}, "suffix", id="suffix"),
+        pytest.param({"logit_bias": {"5": 1}}, "logit_bias", id="logit_bias"),
+        pytest.param({"stop_token_ids": [5]}, "stop_token_ids", id="stop_token_ids"),
+        pytest.param({"guided_json": {}}, "guided_json", id="another engine's field"),
+        pytest.param({"max_token": 5}, "max_token", id="a typo"),
+        pytest.param({"messages_": 1}, "messages_", id="an unknown field"),
+        pytest.param({"model": None}, "model", id="no model"),
+        pytest.param({"max_tokens": "5"}, "max_tokens", id="text for a number"),
+        pytest.param({"max_tokens": 0}, "max_tokens", id="no tokens"),
+        pytest.param({"max_tokens": 5.5}, "max_tokens", id="a fraction of a token"),
+        pytest.param({"max_tokens": 2**70}, "max_tokens", id="a very large number"),
+        pytest.param({"min_tokens": -1}, "min_tokens", id="negative min_tokens"),
+        pytest.param({"min_tokens": 9, "max_tokens": 8}, "min_tokens", id="min above max"),
+        pytest.param({"temperature": 3}, "temperature", id="temperature above 2"),
+        pytest.param({"stream": "yes"}, "stream", id="text for a bool"),
+        pytest.param({"stop": ""}, "stop", id="an empty stop"),
+        pytest.param({"stop": [""]}, "stop[0]", id="an empty stop in a list"),
+        pytest.param({"stop": ["x"] * 17}, "stop", id="too many stops"),
+        pytest.param({"stop": 5}, "stop", id="a number as stop"),
+        pytest.param({"stream_options": {"include_usage": True}}, "stream_options", id="no stream"),
+        pytest.param(
+            {"stream": True, "stream_options": {"usage": 1}},
+            "stream_options.usage",
+            id="an unknown stream option",
+        ),
+        pytest.param({"slo_class": "gold"}, "slo_class", id="an unknown class"),
+        pytest.param({"slo_class": 5}, "slo_class", id="a number as class"),
+        pytest.param({"prompt": 5}, "prompt", id="a number as prompt"),
+        pytest.param({"prompt": None}, "prompt", id="no prompt"),
+        pytest.param({"prompt": ""}, "prompt", id="an empty prompt"),
+        pytest.param({"prompt": " \n "}, "prompt", id="a blank prompt"),
+        pytest.param({"prompt": []}, "prompt", id="an empty list"),
+        pytest.param({"prompt": ["a", "b"]}, "prompt", id="two prompts"),
+        pytest.param({"prompt": [[1], [2]]}, "prompt", id="two lists of ids"),
+        pytest.param({"prompt": [[["a"]]]}, "prompt", id="nested twice"),
+        pytest.param({"prompt": [1, "a"]}, "prompt", id="ids and text"),
+        pytest.param({"prompt": [1, 2.5]}, "prompt", id="a fraction as id"),
+        pytest.param({"prompt": [-1]}, "prompt", id="a negative id"),
+        pytest.param({"prompt": [1000]}, "prompt", id="an id beyond the vocabulary"),
+        pytest.param({"prompt": [2**40]}, "prompt", id="an id beyond 32 bits"),
+        pytest.param({"prompt": {"a": 1}}, "prompt", id="an object as prompt"),
+    ],
+)
+def test_a_bad_completion_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    refusal = refused(completion(**fields))
+    assert refusal.param == param
+    assert param.split("[", maxsplit=1)[0] in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        pytest.param({"tools": [{"type": "function"}]}, "tools", id="tools"),
+        pytest.param({"tool_choice": "auto"}, "tool_choice", id="tool_choice"),
+        pytest.param({"response_format": {"type": "json_object"}}, "response_format", id="json"),
+        pytest.param({"logprobs": True}, "logprobs", id="logprobs"),
+        pytest.param({"top_logprobs": 3}, "top_logprobs", id="top_logprobs"),
+        pytest.param({"modalities": ["text", "audio"]}, "modalities", id="audio"),
+        pytest.param({"reasoning_effort": "high"}, "reasoning_effort", id="reasoning"),
+        pytest.param({"store": True}, "store", id="store"),
+        pytest.param({"messages": []}, "messages", id="no messages"),
+        pytest.param({"messages": "hi"}, "messages", id="a text for messages"),
+        pytest.param(
+            {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", id="a role"
+        ),
+        pytest.param(
+            {"messages": [{"content": "x"}]}, "messages[0].role", id="a message without role"
+        ),
+        pytest.param(
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
+            "messages[0].content[0].type",
+            id="an image",
+        ),
+        pytest.param(
+            {"messages": [{"role": "user", "content": "x", "name": "bob"}]},
+            "messages[0].name",
+            id="a name",
+        ),
+        pytest.param(
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+            id="tool calls",
+        ),
+        pytest.param(
+            {"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", id="two bounds"
+        ),
+        pytest.param({"prompt": "x"}, "prompt", id="a prompt beside messages"),
+    ],
+)
+def test_a_bad_chat_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    refusal = refused(chat(**fields))
+    assert refusal.param == param
+    assert param.split("[", maxsplit=1)[0] in refusal.message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"{", id="cut short"),
+        pytest.param(b"[]", id="a list"),
+        pytest.param(b'"text"', id="a text"),
+        pytest.param(b"<html>", id="HTML"),
+        pytest.param(b'{"model": "chat", "prompt": }', id="no value"),
+        pytest.param(b"\xff\xfe", id="no UTF-8"),
+        pytest.param(b'{"model": "\xff", "prompt": "x"}', id="a text that is no UTF-8"),
+        pytest.param(b'{"model": "chat", "prompt": "\\ud800"}', id="half a surrogate pair"),
+        pytest.param(b'{"model": "chat", "prompt": ' + b"[" * 100_000, id="nested deeply"),
+        pytest.param(b'{"model": "chat", "n": ' + b"[" * 100_000, id="nested deeply elsewhere"),
+        pytest.param(b'{"model": "chat", "prompt": NaN}', id="NaN"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(data: bytes) -> None:
+    assert len(refused(data).message) < 300
+
+
+def test_an_unknown_model_is_404_and_names_the_one_that_is_served() -> None:
+    refusal = refused(completion(model="gpt-4"), status=404)
+    assert refusal.code == "model_not_found"
+    assert "'chat'" in refusal.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(completion(prompt="w " * 100), id="text"),
+        pytest.param(completion(prompt=[1] * 100), id="ids"),
+        pytest.param(chat(messages=[{"role": "user", "content": "w " * 100}]), id="chat"),
+        pytest.param(completion(prompt="w " * 60, max_tokens=41), id="prompt and answer"),
+    ],
+)
+def test_what_does_not_fit_the_context_is_refused_with_openais_code(body: dict[str, Any]) -> None:
+    assert refused(body).code == "context_length_exceeded"
+
+
+def test_a_prompt_and_answer_that_just_fit_are_let_in() -> None:
+    assert read(completion(prompt="w " * 60, max_tokens=40)).submit.max_output_tokens == 40
+    assert read(completion(prompt="w " * 99)).submit.max_output_tokens is None
+
+
+def test_the_class_comes_from_the_header_the_body_or_the_manifest() -> None:
+    assert read(completion()).submit.slo_class == "interactive"
+    assert read(completion(slo_class="batch")).submit.slo_class == "batch"
+    submit = read(completion(), {"x-slo-class": "batch"}).submit
+    assert submit.slo_class == "batch"
+    assert (submit.ttft_ns, submit.tbt_p99_ns) == (30_000 * NS_PER_MS, 900 * NS_PER_MS)
+
+
+def test_two_different_classes_are_refused() -> None:
+    refusal = refused(completion(slo_class="batch"), {"X-SLO-Class": "interactive"})
+    assert refusal.param == "slo_class"
+
+
+def test_an_unknown_class_is_refused_with_the_names_of_the_classes() -> None:
+    refusal = refused(completion(), {"X-SLO-Class": "gold"})
+    assert "interactive, batch" in refusal.message
+    assert refusal.param == "X-SLO-Class"
+
+
+def test_a_rows_own_targets_and_priority_win_over_its_class() -> None:
+    headers = {"X-SLO-TTFT-Ms": "250.5", "X-SLO-E2E-Ms": "2000", "X-Priority": "-3"}
+    submit = read(completion(), headers).submit
+    assert submit.ttft_ns == 250_500_000
+    assert submit.tpot_ns == 50 * NS_PER_MS
+    assert submit.e2e_ns == 2000 * NS_PER_MS
+    assert submit.priority == -3
+
+
+def test_the_true_length_goes_to_the_executor_alone() -> None:
+    hidden = read(completion(), {"X-Goodput-Output-Tokens": "33"}).submit
+    assert hidden.executor.output_tokens == 33
+    open_ = read(completion()).submit
+    for field in hidden.__struct_fields__:
+        if field != "executor":
+            assert getattr(hidden, field) == getattr(open_, field)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X-SLO-TTFT-Ms", "0"),
+        ("X-SLO-TTFT-Ms", "-5"),
+        ("X-SLO-TPOT-Ms", "nan"),
+        ("X-SLO-TPOT-Ms", "50ms"),
+        ("X-SLO-E2E-Ms", "1e9"),
+        ("X-SLO-E2E-Ms", "99999999999"),
+        ("X-SLO-E2E-Ms", ""),
+        ("X-Priority", "high"),
+        ("X-Priority", "1.5"),
+        ("X-Priority", "2147483648"),
+        ("X-Priority", "9" * 5000),
+        ("X-Goodput-Output-Tokens", "0"),
+        ("X-Goodput-Output-Tokens", "-1"),
+        ("X-Goodput-Output-Tokens", "many"),
+        ("X-Request-Id", "a b"),
+        ("X-Request-Id", "x" * 129),
+        ("X-Request-Id", ""),
+    ],
+)
+def test_a_bad_header_is_refused_by_name(name: str, value: str) -> None:
+    refusal = refused(completion(), {name: value})
+    assert refusal.param == name
+    assert name in refusal.message
+    assert len(refusal.message) < 300
+
+
+def test_stop_strings_and_bounds_are_passed_on() -> None:
+    call = read(completion(stop="\n", min_tokens=2, max_tokens=9, ignore_eos=True))
+    assert (call.stops, call.min_tokens) == (("\n",), 2)
+    assert call.submit.executor.min_tokens == 2
+    assert call.submit.executor.ignore_eos
+    assert read(chat(stop=["a", "b"], max_completion_tokens=4)).stops == ("a", "b")
+    assert read(chat(max_completion_tokens=4)).submit.max_output_tokens == 4

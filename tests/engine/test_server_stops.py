@@ -1,0 +1,62 @@
+"""Stop strings are found wherever the text is cut, and never shown in part."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_engine.server.stops import StopMatcher
+
+
+def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+    matcher = StopMatcher(stops)
+    shown = ""
+    for piece in pieces:
+        text, stopped = matcher.feed(piece)
+        shown += text
+        if stopped:
+            return shown, True
+    return shown + matcher.rest(), False
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "stopped"),
+    [
+        pytest.param(["x"], ["ab", "cd"], "abcd", False, id="no match"),
+        pytest.param(["bc"], ["ab", "cd"], "a", True, id="across a boundary"),
+        pytest.param(["abcd"], ["a", "b", "c", "d"], "", True, id="over four pieces"),
+        pytest.param(["ab!"], ["ab", "ab", "!z"], "ab", True, id="a false start"),
+        pytest.param(["aab"], ["aa", "ab"], "a", True, id="an overlapping false start"),
+        pytest.param(["zz"], ["abz"], "abz", False, id="held back, then shown"),
+        pytest.param(["cd", "b"], ["abcd"], "a", True, id="the earliest wins"),
+        pytest.param(["b", "ab"], ["xab"], "x", True, id="the longer of two that end together"),
+        pytest.param(["é"], ["caf", "é!"], "caf", True, id="not ASCII"),
+    ],
+)
+def test_a_stop_string_ends_the_text(
+    stops: list[str], pieces: list[str], shown: str, stopped: bool
+) -> None:
+    assert run(stops, pieces) == (shown, stopped)
+
+
+_STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(_STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
+def test_the_result_does_not_depend_on_where_the_text_is_cut(
+    stops: list[str], pieces: list[str]
+) -> None:
+    text = "".join(pieces)
+    assert run(stops, pieces) == run(stops, [text]) == run(stops, list(text))
+
+
+@given(_STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
+def test_nothing_shown_holds_a_stop_string_and_nothing_is_lost(
+    stops: list[str], pieces: list[str]
+) -> None:
+    shown, stopped = run(stops, pieces)
+    assert not any(stop in shown for stop in stops)
+    text = "".join(pieces)
+    assert text.startswith(shown)
+    assert stopped or shown == text
