@@ -120,7 +120,7 @@ def _type(hint: Any, rule: Rule) -> str:
 
 def _default(declared: Field[Any]) -> str:
     if declared.default_factory is not MISSING:
-        return "its defaults" if is_dataclass(declared.default_factory) else "empty"
+        return "empty" if declared.default_factory is dict else "its defaults"
     if declared.default is MISSING:
         return "**required**"
     return "–" if declared.default is None else f"`{declared.default}`"
