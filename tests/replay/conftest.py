@@ -108,9 +108,9 @@ def make_run(
     """
     rng = random.Random(seed)
     records: list[RequestRecord] = []
-    free_ns = [0, 0]
+    service = _Service(rng=rng, stall=stall, failures=failures, lag_ms=lag_ms)
     for index, at_ns in enumerate(_arrivals(rng, window_s, rate_per_s)):
-        records.append(_one(rng, index, at_ns, free_ns, stall, failures, lag_ms))
+        records.append(service.serve(index, at_ns))
     for index in range(len(records) - unsent, len(records)):
         late = records[index]
         records[index] = RequestRecord(
@@ -120,9 +120,8 @@ def make_run(
             outcome=Outcome.UNSENT,
             input_tokens=late.input_tokens,
         )
-    warmup = tuple(
-        _one(rng, 900_000 + i, -NS_PER_S, [-NS_PER_S] * 2, None, 0.0, lag_ms) for i in range(3)
-    )
+    idle = _Service(rng=rng, stall=None, failures=0.0, lag_ms=lag_ms)
+    warmup = tuple(idle.serve(900_000 + i, -NS_PER_S) for i in range(3))
     facts = replace(FACTS, rows_planned=len(records), window_ns=window_s * NS_PER_S)
     ordered = sorted(records, key=lambda r: r.end_ns or r.scheduled_ns)
     return SyntheticRun(facts=facts, records=tuple(ordered), warmup=warmup)
@@ -138,59 +137,72 @@ def _arrivals(rng: random.Random, window_s: int, rate_per_s: float) -> Iterator[
         yield int(at_s * NS_PER_S)
 
 
-def _one(
-    rng: random.Random,
-    index: int,
-    at_ns: int,
-    free_ns: list[int],
-    stall: tuple[float, float] | None,
-    failures: float,
-    lag_ms: float,
-) -> RequestRecord:
-    batch = rng.random() < 0.25
-    tokens_in = int(rng.lognormvariate(7.2 if batch else 6.2, 0.7)) + 1
-    tokens_out = int(rng.lognormvariate(4.6 if batch else 4.0, 0.6)) + 1
-    sent_ns = at_ns + int(rng.expovariate(1 / lag_ms) * NS_PER_MS)
-    replica = free_ns.index(min(free_ns))
-    start_ns = max(sent_ns, free_ns[replica])
-    if stall and stall[0] * NS_PER_S <= start_ns < sum(stall) * NS_PER_S:
-        start_ns = int(sum(stall) * NS_PER_S)
-    base = RequestRecord(
-        request_id=f"row-{index:06d}",
-        slo_class="batch" if batch else "interactive",
-        scheduled_ns=at_ns,
-        sent_ns=sent_ns,
-        outcome=Outcome.OK,
-        input_tokens=tokens_in,
-        pinned_output_tokens=tokens_out,
-        replica=f"chat-{replica}",
-        revision="chat-6f8d",
-        targets=Targets(ttft_ns=900 * NS_PER_MS) if index % 40 == 0 else Targets(),
-        status=200,
-    )
-    if rng.random() < failures:
-        return _failed(rng, base)
-    free_ns[replica] = start_ns + tokens_in * 60_000
-    first_ns = free_ns[replica] + rng.randrange(5, 15) * NS_PER_MS
-    if index % 150 == 149:
+class _Service:
+    """Two replicas that prefill one prompt at a time each."""
+
+    def __init__(
+        self,
+        *,
+        rng: random.Random,
+        stall: tuple[float, float] | None,
+        failures: float,
+        lag_ms: float,
+    ) -> None:
+        self._rng = rng
+        self._stall_ns = (0, 0)
+        if stall is not None:
+            self._stall_ns = (int(stall[0] * NS_PER_S), int(sum(stall) * NS_PER_S))
+        self._failures = failures
+        self._lag_ms = lag_ms
+        self._free_ns = [-NS_PER_S, -NS_PER_S]
+
+    def serve(self, index: int, at_ns: int) -> RequestRecord:
+        rng = self._rng
+        batch = rng.random() < 0.25
+        tokens_in = int(rng.lognormvariate(7.2 if batch else 6.2, 0.7)) + 1
+        tokens_out = int(rng.lognormvariate(4.6 if batch else 4.0, 0.6)) + 1
+        sent_ns = at_ns + int(rng.expovariate(1 / self._lag_ms) * NS_PER_MS)
+        replica = self._free_ns.index(min(self._free_ns))
+        base = RequestRecord(
+            request_id=f"row-{index:06d}",
+            slo_class="batch" if batch else "interactive",
+            scheduled_ns=at_ns,
+            sent_ns=sent_ns,
+            outcome=Outcome.OK,
+            input_tokens=tokens_in,
+            pinned_output_tokens=tokens_out,
+            replica=f"chat-{replica}",
+            revision="chat-6f8d",
+            targets=Targets(ttft_ns=900 * NS_PER_MS) if index % 40 == 0 else Targets(),
+            status=200,
+        )
+        if rng.random() < self._failures:
+            return _failed(rng, base)
+        start_ns = max(sent_ns, self._free_ns[replica])
+        if self._stall_ns[0] <= start_ns < self._stall_ns[1]:
+            start_ns = self._stall_ns[1]
+        self._free_ns[replica] = start_ns + tokens_in * 60_000
+        first_ns = self._free_ns[replica] + rng.randrange(5, 15) * NS_PER_MS
+        if index % 150 == 149:
+            return replace(
+                base,
+                outcome=Outcome.CANCELLED,
+                cancel_after_ns=200 * NS_PER_MS,
+                end_ns=at_ns + 200 * NS_PER_MS,
+            )
+        busy = (at_ns // (20 * NS_PER_S)) % 3 == 2
+        mean_us = 22_000 + 4_000 * busy * rng.uniform(1, 7)
+        gaps = tuple(int(rng.gauss(mean_us, mean_us / 8)) for _ in range(tokens_out - 1))
+        last_ns = first_ns + sum(gaps) * 1000
         return replace(
             base,
-            outcome=Outcome.CANCELLED,
-            cancel_after_ns=200 * NS_PER_MS,
-            end_ns=at_ns + 200 * NS_PER_MS,
+            first_token_ns=first_ns,
+            last_token_ns=last_ns,
+            end_ns=last_ns + NS_PER_MS,
+            gaps_us=gaps,
+            output_tokens=tokens_out,
+            cached_tokens=tokens_in // 2,
         )
-    mean_us = 22_000 + 4_000 * ((at_ns // (20 * NS_PER_S)) % 3 == 2) * rng.uniform(1, 7)
-    gaps = tuple(int(rng.gauss(mean_us, mean_us / 8)) for _ in range(tokens_out - 1))
-    last_ns = first_ns + sum(gaps) * 1000
-    return replace(
-        base,
-        first_token_ns=first_ns,
-        last_token_ns=last_ns,
-        end_ns=last_ns + NS_PER_MS,
-        gaps_us=gaps,
-        output_tokens=tokens_out,
-        cached_tokens=tokens_in // 2,
-    )
 
 
 def _failed(rng: random.Random, base: RequestRecord) -> RequestRecord:

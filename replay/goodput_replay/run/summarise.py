@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from goodput_replay.run.columns import RunColumns
     from goodput_replay.run.facts import RunFacts
 
-__all__ = ["summarise"]
+__all__ = ["cut_share", "summarise"]
 
 _PRINTED: Final = (P50, P90, P95, P99)
 _LARGEST: Final = Fraction(1)
@@ -179,13 +179,13 @@ class _Measures:
         self, counts: ClassCounts, mine: NDArray[np.bool_], gaps: GapCounts | None
     ) -> ClassSummary:
         columns = self._columns
-        good, total = counts.attainment.good, counts.attainment.total
+        good, share = counts.attainment.good, counts.attainment.share
         return ClassSummary(
             name=counts.name,
             requests=counts.rows,
             good=good,
-            total=total,
-            attainment=_cut(good / total) if total else None,
+            total=counts.attainment.total,
+            attainment=None if share is None else cut_share(share),
             excluded=counts.excluded,
             unjudged=counts.unjudged,
             outcomes={o.value: n for o, n in counts.outcomes.items()},
@@ -254,8 +254,8 @@ def _objective(promise: SLOClass | None) -> str | None:
 
 def _interval(interval: Interval) -> IntervalSummary:
     return IntervalSummary(
-        lower=_cut(interval.lower),
-        upper=math.ceil(interval.upper * _SHARE_SCALE) / _SHARE_SCALE,
+        lower=cut_share(interval.lower),
+        upper=math.ceil(Fraction(interval.upper) * _SHARE_SCALE) / _SHARE_SCALE,
         confidence=interval.confidence,
         effective_requests=round(interval.effective, 1),
         method=interval.method,
@@ -298,6 +298,6 @@ def _seconds(ns: int) -> float:
     return round(ns / NS_PER_S, 6)
 
 
-def _cut(share: float) -> float:
-    """Six decimals, cut off."""
-    return math.floor(share * _SHARE_SCALE) / _SHARE_SCALE
+def cut_share(share: Fraction | float) -> float:
+    """Six decimals, cut off: never more than the share itself."""
+    return math.floor(Fraction(share) * _SHARE_SCALE) / _SHARE_SCALE

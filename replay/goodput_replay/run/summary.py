@@ -318,7 +318,7 @@ def schema_json() -> bytes:
     """The JSON Schema of `summary.json`, as shipped in `summary.schema.json`."""
     schema = msgspec.json.schema(Summary)
     titled = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-    return msgspec.json.format(msgspec.json.encode(titled, order="deterministic"), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(titled), indent=2) + b"\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,11 @@ def _misses(summary: Summary) -> Table:
 
 def _table(title: str, summary: Summary) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     longest = max((len(one.name) for one in summary.classes), default=0)
     table.add_column("class", overflow="fold", min_width=min(longest, _NAME_WIDTH))

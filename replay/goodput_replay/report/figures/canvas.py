@@ -7,6 +7,7 @@ matplotlib's objects, never with pyplot, whose state is shared by the process.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -71,7 +72,7 @@ _MOST_TIME_TICKS: Final = 8
 # Where an axis of shares begins, and the step between its ticks.
 _SHARE_AXES: Final = ((0.95, 0.01), (0.9, 0.02), (0.8, 0.05), (0.5, 0.1), (0.0, 0.25))
 _ID: Final = re.compile(r' id="([^"]*)"')
-_REFERENCE: Final = re.compile(r"#([A-Za-z0-9_-]+)")
+_REFERENCE: Final = re.compile(r"(?<=[\"(])#([A-Za-z0-9_-]+)")
 
 
 def colour_of(index: int) -> str:
@@ -164,11 +165,16 @@ def _for_page(markup: str, title: str) -> str:
     opening, _, rest = body.partition(">")
     box = re.search(r'viewBox="[^"]*"', opening)
     assert box is not None, "matplotlib always writes a viewBox"
+    # Names must be unique on a page of many drawings; most are never referred to.
     used = set(_REFERENCE.findall(rest))
-    rest = _ID.sub(lambda found: found[0] if found[1] in used else "", rest)
+    prefix = hashlib.blake2s(rest.encode(), digest_size=4).hexdigest()
+    rest = _ID.sub(lambda at: f' id="f{prefix}-{at[1]}"' if at[1] in used else "", rest)
+    rest = _REFERENCE.sub(rf"#f{prefix}-\1", rest)
     for placeholder, variable in _VARIABLES.items():
         rest = rest.replace(placeholder, variable)
+    # Whichever way this matplotlib names its font, the page's own is used.
     rest = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font-size: \1px", rest)
+    rest = re.sub(r" ?font-family: [^;\"]*;?", "", rest)
     return f'<svg {box[0]} role="img" aria-label="{_escape(title)}">{rest}'
 
 

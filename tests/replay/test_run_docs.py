@@ -1,0 +1,82 @@
+"""docs/run-folder.md lists every field and column in the words of the code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from goodput_replay.run.records import RECORDS_SCHEMA, column_help
+from goodput_replay.run.summary import schema_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "run-folder.md"
+_FIRST = ("Summary", "VerdictSummary", "ValiditySummary", "ClassSummary")
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("part", ["fields", "columns"])
+def test_the_page_lists_what_the_files_hold(part: str, request: pytest.FixtureRequest) -> None:
+    begin, end = f"<!-- {part}: begin -->\n", f"<!-- {part}: end -->"
+    before, _, rest = _PAGE.read_text(encoding="utf-8").partition(begin)
+    found, _, after = rest.partition(end)
+    expected = "\n".join(_fields() if part == "fields" else _columns()) + "\n"
+    if request.config.getoption("--rewrite-golden"):
+        _PAGE.write_text(f"{before}{begin}{expected}{end}{after}", encoding="utf-8")
+        return
+    assert found == expected, "rewrite the page with `make golden`"
+
+
+def _fields() -> Iterator[str]:
+    definitions = json.loads(schema_json())["$defs"]
+    objects = [name for name in definitions if "properties" in definitions[name]]
+    for name in sorted(objects, key=lambda n: _FIRST.index(n) if n in _FIRST else len(_FIRST)):
+        definition = definitions[name]
+        yield ""
+        yield f"### {name}"
+        yield ""
+        yield definition["description"]
+        yield ""
+        yield "| field | type | meaning |"
+        yield "| --- | --- | --- |"
+        for field, rules in definition["properties"].items():
+            yield f"| `{field}` | {_type(rules)} | {rules['description']} |"
+    yield ""
+    yield "### Words"
+    yield ""
+    yield "| type | one of |"
+    yield "| --- | --- |"
+    for name, definition in definitions.items():
+        if "enum" in definition:
+            yield f"| {name} | {', '.join(f'`{word}`' for word in definition['enum'])} |"
+    yield ""
+
+
+def _type(rules: dict[str, Any]) -> str:
+    if "anyOf" in rules:
+        return " or ".join(_type(one) for one in rules["anyOf"])
+    if "$ref" in rules:
+        return str(rules["$ref"].rpartition("/")[2])
+    if rules["type"] == "array":
+        return f"list of {_type(rules['items'])}"
+    if rules["type"] == "object":
+        return f"object of {_type(rules['additionalProperties'])}"
+    return str(rules["type"])
+
+
+def _columns() -> Iterator[str]:
+    texts = column_help()
+    yield ""
+    yield "| column | type | meaning |"
+    yield "| --- | --- | --- |"
+    for field in RECORDS_SCHEMA:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        name = f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
+        null = " or null" if field.nullable else ""
+        yield f"| `{field.name}` | {name}{null} | {texts[field.name]} |"
+    yield ""

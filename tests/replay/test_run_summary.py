@@ -1,0 +1,271 @@
+"""`summary.json`: figures that can be checked by hand, a schema that holds, files refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.errors import InputError
+from goodput_core.judging import judge, targets_for
+from goodput_core.quantiles import P50, P99, quantile
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo import Targets
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_core.verdict import Reason, VerdictKind
+from goodput_replay.run.columns import count_gaps, load_columns
+from goodput_replay.run.facts import Promise
+from goodput_replay.run.folder import RunWriter
+from goodput_replay.run.names import SUMMARY_FILE
+from goodput_replay.run.summarise import cut_share
+from goodput_replay.run.summary import (
+    Summary,
+    encode_summary,
+    read_summary,
+    schema_json,
+    write_summary,
+)
+from goodput_replay.run.words import percent_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.replay.conftest import SyntheticRun
+
+    from goodput_replay.run.facts import RunFacts
+
+
+def _summarise(folder: Path, facts: RunFacts, records: Sequence[RequestRecord]) -> Summary:
+    with RunWriter.create(folder, promise=facts.promise) as writer:
+        for record in records:
+            writer.append(record)
+        return writer.finish(facts, report=False)
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> Summary:
+    folder = tmp_path_factory.mktemp("summary")
+    return _summarise(folder, synthetic_run.facts, synthetic_run.records)
+
+
+@pytest.mark.golden
+def test_the_summary_of_fixed_records_does_not_change(
+    summary: Summary, golden: Callable[[str, str], None]
+) -> None:
+    golden("run_summary.json", encode_summary(summary).decode())
+
+
+def test_counts_and_rates_are_those_of_the_records(
+    summary: Summary, synthetic_run: SyntheticRun
+) -> None:
+    classes = synthetic_run.facts.promise.by_name()
+    for one in summary.classes:
+        mine = [r for r in synthetic_run.records if r.slo_class == one.name]
+        kinds = [judge(r, targets_for(r, classes)).kind.value for r in mine]
+        assert one.requests == len(mine)
+        assert one.good == kinds.count("attained")
+        assert one.total == one.good + kinds.count("missed")
+        assert sum(one.outcomes.values()) == len(mine)
+        assert one.goodput_per_s == pytest.approx(one.good / 300, abs=1e-6)
+        assert one.output_tokens == sum(r.output_tokens for r in mine)
+    assert summary.overall.good == sum(one.good for one in summary.classes)
+    assert summary.overall.requests == summary.window.rows_planned == summary.window.rows_sent
+
+
+def test_latencies_are_nearest_rank_quantiles_of_the_records(
+    summary: Summary, synthetic_run: SyntheticRun
+) -> None:
+    ttft = [r.ttft_ns for r in synthetic_run.records if r.ttft_ns is not None]
+    assert summary.overall.ttft_ms is not None
+    assert summary.overall.ttft_ms.count == len(ttft)
+    assert summary.overall.ttft_ms.p99 == round(quantile(ttft, P99) / NS_PER_MS, 3)
+    assert summary.overall.ttft_ms.max == round(max(ttft) / NS_PER_MS, 3)
+    tpot = [round(r.tpot_ns) for r in synthetic_run.records if r.tpot_ns is not None]
+    assert summary.overall.tpot_ms is not None
+    assert summary.overall.tpot_ms.p50 == pytest.approx(quantile(tpot, P50) / NS_PER_MS, abs=1e-3)
+    gaps = [gap for r in synthetic_run.records for gap in r.gaps_us]
+    assert summary.overall.tbt_ms is not None
+    assert summary.overall.tbt_ms.count == len(gaps)
+    assert summary.overall.tbt_ms.p99 == pytest.approx(quantile(gaps, P99) / 1000, rel=1e-3)
+    assert summary.overall.tbt_ms.max == max(gaps) / 1000
+    e2e = [r.e2e_ns for r in synthetic_run.records if r.e2e_ns is not None]
+    assert summary.overall.e2e_ms is not None
+    assert summary.overall.e2e_ms.count == len(e2e)
+
+
+def test_a_single_run_says_that_the_spread_between_runs_is_missing(summary: Summary) -> None:
+    assert summary.verdict.runs == 1
+    assert "single run" in summary.verdict.sentence
+
+
+def test_a_class_verdict_and_its_interval_stand_with_the_class(summary: Summary) -> None:
+    for one in summary.classes:
+        assert one.verdict in {VerdictKind.PASS, VerdictKind.FAIL, VerdictKind.INCONCLUSIVE}
+        assert one.interval is not None
+        assert one.attainment is not None
+        assert one.interval.lower <= one.attainment <= one.interval.upper
+        assert one.objective is not None
+
+
+def test_rows_without_a_record_make_the_run_invalid(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    facts = replace(synthetic_run.facts, rows_planned=len(synthetic_run.records) + 5)
+    summary = _summarise(tmp_path, facts, synthetic_run.records)
+    assert summary.validity.unsent_rows == 5
+    assert not summary.validity.valid
+    assert summary.validity.reason is Reason.UNSENT_ROWS
+
+
+def test_a_run_without_a_single_request_still_has_a_summary(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    facts = replace(
+        synthetic_run.facts, rows_planned=0, complete=False, abort_reason="interrupted at once"
+    )
+    summary = _summarise(tmp_path, facts, ())
+    assert summary.overall.requests == 0
+    assert summary.overall.attainment is None
+    assert summary.overall.ttft_ms is None
+    assert summary.validity.lag_ms is None
+    assert [one.name for one in summary.classes] == ["interactive", "batch"]
+
+
+def test_requests_without_a_promise_are_reported_and_not_judged(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    facts = replace(synthetic_run.facts, promise=Promise())
+    records = [
+        replace(r, slo_class="", targets=Targets()) for r in synthetic_run.records if r.sent_ns
+    ]
+    summary = _summarise(tmp_path, replace(facts, rows_planned=len(records)), records)
+    (only,) = summary.classes
+    assert (only.name, only.total, only.unjudged) == ("", 0, len(records))
+    assert only.verdict is None
+    assert only.ttft_ms is not None
+    assert summary.verdict.reason is Reason.NO_OBJECTIVE
+
+
+def test_an_answer_that_ends_after_the_window_is_not_served_in_it(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    def answered(name: str, end_s: int) -> RequestRecord:
+        return RequestRecord(
+            request_id=name,
+            slo_class="batch",
+            scheduled_ns=0,
+            sent_ns=0,
+            first_token_ns=NS_PER_S,
+            last_token_ns=end_s * NS_PER_S,
+            end_ns=end_s * NS_PER_S,
+            output_tokens=2,
+            outcome=Outcome.OK,
+        )
+
+    facts = replace(synthetic_run.facts, rows_planned=2)
+    summary = _summarise(tmp_path, facts, [answered("in", 300), answered("out", 301)])
+    assert summary.overall.served_per_s == round(1 / 300, 6)
+
+
+@given(share=st.fractions(0, 1))
+def test_a_printed_share_never_exceeds_the_measured_one(share: Fraction) -> None:
+    printed = cut_share(share)
+    assert round(printed * 10**6) <= share * 10**6 < round(printed * 10**6) + 1
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (Fraction(57, 100), "57.00%"),
+        (Fraction(29, 100), "29.00%"),
+        (Fraction(98_999, 100_000), "98.99%"),
+        (Fraction(999_999, 1_000_000), "99.99%"),
+        (Fraction(1), "100.00%"),
+        (Fraction(0), "0.00%"),
+    ],
+)
+def test_a_printed_percentage_is_cut_and_not_rounded(share: Fraction, words: str) -> None:
+    assert percent_words(cut_share(share)) == words
+
+
+def test_columns_agree_with_the_records(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
+    _summarise(tmp_path, synthetic_run.facts, synthetic_run.records)
+    columns = load_columns(tmp_path)
+    classes = synthetic_run.facts.promise.by_name()
+    for index, record in enumerate(synthetic_run.records[:300]):
+        judgement = judge(record, targets_for(record, classes))
+        assert columns.of_kind(judgement.kind)[index]
+        assert columns.outcome(index) is record.outcome
+        assert columns.of_class(record.slo_class)[index]
+        for reason in judgement.reasons[:1]:
+            assert columns.of_first_reason(reason)[index]
+    counts = count_gaps(tmp_path)
+    for name, counted in counts.items():
+        mine = [r for r in synthetic_run.records if r.slo_class == name]
+        assert counted.total == sum(len(r.gaps_us) for r in mine)
+
+
+def test_a_summary_is_read_back_as_it_was_written(tmp_path: Path, summary: Summary) -> None:
+    write_summary(tmp_path, summary)
+    assert read_summary(tmp_path) == summary
+
+
+def test_the_shipped_schema_is_that_of_the_code(request: pytest.FixtureRequest) -> None:
+    shipped = files("goodput_replay.run").joinpath("summary.schema.json")
+    if request.config.getoption("--rewrite-golden"):
+        from pathlib import Path
+
+        Path(str(shipped)).write_bytes(schema_json())
+    assert shipped.read_bytes() == schema_json(), "rewrite it with `make golden`"
+
+
+def test_every_field_of_the_schema_says_what_it_is() -> None:
+    schema = json.loads(schema_json())
+    for name, definition in schema["$defs"].items():
+        for field, rules in definition.get("properties", {}).items():
+            assert rules.get("description"), f"{name}.{field} is not described"
+
+
+def _edited(summary: Summary, edit: Callable[[dict[str, Any]], object]) -> bytes:
+    values = json.loads(encode_summary(summary))
+    edit(values)
+    return json.dumps(values).encode()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda _: b"", "not a run's summary"),
+        (lambda s: encode_summary(s)[:900], "not a run's summary"),
+        (lambda _: b"[1, 2]", "not a run's summary"),
+        (lambda _: b"{}", "version"),
+        (lambda _: b"\xff\xfe{", "not a run's summary"),
+        (lambda s: _edited(s, lambda v: v.update(version="2")), "reads version 1"),
+        (lambda s: _edited(s, lambda v: v["overall"].pop("good")), "good"),
+        (lambda s: _edited(s, lambda v: v["verdict"].update(kind="MAYBE")), "MAYBE"),
+        (lambda _: b" " * (17 << 20), "no summary of a run"),
+    ],
+    ids=["empty", "cut", "list", "object", "binary", "later", "field", "verdict", "huge"],
+)
+def test_a_summary_that_cannot_be_used_is_refused_in_one_sentence(
+    tmp_path: Path, summary: Summary, spoil: Callable[[Summary], bytes], says: str
+) -> None:
+    (tmp_path / SUMMARY_FILE).write_bytes(spoil(summary))
+    with pytest.raises(InputError, match=says) as error:
+        read_summary(tmp_path)
+    assert SUMMARY_FILE in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_later_version_with_one_more_field_is_still_read(
+    tmp_path: Path, summary: Summary
+) -> None:
+    (tmp_path / SUMMARY_FILE).write_bytes(_edited(summary, lambda v: v.update(extra={"a": 1})))
+    assert read_summary(tmp_path) == summary

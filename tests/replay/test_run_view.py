@@ -1,0 +1,109 @@
+"""What a person reads on the terminal when a run is over."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from goodput_core.verdict import Reason, VerdictKind
+from goodput_replay.run.facts import LengthPinning
+from goodput_replay.run.folder import RunWriter
+from goodput_replay.run.view import print_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.replay.conftest import SyntheticRun
+
+    from goodput_replay.run.summary import Summary
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> Summary:
+    folder = tmp_path_factory.mktemp("view")
+    with RunWriter.create(folder, promise=synthetic_run.facts.promise) as writer:
+        for record in synthetic_run.records:
+            writer.append(record)
+        return writer.finish(synthetic_run.facts, report=False)
+
+
+def _printed(summary: Summary, *, width: int = 80, folder: Path | None = None) -> str:
+    sink = io.StringIO()
+    print_summary(summary, Console(file=sink, width=width), folder=folder)
+    return sink.getvalue()
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_of_fixed_records_do_not_change(
+    summary: Summary, golden: Callable[[str, str], None], width: int
+) -> None:
+    golden(f"run_view_{width}.txt", _printed(summary, width=width))
+
+
+def test_colours_vanish_in_a_pipe(summary: Summary) -> None:
+    assert "\x1b" not in _printed(summary)
+
+
+def test_nothing_is_cut_off_at_eighty_columns(summary: Summary) -> None:
+    unsure = replace(summary.classes[0], verdict=VerdictKind.INCONCLUSIVE)
+    text = _printed(replace(summary, classes=(unsure, *summary.classes[1:])))
+    assert "INCONCLUSIVE" in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_an_invalid_run_shows_no_verdict_of_a_class(summary: Summary) -> None:
+    verdict = replace(
+        summary.verdict,
+        kind=VerdictKind.INVALID,
+        reason=Reason.CLIENT_LAG,
+        sentence="The run is invalid: the client sent late.",
+    )
+    validity = replace(summary.validity, valid=False, reason=Reason.CLIENT_LAG)
+    text = _printed(replace(summary, verdict=verdict, validity=validity))
+    assert "PASS" not in text
+    assert "invalid: send lag" in text
+    assert "INVALID (ClientLag) The run is invalid: the client sent late." in text
+
+
+def test_a_class_without_an_objective_is_reported_and_not_judged(summary: Summary) -> None:
+    quiet = replace(
+        summary.classes[0], objective=None, verdict=None, reason=None, interval=None, sentence=""
+    )
+    line = next(
+        line
+        for line in _printed(replace(summary, classes=(quiet,))).splitlines()
+        if line.strip().startswith("interactive")
+    )
+    assert line.split()[-4:-1] == ["–", "–", "–"]
+
+
+def test_one_class_needs_no_row_for_all(summary: Summary) -> None:
+    text = _printed(replace(summary, classes=summary.classes[:1]))
+    assert not any(line.strip().startswith("all ") for line in text.splitlines())
+
+
+def test_a_name_that_looks_like_markup_is_printed_as_it_is(summary: Summary) -> None:
+    named = replace(summary.classes[0], name="[red]x[/]")
+    assert "[red]x[/]" in _printed(replace(summary, classes=(named, *summary.classes[1:])))
+
+
+def test_disclosed_lengths_are_said(summary: Summary) -> None:
+    assert "disclosed" not in _printed(summary)
+    foreign = replace(summary.target, pinning=LengthPinning.MAX_TOKENS)
+    text = _printed(replace(summary, target=foreign))
+    assert "disclosed by max_tokens" in " ".join(text.split())
+
+
+def test_the_path_of_the_report_can_be_copied(summary: Summary, tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    assert f"report: {folder}\n" in _printed(summary, folder=folder)
+    (folder / "report.html").write_text("")
+    assert f"report: {folder / 'report.html'}\n" in _printed(summary, folder=folder)
