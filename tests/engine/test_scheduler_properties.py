@@ -122,9 +122,12 @@ class World:
 
     def plan(self) -> bool:
         self.now_ns += 1
+        before = self.scheduler.num_running
         plan = self.scheduler.plan(self.now_ns)
         if plan is None:
             return False
+        width = max(before, self.scheduler.limits.max_num_seqs)
+        assert plan.shape.num_requests <= width, "wider than allowed, and not by a lowered limit"
         self.executor.submit(plan, self.scheduler.limits.token_budget)
         self.decisions.append(plan)
         self._note_preemptions()

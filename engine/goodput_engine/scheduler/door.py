@@ -52,16 +52,14 @@ class Door:
         *,
         waiting: int,
         max_waiting: int,
-        starts_at_once: bool,
         now_ns: int,
     ) -> Refusal | None:
         """Why this request may not wait, or None.
 
         Args:
             request: it.
-            waiting: requests that wait already.
+            waiting: requests that would wait for more than the next plan, it included.
             max_waiting: how many may.
-            starts_at_once: the next plan has room for it, so it does not count as waiting.
             now_ns: the time.
         """
         prompt, asked, bound = (
@@ -87,11 +85,12 @@ class Door:
                 f"{bound} that prompt and answer have together here; ask for at most "
                 f"{bound - prompt}",
             )
-        if waiting >= max_waiting and not starts_at_once:
+        if waiting > max_waiting:
             return Refusal(
                 reason="queue_full",
-                detail=f"{waiting} requests wait already, and {max_waiting} may; try again later",
-                retry_after_s=self.rate.retry_after_s(waiting + 1, now_ns),
+                detail=f"{waiting - 1} requests wait already, and {max_waiting} may; "
+                "try again later",
+                retry_after_s=self.rate.retry_after_s(waiting, now_ns),
             )
         return None
 

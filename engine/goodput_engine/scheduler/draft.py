@@ -25,6 +25,7 @@ class Draft:
         "admitted",
         "chunks",
         "context",
+        "ended",
         "last",
         "left",
         "longest",
@@ -46,6 +47,8 @@ class Draft:
         self.new_blocks: list[tuple[int, int]] = []
         self.last: list[ScheduledRequest] = []
         """Requests whose last token this plan samples."""
+        self.ended = 0
+        """Chunks that sample a last token: no longer running, yet part of this step's width."""
         self.tokens = 0
         self.context = 0
         self.longest = 0

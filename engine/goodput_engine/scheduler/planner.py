@@ -182,7 +182,8 @@ class Planner:
 
     def _admit(self, draft: Draft) -> None:
         policy, floor, kv, view = self._policy, self._floor, self._floor.kv, self._view
-        while draft.left > 0 and floor.num_running < view.limits.max_num_seqs:
+        width = view.limits.max_num_seqs
+        while draft.left > 0 and floor.num_running + draft.ended < width:
             request = floor.waiting.peek(view.now_ns)
             if request is None or self._blocked == (request.rid, kv.generation):
                 return
@@ -230,6 +231,7 @@ class Planner:
             self._floor.get_ready(request)
         else:
             request.state = RequestState.FINISHING
+            draft.ended += 1
             draft.last.append(request)
 
     # --- sealing ---------------------------------------------------------------------------

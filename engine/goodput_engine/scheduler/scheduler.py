@@ -140,15 +140,17 @@ class Scheduler:
         assert request.rid not in self._floor.requests, request.rid
         self.now_ns = now_ns
         needed = self._kv.blocks_for(request.input_tokens)
-        slots = self.limits.max_num_seqs - self.num_running - len(self.waiting)
+        # Who starts with the next plan does not count as waiting.
+        starting = 0
         blocks = self.free_blocks - self._floor.waiting_blocks
         if self._floor.requests:
             blocks -= self._policy.headroom_blocks(self)
+        if needed <= blocks:
+            starting = max(0, self.limits.max_num_seqs - self.num_running)
         refusal = self._door.check(
             request,
-            waiting=len(self.waiting),
+            waiting=len(self.waiting) + 1 - starting,
             max_waiting=self.limits.max_waiting,
-            starts_at_once=slots > 0 and needed <= blocks,
             now_ns=now_ns,
         )
         if refusal is not None:
