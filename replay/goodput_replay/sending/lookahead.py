@@ -8,6 +8,7 @@ cannot keep up, and then the send lag says so.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,9 @@ __all__ = ["Lookahead"]
 
 _AHEAD_NS: Final = 5 * NS_PER_S
 _MAX_BYTES: Final = 256 << 20
+# A full queue is refilled once this share of it is gone: waking the thread for every single
+# request would pass the interpreter back and forth at every send.
+_REFILL_SHARE: Final = 50
 
 
 class Lookahead:
@@ -57,6 +61,8 @@ class Lookahead:
         self._ended = False
         self._closed = False
         self._hungry = False
+        self._refill_ns: float = math.inf
+        self._refill_bytes: float = math.inf
         self._failure: BaseException | None = None
         self._room = threading.Event()
         self._arrived = asyncio.Event()
@@ -82,7 +88,8 @@ class Lookahead:
                 request = self._ready.popleft()
                 self._taken_bytes += len(request.body)
                 self._taken_ns = request.planned.scheduled_ns
-                self._room.set()
+                if not self._ready or self._due():
+                    self._room.set()
                 return request
             if ended:
                 if self._failure is not None:
@@ -122,13 +129,25 @@ class Lookahead:
         """Wait until this instant may be prepared; False when closed."""
         while not self._closed:
             self._room.clear()
-            early = scheduled_ns - self._taken_ns > self._ahead_ns
-            heavy = self._put_bytes - self._taken_bytes >= self._max_bytes
-            if not self._ready or not (early or heavy):
+            early_ns = scheduled_ns - self._taken_ns - self._ahead_ns
+            heavy = self._put_bytes - self._taken_bytes - self._max_bytes
+            if not self._ready or (early_ns <= 0 and heavy < 0):
+                self._refill_ns = self._refill_bytes = math.inf
                 return True
+            if early_ns > 0:
+                self._refill_ns = scheduled_ns - self._ahead_ns + self._ahead_ns // _REFILL_SHARE
+            if heavy >= 0:
+                room = self._max_bytes // _REFILL_SHARE
+                self._refill_bytes = self._put_bytes - self._max_bytes + room
             self._tell(self._filled)
-            self._room.wait()
+            # Whatever the loop did since the event was cleared is seen here, or sets it again.
+            if self._ready and not self._due() and not self._closed:
+                self._room.wait()
         return False
+
+    def _due(self) -> bool:
+        """Whether enough was taken for the thread to go on."""
+        return self._taken_ns >= self._refill_ns or self._taken_bytes >= self._refill_bytes
 
     def _tell(self, event: asyncio.Event) -> None:
         assert self._loop is not None
