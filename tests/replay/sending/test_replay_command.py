@@ -1,0 +1,326 @@
+"""The whole command in its own process, against servers that behave as each test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.dispatch import run_command
+from goodput_core.units import NS_PER_S
+from goodput_replay.run.records import read_judged
+from goodput_traces.row import TraceRow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+    Serve = Callable[[Script], Awaitable[str]]
+    WriteTrace = Callable[..., Path]
+
+MODELS = b'{"data":[{"id":"m","owned_by":"goodput"}]}'
+SLO = """
+classes:
+  - {name: fast, ttftMs: 5000, tpotMs: 5000, objective: "50%"}
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def http(body: bytes, kind: str = "application/json") -> bytes:
+    return (
+        f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+
+
+STREAM = http(
+    b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
+    b'data: {"choices":[{"index":0,"text":"a","finish_reason":"length"}]}\n\n'
+    b"data: [DONE]\n\n",
+    "text/event-stream",
+)
+
+
+def answers(reply: bytes | None = STREAM, seen: list[bytes] | None = None) -> Script:
+    """A server that lists one model and answers every request alike; None: never."""
+
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        if request.startswith(b"GET /v1/models"):
+            writer.write(http(MODELS))
+        else:
+            if seen is not None:
+                seen.append(request)
+            if reply is not None:
+                writer.write(reply)
+
+    return script
+
+
+def start(*arguments: object) -> Any:
+    return asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "goodput_core",
+        "replay",
+        *map(str, arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200", "GOODPUT_DEBUG": ""},
+    )
+
+
+async def replay(*arguments: object) -> Ended:
+    child = await start(*arguments)
+    out, err = await child.communicate()
+    return Ended(child.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+def trace(trace_of: WriteTrace) -> Path:
+    """Forty requests in two seconds, of two tokens each."""
+    return trace_of(
+        TraceRow(
+            request_id=f"row-{i}",
+            timestamp_start_unix_ns=i * NS_PER_S // 20,
+            input_tokens=20,
+            output_tokens=2,
+        )
+        for i in range(40)
+    )
+
+
+@pytest.fixture
+def slo(tmp_path: Path) -> Path:
+    path = tmp_path / "slo.yaml"
+    path.write_text(SLO)
+    return path
+
+
+async def test_a_replay_sends_every_row_judges_it_and_leaves_a_folder(
+    serve: Serve, trace: Path, slo: Path, tmp_path: Path
+) -> None:
+    seen: list[bytes] = []
+    url = await serve(answers(seen=seen))
+    ended = await replay(
+        "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run", "--json",
+        "--warmup", 4, "--header", "X-Key: hunter2",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    summary = json.loads(ended.out)
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["overall"]["good"], summary["overall"]["total"]) == (36, 36)
+    assert summary["window"]["warmup_rows"] == 4
+    assert summary["target"]["pinning"] == "header"
+    assert summary["target"]["header_names"] == ["X-Key"]
+    assert "hunter2" not in ended.out + ended.err
+    assert (tmp_path / "run" / "report.html").exists()
+    rows = list(read_judged(tmp_path / "run"))
+    assert {row.record.request_id for row in rows} == {f"row-{i}" for i in range(40)}
+    assert sum(row.warmup for row in rows) == 4
+    assert len(seen) == 40
+    assert all(b"X-Key: hunter2" in request for request in seen)
+
+
+async def test_two_runs_send_different_prompts_unless_they_share_a_salt(
+    serve: Serve, trace: Path, tmp_path: Path
+) -> None:
+    async def prompts(name: str, *more: object) -> list[object]:
+        seen: list[bytes] = []
+        url = await serve(answers(seen=seen))
+        ended = await replay("--trace", trace, "--target", url, "--out", tmp_path / name,
+                             "--speed", 20, "--no-report", *more)  # fmt: skip
+        assert ended.code == 0, ended.err
+        bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in seen]
+        return sorted(body["prompt"] for body in bodies)
+
+    one, two, three, four = (
+        await prompts("1"),
+        await prompts("2"),
+        await prompts("3", "--salt", "same"),
+        await prompts("4", "--salt", "same"),
+    )
+    assert one != two
+    assert three == four
+
+
+async def test_ctrl_c_keeps_what_was_recorded_and_marks_the_run_incomplete(
+    serve: Serve, trace: Path, slo: Path, tmp_path: Path
+) -> None:
+    enough, count = asyncio.Event(), 0
+
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        if request.startswith(b"GET"):
+            writer.write(http(MODELS))
+            return
+        count += 1
+        if count <= 3:
+            writer.write(STREAM)
+        if count == 6:
+            enough.set()
+
+    url = await serve(script)
+    child = await start(
+        "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run"
+    )  # fmt: skip
+    await enough.wait()
+    child.send_signal(signal.SIGINT)
+    _, err = await child.communicate()
+    assert child.returncode == 130
+    said = err.decode()
+    assert "error: interrupted by Ctrl-C after " in said
+    assert "Traceback" not in said
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert not summary["run"]["complete"]
+    assert summary["run"]["abort_reason"] == "interrupted by Ctrl-C"
+    assert summary["verdict"]["kind"] == "INVALID"
+    outcomes = [row.record.outcome.value for row in read_judged(tmp_path / "run")]
+    assert outcomes.count("ok") == 3
+    assert outcomes.count("cancelled") >= 3
+
+
+async def test_a_broken_target_ends_the_run_where_asked_to(
+    serve: Serve, trace: Path, tmp_path: Path
+) -> None:
+    broken = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
+    url = await serve(answers(broken))
+    ended = await replay(
+        "--trace", trace, "--target", url, "--abort-on", "error-rate=5%", "--out", tmp_path / "run"
+    )  # fmt: skip
+    assert ended.code == 3
+    assert "error: given up: 20 of 20 requests failed within 30 s" in ended.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert not summary["run"]["complete"]
+    assert summary["overall"]["outcomes"]["error"] == 20
+
+
+async def test_a_target_that_fails_later_is_judged_and_not_an_error_of_the_run(
+    serve: Serve, trace: Path, slo: Path, tmp_path: Path
+) -> None:
+    url = await serve(answers(http(b"<html>", "text/html")))
+    ended = await replay(
+        "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run", "--json",
+        "--gate",
+    )  # fmt: skip
+    summary = json.loads(ended.out)
+    assert summary["overall"]["outcomes"] == {"error": 40}
+    assert summary["validity"]["valid"]
+    assert summary["overall"]["good"] == 0
+    assert ended.code in {1, 2}
+
+
+async def test_a_target_that_is_not_there_leaves_no_folder(trace: Path, tmp_path: Path) -> None:
+    ended = await replay(
+        "--trace", trace, "--target", "http://127.0.0.1:9", "--out", tmp_path / "run"
+    )
+    assert ended.code == 64
+    assert ended.err.startswith("error: http://127.0.0.1:9/v1/models: could not connect")
+    assert ended.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+async def test_an_existing_run_is_not_overwritten(
+    serve: Serve, trace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("x")
+    url = await serve(answers())
+    ended = await replay("--trace", trace, "--target", url, "--out", tmp_path / "run")
+    assert ended.code == 64
+    assert "the folder is not empty" in ended.err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The sentence with which a command line is refused."""
+    assert run_command(["replay", *map(str, arguments)]) == 64
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_the_busiest_second_may_be_bounded(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--max-rate", 19)
+    assert "--max-rate 19: the busiest second of the plan" in said
+    assert "holds 20 requests" in said
+
+
+def test_a_gate_needs_a_promise(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--gate")
+    assert "--gate: nothing was promised" in said
+
+
+def test_another_machine_needs_permission(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "--trace", trace, "--target", "http://192.0.2.1:8000")
+    assert "add --yes" in said
+
+
+def test_a_key_that_is_not_set_is_named(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(
+        capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--api-key-env", "NO_SUCH_KEY"
+    )
+    assert "--api-key-env NO_SUCH_KEY: the variable is not set" in said
+
+
+def test_a_bad_promise_names_file_and_field(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text("classes: [{name: fast, ttftMs: 5s, tpotMs: 1}]")
+    said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--slo", slo)
+    assert f"{slo}: classes[0].ttftMs: must be a whole number of milliseconds" in said
+
+
+def test_a_trace_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "--trace", "nowhere.parquet", "--dry-run")
+    assert said == "error: nowhere.parquet: no such file; check the path\n"
+
+
+def test_a_dry_run_says_what_would_be_sent(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["replay", "--trace", str(trace), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["requests"], plan["peak_requests_in_1s"]) == (40, 20)
+    assert (plan["input_tokens"], plan["output_tokens"]) == (800, 80)
+    assert plan["duration_s"] == pytest.approx(1.95, abs=0.001)
+
+
+async def test_a_service_that_cannot_start_is_named_with_its_own_sentence(
+    trace: Path, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "chat.yaml"
+    example = Path(__file__).parents[3] / "examples" / "chat.yaml"
+    manifest.write_text(example.read_text().replace("llama-3-8b-h100", "no-such-device"))
+    ended = await replay("--trace", trace, "-f", manifest, "--out", tmp_path / "run")
+    assert ended.code == 64
+    assert "no-such-device" in ended.err.splitlines()[-1]
+    assert "Traceback" not in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+async def test_a_service_is_started_replayed_and_stopped(trace: Path, tmp_path: Path) -> None:
+    manifest = Path(__file__).parents[3] / "examples" / "chat.yaml"
+    ended = await replay(
+        "--trace", trace, "-f", manifest, "--out", tmp_path / "run", "--json", "--endpoint", "chat"
+    )
+    assert ended.code in {0, 3}, ended.err
+    summary = json.loads(ended.out)
+    assert summary["target"]["service"] == "chat"
+    assert summary["overall"]["outcomes"] == {"ok": 40}
+    assert summary["overall"]["input_tokens"] == 800
+    assert summary["overall"]["output_tokens"] == 80
+    assert (tmp_path / "run" / "service.log").exists()
