@@ -1,4 +1,7 @@
-"""`goodput router`: arguments and manifest in, a running router until it is told to stop."""
+"""`goodput router`: arguments and manifest in, a running router until it is told to stop.
+
+The only module of the router that reads the clock, the arguments or a signal.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +73,14 @@ def main(argv: list[str]) -> int:
 
 
 async def _serve(options: _Options) -> int:
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    code = ExitCode.PASS
+    """Serve; a first signal drains, a second one or a closed stdin does not wait.
 
-    def on_signal(number: int) -> None:
-        nonlocal code
-        if number == signal.SIGINT:
-            code = ExitCode.INTERRUPTED
+    Returns:
+        0 for a stop in order, 130 for one that was told not to wait.
+    """
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
     def on_parent_gone() -> None:
@@ -85,7 +89,7 @@ async def _serve(options: _Options) -> int:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+        loop.add_signal_handler(number, on_signal)
     service = RouterService(
         options.settings,
         clock=time.monotonic_ns,
@@ -104,7 +108,7 @@ async def _serve(options: _Options) -> int:
         _announce(service, as_json=options.json)
         await stop.wait()
         await service.drain(options.grace_ns, hurry=hurry)
-    return code
+    return ExitCode.INTERRUPTED if hurry.is_set() else ExitCode.PASS
 
 
 def _announce(service: RouterService, *, as_json: bool) -> None:

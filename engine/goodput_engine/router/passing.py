@@ -121,13 +121,16 @@ class Passing:
         if observer.first_ns is None and room > 0 and not observer.finished:
             raise ReplicaLost(RetryReason.LOST, "the replica's answer ended before it began")
         response = await self._begin(request, exchange, upstream, watchdog)
-        write = response.write
+        write, at_end = response.write, upstream.content.at_eof
         await write(b"".join(held))
         held.clear()
         # The hot path: one turn per chunk of every stream.
         while chunk := await read():
             watchdog.touched_ns = now_ns = clock()
             look(chunk, now_ns)
+            if at_end():
+                await response.write_eof(chunk)  # one system call for both
+                break
             await write(chunk)
         return response
 
@@ -143,6 +146,9 @@ class Passing:
         response = await self._begin(request, exchange, upstream, watchdog)
         while chunk:
             watchdog.touched_ns = self._clock()
+            if upstream.content.at_eof():
+                await response.write_eof(chunk)
+                break
             await response.write(chunk)
             chunk = await read()
         return response

@@ -1,0 +1,139 @@
+"""`goodput router` as a process, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import pytest
+
+from goodput_core.dispatch import run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MANIFEST = Path(__file__).parents[3] / "examples" / "chat.yaml"
+UPSTREAM = ("--upstream", "r0=http://127.0.0.1:1")
+
+
+@contextmanager
+def router(*options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, object]]]:
+    command = [sys.executable, "-m", "goodput_core", "router", "-f", str(MANIFEST), "--json"]
+    process = subprocess.Popen(
+        [*command, "--port", "0", *UPSTREAM, *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process, json.loads(pipe(process.stdout).readline())
+        finally:
+            process.kill()
+
+
+def pipe(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (None, 130)], ids=str
+)
+def test_it_says_where_it_listens_and_stops_when_told(
+    stop: signal.Signals | None, code: int
+) -> None:
+    with router("--exit-with-parent") as (process, event):
+        assert event["event"] == "listening"
+        assert event["pid"] == process.pid
+        with urllib.request.urlopen(f"{event['url']}/health/live") as answer:
+            assert answer.status == 200
+        with urllib.request.urlopen(f"{event['admin_url']}/metrics") as answer:
+            assert b"goodput_requests_total" in answer.read()
+        with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+            urllib.request.urlopen(f"{event['url']}/metrics")
+        caught.value.close()
+        if stop is None:
+            pipe(process.stdin).close()
+        else:
+            process.send_signal(stop)
+        assert process.wait(timeout=10) == code
+        assert pipe(process.stdout).read() == ""
+        assert "Traceback" not in pipe(process.stderr).read()
+
+
+BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x}\nspec: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param([], "-f", id="nothing"),
+        pytest.param(["-f", "MANIFEST"], "--upstreams FILE or --upstream", id="no replicas"),
+        pytest.param(["-f", "none.yaml", *UPSTREAM], "none.yaml", id="no manifest"),
+        pytest.param(["-f", "BROKEN", *UPSTREAM], "spec.model", id="broken manifest"),
+        pytest.param(["-f", "BINARY", *UPSTREAM], "UTF-8", id="binary manifest"),
+        pytest.param(["-f", "FANCY", *UPSTREAM], "spec.router.policy", id="policy not built"),
+        pytest.param(["-f", "MANIFEST", "--upstreams", "none.json"], "none.json", id="no file"),
+        pytest.param(["-f", "MANIFEST", "--upstreams", "BROKEN"], "broken.yaml", id="bad file"),
+        pytest.param(["-f", "MANIFEST", "--upstream", "r0"], "NAME=URL", id="bad upstream"),
+        pytest.param(["-f", "MANIFEST", *UPSTREAM, *UPSTREAM], "taken", id="name twice"),
+        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--port", "70000"], "--port", id="bad port"),
+        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--policy", "x"], "--policy", id="bad policy"),
+        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--grace", "5"], "duration", id="no unit"),
+        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--host", "no.such.host."], "listen", id="host"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.yaml").write_text(BROKEN, encoding="utf-8")
+    Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
+    text = MANIFEST.read_text(encoding="utf-8")
+    Path("fancy.yaml").write_text(
+        text.replace("policy: least-loaded", "policy: prefix-affinity"), encoding="utf-8"
+    )
+    files = {
+        "MANIFEST": str(MANIFEST),
+        "BROKEN": "broken.yaml",
+        "BINARY": "binary.yaml",
+        "FANCY": "fancy.yaml",
+    }
+    assert run_command(["router", *(files.get(a, a) for a in arguments)]) == 64
+    captured = capsys.readouterr()
+    errors = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert says in errors[0]
+    assert "Traceback" not in captured.err
+
+
+def test_a_taken_port_is_named() -> None:
+    with router() as (_, event):
+        port = str(event["url"]).rpartition(":")[2]
+        command = [sys.executable, "-m", "goodput_core", "router", "-f", str(MANIFEST)]
+        second = subprocess.run(
+            [*command, *UPSTREAM, "--port", port], capture_output=True, text=True, check=False
+        )
+        assert second.returncode == 64
+        assert f"127.0.0.1:{port}" in second.stderr
+
+
+def test_the_policy_can_be_chosen_on_the_command_line() -> None:
+    with (
+        router("--policy", "round-robin") as (_, event),
+        urllib.request.urlopen(f"{event['admin_url']}/control/state") as answer,
+    ):
+        assert json.load(answer)["policy"] == "round-robin"

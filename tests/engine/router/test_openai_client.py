@@ -1,0 +1,109 @@
+"""A third party's client streams through a real router from two real engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import openai
+import pytest
+
+from goodput_core.contract import ENV_REPLICA, HEADER_REPLICA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MANIFEST = Path(__file__).parents[3] / "examples" / "chat.yaml"
+
+
+def started(stack: ExitStack, name: str, *arguments: str) -> dict[str, str]:
+    always = ("-f", str(MANIFEST), "--json", "--port", "0", "--admin-port", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "goodput_core", *arguments, *always, "--exit-with-parent"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, ENV_REPLICA: name},
+    )
+    stack.enter_context(process)
+    stack.callback(process.terminate)
+    assert process.stdout is not None
+    event: dict[str, str] = json.loads(process.stdout.readline())
+    return event
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[dict[str, str]]:
+    """The router's addresses, with two replicas behind it."""
+    with ExitStack() as stack:
+        engines = [started(stack, f"r{i}", "engine") for i in range(2)]
+        options = [f"--upstream=r{i}={e['url']},{e['admin_url']}" for i, e in enumerate(engines)]
+        router = started(stack, "router", "router", *options)
+        ready = 0
+        while ready < 2:
+            try:
+                with urllib.request.urlopen(router["url"] + "/health/ready", timeout=10) as answer:
+                    ready = json.load(answer)["ready_replicas"]
+            except urllib.error.HTTPError as error:
+                error.close()
+        yield router
+
+
+def state(service: dict[str, str]) -> dict[str, dict[str, dict[str, int]]]:
+    with urllib.request.urlopen(service["admin_url"] + "/control/state") as answer:
+        decoded: dict[str, dict[str, dict[str, int]]] = json.load(answer)
+        return decoded
+
+
+def attained(service: dict[str, str], slo_class: str) -> int:
+    return state(service)["outcomes"][slo_class]["attained"]
+
+
+async def test_the_openai_client_streams_through_the_router(service: dict[str, str]) -> None:
+    before = attained(service, "interactive")
+    async with openai.AsyncOpenAI(base_url=service["url"] + "/v1", api_key="none") as client:
+        models = await client.models.list()
+        model = models.data[0].id
+        texts = []
+        stream = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Say something."}],
+            max_tokens=16,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        usage = None
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            texts += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+        assert texts
+        assert usage is not None
+        assert usage.completion_tokens == 16
+        completion = await client.completions.create(
+            model=model, prompt="Say more.", max_tokens=8, extra_headers={"X-SLO-Class": "batch"}
+        )
+        assert completion.choices[0].text
+        with pytest.raises(openai.BadRequestError, match="SLO class"):
+            await client.completions.create(
+                model=model, prompt="x", extra_headers={"X-SLO-Class": "none"}
+            )
+    assert attained(service, "interactive") == before + 1
+    assert attained(service, "batch") == 1
+
+
+async def test_both_replicas_serve(service: dict[str, str]) -> None:
+    async with openai.AsyncOpenAI(base_url=service["url"] + "/v1", api_key="none") as client:
+        answers = [
+            await client.completions.with_raw_response.create(
+                model="chat", prompt="x", max_tokens=2
+            )
+            for _ in range(4)
+        ]
+    assert {answer.headers[HEADER_REPLICA] for answer in answers} == {"r0", "r1"}
