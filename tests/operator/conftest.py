@@ -97,6 +97,7 @@ def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
                 env={
                     **os.environ,
                     MARK: str(tmp_path),
+                    "TMPDIR": str(tmp_path),  # `kill -9` leaves the private folder behind
                     "STAND_INS": json.dumps(behaviours),
                     **(env or {}),
                 },

@@ -41,7 +41,7 @@ def test_a_service_becomes_ready_and_ends_with_sigterm(start_up: Start) -> None:
 
 
 def test_the_private_folder_is_private_and_removed(start_up: Start, tmp_path: Path) -> None:
-    up = start_up(env={"TMPDIR": str(tmp_path)})
+    up = start_up()
     up.event("ready")
     (folder,) = tmp_path.glob("goodput-chat-*")
     assert folder.stat().st_mode & 0o777 == 0o700
