@@ -22,6 +22,7 @@ _WHOLE: Final = re.compile(r"-?\d{1,20}(\.0{1,9})?", re.ASCII)
 _ANY_NUMBER: Final = (-math.inf, True, math.inf)
 _INT64: Final = (-(2**63), 2**63 - 1)
 _HASH_MASK: Final = 2**63 - 1
+_CORRECT: Final = "correct or remove the record"
 _MISSING: Final = "the value is missing; every record needs one"
 
 
@@ -76,9 +77,11 @@ class Record:
         number = self._whole(column, value)
         low, high = _INT64 if kind is None else INT_BOUNDS.get(kind, _INT64)
         if number < low:
-            self.refuse(column, f"{number} is out of bounds, it must be at least {low}")
+            self.refuse(column, f"{number} is out of bounds, it must be at least {low}; {_CORRECT}")
         if number > high:
-            self.refuse(column, f"{number} is out of bounds, it must be at most {high:,}")
+            self.refuse(
+                column, f"{number} is out of bounds, it must be at most {high:,}; {_CORRECT}"
+            )
         return number
 
     def integer(self, column: str, kind: str | None = None) -> int:
@@ -101,8 +104,12 @@ class Record:
             self.refuse(column, f"{_shown(value)} is not a number; correct it or leave it empty")
         lowest, closed, highest = _ANY_NUMBER if kind is None else FLOAT_BOUNDS[kind]
         if number < lowest or (number == lowest and not closed) or number > highest:
-            allowed = "not negative" if closed else "above 0"
-            self.refuse(column, f"{number:g} must be {allowed} and at most {highest:.0f}")
+            allowed = "not be negative" if closed else "be above 0"
+            self.refuse(
+                column,
+                f"{number:g} is out of bounds, it must {allowed} and be at most {highest:.0f}; "
+                f"{_CORRECT}",
+            )
         return number
 
     def seconds_ns(self, column: str, *, required: bool = False) -> int | None:

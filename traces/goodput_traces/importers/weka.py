@@ -51,10 +51,10 @@ class WekaImporter(Importer):
         session = record.optional_text("id", "provided_session_id")
         if not session:
             record.refuse("id", "the session has no id; give every session its own")
+        block = record.integer("block_size", "block_size")
         requests = _listed(record, "requests")
         flat = sorted(self._flatten(record, requests), key=lambda item: item[0])
         salt = _namespace(session)
-        block = record.integer("block_size", "block_size")
         for turn, (arrival_ns, agent, request) in enumerate(flat):
             self._tick_ns = gcd(self._tick_ns, arrival_ns)
             yield self._row(session, turn, arrival_ns, agent, request, salt=salt, block=block)

@@ -1,0 +1,272 @@
+"""Every way a source of an import can be wrong: exit code 64, one sentence, no trace written."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from goodput_traces import source as source_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.traces.conftest import Outcome
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+ROW = "2023-11-16 18:15:46.6805900,374,44\n"
+MOON = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}\n'
+
+
+def moon(**changes: object) -> str:
+    record = {"timestamp": 0, "input_length": 600, "output_length": 1} | changes
+    return json.dumps(record) + "\n"
+
+
+def weka(request: object, **changes: object) -> str:
+    return json.dumps({"id": "s", "block_size": 64, "requests": [request]} | changes) + "\n"
+
+
+def expect_refusal(
+    path: Path, sentence: str, run_trace: Callable[..., Outcome], *options: str
+) -> None:
+    out = path.with_name("out.parquet")
+    outcome = run_trace("import", path, "--out", out, *options)
+    assert outcome.code == 64
+    assert outcome.err.startswith(f"error: {path}: ")
+    assert outcome.err.count("\n") == 1
+    assert sentence in outcome.err
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        pytest.param("", "the file is empty", id="empty"),
+        pytest.param("\n  \n", "the file is empty", id="blank lines"),
+        pytest.param(AZURE, "there are no records", id="header only"),
+        pytest.param(
+            AZURE + ROW + "2023-11-16 18:15:47,0,44\n",
+            "line 3, column ContextTokens: 0 is out of bounds, it must be at least 1",
+            id="zero input",
+        ),
+        pytest.param(
+            AZURE + "2023-11-16 18:15:47,-3,44\n", "line 2, column ContextTokens: -3", id="negative"
+        ),
+        pytest.param(
+            AZURE + "2023-11-16 18:15:47,1,\n",
+            "line 2, column GeneratedTokens: the value is missing",
+            id="missing value",
+        ),
+        pytest.param(
+            AZURE + "2023-11-16 18:15:47,nan,4\n",
+            "line 2, column ContextTokens: 'nan' is not a whole number",
+            id="NaN",
+        ),
+        pytest.param(
+            AZURE + "2023-11-16 18:15:47,1.5,4\n", "'1.5' is not a whole number", id="fraction"
+        ),
+        pytest.param(
+            AZURE + "yesterday,1,4\n", "column TIMESTAMP: 'yesterday' is not a time", id="no time"
+        ),
+        pytest.param(
+            AZURE + "2023-13-16 18:15:47,1,4\n", "column TIMESTAMP: '2023-13-16", id="month 13"
+        ),
+        pytest.param(
+            AZURE + "1969-01-01 00:00:00,1,4\n", "lies before 1970", id="before the epoch"
+        ),
+        pytest.param(
+            AZURE + ROW + "2023-11-16 18:15:40,1,4\n",
+            "row 2, column timestamp_start_unix_ns: rows are not sorted",
+            id="unsorted",
+        ),
+        pytest.param(
+            AZURE + ROW + "2023-11-16 18:15:47,1\n",
+            "line 3 has 2 cells, the header has 3",
+            id="short line",
+        ),
+        pytest.param(AZURE + 'x,"1,4\n', "is not valid CSV", id="open quote"),
+        pytest.param("a,a\n1,2\n", "the CSV header names a column twice", id="twice"),
+        pytest.param(
+            "when,prompt\n1,2\n",
+            "the format is not recognised from its columns (prompt, when)",
+            id="unknown columns",
+        ),
+        pytest.param(MOON + "{\n", "line 2 is not valid JSON", id="half an object"),
+        pytest.param(MOON + "[1]\n", "line 2 is not a JSON object", id="a list"),
+        pytest.param("[" * 100_000 + "\n", "line 1 is not valid JSON", id="deep nesting"),
+        pytest.param('{"timestamp": NaN}\n', "line 1 is not valid JSON", id="NaN literal"),
+        pytest.param(
+            moon(input_length=0), "line 1, column input_length: 0 is out of bounds", id="moon zero"
+        ),
+        pytest.param(
+            moon(input_length=10**30), "column input_length: 1000000000000", id="moon huge"
+        ),
+        pytest.param(
+            moon(timestamp=-1), "line 1, column timestamp: -1 is out of bounds", id="before start"
+        ),
+        pytest.param(
+            moon(timestamp=None), "a row that waits for an answer", id="delay without arrival"
+        ),
+        pytest.param(
+            moon(hash_ids=[1, 2, 3]), "3 hashes, but 600 tokens in blocks of 512", id="block size"
+        ),
+        pytest.param(
+            moon(hash_ids=[1, "x"]), "column hash_ids: 'x' is not a whole number", id="text hash"
+        ),
+        pytest.param(
+            moon(hash_ids={"a": 1}), "column hash_ids: expected a list", id="no list of hashes"
+        ),
+        pytest.param(
+            moon(delay=-5),
+            "line 1, column delay: -5 is out of bounds, it must not be negative",
+            id="negative delay",
+        ),
+        pytest.param(
+            moon(session_id=[1]), "line 1, column session_id: expected text", id="odd session"
+        ),
+        pytest.param(
+            moon(session_id="s" * 600), "the text is longer than 512 bytes", id="long session"
+        ),
+        pytest.param(
+            moon(text_input="\ud800"),
+            "line 1",
+            id="half a surrogate",
+        ),
+        pytest.param(
+            weka({"t": 0.0, "in": 0, "out": 1, "hash_ids": []}),
+            "line 1, column requests[0].in: 0 is out of bounds",
+            id="weka zero",
+        ),
+        pytest.param(
+            weka({"in": 1, "out": 1}), "column requests[0].t: the value is missing", id="weka time"
+        ),
+        pytest.param(
+            weka({"t": -1.0, "in": 1, "out": 1}), "column requests[0].t: -1 is out", id="weka early"
+        ),
+        pytest.param(
+            weka({"t": 0.0, "in": 64, "out": 1, "hash_ids": [1, 2]}),
+            "column requests[0].hash_ids: 2 hashes for 64 tokens",
+            id="weka hashes",
+        ),
+        pytest.param(weka(7), "column requests[0]: expected an object", id="weka number"),
+        pytest.param(weka({}, requests={}), "column requests: expected a list", id="weka no list"),
+        pytest.param(weka({}, block_size=0), "column block_size: 0 is out", id="weka block size"),
+        pytest.param(weka({}, id=None), "column id: the session has no id", id="weka no id"),
+        pytest.param(
+            weka({"t": 0.0, "type": "subagent", "requests": [{"t": 0.0, "in": "x", "out": 1}]}),
+            "column requests[0].requests[0].in: 'x' is not a whole number",
+            id="weka nested",
+        ),
+    ],
+)
+def test_a_bad_source_is_refused_with_its_place(
+    content: str, sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(content.encode("utf-8", "surrogatepass"))
+    expect_refusal(path, sentence, run_trace)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--format", "weka"), "not a file of the format weka, columns block_size, id, requests"),
+        (("--format", "mooncake"), "columns input_length, output_length, timestamp are missing"),
+        (("--format", "baseten"), "columns input_tokens, output_tokens are missing"),
+    ],
+    ids=["weka", "mooncake", "baseten"],
+)
+def test_a_source_that_lacks_the_columns_of_its_format_is_refused(
+    options: tuple[str, ...], sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    path = tmp_path / "source"
+    path.write_text(AZURE + ROW)
+    expect_refusal(path, sentence, run_trace, *options)
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"),
+    [
+        ("gzip", gzip.compress),
+        ("xz", lzma.compress),
+        ("bzip2", bz2.compress),
+        ("zstd", lambda data: pa.compress(data, codec="zstd", asbytes=True)),
+    ],
+    ids=["gzip", "xz", "bzip2", "zstd"],
+)
+@pytest.mark.parametrize("damage", ["truncated", "garbled"])
+def test_broken_compression_is_refused(
+    name: str,
+    compress: Callable[[bytes], bytes],
+    damage: str,
+    tmp_path: Path,
+    run_trace: Callable[..., Outcome],
+) -> None:
+    rows = "".join(
+        f"2023-11-16 18:{at // 60:02}:{at % 60:02}.{at * 7919 % 1000:03},{at % 977 + 1},{at + 1}\n"
+        for at in range(3000)
+    )
+    content = bytearray(compress((AZURE + rows).encode()))
+    if damage == "truncated":
+        del content[len(content) // 2 :]
+    else:
+        middle = len(content) // 2
+        content[middle : middle + 64] = bytes(64)
+    path = tmp_path / "source"
+    path.write_bytes(content)
+    expect_refusal(path, f"the {name} data is truncated or damaged", run_trace)
+
+
+def test_a_truncated_parquet_source_is_refused(
+    write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
+) -> None:
+    path = write_columns({"input_tokens": [1], "output_tokens": [1], "timestamp": [1]})
+    path.write_bytes(path.read_bytes()[:-20])
+    expect_refusal(path, "the Parquet data is truncated or damaged", run_trace)
+
+
+def test_a_line_that_never_ends_is_refused(
+    tmp_path: Path, run_trace: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "MAX_LINE_BYTES", 2 << 20)
+    path = tmp_path / "source"
+    path.write_bytes(gzip.compress(b'{"timestamp": "' + b"x" * (16 << 20)))
+    expect_refusal(path, "line 1 is longer than 2 MiB", run_trace)
+
+
+def test_text_that_is_not_utf_8_is_refused(
+    tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(AZURE.encode() + b"\xff\xfe\n")
+    expect_refusal(path, "line 2 is not UTF-8 text", run_trace)
+
+
+def test_a_missing_source_is_refused(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+    outcome = run_trace("import", tmp_path / "none", "--out", tmp_path / "o")
+    assert (outcome.code, "no such file" in outcome.err) == (64, True)
+
+
+def test_an_existing_output_is_refused_before_anything_is_read(
+    tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    (tmp_path / "a.csv").write_text(AZURE + ROW)
+    (tmp_path / "o.parquet").write_text("mine")
+    argv = ("import", tmp_path / "a.csv", "--out", tmp_path / "o.parquet")
+    outcome = run_trace(*argv)
+    assert (outcome.code, "the file exists" in outcome.err) == (64, True)
+    assert (tmp_path / "o.parquet").read_text() == "mine"
+    assert run_trace(*argv, "--force").code == 0
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+    (tmp_path / "a.csv").write_text(AZURE + ROW)
+    outcome = run_trace("import", tmp_path / "a.csv", "--out", tmp_path / "no" / "o.parquet")
+    assert (outcome.code, "cannot be written" in outcome.err) == (64, True)

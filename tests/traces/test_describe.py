@@ -1,0 +1,188 @@
+"""Descriptions: every number against a plain recomputation, and how they are shown."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from goodput_core.units import NS_PER_S
+from goodput_traces.describe import describe
+from goodput_traces.distinct import DistinctCounter
+from goodput_traces.reader import open_trace
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock, TraceMetadata
+from goodput_traces.writer import write_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.traces.conftest import Outcome
+
+
+@st.composite
+def described_rows(draw: st.DrawFn) -> list[TraceRow]:
+    gaps = draw(
+        st.lists(st.sampled_from([0, 0, 1, 10**8, 10**9, 7 * 10**9, 61 * 10**9]), max_size=25)
+    )
+    now = draw(st.integers(0, 2 * 10**18))
+    rows = []
+    for at, gap in enumerate([0, *gaps]):
+        now += gap
+        rows.append(
+            TraceRow(
+                request_id=f"r{at}",
+                timestamp_start_unix_ns=now,
+                input_tokens=draw(st.integers(1, 5000)),
+                output_tokens=draw(st.integers(1, 300)),
+                total_hashes=tuple(draw(st.lists(st.integers(0, 6), max_size=4))),
+                block_size=16,
+                provided_session_id=draw(st.none() | st.sampled_from("abc")),
+                poor_man_session_id=draw(st.none() | st.integers(0, 2)),
+                slo_class=draw(st.none() | st.sampled_from(["batch", "chat"])),
+            )
+        )
+    return rows
+
+
+def nearest_rank(values: list[int], percent: int) -> int:
+    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
+
+
+@given(rows=described_rows())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_number_equals_a_plain_recomputation(rows: list[TraceRow], tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.parquet", rows, TraceMetadata(), overwrite=True)
+    found = describe(open_trace(tmp_path / "t.parquet"))
+    times = [row.timestamp_start_unix_ns for row in rows]
+    since = [time - times[0] for time in times]
+    arrivals = found.arrivals
+    assert arrivals is not None
+    assert found.rows == len(rows)
+    assert arrivals.span_ns == since[-1]
+    assert arrivals.peak_1s == max(Counter(s // NS_PER_S for s in since).values())
+    assert arrivals.peak_60s == max(Counter(s // (60 * NS_PER_S) for s in since).values())
+    assert sum(arrivals.histogram) == len(rows)
+    instants = Counter(times)
+    assert arrivals.distinct_instants == len(instants)
+    assert arrivals.largest_tie == max(instants.values())
+    assert arrivals.tied_rows == sum(n for n in instants.values() if n > 1)
+    gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
+    if len(gaps) > 1 and any(gaps):
+        expected = statistics.pstdev(gaps) / statistics.fmean(gaps)
+        assert arrivals.gap_cv == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    else:
+        assert arrivals.gap_cv is None
+    for summary, values in (
+        (found.prompt, [row.input_tokens for row in rows]),
+        (found.answer, [row.output_tokens for row in rows]),
+    ):
+        assert summary.total == sum(values)
+        assert (summary.p50, summary.p90, summary.p99, summary.max) == (
+            *(nearest_rank(values, percent) for percent in (50, 90, 99)),
+            max(values),
+        )
+        assert sum(count for _, _, count in summary.histogram) == len(rows)
+        for low, high, count in summary.histogram:
+            assert count == sum(low <= value <= high for value in values)
+    blocks = [block for row in rows for block in row.total_hashes]
+    assert (found.prefixes.blocks, found.prefixes.distinct_blocks) == (
+        len(blocks),
+        len(set(blocks)),
+    )
+    sessions = [row.session_id for row in rows if row.session_id is not None]
+    assert (found.sessions, found.session_rows) == (len(set(sessions)), len(sessions))
+    assert dict(found.classes) == Counter(row.slo_class or "" for row in rows)
+
+
+def test_ties_and_windows_reach_across_batches(
+    tmp_path: Path, write_columns: Callable[..., Path]
+) -> None:
+    times = [5, 5, 5, 5, 6, 10**9 + 4, 10**9 + 5]
+    path = write_columns(
+        {
+            "request_id": [f"r{at}" for at in range(7)],
+            "timestamp_start_unix_ns": times,
+            "input_tokens": [1] * 7,
+            "output_tokens": [1] * 7,
+        },
+        row_group_size=2,
+    )
+    arrivals = describe(open_trace(path)).arrivals
+    assert arrivals is not None
+    assert (arrivals.largest_tie, arrivals.tied_rows, arrivals.distinct_instants) == (4, 4, 4)
+    assert (arrivals.peak_1s, arrivals.peak_60s) == (6, 7)
+
+
+def test_sums_of_tokens_do_not_overflow(write_columns: Callable[..., Path]) -> None:
+    path = write_columns(
+        {
+            "request_id": [f"r{at}" for at in range(500)],
+            "timestamp_start_unix_ns": list(range(500)),
+            "input_tokens": [10_000_000] * 500,
+            "output_tokens": [10_000_000] * 500,
+        }
+    )
+    assert describe(open_trace(path)).prompt.total == 5_000_000_000
+
+
+def test_a_session_clock_has_no_rates(
+    tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
+) -> None:
+    rows = [replace(row, provided_session_id="s") for row in make_rows()]
+    write_trace(tmp_path / "t.parquet", rows, TraceMetadata(clock=Clock.SESSION_RELATIVE))
+    outcome = run_trace("describe", tmp_path / "t.parquet")
+    assert outcome.code == 0
+    assert "each session has its own clock" in outcome.out
+    assert "req/s" not in outcome.out
+    assert (
+        json.loads(run_trace("describe", tmp_path / "t.parquet", "--json").out)["arrivals"] is None
+    )
+
+
+def test_the_table_shows_what_a_person_needs(run_trace: Callable[..., Outcome]) -> None:
+    outcome = run_trace("describe", "sample")
+    assert (outcome.code, outcome.err) == (0, "")
+    for words in (
+        "synthetic",
+        "4.67 req/s",
+        "CV of gaps 1.27",
+        "interactive 221, batch 58",
+        "blocks of 64 tokens seen",
+        "arrivals over time",
+        "prompt tokens",
+        "█",
+    ):
+        assert words in outcome.out
+    assert "\x1b[" not in outcome.out  # colours vanish in a pipe
+
+
+def test_json_holds_the_same_numbers(run_trace: Callable[..., Outcome]) -> None:
+    values = json.loads(run_trace("describe", "sample", "--json").out)
+    assert values["rows"] == 279
+    assert values["classes"] == {"interactive": 221, "batch": 58}
+    assert values["metadata"]["clock"] == "trace-relative"
+    assert values["prefixes"]["reused"] == pytest.approx(0.49, abs=0.01)
+    assert sum(values["arrivals"]["histogram"]) == 279
+
+
+@pytest.mark.parametrize(("limit", "exact"), [(100_000, True), (2_000, False)])
+def test_distinct_values_are_counted_or_estimated(limit: int, exact: bool) -> None:
+    rng = np.random.default_rng(0)
+    counter = DistinctCounter(limit)
+    values = rng.integers(0, 2**62, 20_000)
+    for _ in range(3):
+        for part in np.array_split(rng.permutation(values), 7):
+            counter.add(part)
+    distinct = len(np.unique(values))
+    assert counter.exact is exact
+    assert counter.count == (distinct if exact else pytest.approx(distinct, rel=0.1))

@@ -1,0 +1,88 @@
+"""The published traces, imported whole: counts, clocks, ties and reuse are those of the files."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_traces.describe import describe
+from goodput_traces.exporters.run import export_trace
+from goodput_traces.importers.run import ImportRequest, import_trace
+from goodput_traces.reader import open_trace
+from goodput_traces.schema import Clock, HashSemantics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+AZURE = "azure_llm_2023/AzureLLMInferenceTrace_conv.csv.gz"
+MOONCAKE = "mooncake_fast25/conversation_trace.jsonl.gz"
+WEKA = "weka_cc/weka_cc_traces_a.jsonl.xz"
+
+
+def test_azure_conversations_keep_their_ticks(
+    real_trace: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "azure.parquet"
+    result = import_trace(ImportRequest(source=real_trace(AZURE), out=out))
+    trace = open_trace(out)
+    assert (result.format, result.num_rows, trace.num_rows) == ("azure", 19_366, 19_366)
+    assert trace.first_ns == 1_700_158_546_680_590_000
+    assert trace.metadata.timestamp_resolution_ns == 100
+    assert any(row.timestamp_start_unix_ns % 1_000_000 for row in trace.rows())
+    found = describe(trace)
+    assert found.arrivals is not None
+    assert found.arrivals.distinct_instants == 19_366
+    assert found.arrivals.peak_1s == 16
+    assert (found.prompt.p50, found.prompt.p99) == (1020, 4142)
+    assert (found.answer.p50, found.answer.p99) == (129, 601)
+
+
+def test_mooncake_conversations_keep_their_ties_and_prefixes(
+    real_trace: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "mooncake.parquet"
+    import_trace(ImportRequest(source=real_trace(MOONCAKE), out=out))
+    found = describe(open_trace(out))
+    assert found.arrivals is not None
+    assert found.rows == 12_031
+    assert (found.arrivals.distinct_instants, found.arrivals.largest_tie) == (1_180, 28)
+    assert found.prefixes.reused == pytest.approx(0.366, abs=0.0005)
+    assert found.prefixes.block_sizes == (512,)
+    assert found.metadata.hash_semantics is HashSemantics.LAST_PARTIAL
+    # And back: the JSON lines that we write are the ones that were published.
+    export_trace(out, tmp_path / "back.jsonl", "mooncake")
+    again = tmp_path / "again.parquet"
+    import_trace(ImportRequest(source=tmp_path / "back.jsonl", out=again))
+    assert list(open_trace(again).rows()) == list(open_trace(out).rows())
+
+
+@pytest.mark.slow
+def test_weka_sessions_become_requests_on_clocks_of_their_own(
+    real_trace: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "weka.parquet"
+    result = import_trace(ImportRequest(source=real_trace(WEKA), out=out))
+    found = describe(open_trace(out))
+    assert (found.rows, found.sessions) == (25_226, 350)
+    assert found.metadata.clock is Clock.SESSION_RELATIVE
+    assert found.arrivals is None
+    # ORIGIN.md speaks of 27; this file holds 19 requests with `"out": 0`.
+    assert found.floored_output_rows == 19
+    assert "25 subagent markers are not requests" in result.notes
+    assert found.prompt.total > 2**31
+
+
+def test_reading_a_trace_is_fast(real_trace: Callable[[str], Path], tmp_path: Path) -> None:
+    out = tmp_path / "azure.parquet"
+    import_trace(ImportRequest(source=real_trace(AZURE), out=out))
+    trace = open_trace(out)
+    rates = []
+    for _ in range(3):
+        start = time.process_time()
+        rows = sum(1 for _ in trace.rows())
+        rates.append(rows / (time.process_time() - start))
+    # Ten times below what a quiet machine does (250,000/s): catches a slow path, not noise.
+    assert max(rates) > 25_000
