@@ -1,0 +1,217 @@
+"""The engine core in virtual time: what the front is told, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from goodput_core.errors import InputError
+from goodput_engine.core.build import build_core
+from goodput_engine.device.load import load_profile
+from goodput_engine.messages import (
+    Configure,
+    ExecutorInput,
+    Limits,
+    RequestOutput,
+    SetLimits,
+    StepOutputs,
+    Submit,
+)
+
+if TYPE_CHECKING:
+    from goodput_engine.core.engine_core import EngineCore
+
+_MS = 1_000_000
+
+
+def _config(**changes: Any) -> Configure:
+    values: dict[str, Any] = {
+        "device": "unit",
+        "policy": "sarathi",
+        "preemption": "recompute",
+        "token_budget": 512,
+        "min_token_budget": 64,
+        "max_token_budget": 1024,
+        "max_num_seqs": 8,
+        "max_waiting": 100,
+        "depth": 0,
+    }
+    return Configure(**(values | changes))
+
+
+def _core(**changes: Any) -> EngineCore:
+    config = _config(**changes)
+    return build_core(config, load_profile(config.device))
+
+
+def _submit(rid: int, tokens: int = 10, *, length: int = 3, arrival_ns: int = 0) -> Submit:
+    return Submit(
+        rid=rid,
+        arrival_ns=arrival_ns,
+        input_tokens=tokens,
+        executor=ExecutorInput(output_tokens=length),
+    )
+
+
+def _run(core: EngineCore, now_ns: int = 0) -> list[StepOutputs]:
+    """Everything the core says until it is idle, jumping from event to event."""
+    said = [core.step(now_ns)]
+    while (event := core.next_event_ns()) is not None:
+        said.append(core.step(event))
+        core.scheduler.check_integrity()
+    return [s for s in said if s is not None]
+
+
+def test_a_request_is_told_its_tokens_once_each_step_and_why_it_ended() -> None:
+    core = _core()
+    assert core.submit(_submit(1, arrival_ns=0), 5) is None
+    said = _run(core, 5)
+    assert [s.at_ns for s in said] == [5 + _MS, 5 + 2 * _MS, 5 + 3 * _MS]
+    assert [s.outputs for s in said] == [
+        [RequestOutput(rid=1, new_tokens=1, first_scheduled_ns=5)],
+        [RequestOutput(rid=1, new_tokens=1)],
+        [RequestOutput(rid=1, new_tokens=1, finish_reason="stop")],
+    ]
+    assert said[-1].state.running == 0
+    assert said[-1].state.output_tokens == 3
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_deeper_pipeline_changes_when_not_what(depth: int) -> None:
+    core = _core(depth=depth)
+    for rid in range(20):
+        core.submit(_submit(rid, 40 + rid, length=1 + rid), 0)
+    tokens: Counter[int] = Counter()
+    for said in _run(core):
+        for output in said.outputs:
+            tokens[output.rid] += output.new_tokens
+    assert tokens == {rid: 1 + rid for rid in range(20)}
+    assert not core.scheduler.has_work
+
+
+def test_cached_prompt_tokens_are_told_with_the_first_token() -> None:
+    core = _core()
+    for rid in (1, 2):
+        submit = Submit(
+            rid=rid,
+            arrival_ns=0,
+            input_tokens=40,
+            max_output_tokens=2,
+            block_hashes=[5, 6],
+            executor=ExecutorInput(ignore_eos=True),
+        )
+        core.submit(submit, 0)
+        last = [output for said in _run(core, rid * 10 * _MS) for output in said.outputs]
+    assert [o.cached_tokens for o in last] == [32, 0]
+    assert [o.finish_reason for o in last] == [None, "length"]
+
+
+def test_limits_apply_within_the_manifests_bounds_and_an_older_revision_is_ignored() -> None:
+    core = _core()
+    core.set_limits(SetLimits(revision=3, limits=Limits(token_budget=4096, max_waiting=7)))
+    said = core.step(0)
+    assert said is not None, "a change is told even where nothing runs"
+    state = said.state
+    assert (state.limits_revision, state.token_budget, state.max_num_seqs) == (3, 1024, 8)
+    assert state.max_waiting == 7
+    core.set_limits(SetLimits(revision=2, limits=Limits(token_budget=100)))
+    assert core.state(0).token_budget == 1024
+    core.set_limits(SetLimits(revision=4, limits=Limits(token_budget=1)))
+    assert core.state(0).token_budget == 64
+
+
+def test_a_draining_core_finishes_what_it_has_and_refuses_what_is_new() -> None:
+    core = _core()
+    core.submit(_submit(1), 0)
+    core.drain()
+    rejected = core.submit(_submit(2), 0)
+    assert rejected is not None
+    assert rejected.reason == "draining"
+    said = _run(core)
+    assert [o.rid for s in said for o in s.outputs] == [1, 1, 1]
+    assert said[-1].state.draining
+    assert said[-1].state.shed == 1
+
+
+def test_a_cancelled_request_is_heard_of_no_more_and_leaves_nothing() -> None:
+    core = _core(depth=1)
+    core.submit(_submit(1, length=100), 0)
+    core.submit(_submit(2, length=5), 0)
+    core.step(0)
+    core.step(_MS)
+    core.cancel(1)
+    assert {o.rid for s in _run(core, _MS) for o in s.outputs} == {2}
+    assert core.state(0).kv_free_blocks == core.state(0).kv_total_blocks
+    assert core._one_more == {}
+
+
+def test_a_refusal_names_its_reason() -> None:
+    rejected = _core(max_waiting=0, max_num_seqs=1).submit(_submit(1, 10**6), 0)
+    assert rejected is not None
+    assert (rejected.rid, rejected.reason) == (1, "too_long")
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_real_time_and_virtual_time_decide_alike(depth: int) -> None:
+    """Waking late, within the bound, moves no step of a device that is continuously busy."""
+
+    def ends(lateness: list[int]) -> list[tuple[int, int]]:
+        core = _core(device="llama-3-8b-h100", depth=depth)
+        for rid in range(5):
+            core.submit(_submit(rid, 700, length=20), 0)
+        core.step(0)
+        seen: list[tuple[int, int]] = []
+        while (event := core.next_event_ns()) is not None:
+            said = core.step(event + lateness[len(seen) % len(lateness)])
+            if said is not None:
+                seen.append((said.at_ns, len(said.outputs)))
+        return seen
+
+    assert ends([0]) == ends([3 * _MS, 0, 60_000, 40 * _MS])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=15),
+    depth=st.integers(0, 2),
+)
+def test_every_token_is_told_under_block_shortage(
+    lengths: list[tuple[int, int]], depth: int
+) -> None:
+    profile = replace(load_profile("unit"), kv_blocks=25)  # hardly more than one long request
+    core = build_core(_config(depth=depth), profile)
+    for rid, (tokens, length) in enumerate(lengths):
+        assert core.submit(_submit(rid, tokens, length=length), 0) is None
+    tokens_told: Counter[int] = Counter()
+    for said in _run(core):
+        for output in said.outputs:
+            tokens_told[output.rid] += output.new_tokens
+    assert tokens_told == {rid: length for rid, (_, length) in enumerate(lengths)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"policy": "slo"}, "policy 'slo' is not built yet"),
+        ({"policy": "nope"}, "policy 'nope' is not a policy"),
+        ({"preemption": "swap"}, "preemption 'swap' is not built yet; this version has recompute"),
+        ({"token_budget": 32}, "the token budget must be 64 to 1024, not 32"),
+        ({"min_token_budget": 0, "token_budget": 1}, "minimum token budget must be 1 to 1024"),
+        ({"max_num_seqs": 0}, "the number of sequences must be at least 1, not 0"),
+        ({"max_waiting": -1}, "the number of waiting requests must be at least 0, not -1"),
+        ({"depth": 3}, "the depth must be 0 to 2, not 3"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        _core(**changes)
+
+
+@pytest.mark.parametrize(("device", "depth"), [("unit", 0), ("llama-3-8b-h100", 1)])
+def test_the_depth_follows_the_device_unless_told(device: str, depth: int) -> None:
+    assert _core(device=device, depth=None).scheduler.depth == depth
