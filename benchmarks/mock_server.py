@@ -6,8 +6,8 @@ one protocol class on uvloop, answers that were made at start, no routing and no
     python benchmarks/mock_server.py --port 0 --log arrivals.csv
 
 prints one JSON line with its URL, and at SIGTERM writes one line a request into the log:
-request id, arrival on the monotonic clock in nanoseconds (the same clock for every process of
-the machine). The arrival is when the request's last byte was read.
+request id, arrival on the wall clock in nanoseconds. The arrival is when the request's last byte
+was read.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class MockServer:
         self.arrivals: list[tuple[str, int]] = []
 
     def arrived(self, request_id: str, connection: Connection) -> None:
-        self.arrivals.append((request_id, time.monotonic_ns()))
+        self.arrivals.append((request_id, time.time_ns()))
         self._loop.call_later(self._ttft_s, self._piece, connection, 0)
 
     def _piece(self, connection: Connection, number: int) -> None:

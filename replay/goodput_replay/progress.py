@@ -114,9 +114,9 @@ def _line(moment: Moment) -> str:
 def _time(moment: Moment) -> str:
     elapsed = max(0, moment.elapsed_ns)
     remaining = moment.duration_ns - elapsed
-    shown = f"{elapsed // NS_PER_S} s"
+    shown = format_duration(elapsed)
     if remaining > 0:
-        return f"{shown}, {format_duration(remaining // NS_PER_S * NS_PER_S)} to go"
+        return f"{shown}, {format_duration(remaining)} to go"
     return f"{shown}, waiting for the last answers"
 
 

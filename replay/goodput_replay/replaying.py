@@ -213,8 +213,9 @@ class _Run:
         try:
             await lookahead.fill()
             with quiet():
-                zero_ns = pacer.now_ns() + _LEAD_NS
+                # One after the other, so that other clocks can be laid beside the run's.
                 started = datetime.now(UTC) + timedelta(microseconds=_LEAD_NS // NS_PER_US)
+                zero_ns = pacer.now_ns() + _LEAD_NS
                 spent_ns = -cpu_ns()
                 watching = asyncio.ensure_future(watch.run())
                 try:
@@ -292,7 +293,7 @@ class _Run:
             seed=options.seed,
             confidence=float(options.confidence),
             salt=job.salt,
-            started_at=started.isoformat(timespec="milliseconds"),
+            started_at=started.isoformat(timespec="microseconds"),
             version=version("goodput"),
             command=job.command,
             complete=self._stopper.by is None,

@@ -142,7 +142,7 @@ async def test_two_runs_send_different_prompts_unless_they_share_a_salt(
         url = await serve(answers(seen=seen))
         ended = await replay("--trace", trace, "--target", url, "--out", tmp_path / name,
                              "--speed", 20, "--no-report", *more)  # fmt: skip
-        assert ended.code == 0, ended.err
+        assert ended.code in {0, 3}, ended.err  # a busy machine may send too late to be valid
         bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in seen]
         return sorted(body["prompt"] for body in bodies)
 
@@ -174,7 +174,7 @@ async def test_ctrl_c_keeps_what_was_recorded_and_marks_the_run_incomplete(
 
     url = await serve(script)
     child = await start(
-        "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run"
+        "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run", "--no-report"
     )  # fmt: skip
     await enough.wait()
     child.send_signal(signal.SIGINT)
@@ -198,7 +198,8 @@ async def test_a_broken_target_ends_the_run_where_asked_to(
     broken = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
     url = await serve(answers(broken))
     ended = await replay(
-        "--trace", trace, "--target", url, "--abort-on", "error-rate=5%", "--out", tmp_path / "run"
+        "--trace", trace, "--target", url, "--abort-on", "error-rate=5%",
+        "--out", tmp_path / "run", "--no-report",
     )  # fmt: skip
     assert ended.code == 3
     assert "error: given up: 20 of 20 requests failed within 30 s" in ended.err
@@ -213,7 +214,7 @@ async def test_a_target_that_fails_later_is_judged_and_not_an_error_of_the_run(
     url = await serve(answers(http(b"<html>", "text/html")))
     ended = await replay(
         "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run", "--json",
-        "--gate",
+        "--gate", "--no-report"
     )  # fmt: skip
     summary = json.loads(ended.out)
     assert summary["overall"]["outcomes"] == {"error": 40}
@@ -312,10 +313,20 @@ async def test_a_service_that_cannot_start_is_named_with_its_own_sentence(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 async def test_a_service_is_started_replayed_and_stopped(trace: Path, tmp_path: Path) -> None:
     manifest = Path(__file__).parents[3] / "examples" / "chat.yaml"
     ended = await replay(
-        "--trace", trace, "-f", manifest, "--out", tmp_path / "run", "--json", "--endpoint", "chat"
+        "--trace",
+        trace,
+        "-f",
+        manifest,
+        "--out",
+        tmp_path / "run",
+        "--json",
+        "--endpoint",
+        "chat",
+        "--no-report",
     )
     assert ended.code in {0, 3}, ended.err
     summary = json.loads(ended.out)

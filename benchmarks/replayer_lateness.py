@@ -1,0 +1,194 @@
+"""How late the replayer sends, and what a request costs it.
+
+For each rate, the `replay` command itself replays a constant schedule of streamed requests
+against `mock_server.py` in its own process: 16 tokens per answer, 50 ms to the first token,
+10 ms between tokens. Two clocks judge it, and they must agree:
+
+- *lag*: what the replayer records, from the scheduled arrival to the bytes handed to the socket;
+- *arrival*: what the server logs, from the scheduled arrival to the request's last byte read.
+
+    python benchmarks/replayer_lateness.py            # four rates, three repeats: four minutes
+    python benchmarks/replayer_lateness.py --quick    # one repeat of five seconds each
+    python benchmarks/replayer_lateness.py --json > lateness.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.run.records import read_records
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock, TraceMetadata
+from goodput_traces.writer import write_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RATES = (50, 200, 500, 1000)
+INPUT_TOKENS = 300
+OUTPUT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One run. Times in milliseconds; `load` is the machine's one-minute load average before."""
+
+    rate_per_s: int
+    requests: int
+    ok: int
+    lag_p50_ms: float
+    lag_p99_ms: float
+    lag_max_ms: float
+    arrival_p50_ms: float
+    arrival_p99_ms: float
+    arrival_max_ms: float
+    cpu_s_per_1000: float
+    valid: bool
+    load: float
+
+
+def main() -> int:
+    """Measure, and print a table or JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rates", type=int, nargs="+", default=RATES, metavar="PER_S")
+    parser.add_argument("--seconds", type=int, default=15, help="length of one run (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one repeat of five seconds each")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    seconds = 5 if options.quick else options.seconds
+    repeats = 1 if options.quick else options.repeats
+    runs = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for rate in options.rates:
+            for repeat in range(repeats):
+                print(f"{rate} requests/s, run {repeat + 1} of {repeats}", file=sys.stderr)
+                runs.append(measure(rate, seconds, Path(scratch)))
+    if options.json:
+        json.dump(
+            {"machine": machine(), "runs": [asdict(run) for run in runs]}, sys.stdout, indent=2
+        )
+        print()
+    else:
+        show(runs)
+    return 0
+
+
+def measure(rate_per_s: int, seconds: int, scratch: Path) -> Measured:
+    """One run of `replay` in its own process."""
+    trace, run, log = scratch / "trace.parquet", scratch / "run", scratch / "arrivals.csv"
+    rows = (
+        TraceRow(
+            request_id=f"row-{i}",
+            timestamp_start_unix_ns=i * NS_PER_S // rate_per_s,
+            input_tokens=INPUT_TOKENS,
+            output_tokens=OUTPUT_TOKENS,
+        )
+        for i in range(rate_per_s * seconds)
+    )
+    metadata = TraceMetadata(source="constant rate", clock=Clock.TRACE_RELATIVE)
+    write_trace(trace, rows, metadata, overwrite=True)
+    load = os.getloadavg()[0]
+    with mock_server(log) as url:
+        command = ["-m", "goodput_core", "replay", "--trace", str(trace), "--target", url]
+        command += ["--out", str(run), "--force", "--no-report", "--json"]
+        # 3 says that the run is invalid, which is a result here and not a failure.
+        ended = subprocess.run([sys.executable, *command], capture_output=True, check=False)
+        if ended.returncode not in {0, 3}:
+            raise SystemExit(ended.stderr.decode())
+    summary = json.loads(ended.stdout)
+    records = list(read_records(run, gaps=False))
+    lag = sorted(r.lag_ns for r in records if r.lag_ns is not None)
+    arrival = server_lateness(log, summary, {r.request_id: r.scheduled_ns for r in records})
+    return Measured(
+        rate_per_s=rate_per_s,
+        requests=len(records),
+        ok=summary["overall"]["outcomes"].get("ok", 0),
+        lag_p50_ms=at(lag, 0.5),
+        lag_p99_ms=at(lag, 0.99),
+        lag_max_ms=at(lag, 1),
+        arrival_p50_ms=at(arrival, 0.5),
+        arrival_p99_ms=at(arrival, 0.99),
+        arrival_max_ms=at(arrival, 1),
+        cpu_s_per_1000=round(summary["client"]["cpu_s"] * 1000 / len(records), 3),
+        valid=summary["validity"]["valid"],
+        load=round(load, 2),
+    )
+
+
+@contextmanager
+def mock_server(log: Path) -> Iterator[str]:
+    """The mock in its own process; its log is complete once the block has ended."""
+    script = Path(__file__).with_name("mock_server.py")
+    command = [sys.executable, str(script), "--log", str(log), "--tokens", str(OUTPUT_TOKENS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        try:
+            yield json.loads(child.stdout.readline())["url"]
+        finally:
+            child.terminate()
+            child.wait()
+
+
+def server_lateness(log: Path, summary: Any, scheduled_ns: dict[str, int]) -> list[int]:
+    """Arrival at the server minus schedule, sorted, nanoseconds.
+
+    The run's zero is known on the wall clock to the microsecond, and the server logs that clock.
+    """
+    started = datetime.fromisoformat(summary["run"]["started_at"])
+    zero_ns = int(started.timestamp()) * NS_PER_S + started.microsecond * 1000
+    lines = (line.split(",") for line in log.read_text().splitlines())
+    return sorted(int(at_ns) - zero_ns - scheduled_ns[name] for name, at_ns in lines)
+
+
+def at(values: Sequence[int], share: float) -> float:
+    """A quantile of sorted nanoseconds, in milliseconds."""
+    return round(values[min(len(values) - 1, int(len(values) * share))] / NS_PER_MS, 3)
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were measured on."""
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def show(runs: Sequence[Measured]) -> None:
+    """Print one row per run."""
+    table = Table(title=f"replayer lateness, ms (p50 / p99 / max), {machine()['cpus']} CPUs")
+    for name in ("rate/s", "ok", "lag", "arrival at server", "CPU s per 1,000", "valid", "load"):
+        table.add_column(name, justify="right")
+    for run in runs:
+        table.add_row(
+            str(run.rate_per_s),
+            f"{run.ok}/{run.requests}",
+            f"{run.lag_p50_ms:.2f} / {run.lag_p99_ms:.2f} / {run.lag_max_ms:.2f}",
+            f"{run.arrival_p50_ms:.2f} / {run.arrival_p99_ms:.2f} / {run.arrival_max_ms:.2f}",
+            f"{run.cpu_s_per_1000:.2f}",
+            "yes" if run.valid else "no",
+            f"{run.load:.2f}",
+        )
+    Console(width=max(110, Console().width)).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
