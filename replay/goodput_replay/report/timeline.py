@@ -8,6 +8,7 @@ answers to the one in which they ended.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -154,8 +155,9 @@ def _per_stretch(
     found = np.full(count, np.nan)
     there = np.isfinite(values)
     order = np.argsort(stretch[there], kind="stable")
-    groups, sorted_values = stretch[there][order], values[there][order]
-    places, starts = np.unique(groups, return_index=True)
-    for place, part in zip(places, np.split(sorted_values, starts[1:]), strict=True):
-        found[place] = np.quantile(part, q, method="inverted_cdf")
+    ordered = values[there][order]
+    bounds = np.searchsorted(stretch[there][order], np.arange(count + 1))
+    for place, (first, last) in enumerate(pairwise(bounds.tolist())):
+        if first < last:
+            found[place] = np.quantile(ordered[first:last], q, method="inverted_cdf")
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -25,6 +25,9 @@ __all__ = [
     "draw_misses",
     "draw_rates",
 ]
+
+# A logarithmic axis has no zero: what was sent to the microsecond stands here.
+_LEAST_MS: Final = 1e-3
 
 
 def draw_attainment(timeline: Timeline, objectives: Mapping[str, float]) -> str:
@@ -53,9 +56,9 @@ def draw_goodput(timeline: Timeline) -> str:
     canvas = Canvas("Goodput over time, stacked by class", y_label="requests per second")
     with canvas as axes:
         _stack(axes, timeline, [one.good for one in timeline.classes])
-        judged = np.sum([one.total for one in timeline.classes], axis=0)
+        judged = sum((one.total for one in timeline.classes), np.zeros_like(timeline.offered))
         _steps(axes, timeline, judged / timeline.widths_s, Canvas.ink, width=1.1)
-        _from_zero(axes)
+        _from_zero(axes, judged / timeline.widths_s)
         time_axis(axes, float(timeline.edges_s[-1]))
     return canvas.svg()
 
@@ -65,7 +68,8 @@ def draw_misses(timeline: Timeline) -> str:
     canvas = Canvas("Missed requests over time, by reason", y_label="requests per second")
     with canvas as axes:
         _stack(axes, timeline, list(timeline.misses.values()))
-        _from_zero(axes)
+        missed = sum(timeline.misses.values(), np.zeros_like(timeline.offered))
+        _from_zero(axes, missed / timeline.widths_s)
         time_axis(axes, float(timeline.edges_s[-1]))
     return canvas.svg()
 
@@ -76,7 +80,8 @@ def draw_rates(timeline: Timeline) -> str:
     with canvas as axes:
         _steps(axes, timeline, timeline.offered / timeline.widths_s, Canvas.ink, width=1.1)
         _steps(axes, timeline, timeline.served / timeline.widths_s, colour_of(0))
-        _from_zero(axes)
+        busier = np.maximum(timeline.offered, timeline.served)
+        _from_zero(axes, busier / timeline.widths_s)
         time_axis(axes, float(timeline.edges_s[-1]))
     return canvas.svg()
 
@@ -94,7 +99,7 @@ def draw_in_flight(timeline: Timeline) -> str:
             linewidth=0,
         )
         _steps(axes, timeline, timeline.in_flight.astype(np.float64), colour_of(0))
-        _from_zero(axes)
+        _from_zero(axes, timeline.in_flight)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         time_axis(axes, float(timeline.edges_s[-1]))
     return canvas.svg()
@@ -109,10 +114,12 @@ def draw_lag(timeline: Timeline, limit_ms: float) -> str:
     """
     canvas = Canvas("Send lag of the client over time", y_label="send lag (ms)")
     with canvas as axes:
-        # A logarithmic axis has no zero; a request sent to the microsecond is drawn there.
-        _steps(axes, timeline, np.maximum(timeline.lag_p50_ms, 1e-3), colour_of(0))
-        _steps(axes, timeline, np.maximum(timeline.lag_max_ms, 1e-3), colour_of(1), width=1.1)
+        _steps(axes, timeline, np.maximum(timeline.lag_p50_ms, _LEAST_MS), colour_of(0))
+        _steps(axes, timeline, np.maximum(timeline.lag_max_ms, _LEAST_MS), colour_of(1), width=1.1)
         axes.axhline(limit_ms, color=Canvas.alert, linestyle=(0, (4, 3)), linewidth=1.2)
+        lowest = np.nanmin(timeline.lag_p50_ms, initial=limit_ms)
+        highest = np.nanmax(timeline.lag_max_ms, initial=limit_ms)
+        axes.set_ylim(max(lowest, _LEAST_MS) / 1.5, highest * 1.5)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.minorticks_off()
@@ -151,6 +158,7 @@ def _closed(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float
     return np.concatenate((values, values[-1:])).astype(np.float64)
 
 
-def _from_zero(axes: Axes) -> None:
-    axes.set_ylim(bottom=0)
+def _from_zero(axes: Axes, values: NDArray[np.float64] | NDArray[np.int64]) -> None:
+    """Give the vertical axis room from 0 to a little above the values, or to 1 without any."""
+    axes.set_ylim(0, float(values.max(initial=0)) * 1.06 or 1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))

@@ -1,0 +1,106 @@
+"""`replay report DIR` rebuilds the page, and says in one sentence why it cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.dispatch import run_command
+from goodput_core.errors import ExitCode
+from goodput_replay.run.folder import RunWriter
+from goodput_replay.run.names import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.replay.conftest import SyntheticRun
+
+
+@pytest.fixture
+def folder(tmp_path: Path, synthetic_run: SyntheticRun) -> Path:
+    path = tmp_path / "run"
+    with RunWriter.create(path, promise=synthetic_run.facts.promise) as writer:
+        for record in synthetic_run.records[:100]:
+            writer.append(record)
+        writer.finish(synthetic_run.facts)
+    return path
+
+
+def test_the_report_is_rebuilt_as_it_was(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = folder / REPORT_FILE
+    first = report.read_bytes()
+    report.unlink()
+    assert run_command(["replay", "report", str(folder)]) == 0
+    assert report.read_bytes() == first
+    assert capsys.readouterr().out == f"{report}\n"
+
+
+def test_the_report_goes_where_it_is_asked_to(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    (folder / REPORT_FILE).unlink()
+    assert run_command(["replay", "report", str(folder), "--out", str(out)]) == 0
+    assert out.read_text().startswith("<!DOCTYPE html>")
+    assert not (folder / REPORT_FILE).exists()
+
+
+def _no_summary(folder: Path) -> None:
+    (folder / SUMMARY_FILE).unlink()
+
+
+def _no_records(folder: Path) -> None:
+    (folder / RECORDS_FILE).unlink()
+
+
+def _cut_records(folder: Path) -> None:
+    path = folder / RECORDS_FILE
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _foreign_summary(folder: Path) -> None:
+    (folder / SUMMARY_FILE).write_text('{"name": "chat"}')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (_no_summary, "summary.json: No such file"),
+        (_no_records, "records.parquet: no such file"),
+        (_cut_records, "records.parquet: not a readable Parquet file"),
+        (_foreign_summary, "summary.json: not a run's summary"),
+    ],
+    ids=["no summary", "no records", "cut records", "foreign summary"],
+)
+def test_a_folder_that_holds_no_run_is_refused(
+    folder: Path,
+    spoil: Callable[[Path], None],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(folder)
+    assert run_command(["replay", "report", str(folder)]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["a", "b"], ["a", "--open"], ["/nowhere"]],
+    ids=["no folder", "two folders", "unknown option", "nothing there"],
+)
+def test_a_wrong_command_line_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["replay", "report", *arguments]) == ExitCode.USAGE
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_report_that_cannot_be_written_is_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "missing" / "page.html"
+    assert run_command(["replay", "report", str(folder), "--out", str(out)]) == ExitCode.USAGE
+    assert "the report cannot be written" in capsys.readouterr().err

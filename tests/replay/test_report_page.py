@@ -1,0 +1,285 @@
+"""The report is one page that asks the network for nothing and shows hostile text as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo import SLOClass, Targets
+from goodput_replay.report.page import render, write_report
+from goodput_replay.run.facts import Promise
+from goodput_replay.run.folder import RunWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.replay.conftest import SyntheticRun
+
+    from goodput_replay.run.facts import RunFacts
+
+HOSTILE = "\"><script>alert('1')</script><img src=https://evil.example/x onerror=alert(1)>&amp;"
+_SECTIONS = (
+    "verdict",
+    "classes",
+    "validity",
+    "time",
+    "latency",
+    "outcomes",
+    "slowest",
+    "inputs",
+)
+_VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class _Page(HTMLParser):
+    """What a page is made of: tags with their attributes, ids, text, and its outline."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.outline: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        assert not self._open, f"never closed: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self._open.append(tag)
+        if tag in {"section", "figure", "article", "table"}:
+            name = dict(attrs).get("id") or tag
+            self.outline.append(f"{'  ' * self._open.count('section')}{name}")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open, f"</{tag}> closes nothing"
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._open:
+            self.text += data
+
+    def values(self, *names: str) -> list[str]:
+        return [v for _, attrs in self.tags for n, v in attrs.items() if n in names and v]
+
+
+def _make(folder: Path, facts: RunFacts, records: Sequence[RequestRecord]) -> str:
+    with RunWriter.create(folder, promise=facts.promise, force=True) as writer:
+        for record in records:
+            writer.append(record)
+        writer.finish(facts, report=False)
+    return render(folder)
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> str:
+    return _make(tmp_path_factory.mktemp("page"), synthetic_run.facts, synthetic_run.records)
+
+
+def test_the_page_is_whole_and_its_names_are_unique(html: str) -> None:
+    page = _Page(html)
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert set(_SECTIONS) <= set(ids)
+
+
+@pytest.mark.golden
+def test_the_outline_of_the_page_does_not_change(
+    html: str, golden: Callable[[str, str], None]
+) -> None:
+    golden("report_outline.txt", "\n".join(_Page(html).outline) + "\n")
+
+
+def _references(html: str) -> list[str]:
+    page = _Page(html)
+    in_styles = re.findall(r"url\(([^)]*)\)", html)
+    return [*page.values("src", "href", "xlink:href", "srcset", "action", "data"), *in_styles]
+
+
+def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
+    ids = set(_Page(html).values("id"))
+    references = _references(html)
+    assert references
+    for reference in references:
+        assert reference == "data:," or reference.removeprefix("#") in ids
+    assert "@import" not in html
+
+
+def test_the_page_forbids_scripts_and_requests_to_itself(html: str) -> None:
+    page = _Page(html)
+    assert not [tag for tag, _ in page.tags if tag in {"script", "iframe", "object", "embed"}]
+    (policy,) = [
+        attrs["content"]
+        for tag, attrs in page.tags
+        if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
+
+
+def test_every_drawing_has_a_name_for_those_who_cannot_see_it(html: str) -> None:
+    drawings = [attrs for tag, attrs in _Page(html).tags if tag == "svg"]
+    assert len(drawings) == 6 + 4 + 2
+    assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
+
+
+def test_colours_come_from_the_style_sheet_so_that_dark_mode_works(html: str) -> None:
+    assert "#f00d" not in html
+    assert "prefers-color-scheme: dark" in html
+    for used in set(re.findall(r"var\((--[a-z0-9-]+)\)", html)):
+        assert f"{used}:" in html or used == "--tone", f"{used} is never set"
+    drawn = html[html.index("<main>") :]
+    assert not re.findall(r"(?:fill|stroke): #", drawn)
+
+
+def test_the_first_screen_says_whether_it_held_and_whether_to_trust_it(html: str) -> None:
+    text = " ".join(_Page(html).text.split())
+    top = text[: text.index("Over time")]
+    for expected in ("PASS", "1,915 of 1,972", "97.10%", "TTFT ≤ 500 ms", "synthetic trace"):
+        assert expected in top
+    for expected in ("The client kept up", "1.316 ms", "of 25 ms allowed", "0 of 2,629"):
+        assert expected in top
+
+
+def test_the_same_run_gives_the_same_bytes(
+    tmp_path: Path, html: str, synthetic_run: SyntheticRun
+) -> None:
+    assert _make(tmp_path, synthetic_run.facts, synthetic_run.records) == html
+
+
+def test_hostile_text_is_shown_and_not_obeyed(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
+    base = synthetic_run.facts
+    facts = replace(
+        base,
+        trace=replace(base.trace, name=HOSTILE, source=HOSTILE, licence=HOSTILE, clock=HOSTILE),
+        target=replace(base.target, service=HOSTILE, model=HOSTILE, url=HOSTILE),
+        command=("replay", HOSTILE),
+        salt=HOSTILE,
+        started_at=HOSTILE,
+        promise=Promise(classes=(SLOClass(name=HOSTILE, ttft_ms=1, tpot_ms=1),), default=HOSTILE),
+        complete=False,
+        abort_reason=HOSTILE,
+    )
+    records = [
+        replace(r, request_id=HOSTILE, slo_class=HOSTILE, replica=HOSTILE, detail=HOSTILE)
+        for r in synthetic_run.records[:50]
+    ]
+    page = _Page(_make(tmp_path, facts, records))
+    assert not [tag for tag, _ in page.tags if tag in {"script", "img"}]
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    assert page.text.count("onerror=alert(1)") > 10
+    assert all("evil" not in value for value in page.values("src", "href", "style"))
+
+
+def test_an_hour_of_traffic_makes_a_page_of_less_than_two_megabytes(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    hour_ns = 3600 * 10**9
+    records = [
+        replace(
+            synthetic_run.records[index % len(synthetic_run.records)],
+            request_id=f"r{index}",
+            scheduled_ns=index * (hour_ns // 20_000),
+            sent_ns=index * (hour_ns // 20_000),
+            first_token_ns=index * (hour_ns // 20_000) + 10**8 + index,
+            last_token_ns=index * (hour_ns // 20_000) + 10**9,
+            end_ns=index * (hour_ns // 20_000) + 10**9,
+            gaps_us=(1,),
+        )
+        for index in range(20_000)
+    ]
+    facts = replace(synthetic_run.facts, window_ns=hour_ns, rows_planned=len(records))
+    assert len(_make(tmp_path, facts, records)) < 2 << 20
+
+
+def _nothing(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+    return replace(run.facts, rows_planned=0, complete=False, abort_reason="interrupted"), []
+
+
+def _no_promise(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+    records = [replace(r, slo_class="", targets=Targets()) for r in run.records[:200]]
+    return replace(run.facts, promise=Promise()), records
+
+
+def _no_promise_and_nothing(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+    return replace(run.facts, promise=Promise(), rows_planned=0), []
+
+
+def _all_failed(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+    return run.facts, [
+        RequestRecord(
+            request_id=r.request_id,
+            slo_class=r.slo_class,
+            scheduled_ns=r.scheduled_ns,
+            sent_ns=r.sent_ns,
+            end_ns=r.end_ns,
+            outcome=Outcome.ERROR,
+        )
+        for r in run.records[:100]
+    ]
+
+
+def _one_request(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+    return replace(run.facts, rows_planned=1, window_ns=1), list(run.records[:1])
+
+
+def _one_token(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+    return run.facts, [
+        replace(r, output_tokens=1, gaps_us=(), pinned_output_tokens=1) for r in run.records[:50]
+    ]
+
+
+def _sixteen_classes(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+    names = [f"class-{index}-{'x' * 30}" for index in range(16)]
+    classes = tuple(SLOClass(name=name, ttft_ms=100, tpot_ms=10) for name in names)
+    records = [replace(r, slo_class=names[index % 15]) for index, r in enumerate(run.records[:400])]
+    return replace(run.facts, promise=Promise(classes=classes, default=names[0])), records
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _nothing,
+        _no_promise,
+        _no_promise_and_nothing,
+        _all_failed,
+        _one_request,
+        _one_token,
+        _sixteen_classes,
+    ],
+    ids=lambda make: make.__name__.strip("_"),
+)
+def test_an_unusual_run_has_a_report_too(
+    tmp_path: Path, synthetic_run: SyntheticRun, make: Callable[[SyntheticRun], object]
+) -> None:
+    made = make(synthetic_run)
+    assert isinstance(made, tuple)
+    page = _Page(_make(tmp_path, *made))
+    assert set(_SECTIONS) <= set(page.values("id"))
+    assert "nan" not in page.text.split()
+
+
+def test_classes_of_an_invalid_run_are_not_judged(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    facts = replace(synthetic_run.facts, rows_planned=9999)
+    page = _Page(_make(tmp_path, facts, synthetic_run.records))
+    assert "not judged: invalid run" in page.text
+    assert not [attrs for _, attrs in page.tags if attrs.get("class") == "tag PASS"]
+
+
+def test_the_report_can_be_written_elsewhere(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
+    html = _make(tmp_path, synthetic_run.facts, synthetic_run.records[:50])
+    out = tmp_path / "elsewhere.html"
+    assert write_report(tmp_path, out) == out
+    assert out.read_text() == html
+    assert not (tmp_path / "report.html").exists()

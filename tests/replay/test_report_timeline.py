@@ -1,0 +1,114 @@
+"""Stretches of time keep every request, and their figures are those of a plain count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.judging import JudgementKind, MissReason
+from goodput_core.record import Outcome
+from goodput_replay.report.figures.latency import Curve, draw_latency
+from goodput_replay.report.timeline import cut_timeline
+from goodput_replay.run.columns import RunColumns, load_columns
+from goodput_replay.run.folder import RunWriter
+
+if TYPE_CHECKING:
+    from tests.replay.conftest import SyntheticRun
+
+_KINDS, _OUTCOMES = list(JudgementKind), list(Outcome)
+
+
+def _columns(spans: list[tuple[float, float]]) -> RunColumns:
+    """Attained requests, sent on time at the first and answered at the second instant, seconds."""
+    starts, ends = (np.array([span[i] for span in spans], dtype=np.float64) * 1e9 for i in (0, 1))
+    zeros = np.zeros(len(spans), dtype=np.int64)
+    return RunColumns(
+        class_names=("chat",),
+        class_code=zeros,
+        outcome_code=zeros + _OUTCOMES.index(Outcome.OK),
+        kind_code=zeros + _KINDS.index(JudgementKind.ATTAINED),
+        reason_code=zeros - 1,
+        scheduled_ns=starts,
+        sent_ns=starts,
+        first_token_ns=ends,
+        last_token_ns=ends,
+        end_ns=ends,
+        input_tokens=zeros,
+        output_tokens=zeros,
+        tbt_p99_us=starts * np.nan,
+        row=np.arange(len(spans)),
+    )
+
+
+_SPANS = st.lists(
+    st.tuples(st.integers(0, 590), st.integers(1, 200)).map(lambda s: (s[0] / 10, sum(s) / 10)),
+    max_size=40,
+)
+
+
+@given(spans=_SPANS)
+def test_the_most_in_flight_is_what_a_count_at_every_instant_finds(
+    spans: list[tuple[float, float]],
+) -> None:
+    timeline = cut_timeline(_columns(spans), ("chat",), start_s=0, length_s=60)
+    for index, (begin, end) in enumerate(pairwise(timeline.edges_s.tolist())):
+        instants = [begin, *(s for s, _ in spans if begin <= s < end)]
+        expected = max(sum(s <= at < e for s, e in spans) for at in instants)
+        assert timeline.in_flight[index] == expected
+
+
+@given(spans=_SPANS, length_s=st.integers(60, 100_000))
+def test_no_request_is_lost_between_stretches(
+    spans: list[tuple[float, float]], length_s: int
+) -> None:
+    timeline = cut_timeline(_columns(spans), ("chat",), start_s=0, length_s=length_s)
+    assert timeline.offered.sum() == len(spans)
+    assert timeline.classes[0].good.sum() == len(spans)
+    assert timeline.served.sum() == sum(end <= length_s for _, end in spans)
+    assert len(timeline.widths_s) <= 120
+    assert timeline.widths_s.sum() == pytest.approx(length_s)
+
+
+def test_attainment_is_a_gap_where_nothing_was_judged() -> None:
+    timeline = cut_timeline(_columns([(0.5, 1), (2.5, 3)]), ("chat",), start_s=0, length_s=3)
+    assert timeline.classes[0].attainment.tolist() == pytest.approx([1, np.nan, 1], nan_ok=True)
+
+
+def test_a_window_that_begins_later_counts_from_its_start() -> None:
+    timeline = cut_timeline(_columns([(100.5, 101)]), ("chat",), start_s=100, length_s=2)
+    assert timeline.offered.tolist() == [1, 0]
+
+
+def test_misses_stand_under_their_first_reason_and_none_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun
+) -> None:
+    folder = tmp_path_factory.mktemp("misses")
+    promise = synthetic_run.facts.promise
+    hard = replace(
+        promise, classes=tuple(replace(c, ttft_ms=50, tpot_ms=30) for c in promise.classes)
+    )
+    with RunWriter.create(folder, promise=hard) as writer:
+        judgements = [writer.append(record) for record in synthetic_run.records]
+    timeline = cut_timeline(load_columns(folder), ("interactive",), start_s=0, length_s=300)
+    for reason in MissReason:
+        expected = sum(j is not None and j.reasons[:1] == (reason,) for j in judgements)
+        found = timeline.misses.get(reason)
+        assert (0 if found is None else found.sum()) == expected
+    both = (MissReason.TTFT, MissReason.TPOT)
+    assert any(j is not None and j.reasons == both for j in judgements)
+
+
+def test_a_curve_of_a_million_values_is_drawn_from_a_few_points() -> None:
+    values = np.sort(np.random.default_rng(1).lognormal(3, 1, 1_000_000))
+    shares = (np.arange(len(values)) + 1) / len(values)
+    curve = Curve(colour=0, values_ms=values, shares=shares, count=len(values), target_ms=100)
+    svg = draw_latency("Time to first token", [curve])
+    assert len(svg) < 40_000
+    assert "99.99%" in svg
+    assert ">100 ms<" in svg
