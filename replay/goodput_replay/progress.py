@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from goodput_core.units import NS_PER_S, format_duration
+from goodput_core.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
