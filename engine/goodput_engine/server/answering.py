@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Answering"]
 
 _MAX_RETRY_AFTER_S: Final = 60
+_EVENTS_AT_ONCE: Final = 64
 
 
 class Answering:
@@ -134,13 +135,12 @@ class Answering:
             headers={**self._stream_headers, HEADER_REQUEST_ID: call.request_id or answer_id}
         )
         await response.prepare(request)
+        reason = None
         while True:
-            count = min(stream.tokens - answer.tokens, self._front.settings.clients.event_tokens)
-            last = stream.finish_reason is not None and answer.tokens + count == stream.tokens
-            text = answer.take(count, last=last)
-            reason = "stop" if answer.stopped else stream.finish_reason if last else None
-            if text or reason:
-                await self._write(request, response, form.event(text, reason))
+            if stream.tokens > answer.tokens or stream.finish_reason is not None:
+                events, reason = self._events(request, form, answer, stream)
+                if events:
+                    await self._write(request, response, events)
             if reason is not None:
                 break
             if answer.tokens == stream.tokens:
@@ -156,6 +156,30 @@ class Answering:
             await response.write(DONE)
         await response.write_eof()
         return response
+
+    def _events(
+        self, request: web.Request, form: EventForm, answer: Answer, stream: RequestStream
+    ) -> tuple[bytes, str | None]:
+        """Events of what came, and the reason if they end the answer.
+
+        One for each token, also where several came at once; one for all of them where the client
+        has not yet taken what was written before.
+        """
+        transport = request.transport
+        behind = transport is not None and transport.get_write_buffer_size() > 0
+        most = self._front.settings.clients.event_tokens
+        each = most if behind else 1
+        goal = min(stream.tokens, answer.tokens + (most if behind else _EVENTS_AT_ONCE))
+        events: list[bytes] = []
+        while True:
+            count = min(each, goal - answer.tokens)
+            last = stream.finish_reason is not None and answer.tokens + count == stream.tokens
+            text = answer.take(count, last=last)
+            reason = "stop" if answer.stopped else stream.finish_reason if last else None
+            if text or reason is not None:
+                events.append(form.event(text, reason))
+            if reason is not None or answer.tokens >= goal:
+                return b"".join(events), reason
 
     async def _write(
         self, request: web.Request, response: web.StreamResponse, event: bytes

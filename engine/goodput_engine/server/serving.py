@@ -88,6 +88,8 @@ def error_form(front: Front) -> Callable[..., Awaitable[web.StreamResponse]]:
         headers = dict(replica)
         if refusal.retry_after_s:
             headers["Retry-After"] = str(refusal.retry_after_s)
+        if refusal.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
         return web.Response(
             status=refusal.status,
             body=error_json(refusal),
