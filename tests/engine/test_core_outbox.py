@@ -1,0 +1,102 @@
+"""What waits for a front that reads slowly is bounded and loses nothing."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from goodput_engine.core.outbox import Outbox
+from goodput_engine.core.wire import core_reader
+from goodput_engine.messages import EngineState, Rejected, RequestOutput, StepOutputs
+
+if TYPE_CHECKING:
+    from goodput_engine.messages import CoreMessage
+
+
+def _step(number: int, *outputs: RequestOutput) -> StepOutputs:
+    state = EngineState(
+        at_ns=number,
+        running=1,
+        waiting=0,
+        kv_total_blocks=1,
+        kv_free_blocks=1,
+        kv_cached_blocks=0,
+        block_size=16,
+        limits_revision=0,
+        token_budget=1,
+        max_num_seqs=1,
+        max_waiting=1,
+        steps=number,
+        step_ns=0,
+        scheduled_tokens=0,
+        output_tokens=0,
+        preemptions=0,
+        prefix_queried_tokens=0,
+        prefix_hit_tokens=0,
+        shed=0,
+        draining=False,
+    )
+    return StepOutputs(at_ns=number, step_ns=1, outputs=list(outputs), state=state)
+
+
+def _drain(outbox: Outbox, sender: socket.socket, receiver: socket.socket) -> list[CoreMessage]:
+    reader, messages = core_reader(), []
+    while outbox.waiting:
+        outbox.flush(sender)
+        messages += reader.feed(receiver.recv(1 << 20))
+    return messages
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    sender, receiver = socket.socketpair()
+    sender.setblocking(False)
+    return sender, receiver
+
+
+def test_what_the_socket_takes_goes_out_as_it_is() -> None:
+    sender, receiver = _pair()
+    with sender, receiver:
+        outbox = Outbox()
+        steps = [_step(n, RequestOutput(rid=1, new_tokens=1)) for n in range(3)]
+        for step in steps:
+            outbox.push(step)
+        assert _drain(outbox, sender, receiver) == steps
+        assert not outbox.waiting
+
+
+def test_steps_that_cannot_go_out_are_merged_and_no_token_is_lost() -> None:
+    sender, receiver = _pair()
+    with sender, receiver:
+        outbox = Outbox(merge_above_bytes=0)
+        first = RequestOutput(rid=1, new_tokens=1, cached_tokens=16, first_scheduled_ns=9)
+        outbox.push(_step(0))
+        outbox.push(_step(1, first, RequestOutput(rid=2, new_tokens=1, token_ids=[5])))
+        for number in range(2, 1000):
+            outbox.push(_step(number, RequestOutput(rid=1, new_tokens=1)))
+        last = RequestOutput(rid=1, new_tokens=1, finish_reason="stop")
+        outbox.push(_step(1000, last, RequestOutput(rid=2, new_tokens=1, token_ids=[6])))
+        assert len(outbox._unsent) < 1000
+        before, merged = _drain(outbox, sender, receiver)
+        assert before == _step(0)
+        assert merged == _step(
+            1000,
+            RequestOutput(
+                rid=1,
+                new_tokens=1000,
+                finish_reason="stop",
+                cached_tokens=16,
+                first_scheduled_ns=9,
+            ),
+            RequestOutput(rid=2, new_tokens=2, token_ids=[5, 6]),
+        )
+
+
+def test_a_refusal_never_overtakes_what_was_said_before() -> None:
+    sender, receiver = _pair()
+    with sender, receiver:
+        outbox = Outbox(merge_above_bytes=0)
+        rejected = Rejected(rid=3, reason="queue_full", detail="later", retry_after_s=1)
+        messages: list[CoreMessage] = [_step(0), _step(1), rejected, _step(2)]
+        for message in messages:
+            outbox.push(message)
+        assert _drain(outbox, sender, receiver) == messages

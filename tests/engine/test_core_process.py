@@ -1,0 +1,209 @@
+"""The core as a process of its own: its first word, its steps in real time, and its end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_engine.core.wire import core_reader, encode
+from goodput_engine.messages import (
+    Cancel,
+    Configure,
+    Drain,
+    ExecutorInput,
+    Failed,
+    Limits,
+    Ready,
+    Rejected,
+    SetLimits,
+    Shutdown,
+    StepOutputs,
+    Submit,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_engine.messages import CoreMessage, FrontMessage
+
+
+class Core:
+    """The front's end of a real core process."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        self.sock = sock
+        self.process = process
+        self.reader = core_reader()
+        self.unread: list[CoreMessage] = []
+
+    def say(self, *messages: FrontMessage) -> None:
+        self.sock.sendall(b"".join(encode(message) for message in messages))
+
+    def hear(self) -> CoreMessage | None:
+        """The next message, or None at the end of the stream."""
+        while not self.unread:
+            data = self.sock.recv(1 << 20)
+            if not data:
+                return None
+            self.unread += self.reader.feed(data)
+        return self.unread.pop(0)
+
+    def hear_until_finished(self, *rids: int) -> list[StepOutputs]:
+        left, steps = set(rids), []
+        while left:
+            message = self.hear()
+            assert isinstance(message, StepOutputs)
+            steps.append(message)
+            left -= {o.rid for o in message.outputs if o.finish_reason is not None}
+        return steps
+
+
+@contextmanager
+def _core() -> Iterator[Core]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    fd = theirs.fileno()
+    command = [sys.executable, "-m", "goodput_engine.core.process", "--fd", str(fd)]
+    process = subprocess.Popen(command, pass_fds=[fd])
+    theirs.close()
+    try:
+        yield Core(ours, process)
+    finally:
+        ours.close()
+        process.wait(20)
+
+
+def _configure(device: str = "unit", policy: str = "sarathi", budget: int = 512) -> Configure:
+    return Configure(
+        device=device,
+        policy=policy,
+        preemption="recompute",
+        token_budget=budget,
+        min_token_budget=64,
+        max_token_budget=1024,
+        max_num_seqs=8,
+        max_waiting=100,
+    )
+
+
+def _submit(rid: int, length: int = 5) -> Submit:
+    return Submit(
+        rid=rid,
+        arrival_ns=time.monotonic_ns(),
+        input_tokens=10,
+        executor=ExecutorInput(output_tokens=length),
+    )
+
+
+def test_a_request_runs_in_real_time_on_the_modelled_clock() -> None:
+    with _core() as core:
+        core.say(_configure())
+        ready = core.hear()
+        assert isinstance(ready, Ready)
+        assert (ready.device, ready.vocab_size, ready.max_model_tokens) == ("unit", 32000, 65536)
+        assert (ready.state.block_size, ready.state.token_budget) == (16, 512)
+        sent = time.monotonic_ns()
+        core.say(_submit(1, 50))
+        steps = core.hear_until_finished(1)
+        assert sum(o.new_tokens for s in steps for o in s.outputs) == 50
+        at = [s.at_ns for s in steps]
+        assert sent < at[0] <= time.monotonic_ns()
+        if steps[-1].state.behind_ns == 0:  # a machine that never stalls for 100 ms
+            assert {b - a for a, b in pairwise(at)} == {1_000_000}
+
+
+def test_refusals_limits_cancellation_and_drain_go_through() -> None:
+    with _core() as core:
+        core.say(_configure(), SetLimits(revision=2, limits=Limits(token_budget=128)))
+        assert isinstance(core.hear(), Ready)
+        limited = core.hear()
+        assert isinstance(limited, StepOutputs)
+        assert (limited.state.limits_revision, limited.state.token_budget) == (2, 128)
+        core.say(Submit(rid=7, arrival_ns=0, input_tokens=10**6))
+        rejected = core.hear()
+        assert isinstance(rejected, Rejected)
+        assert (rejected.rid, rejected.reason) == (7, "too_long")
+        core.say(_submit(1, 100_000), Cancel(rid=1), Cancel(rid=99), _submit(2), Drain())
+        steps = core.hear_until_finished(2)
+        assert {o.rid for s in steps for o in s.outputs} == {2}
+        assert steps[-1].state.draining
+        assert steps[-1].state.kv_free_blocks == steps[-1].state.kv_total_blocks
+
+
+@pytest.mark.parametrize("way", ["end of stream", "shutdown", "end of stream before a word"])
+def test_the_core_ends_when_the_front_is_gone(way: str) -> None:
+    with _core() as core:
+        if way != "end of stream before a word":
+            core.say(_configure(), _submit(1, 60_000))
+            assert isinstance(core.hear(), Ready)
+        if way == "shutdown":
+            core.say(Shutdown())
+        else:
+            core.sock.close()
+        assert core.process.wait(20) == 0
+
+
+def test_a_signal_to_the_whole_terminal_leaves_the_core_to_the_front() -> None:
+    with _core() as core:
+        core.say(_configure())
+        assert isinstance(core.hear(), Ready)
+        core.process.send_signal(signal.SIGINT)
+        core.process.send_signal(signal.SIGTERM)
+        core.say(_submit(1))
+        core.hear_until_finished(1)
+
+
+@pytest.mark.parametrize(
+    ("message", "detail", "exit_code"),
+    [
+        (_configure(device="h200"), "no device profile is called 'h200'", 64),
+        (_configure(policy="slo"), "policy 'slo' is not built yet", 64),
+        (_configure(budget=8), "the token budget must be 64 to 1024, not 8", 64),
+        (Drain(), "the first message must be Configure, not Drain", 70),
+    ],
+    ids=["device", "policy", "budget", "order"],
+)
+def test_what_cannot_start_says_why_in_one_sentence(
+    message: FrontMessage, detail: str, exit_code: int
+) -> None:
+    with _core() as core:
+        core.say(message)
+        failed = core.hear()
+        assert isinstance(failed, Failed)
+        assert failed.detail.startswith(detail)
+        assert failed.exit_code == exit_code
+        assert core.hear() is None
+        assert core.process.wait(20) == exit_code
+
+
+def test_a_broken_frame_ends_the_core_with_a_sentence() -> None:
+    with _core() as core:
+        core.say(_configure())
+        assert isinstance(core.hear(), Ready)
+        core.sock.sendall(b"\xff\xff\xff\xff")
+        failed = core.hear()
+        assert isinstance(failed, Failed)
+        assert "a frame announces 4294967295 bytes" in failed.detail
+        assert core.process.wait(20) == 70
+
+
+def test_a_front_that_does_not_read_delays_no_step_and_loses_no_token() -> None:
+    with _core() as core:
+        core.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        core.say(_configure())
+        assert isinstance(core.hear(), Ready)
+        core.say(*[_submit(rid, 400) for rid in range(8)])
+        steps = core.hear_until_finished(*range(8))
+        gained = dict.fromkeys(range(8), 0)
+        for step in steps:
+            for output in step.outputs:
+                gained[output.rid] += output.new_tokens
+        assert gained == dict.fromkeys(range(8), 400)

@@ -1,0 +1,158 @@
+"""The hooks carry policies of other shapes than the one that is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.errors import InternalError
+from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
+from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
+from goodput_engine.scheduler.queue import FcfsQueue
+from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.policy import SchedulerView
+
+
+class PrefillsAlone(SchedulingPolicy):
+    """Whole prompts in steps of their own, as long as one waits."""
+
+    name = Policy.VLLM
+
+    def phase(self, view: SchedulerView) -> Phase:
+        waits = len(view.waiting) > 0 and view.num_running < view.limits.max_num_seqs
+        return Phase(decodes=not waits)
+
+    def chunk_tokens(
+        self, request: ScheduledRequest, remaining: int, budget_left: int, view: SchedulerView
+    ) -> int:
+        return remaining if remaining <= budget_left else 0
+
+
+class Drained(SchedulingPolicy):
+    """A batch runs to its end before the next one starts."""
+
+    name = Policy.STATIC
+
+    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
+        return view.num_decoding == 0
+
+    def reserve_tokens(self, request: ScheduledRequest, view: SchedulerView) -> int:
+        return 64
+
+
+class _ShortestFirst(FcfsQueue):
+    def peek(self, now_ns: int) -> ScheduledRequest | None:
+        return min(self, key=lambda r: (r.input_tokens, r.rid), default=None)
+
+
+class Urgent(SchedulingPolicy):
+    """Shortest prompt first; the least urgent yields; steps and ends are watched."""
+
+    name = Policy.PRIORITY
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+        self.mode = Preemption.RECOMPUTE
+
+    def new_queue(self) -> _ShortestFirst:
+        return _ShortestFirst()
+
+    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:
+        return (-request.priority, request.rid)
+
+    def evict_mode(self, victim: ScheduledRequest, view: SchedulerView) -> Preemption:
+        return self.mode
+
+    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
+        self.ended += [p.request.rid for p in outcome.progress if p.finish_reason]
+
+
+def _scheduler(
+    policy: SchedulingPolicy, *, blocks: int = 100, seqs: int = 8, budget: int = 100
+) -> Scheduler:
+    return Scheduler(
+        policy=policy,
+        kv=BlockPool(total_blocks=blocks, block_size=16),
+        limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=100),
+        max_model_tokens=1000,
+    )
+
+
+def _add(scheduler: Scheduler, rid: int, tokens: int, asked: int, priority: int = 0) -> None:
+    request = ScheduledRequest(
+        rid=rid,
+        arrival_ns=rid,
+        input_tokens=tokens,
+        max_output_tokens=asked,
+        priority=priority,
+    )
+    assert scheduler.add(request, 0) is None
+
+
+def _step(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.plan(0)
+    assert plan is not None
+    scheduler.commit(plan, StepResult(plan_id=plan.plan_id, at_ns=0, step_ns=1, stopped={}), 0)
+    scheduler.check_integrity()
+    return plan
+
+
+def _shape(plan: StepPlan) -> tuple[int, list[tuple[int, int]]]:
+    return plan.num_decodes, [(c.rid, c.num_tokens) for c in plan.chunks]
+
+
+def test_a_policy_can_keep_prefills_and_decodes_apart_and_prompts_whole() -> None:
+    scheduler = _scheduler(PrefillsAlone())
+    _add(scheduler, 1, 60, 3)
+    _add(scheduler, 2, 60, 3)
+    assert [_shape(_step(scheduler)) for _ in range(4)] == [
+        (0, [(1, 60)]),
+        (0, [(2, 60)]),
+        (2, []),
+        (2, []),
+    ]
+
+
+def test_a_policy_can_drain_a_batch_and_reserve_for_its_whole_length() -> None:
+    scheduler = _scheduler(Drained(), seqs=2)
+    for rid in (1, 2, 3):
+        _add(scheduler, rid, 10, rid + 1)
+    plans = [_step(scheduler) for _ in range(4)]
+    assert [_shape(plan) for plan in plans] == [
+        (0, [(1, 10), (2, 10)]),
+        (2, []),
+        (1, []),
+        (0, [(3, 10)]),
+    ]
+    assert [len(a.blocks) for a in plans[0].admitted] == [4, 4]
+
+
+def test_a_policy_can_order_the_waiting_and_choose_who_yields() -> None:
+    policy = Urgent()
+    scheduler = _scheduler(policy, blocks=2, seqs=2, budget=32)
+    _add(scheduler, 1, 16, 3, priority=0)
+    _add(scheduler, 2, 15, 4, priority=9)
+    assert _shape(_step(scheduler)) == (0, [(2, 15), (1, 16)])
+    assert _shape(_step(scheduler)) == (1, [])
+    assert [r.rid for r in scheduler.waiting] == [1]
+    while scheduler.has_work:
+        _step(scheduler)
+    assert policy.ended == [2, 1]
+    assert scheduler.stats.preemptions == 1
+
+
+def test_what_a_policy_asks_for_and_is_not_built_is_refused_by_name() -> None:
+    policy = Urgent()
+    policy.mode = Preemption.SWAP
+    scheduler = _scheduler(policy, blocks=2, seqs=2, budget=32)
+    _add(scheduler, 1, 16, 3)
+    _add(scheduler, 2, 16, 3)
+    _step(scheduler)
+    with pytest.raises(InternalError, match="policy priority asks for swap, which is not built"):
+        scheduler.plan(0)
