@@ -255,7 +255,7 @@ class Rejected(_Message, frozen=True, kw_only=True):
 
     Args:
         rid: the request.
-        reason: "queue_full", "too_long" or "draining".
+        reason: "queue_full", "too_long", "draining" or "invalid".
         detail: one sentence for the client.
         retry_after_s: when to try again; 0 where trying again cannot help.
     """
