@@ -11,15 +11,16 @@ import logging
 import sys
 import time
 
-__all__ = ["configure_logging"]
+__all__ = ["LineFormatter", "configure_logging"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class _LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z INFO listening url=http://127.0.0.1:8001`."""
+class LineFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z INFO listening url=http://127.0.0.1:8001` and so on."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever the record holds."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info and record.exc_info[1] is not None:
@@ -38,7 +39,7 @@ def _value(value: object) -> str:
 def configure_logging() -> None:
     """Send every logger's events to stderr, one line each; for a command's process only."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter())
+    handler.setFormatter(LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     # What a library thinks worth a line is an error at least.
     for name in ("aiohttp", "asyncio"):
