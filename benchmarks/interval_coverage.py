@@ -5,7 +5,7 @@ Each scenario draws many runs of one service, sends them through the same code a
 below the upper bound. The objective is set to the truth itself, the hardest place for a
 verdict: every PASS and every FAIL is then an error, and each should be rare.
 
-    python benchmarks/interval_coverage.py            # about six minutes
+    python benchmarks/interval_coverage.py            # about eight minutes
     python benchmarks/interval_coverage.py --runs 100 --json
 """
 
