@@ -19,12 +19,11 @@ from goodput_core.record import Outcome, RequestRecord
 from goodput_core.slo import Targets
 from goodput_replay.run.names import RECORDS_FILE
 from goodput_replay.run.records import (
-    RECORDS_SCHEMA,
     RecordWriter,
-    column_help,
     read_judged,
     read_records,
 )
+from goodput_replay.run.schema import RECORDS_SCHEMA, column_help
 
 if TYPE_CHECKING:
     from pathlib import Path

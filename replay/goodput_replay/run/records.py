@@ -1,9 +1,8 @@
 """`records.parquet`: one row per request, written as the run goes and read back row by row.
 
-Any Parquet tool can read the file, so every column is documented here and in docs/run-folder.md,
-and the judgement of each request stands beside what was measured. The writer buffers one row
-group and the reader holds one batch: memory does not grow with the run. Where the file lies and
-what becomes of a full disk is `folder`'s business.
+Any Parquet tool can read the file, so the judgement of each request stands beside what was
+measured. The writer buffers one row group and the reader holds one batch: memory does not grow
+with the run. Where the file lies and what becomes of a full disk is `folder`'s business.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from goodput_core.quantiles import P99, quantile
 from goodput_core.record import Outcome, RequestRecord
 from goodput_core.slo import Targets
 from goodput_replay.run.names import PARTIAL_SUFFIX, RECORDS_FILE
+from goodput_replay.run.schema import LABEL, RECORDS_SCHEMA, RECORDS_VERSION, VERSION_KEY
 
 if TYPE_CHECKING:
     import io
@@ -27,128 +27,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "RECORDS_SCHEMA",
-    "RECORDS_VERSION",
     "JudgedRecord",
     "RecordWriter",
-    "column_help",
     "open_records",
     "read_judged",
     "read_records",
 ]
 
-RECORDS_VERSION: Final = "1"
-_VERSION_KEY: Final = b"goodput.records_version"
 _MAX_GAP_US: Final = 2**31 - 1
-# A row group: small enough that writing it holds the event loop for about a millisecond, large
-# enough that a run of an hour has a footer of a few hundred kilobytes.
+# A row group: writing one holds the sender's event loop for about 3 ms (512 requests of 200
+# gaps, measured), which must stay well below the lag that a valid run may have.
 _GROUP_ROWS: Final = 512
 _GROUP_GAPS: Final = 1 << 18
 _BATCH_ROWS: Final = 4096
-
-
-def _column(name: str, kind: Any, text: str, *, required: bool = False) -> Any:
-    return pa.field(name, kind, nullable=not required, metadata={"description": text})
-
-
-_LABEL: Final = pa.dictionary(pa.int32(), pa.string())
-
-RECORDS_SCHEMA: Final[Any] = pa.schema(
-    [
-        _column("request_id", pa.string(), "The trace's id of the row.", required=True),
-        _column(
-            "slo_class", _LABEL, "The class it was judged by; empty: without one.", required=True
-        ),
-        _column(
-            "warmup",
-            pa.bool_(),
-            "Sent to warm the service up: outside every figure.",
-            required=True,
-        ),
-        _column(
-            "scheduled_ns",
-            pa.int64(),
-            "When the trace says it arrives, nanoseconds since the run's zero.",
-            required=True,
-        ),
-        _column("sent_ns", pa.int64(), "When it was handed to the socket; null: never sent."),
-        _column("first_token_ns", pa.int64(), "When the first non-empty token came."),
-        _column("last_token_ns", pa.int64(), "When the last non-empty token came."),
-        _column("end_ns", pa.int64(), "When the answer ended, or failed."),
-        _column(
-            "outcome",
-            _LABEL,
-            "How it ended: ok, shed, error, timeout, cancelled or unsent.",
-            required=True,
-        ),
-        _column(
-            "judgement",
-            _LABEL,
-            "What it counts as: attained, missed, excluded (cancelled by the trace in time) or "
-            "unjudged (nothing was promised); null for warm-up rows.",
-        ),
-        _column("attained", pa.bool_(), "Whether every target held; null where it is not counted."),
-        _column(
-            "miss_reasons",
-            pa.list_(pa.string()),
-            "Why it missed: ttft, tpot, tbt, e2e, short, shed, error, timeout, unsent.",
-            required=True,
-        ),
-        _column("input_tokens", pa.int64(), "Tokens of the prompt, as sent.", required=True),
-        _column(
-            "output_tokens",
-            pa.int64(),
-            "Tokens that came back, reasoning tokens included.",
-            required=True,
-        ),
-        _column(
-            "pinned_output_tokens",
-            pa.int64(),
-            "Tokens the answer had to have; fewer is a miss; null: not pinned.",
-        ),
-        _column(
-            "cached_tokens",
-            pa.int64(),
-            "Prompt tokens found in the server's prefix cache; null: it did not say.",
-        ),
-        _column("ttft_target_ns", pa.int64(), "The row's own TTFT target; wins over its class's."),
-        _column("tpot_target_ns", pa.int64(), "The row's own TPOT target; wins over its class's."),
-        _column("tbt_p99_target_ns", pa.int64(), "The row's own target for the p99 of its gaps."),
-        _column("e2e_target_ns", pa.int64(), "The row's own target for the whole request."),
-        _column(
-            "cancel_after_ns",
-            pa.int64(),
-            "When the trace cancels it, counted from scheduled_ns; null: never.",
-        ),
-        _column("status", pa.int32(), "HTTP status; null: none came."),
-        _column(
-            "detail",
-            _LABEL,
-            "What went wrong, one short sentence without prompt text.",
-            required=True,
-        ),
-        _column("replica", _LABEL, "Who served it, when the answer said so.", required=True),
-        _column("revision", _LABEL, "The revision that served it, when said.", required=True),
-        _column(
-            "tbt_p99_us",
-            pa.int64(),
-            "Nearest-rank p99 of the gaps between tokens, microseconds; null: fewer than two "
-            "token times.",
-        ),
-        _column(
-            "gaps_us",
-            pa.list_(pa.int32()),
-            "Microseconds between consecutive tokens; empty with --no-gaps.",
-            required=True,
-        ),
-    ],
-    metadata={_VERSION_KEY: RECORDS_VERSION.encode()},
-)
-
-
-def column_help() -> dict[str, str]:
-    """What each column means, in the file's order."""
-    return {f.name: f.metadata[b"description"].decode() for f in RECORDS_SCHEMA}
 
 
 class JudgedRecord(NamedTuple):
@@ -182,7 +73,7 @@ class RecordWriter:
             sink,
             RECORDS_SCHEMA,
             compression="zstd",
-            use_dictionary=[f.name for f in RECORDS_SCHEMA if f.type == _LABEL],
+            use_dictionary=[f.name for f in RECORDS_SCHEMA if f.type == LABEL],
             write_statistics=["request_id", "scheduled_ns"],
         )
 
@@ -290,7 +181,7 @@ def open_records(folder: Path) -> Any:
             f"{path}: not a readable Parquet file, perhaps cut short ({_brief(error)}); "
             "restore it or replay again"
         ) from error
-    version = (opened.schema_arrow.metadata or {}).get(_VERSION_KEY)
+    version = (opened.schema_arrow.metadata or {}).get(VERSION_KEY)
     if version is None:
         raise InputError(f"{path}: not written by `replay`; give the folder of a run")
     if version != RECORDS_VERSION.encode():
