@@ -114,16 +114,19 @@ def _run(job: Job) -> Summary:
     began = False
     try:
         with writer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            summary = runner.run(replay(job, writer, Console(stderr=True)))
+            finished = runner.run(replay(job, writer, Console(stderr=True)))
             began = True
     finally:
         # A run that never began leaves nothing behind.
         if not began and writer.rows == 0 and not existed:
             shutil.rmtree(path, ignore_errors=True)
+    summary = finished.summary
     if options.json:
         sys.stdout.write(encode_summary(summary).decode())
     else:
         print_summary(summary, Console(), folder=path)
+    if finished.ended_by is not None:
+        raise finished.ended_by
     return summary
 
 

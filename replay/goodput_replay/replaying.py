@@ -35,6 +35,7 @@ from goodput_replay.run.facts import (
     TargetFacts,
     TraceFacts,
 )
+from goodput_replay.run.summary import Summary
 from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import open_pacer
@@ -49,9 +50,8 @@ if TYPE_CHECKING:
 
     from goodput_core.record import RequestRecord
     from goodput_replay.run.folder import RunWriter
-    from goodput_replay.run.summary import Summary
 
-__all__ = ["Job", "replay"]
+__all__ = ["Finished", "Job", "replay"]
 
 _LEAD_NS: Final = 200 * NS_PER_MS
 _SERVICE_LOG: Final = "service.log"
@@ -84,7 +84,20 @@ class Job:
     command: tuple[str, ...]
 
 
-async def replay(job: Job, writer: RunWriter, console: Console) -> Summary:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run whose folder is complete.
+
+    Args:
+        summary: of what was recorded.
+        ended_by: why it ended before its last answer; None: it did not.
+    """
+
+    summary: Summary
+    ended_by: AbortedRun | Interrupted | None = None
+
+
+async def replay(job: Job, writer: RunWriter, console: Console) -> Finished:
     """Reach the target, send the plan, judge it.
 
     Args:
@@ -95,28 +108,32 @@ async def replay(job: Job, writer: RunWriter, console: Console) -> Summary:
     Raises:
         UnreachableError: the target did not answer as it should; nothing was sent.
         UsageError: the target cannot do what was asked; nothing was sent.
-        AbortedRun: `--abort-on` ended the run; it was recorded and judged as incomplete.
-        Interrupted: Ctrl-C or SIGTERM did.
+        Interrupted: Ctrl-C or SIGTERM before anything was sent, or once the run was judged.
         DiskFullError: the disk filled up; what fitted is kept.
     """
     task = asyncio.current_task()
     assert task is not None
     stopper = Stopper(task)
     stopper.watch_signals(asyncio.get_running_loop())
+    try:
+        return await _replay(job, writer, stopper, console)
+    except asyncio.CancelledError:
+        what = f"{writer.path} holds the run" if writer.rows else "nothing was sent"
+        raise Interrupted(f"{stopper.reason or 'interrupted'}; {what}") from None
+
+
+async def _replay(job: Job, writer: RunWriter, stopper: Stopper, console: Console) -> Finished:
     async with AsyncExitStack() as stack:
-        try:
-            target = await _reach(job, writer, stack, console)
-            session = await stack.enter_async_context(open_session(job.headers))
-            served = await ask(session, target)
-            names = choose_models(
-                served,
-                asked=job.options.models,
-                only=job.options.model,
-                in_trace=job.stats.models,
-            )
-            pinning = _pinning(job.options.pinning, served)
-        except asyncio.CancelledError:
-            raise Interrupted("interrupted before anything was sent") from None
+        target = await _reach(job, writer, stack, console)
+        session = await stack.enter_async_context(open_session(job.headers))
+        served = await ask(session, target)
+        names = choose_models(
+            served,
+            asked=job.options.models,
+            only=job.options.model,
+            in_trace=job.stats.models,
+        )
+        pinning = _pinning(job.options.pinning, served)
         run = _Run(
             job=job,
             writer=writer,
@@ -133,11 +150,12 @@ async def replay(job: Job, writer: RunWriter, console: Console) -> Summary:
         )
         summary = await run.drive(exchange, console)
     where = f"{writer.path} holds the {writer.rows} requests that were recorded"
+    ended_by: AbortedRun | Interrupted | None = None
     if stopper.by is StoppedBy.SIGNAL:
-        raise Interrupted(f"{stopper.reason} after {run.sent} of {job.stats.rows}; {where}")
-    if stopper.by is StoppedBy.RULE:
-        raise AbortedRun(f"given up: {stopper.reason}; {where}")
-    return summary
+        ended_by = Interrupted(f"{stopper.reason} after {run.sent} of {job.stats.rows}; {where}")
+    elif stopper.by is StoppedBy.RULE:
+        ended_by = AbortedRun(f"given up: {stopper.reason}; {where}")
+    return Finished(summary=summary, ended_by=ended_by)
 
 
 async def _reach(job: Job, writer: RunWriter, stack: AsyncExitStack, console: Console) -> Target:
