@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from goodput_traces.describe import Arrivals, LengthSummary, TraceDescription
+    from goodput_traces.description import Arrivals, LengthSummary, TraceDescription
 
 __all__ = ["print_description", "to_json"]
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "batch_rows",
+    "first_line",
     "open_parquet",
     "read_column",
     "require_columns",
-    "stop_reason",
     "typed_columns",
 ]
 
@@ -67,12 +67,12 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TraceError(
             path,
-            f"the Parquet file is truncated or damaged ({stop_reason(error)}); "
+            f"the Parquet file is truncated or damaged ({first_line(error)}); "
             "copy or import it again",
         ) from error
 
 
-def stop_reason(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of what a library said, short enough to stand inside a sentence."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:160].rstrip(" .")
 
@@ -128,7 +128,7 @@ def typed_columns(batch: pa.RecordBatch, path: Path) -> dict[str, Any]:
             columns[name] = column if column.type == expected else column.cast(expected)
         except pa.ArrowException as error:
             raise TraceError(
-                path, f"column {name} does not fit {expected} ({stop_reason(error)}); convert it"
+                path, f"column {name} does not fit {expected} ({first_line(error)}); convert it"
             ) from error
     return columns
 

@@ -22,7 +22,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from goodput_traces.errors import RowError, TraceError
+from goodput_traces.errors import TraceError
+from goodput_traces.parquet_file import batch_rows, first_line
 from goodput_traces.record import Record
 
 if TYPE_CHECKING:
@@ -135,9 +136,9 @@ def _opened(raw: IO[bytes], kind: str | None) -> IO[bytes]:
 
 
 def _damaged(path: Path, kind: str | None, error: BaseException) -> TraceError:
-    reason = next(iter(str(error).splitlines()), type(error).__name__)[:160].rstrip(" .")
     return TraceError(
-        path, f"the {kind or 'file'} data is truncated or damaged ({reason}); copy it again"
+        path,
+        f"the {kind or 'file'} data is truncated or damaged ({first_line(error)}); copy it again",
     )
 
 
@@ -260,9 +261,7 @@ def _parquet_records(path: Path) -> Iterator[Record]:
     with _parquet_file(path) as file:
         number = 0
         for group in range(file.metadata.num_row_groups):
-            meta = file.metadata.row_group(group)
-            wide = meta.total_byte_size // max(1, meta.num_rows)
-            rows = max(1, min(4096, (32 << 20) // max(1, wide)))
+            rows = batch_rows(file.metadata.row_group(group))
             for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
                 for values in batch.to_pylist():
                     number += 1
@@ -280,7 +279,5 @@ def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
         try:
             with pq.ParquetFile(seekable, buffer_size=_CHUNK, pre_buffer=False) as file:
                 yield file
-        except RowError:
-            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(path, "Parquet", error) from error

@@ -1,0 +1,211 @@
+"""The counters behind a description: fed batch by batch, bounded in memory.
+
+They know Arrow columns and arithmetic, and nothing of files or of how results are shown.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from goodput_core.units import NS_PER_S
+from goodput_traces.description import Arrivals, LengthSummary, PrefixReuse
+from goodput_traces.distinct import DistinctCounter
+
+if TYPE_CHECKING:
+    from goodput_traces.reader import Trace
+
+__all__ = ["ArrivalCounts", "LengthCounts", "PrefixCounts", "SessionCounts", "integers"]
+
+_Int64 = np.ndarray[Any, np.dtype[np.int64]]
+_TIME_BINS: Final = 60
+
+
+class LengthCounts:
+    """Counts every length; at most `MAX_TOKENS` counters."""
+
+    def __init__(self) -> None:
+        self._counts: _Int64 = np.zeros(1, dtype=np.int64)
+
+    def add(self, lengths: _Int64) -> None:
+        """Count a batch of lengths, `[rows]`."""
+        counts = np.bincount(lengths, minlength=len(self._counts)).astype(np.int64)
+        counts[: len(self._counts)] += self._counts
+        self._counts = counts
+
+    def summary(self) -> LengthSummary:
+        """Quantiles and histogram of everything counted; at least one length."""
+        ranks = np.cumsum(self._counts)
+        rows = int(ranks[-1])
+
+        def nearest_rank(percent: int) -> int:
+            return int(np.searchsorted(ranks, -(-rows * percent // 100)))
+
+        present = np.flatnonzero(self._counts)
+        total = sum(int(n) * int(self._counts[n]) for n in present)
+        first, last = int(present[0]).bit_length(), int(present[-1]).bit_length()
+        return LengthSummary(
+            total=total,
+            p50=nearest_rank(50),
+            p90=nearest_rank(90),
+            p99=nearest_rank(99),
+            max=int(present[-1]),
+            histogram=tuple(
+                (1 << bits - 1, (1 << bits) - 1, int(self._counts[1 << bits - 1 : 1 << bits].sum()))
+                for bits in range(first, last + 1)
+            ),
+        )
+
+
+class ArrivalCounts:
+    """Everything about sorted arrival times, batch after batch."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._first_ns = trace.first_ns
+        self._span_ns = trace.last_ns - trace.first_ns
+        self._bins: _Int64 = np.zeros(_TIME_BINS, dtype=np.int64)
+        self._seconds = _PeakWindow(NS_PER_S)
+        self._minutes = _PeakWindow(60 * NS_PER_S)
+        self._last_ns: int | None = None
+        self._rows = self._instants = self._tied = self._largest = 0
+        self._tie = 0  # rows so far at the last instant
+        self._gap_squares_s2 = 0.0
+
+    def add(self, times: _Int64) -> None:
+        """Count a batch of sorted arrivals in nanoseconds, `[rows]`."""
+        since = times - self._first_ns
+        self._rows += len(times)
+        # Divided before multiplied: nanoseconds of months times 60 overflow 64 bits.
+        width = self._span_ns // _TIME_BINS + 1
+        self._bins += np.bincount(since // width, minlength=_TIME_BINS)
+        self._seconds.add(since)
+        self._minutes.add(since)
+        if self._last_ns is not None:
+            self._gap_squares_s2 += ((int(times[0]) - self._last_ns) / NS_PER_S) ** 2
+        self._gap_squares_s2 += float(np.square(np.diff(times) / NS_PER_S).sum())
+        instants, counts = np.unique(times, return_counts=True)
+        runs = counts.tolist()
+        if self._last_ns == int(instants[0]):
+            runs[0] += self._tie
+        else:
+            self._close_tie()
+        for run in runs[:-1]:
+            self._tie = run
+            self._close_tie()
+        self._tie = runs[-1]
+        self._last_ns = int(times[-1])
+
+    def summary(self) -> Arrivals:
+        """Rates, gaps, ties and histogram of everything counted."""
+        self._close_tie()
+        span_s = self._span_ns / NS_PER_S
+        gaps = self._rows - 1
+        cv = None
+        if gaps > 1 and span_s > 0:
+            mean = span_s / gaps
+            cv = math.sqrt(max(0.0, self._gap_squares_s2 / gaps - mean * mean)) / mean
+        return Arrivals(
+            span_ns=self._span_ns,
+            mean_rate_per_s=self._rows / span_s if span_s > 0 else None,
+            peak_1s=self._seconds.peak,
+            peak_60s=self._minutes.peak,
+            gap_cv=cv,
+            distinct_instants=self._instants,
+            tied_rows=self._tied,
+            largest_tie=self._largest,
+            histogram=tuple(self._bins.tolist()),
+        )
+
+    def _close_tie(self) -> None:
+        if self._tie == 0:
+            return
+        self._instants += 1
+        self._largest = max(self._largest, self._tie)
+        if self._tie > 1:
+            self._tied += self._tie
+        self._tie = 0
+
+
+class _PeakWindow:
+    """The fullest of consecutive windows of one width."""
+
+    def __init__(self, width_ns: int) -> None:
+        self._width_ns = width_ns
+        self._window = -1
+        self._count = 0
+        self.peak = 0
+
+    def add(self, since_ns: _Int64) -> None:
+        windows, counts = np.unique(since_ns // self._width_ns, return_counts=True)
+        if int(windows[0]) == self._window:
+            counts[0] += self._count
+        self.peak = max(self.peak, int(counts.max()))
+        self._window, self._count = int(windows[-1]), int(counts[-1])
+
+
+class SessionCounts:
+    """Different sessions, provided or derived, and the rows that belong to one."""
+
+    def __init__(self) -> None:
+        self.distinct = DistinctCounter()
+        self.rows = 0
+
+    def add(self, columns: dict[str, Any]) -> None:
+        """Count a batch of columns, as `Trace.batches` gives them."""
+        given = columns.get("provided_session_id")
+        derived = columns.get("poor_man_session_id")
+        names = set() if given is None else set(given.to_pylist())
+        count = 0 if given is None else len(given) - given.null_count
+        if derived is not None:
+            texts = [None] * len(derived) if given is None else given.to_pylist()
+            alone = [
+                number
+                for number, text in zip(derived.to_pylist(), texts, strict=True)
+                if number is not None and text is None
+            ]
+            names.update(map(str, alone))
+            count += len(alone)
+        names.discard(None)
+        self.rows += count
+        if names:
+            digests = b"".join(blake2b(n.encode(), digest_size=8).digest() for n in names)
+            self.distinct.add(np.frombuffer(digests, dtype=np.int64))
+
+
+class PrefixCounts:
+    """Blocks, different blocks, and their sizes."""
+
+    def __init__(self) -> None:
+        self._distinct = DistinctCounter()
+        self._blocks = self._rows = 0
+        self._sizes: set[int] = set()
+
+    def add(self, columns: dict[str, Any]) -> None:
+        """Count a batch of columns, as `Trace.batches` gives them."""
+        hashes = columns.get("total_hashes")
+        if hashes is None or hashes.null_count == len(hashes):
+            return
+        flat = integers(hashes.flatten())
+        self._blocks += len(flat)
+        self._rows += int(np.count_nonzero(integers(hashes.value_lengths().fill_null(0))))
+        self._distinct.add(flat)
+        if "block_size" in columns:
+            self._sizes.update(columns["block_size"].unique().drop_null().to_pylist())
+
+    def summary(self) -> PrefixReuse:
+        """Everything counted."""
+        return PrefixReuse(
+            blocks=self._blocks,
+            distinct_blocks=self._distinct.count,
+            block_sizes=tuple(sorted(self._sizes)),
+            rows=self._rows,
+            exact=self._distinct.exact,
+        )
+
+
+def integers(column: Any) -> _Int64:
+    """An Arrow column without nulls as 64-bit integers, `[rows]`."""
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
