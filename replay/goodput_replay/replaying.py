@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -27,6 +27,7 @@ from goodput_replay.plan import Plan, PlanStats
 from goodput_replay.preflight import ModelNames, Served, ask, choose_models
 from goodput_replay.progress import Moment, display
 from goodput_replay.prompts import Prompts, TokenIdPrompts, WordPrompts
+from goodput_replay.run.disk import DiskFullError
 from goodput_replay.run.facts import (
     ClientFacts,
     LengthPinning,
@@ -262,12 +263,16 @@ class _Run:
             cpus=cpus(),
         )
         facts = self._facts(started, client)
-        if failure is not None:
-            facts = replace(facts, complete=False, abort_reason=f"as it failed: {failure}")
-        summary = self._writer.finish(facts, report=job.options.report)
-        if failure is not None:
-            raise failure
-        return summary
+        if failure is None:
+            return self._writer.finish(facts, report=job.options.report)
+        full = isinstance(failure, DiskFullError)
+        reason = "because the disk was full" if full else f"as it failed: {failure}"
+        # What went wrong first is what the user hears, even if closing the folder fails too.
+        with suppress(Exception):
+            self._writer.finish(
+                replace(facts, complete=False, abort_reason=reason), report=job.options.report
+            )
+        raise failure
 
     def _renderer(self) -> RequestRenderer:
         options = self._job.options
