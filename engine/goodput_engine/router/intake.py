@@ -97,8 +97,11 @@ async def read_body(request: web.BaseRequest, *, limit_bytes: int, timeout_ns: i
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
     content = request.content
-    if content.is_eof() and content.total_bytes == 0:
-        return b""
+    if content.is_eof():  # the usual case: it came with the head
+        body = content.read_nowait()
+        if len(body) > limit_bytes:
+            raise _too_large(limit_bytes)
+        return body
     parts: list[bytes] = []
     size = 0
     try:

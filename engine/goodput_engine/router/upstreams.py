@@ -90,6 +90,7 @@ class UpstreamsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
+        self._problem = ""
 
     def read(self) -> tuple[Upstream, ...]:
         """Read it now.
@@ -121,11 +122,13 @@ class UpstreamsFile:
             if self._stamp() == self._seen:
                 return
             apply(self.read())
+            self._problem = ""
         except (InputError, UsageError, OSError) as error:
-            # Said once per change: the stamp of the bad content is remembered by read().
-            _log.warning("upstreams kept", extra={"detail": str(error)})
             if isinstance(error, OSError):
                 self._seen = None
+            if self._problem != str(error):
+                self._problem = str(error)
+                _log.warning("upstreams kept", extra={"detail": self._problem})
 
     def _stamp(self) -> tuple[int, int, int]:
         stat = self._path.stat()

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import aiohttp
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +85,7 @@ def test_each_request_has_exactly_one_outcome(
     fake_replica: Callable[[str], FakeReplica],
     requests: list[tuple[tuple[str, ...], tuple[str, ...], str]],
 ) -> None:
-    asyncio.run(_each_has_one(fake_replica, requests))
+    uvloop.run(_each_has_one(fake_replica, requests))  # the loop that the command runs on
 
 
 async def _each_has_one(

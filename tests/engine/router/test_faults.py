@@ -407,6 +407,10 @@ async def test_a_body_that_does_not_come_is_refused(start: StartBench) -> None:
             b"Transfer-Encoding: chunked\r\n\r\n" + b"800\r\n" + b"x" * 2048 + b"\r\n",
             id="found out",
         ),
+        pytest.param(
+            b"Transfer-Encoding: chunked\r\n\r\n" + b"800\r\n" + b"x" * 2048 + b"\r\n0\r\n\r\n",
+            id="there at once",
+        ),
     ],
 )
 async def test_a_body_that_is_too_large_is_refused(start: StartBench, request_: bytes) -> None:

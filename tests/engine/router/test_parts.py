@@ -202,7 +202,9 @@ def test_bad_content_keeps_the_last_good_list_and_is_said_once(
     assert len(seen) == 1
 
 
-def test_a_file_that_vanishes_and_returns_is_read_again(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_and_returns_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "upstreams.json"
     publish(path, "[]")
     file = UpstreamsFile(path)
@@ -210,6 +212,8 @@ def test_a_file_that_vanishes_and_returns_is_read_again(tmp_path: Path) -> None:
     seen: list[Sequence[Upstream]] = []
     path.unlink()
     file.look(seen.append)
+    file.look(seen.append)
+    assert [r.message for r in caplog.records] == ["upstreams kept"]
     publish(path, "[]")
     os.utime(path, ns=(1, 1))
     file.look(seen.append)
