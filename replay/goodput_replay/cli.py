@@ -18,6 +18,7 @@ from rich.console import Console
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_replay.dry_run import print_plan
+from goodput_replay.job import Job
 from goodput_replay.options import ReplayOptions, parse_options
 from goodput_replay.plan import Plan, PlanStats, survey
 from goodput_replay.promises import promise_of, read_manifest, read_promise
@@ -31,7 +32,6 @@ from goodput_traces.transforms import TransformPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_replay.replaying import Job
     from goodput_replay.run.summary import Summary
     from goodput_traces.reader import Trace
 
@@ -80,9 +80,6 @@ def main(argv: list[str]) -> int:
     if options.target is not None:
         require_permission(options.target, granted=options.yes)
     open_file_limit()
-    # The sending half brings an event loop and an HTTP client: not for a dry run.
-    from goodput_replay.replaying import Job  # noqa: PLC0415
-
     job = Job(
         options=options,
         plan=plan,
@@ -99,6 +96,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(job: Job) -> Summary:
+    # The sending half brings an HTTP client and its event loop: not for a dry run.
     from goodput_replay.replaying import replay  # noqa: PLC0415
     from goodput_replay.run.folder import RunWriter, default_folder  # noqa: PLC0415
     from goodput_replay.run.summary import encode_summary  # noqa: PLC0415

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
@@ -18,12 +18,12 @@ from yarl import URL
 
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_US
+from goodput_replay.arguments import Pinning
 from goodput_replay.body import Endpoint, PreparedRequest, RequestRenderer
 from goodput_replay.client.connection import open_session
 from goodput_replay.client.exchange import Exchange
+from goodput_replay.job import Finished, Job
 from goodput_replay.observer import Observer
-from goodput_replay.options import Pinning, ReplayOptions
-from goodput_replay.plan import Plan, PlanStats
 from goodput_replay.preflight import ModelNames, Served, ask, choose_models
 from goodput_replay.progress import Moment, display
 from goodput_replay.prompts import Prompts, TokenIdPrompts, WordPrompts
@@ -31,12 +31,9 @@ from goodput_replay.run.disk import DiskFullError
 from goodput_replay.run.facts import (
     ClientFacts,
     LengthPinning,
-    Promise,
     RunFacts,
     TargetFacts,
-    TraceFacts,
 )
-from goodput_replay.run.summary import Summary
 from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import open_pacer
@@ -51,51 +48,12 @@ if TYPE_CHECKING:
 
     from goodput_core.record import RequestRecord
     from goodput_replay.run.folder import RunWriter
+    from goodput_replay.run.summary import Summary
 
-__all__ = ["Finished", "Job", "replay"]
+__all__ = ["replay"]
 
 _LEAD_NS: Final = 200 * NS_PER_MS
 _SERVICE_LOG: Final = "service.log"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Everything that is decided before the event loop starts.
-
-    Args:
-        options: as asked for.
-        plan: what is sent.
-        stats: what the plan amounts to.
-        trace: what the report says of the trace.
-        promise: what requests are judged by.
-        headers: of every request; the key is among them.
-        salt: of the prompts.
-        service: the manifest's name; empty for a bare target.
-        command: the command line without secrets.
-    """
-
-    options: ReplayOptions
-    plan: Plan
-    stats: PlanStats
-    trace: TraceFacts
-    promise: Promise
-    headers: dict[str, str]
-    salt: str
-    service: str
-    command: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A run whose folder is complete.
-
-    Args:
-        summary: of what was recorded.
-        ended_by: why it ended before its last answer; None: it did not.
-    """
-
-    summary: Summary
-    ended_by: AbortedRun | Interrupted | None = None
 
 
 async def replay(job: Job, writer: RunWriter, console: Console) -> Finished:

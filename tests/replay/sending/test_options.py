@@ -7,8 +7,9 @@ import pytest
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
+from goodput_replay.arguments import Pinning
 from goodput_replay.body import Endpoint
-from goodput_replay.options import Pinning, parse_options
+from goodput_replay.options import parse_options
 
 HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]
 

@@ -1,0 +1,266 @@
+"""The arguments of `replay`: their names, their help, and how each one's text is read.
+
+What arguments mean together is `options`' business.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import Final
+
+from goodput_core.cli import CommandParser, argument_type
+from goodput_core.slo import parse_objective
+from goodput_core.units import NS_PER_S, parse_duration
+from goodput_replay.body import Endpoint
+from goodput_replay.sending.abort import parse_abort_rule
+from goodput_replay.target import parse_header, parse_target
+from goodput_traces.transforms import parse_factor, parse_window
+
+__all__ = ["Pinning", "make_parser"]
+
+_TIMEOUT: Final = "10m"
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_EXAMPLES: Final = (
+    "replay --trace sample -f examples/chat.yaml",
+    "replay --trace prod.parquet --target http://127.0.0.1:8000 --window 10m..20m --slo slo.yaml",
+    "replay --trace prod.parquet --dry-run --rate-scale 2",
+    "replay --trace prod.parquet --target https://llm.example.org --yes --api-key-env LLM_KEY",
+    "replay --trace prod.parquet -f chat.yaml --gate --warmup 50 --out runs/candidate",
+    "replay report runs/candidate",
+)
+
+
+class Pinning(StrEnum):
+    """How answers get the trace's length."""
+
+    AUTO = "auto"
+    HEADER = "header"
+    MAX_TOKENS = "max-tokens"
+    NONE = "none"
+
+
+def make_parser() -> CommandParser:
+    """The parser of `replay`, with its help."""
+    parser = CommandParser(
+        "replay",
+        summary="Fire a trace at a service at its real timestamps and judge every request. "
+        "`replay report DIR` rebuilds a run's report.",
+        usage="replay --trace TRACE (--target URL | -f MANIFEST) [OPTION ...]\n"
+        "       replay report DIR",
+        examples=_EXAMPLES,
+    )
+    _add_what(parser)
+    _add_transforms(parser)
+    _add_sending(parser)
+    _add_judging(parser)
+    return parser
+
+
+def _add_what(parser: CommandParser) -> None:
+    group = parser.add_argument_group("what and where")
+    group.add_argument("--trace", required=True, help="a trace (Parquet), or `sample`")
+    group.add_argument(
+        "--target",
+        metavar="URL",
+        type=argument_type(parse_target, "URL"),
+        help="a running server with OpenAI's API",
+    )
+    group.add_argument(
+        "-f",
+        "--file",
+        metavar="MANIFEST",
+        type=Path,
+        help="an LLMService: start it here, replay, stop it",
+    )
+    group.add_argument("--device", metavar="PROFILE", help="with -f: emulate this device")
+    group.add_argument(
+        "--model",
+        metavar="[TRACE=]SERVED",
+        action="append",
+        default=[],
+        type=argument_type(_model, "MODEL"),
+        help="the model to ask for, or a mapping from the trace's name; repeatable "
+        "(default: the one model that is served)",
+    )
+    group.add_argument(
+        "--header",
+        metavar="NAME:VALUE",
+        action="append",
+        default=[],
+        type=argument_type(parse_header, "HEADER"),
+        help="send this with every request; repeatable",
+    )
+    group.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        type=argument_type(_env_name, "NAME"),
+        help="environment variable that holds the bearer token",
+    )
+    group.add_argument(
+        "--endpoint",
+        choices=[e.value for e in Endpoint],
+        default="completions",
+        help="completions sends token ids, exact on every server; chat sends text "
+        "(default: completions)",
+    )
+    group.add_argument("--yes", action="store_true", help="the target may be another machine")
+
+
+def _add_transforms(parser: CommandParser) -> None:
+    group = parser.add_argument_group("which part of the trace")
+    group.add_argument(
+        "--window",
+        metavar="FROM..TO",
+        type=argument_type(parse_window, "WINDOW"),
+        help="only arrivals in this time since the first, such as 10m..20m",
+    )
+    group.add_argument(
+        "--limit", metavar="N", type=argument_type(_positive, "N"), help="at most N requests"
+    )
+    group.add_argument(
+        "--speed",
+        metavar="X",
+        type=argument_type(parse_factor, "X"),
+        default=Fraction(1),
+        help="time warp: 2 replays an hour in 30 minutes",
+    )
+    group.add_argument(
+        "--rate-scale",
+        metavar="X",
+        type=argument_type(parse_factor, "X"),
+        default=Fraction(1),
+        help="more or fewer requests with bursts preserved: 2 doubles every burst's height",
+    )
+    group.add_argument(
+        "--class-by",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="give rows a class, such as 'batch: input_tokens >= 4000'; the first match wins; "
+        "repeatable",
+    )
+    group.add_argument(
+        "--seed",
+        metavar="N",
+        type=argument_type(_whole, "N"),
+        default=0,
+        help="chooses the rows that --rate-scale adds or drops, and resampling (default: 0)",
+    )
+
+
+def _add_sending(parser: CommandParser) -> None:
+    group = parser.add_argument_group("sending")
+    group.add_argument(
+        "--dry-run", action="store_true", help="say what would be sent; send nothing"
+    )
+    group.add_argument(
+        "--max-rate",
+        metavar="N",
+        type=argument_type(_positive, "N"),
+        help="refuse if the busiest second of the plan holds more than N requests",
+    )
+    group.add_argument(
+        "--abort-on",
+        metavar="RULE",
+        type=argument_type(parse_abort_rule, "RULE"),
+        help="give up, such as error-rate=5%%/30s (exit 3)",
+    )
+    group.add_argument(
+        "--timeout",
+        metavar="TIME",
+        type=argument_type(_timeout, "TIME"),
+        default=_TIMEOUT,
+        help=f"how long a request may take from its scheduled arrival (default: {_TIMEOUT})",
+    )
+    group.add_argument(
+        "--warmup",
+        metavar="N",
+        type=argument_type(_whole, "N"),
+        default=0,
+        help="the first N rows are sent and not judged",
+    )
+    group.add_argument(
+        "--length-pinning",
+        choices=[p.value for p in Pinning],
+        default="auto",
+        help="how answers get the trace's length: header (our engine: no policy sees it) or "
+        "max-tokens (any server: disclosed to it); auto asks the target",
+    )
+    group.add_argument(
+        "--salt",
+        metavar="TEXT",
+        type=argument_type(_salt, "TEXT"),
+        help="make prompts equal to those of another run with this salt (default: random, so "
+        "that no run finds another's prefix cache)",
+    )
+
+
+def _add_judging(parser: CommandParser) -> None:
+    group = parser.add_argument_group("judging and results")
+    group.add_argument(
+        "--slo", metavar="FILE", type=Path, help="promises for --target: a manifest or its spec.slo"
+    )
+    group.add_argument(
+        "--gate",
+        action="store_true",
+        help="exit 0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 INVALID (without it: 0 valid, 3 invalid)",
+    )
+    group.add_argument(
+        "--confidence",
+        metavar="PERCENT",
+        type=argument_type(parse_objective, "PERCENT"),
+        default=Fraction(95, 100),
+        help="one-sided confidence of a verdict (default: 95%%)",
+    )
+    group.add_argument(
+        "--out", metavar="DIR", type=Path, help="the run's folder (default: a new one in runs/)"
+    )
+    group.add_argument("--force", action="store_true", help="replace an earlier run in --out")
+    group.add_argument("--json", action="store_true", help="print the summary as JSON")
+    group.add_argument(
+        "--no-gaps", action="store_true", help="keep no gaps between tokens, for very long runs"
+    )
+    group.add_argument("--no-report", action="store_true", help="write no report.html")
+
+
+def _bounded(text: str, least: int) -> int:
+    if not re.fullmatch(r"\d{1,12}", text) or int(text) < least:
+        raise ValueError(f"{text!r} is not a whole number from {least}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    return _bounded(text, 1)
+
+
+def _whole(text: str) -> int:
+    return _bounded(text, 0)
+
+
+def _timeout(text: str) -> int:
+    ns = parse_duration(text)
+    if not NS_PER_S // 10 <= ns <= 86_400 * NS_PER_S:
+        raise ValueError(f"{text!r} is out of bounds; a timeout lies between 100ms and 1d")
+    return ns
+
+
+def _model(text: str) -> str:
+    if not text.strip() or text.endswith("=") or len(text) > 512:
+        raise ValueError(f"{text!r} is not a model; write SERVED or TRACE=SERVED")
+    return text
+
+
+def _env_name(text: str) -> str:
+    if not _ENV_NAME.fullmatch(text):
+        # What stands here may be the key itself: it is not repeated.
+        raise ValueError("not the name of a variable; put the key into one and name that")
+    return text
+
+
+def _salt(text: str) -> str:
+    if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", text):
+        raise ValueError(f"{text!r} is not a salt; use up to 64 letters, digits, - and _")
+    return text
