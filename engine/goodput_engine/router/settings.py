@@ -18,8 +18,9 @@ class Timeouts:
 
     Args:
         connect_ns: for a TCP connection to a replica; then the request goes elsewhere.
-        first_byte_ns: from the request's arrival to the first byte of an answer; then 504.
-            An answer that is not streamed has its first byte at its end.
+        first_byte_ns: from the request's placement to the first token, or the first byte of an
+            answer that is not streamed; then 504. Such an answer has its
+            first byte at its end.
         idle_ns: between two chunks of an answer, and for a client that reads nothing.
         body_ns: for the client to send its whole request.
     """
