@@ -1,0 +1,136 @@
+"""One manifest and one trace, end to end: real commands, real processes, real sockets."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from goodput_core.steptime import StepShape
+from goodput_engine.device.load import load_profile
+from goodput_replay.run.records import read_judged
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+CHAT = ROOT / "examples" / "chat.yaml"
+
+
+def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BIN / str(words[0]), *map(str, words[1:])],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Every process that was started in this folder, or below it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.cwd().startswith(str(folder)):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> dict[str, Any]:
+    """Eight seconds of the sample trace against two replicas that the manifest describes."""
+    ended = run(
+        "replay", "--trace", "sample", "--window", "0s..8s", "-f", CHAT, "--out", "run", "--json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert processes_of(tmp_path) == [], "the service ends with the replay"
+    decoded: dict[str, Any] = json.loads(ended.stdout)
+    return decoded
+
+
+@pytest.mark.slow
+def test_a_trace_is_replayed_at_its_own_timestamps_judged_and_reported(
+    summary: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = [judged.record for judged in read_judged(tmp_path / "run")]
+    assert summary["validity"]["valid"], summary["validity"]
+    assert summary["window"]["rows_sent"] == summary["window"]["rows_planned"] == len(rows)
+    assert summary["overall"]["outcomes"] == {"ok": len(rows)}
+    assert {row.replica for row in rows} == {"chat-0", "chat-1"}, "both replicas served"
+    assert all(row.output_tokens == row.pinned_output_tokens for row in rows)
+    assert any(row.cached_tokens for row in rows), "the trace's shared prefixes were found"
+
+    # No request beats the device: a prompt's own share of one step, and one step per token.
+    device = load_profile("llama-3-8b-h100").form
+    for row in rows:
+        new = row.input_tokens - (row.cached_tokens or 0)
+        shape = StepShape(num_requests=1, num_tokens=new, context_tokens=new, max_chunk_tokens=new)
+        one = StepShape(num_requests=1, num_tokens=1, context_tokens=1, max_chunk_tokens=1)
+        assert row.ttft_ns is not None
+        assert row.ttft_ns >= device.step_ns(shape)
+        if row.output_tokens >= 20:  # over few tokens, one late first token shortens the mean
+            assert row.tpot_ns is not None
+            assert row.tpot_ns >= 0.9 * device.step_ns(one)
+
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "interactive" in page
+    (tmp_path / "run" / "report.html").unlink()
+    assert run("replay", "report", "run", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_foreign_trace_becomes_a_run_by_the_commands_of_the_readme(tmp_path: Path) -> None:
+    with (tmp_path / "azure.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
+        for i in range(30):
+            table.writerow([f"2023-11-16 18:15:{40 + i // 10}.{i % 10}000001", 100 + i, 5])
+    imported = run("goodput", "trace", "import", "azure.csv", "--out", "t.parquet", cwd=tmp_path)
+    assert imported.returncode == 0, imported.stderr
+    described = run("goodput", "trace", "describe", "t.parquet", "--json", cwd=tmp_path)
+    assert json.loads(described.stdout)["rows"] == 30
+    ended = run("replay", "--trace", "t.parquet", "-f", CHAT, "--out", "run", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "30/30" in ended.stdout
+    table_of_records = pq.read_table(tmp_path / "run" / "records.parquet").to_pydict()
+    scheduled = table_of_records["scheduled_ns"]
+    assert scheduled == [i * 100_000_000 for i in range(30)], "real timestamps, to the tick"
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_keeps_the_run_and_leaves_no_process(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [BIN / "replay", "--trace", "sample", "-f", CHAT, "--out", "run"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    for line in child.stderr:  # the first progress line comes ten seconds into the run
+        if " sent " in line:
+            break
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert not summary["run"]["complete"]
+    assert summary["verdict"]["kind"] == "INVALID"
+    assert len(list(read_judged(tmp_path / "run"))) > 0
+    assert processes_of(tmp_path) == []
