@@ -211,9 +211,11 @@ def main() -> None:
     """Measure every scenario and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=1000, help="runs of each scenario")
+    parser.add_argument("--quick", action="store_true", help="twenty runs of each: does it work?")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    found = [measure(scenario, options.runs) for scenario in SCENARIOS]
+    runs = 20 if options.quick else options.runs
+    found = [measure(scenario, runs) for scenario in SCENARIOS]
     if options.json:
         print(json.dumps([asdict(coverage) for coverage in found], indent=2))
         return

@@ -116,7 +116,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps per repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--depth", type=int, default=0, choices=(0, 1, 2))
+    parser.add_argument("--quick", action="store_true", help="one repeat of 100 steps")
     args = parser.parse_args()
+    if args.quick:
+        args.steps, args.repeats = 100, 1
     rows = [
         measure(running, workload, args.steps, args.repeats, args.depth)
         for workload in WORKLOADS
