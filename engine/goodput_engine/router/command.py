@@ -15,22 +15,20 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvloop
-import yaml
 
 from goodput_core.cli import CommandParser, argument_type
 from goodput_core.contract import EVENT_LISTENING
-from goodput_core.errors import ExitCode, InputError, UsageError
+from goodput_core.errors import ExitCode, UsageError
 from goodput_core.placement import PLACEMENTS
 from goodput_core.spec.llmservice import RouterPolicy
-from goodput_core.spec.manifest import MAX_MANIFEST_BYTES, parse_manifest
-from goodput_core.support import require_built
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_engine.logs import configure_logging
+from goodput_engine.manifest_file import read_manifest
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import RouterSettings, Timeouts
 from goodput_engine.router.upstreams import Upstream, UpstreamsFile, parse_upstream
@@ -216,7 +214,7 @@ def _parse(argv: list[str]) -> _Options:
     policy = None if args.policy is None else RouterPolicy(args.policy)
     return _Options(
         settings=_settings(
-            _read_manifest(args.manifest, policy),
+            read_manifest(args.manifest, placement=policy),
             Timeouts(
                 connect_ns=args.connect_timeout,
                 first_byte_ns=args.first_byte_timeout,
@@ -242,22 +240,6 @@ def _settings(service: LLMService, timeouts: Timeouts) -> RouterSettings:
         default_class=service.spec.slo.default_class,
         timeouts=timeouts,
     )
-
-
-def _read_manifest(path: Path, policy: RouterPolicy | None) -> LLMService:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_MANIFEST_BYTES + 1).decode()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; name a manifest with -f") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8; save the manifest as UTF-8 text") from error
-    service = parse_manifest(text, source=str(path), parse_documents=yaml.safe_load_all)
-    if policy is not None:
-        router = replace(service.spec.router, policy=policy)
-        service = replace(service, spec=replace(service.spec, router=router))
-    require_built(service)
-    return service
 
 
 def _port(text: str) -> int:
