@@ -87,7 +87,18 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
         pytest.param(["-f", "MANIFEST", "--upstreams", "BROKEN"], "broken.yaml", id="bad file"),
         pytest.param(["-f", "MANIFEST", "--upstream", "r0"], "NAME=URL", id="bad upstream"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, *UPSTREAM], "taken", id="name twice"),
-        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--port", "70000"], "--port", id="bad port"),
+        pytest.param(
+            ["-f", "MANIFEST", *UPSTREAM, "--port", "70000"], "not a port in", id="bad port"
+        ),
+        pytest.param(
+            ["-f", "MANIFEST", *UPSTREAM, "--port", "9000", "--admin-port", "9000"],
+            "are both 9000",
+            id="one port twice",
+        ),
+        pytest.param(
+            ["-f", "MANIFEST", *UPSTREAM, "--idle-timeout", "0s"], "no time at all", id="no time"
+        ),
+        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--host", "x" * 70], "listen", id="long host"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--policy", "x"], "--policy", id="bad policy"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--grace", "5"], "duration", id="no unit"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--host", "no.such.host."], "listen", id="host"),
