@@ -87,7 +87,7 @@ class Prober:
                 # One probe may be lost to a busy replica.
                 strikes += 1
                 if strikes >= self._settings.strikes:
-                    replica.mark_gone(f"does not answer: {_reason(error)}")
+                    replica.mark_hung(f"does not answer: {_reason(error)}")
             if replica.ready != was_ready:
                 _log.info(
                     "replica ready" if replica.ready else "replica gone",
