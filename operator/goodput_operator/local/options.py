@@ -36,6 +36,7 @@ class Options:
         json: events on stdout instead of sentences.
         exit_with_parent: stop when stdin closes.
         ready_timeout_ns: how long the service may take to become ready.
+        liveness_timeout_ns: how long a process may answer nothing before it is killed.
         grace_ns: how long running requests may take to finish at the end.
     """
 
@@ -47,6 +48,7 @@ class Options:
     json: bool
     exit_with_parent: bool
     ready_timeout_ns: int
+    liveness_timeout_ns: int
     grace_ns: int
 
 
@@ -92,6 +94,10 @@ def parse_options(argv: Sequence[str]) -> Options:
         help="give up when the service is not ready by then (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--liveness-timeout", type=duration, default="30s", metavar="TIME",
+        help="a process that answers nothing for this long is started again (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--grace", type=duration, default="30s", metavar="TIME",
         help="at the end, how long running requests may take to finish (%(default)s)",
     )  # fmt: skip
@@ -106,6 +112,7 @@ def parse_options(argv: Sequence[str]) -> Options:
         json=args.json,
         exit_with_parent=args.exit_with_parent,
         ready_timeout_ns=args.ready_timeout,
+        liveness_timeout_ns=args.liveness_timeout,
         grace_ns=args.grace,
     )
 
