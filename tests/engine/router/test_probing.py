@@ -71,6 +71,14 @@ async def test_load_is_taken_over(start: StartBench) -> None:
     assert not load.saturated
 
 
+async def test_load_may_come_in_pieces(start: StartBench) -> None:
+    bench = await start(1, probe=FAST)
+    (replica,) = bench.router.fleet
+    padding = "x" * 700_000
+    bench.replicas[0].state = json.dumps({"padding": padding, "waiting": 7}).encode()
+    await until(lambda: replica.report.waiting == 7)
+
+
 async def test_a_replica_that_says_it_is_full_gets_nothing(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
     (replica,) = bench.router.fleet
