@@ -87,6 +87,8 @@ def serve(
     outbox = Outbox()
     while True:
         for message in messages:
+            if isinstance(message, Submit):
+                _catch_up(core, outbox, message.arrival_ns, clock())
             if not _handle(message, core, outbox, clock()):
                 return
         outputs = core.step(clock())
@@ -128,6 +130,19 @@ def _run(sock: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # what lives for ever is not looked at again between two steps
     serve(sock, core, messages, reader, time.monotonic_ns)
+
+
+def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) -> None:
+    """Take the steps that were due before a request came, noticed late, without it.
+
+    The step after one that was noticed late begins where that one ended on the device's clock;
+    a request that came in between must not be part of a step that began before it.
+    """
+    until_ns = min(arrival_ns, now_ns)
+    while (due_ns := core.next_event_ns()) is not None and due_ns <= until_ns:
+        outputs = core.step(now_ns)
+        if outputs is not None:
+            outbox.push(outputs)
 
 
 def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int) -> bool:
