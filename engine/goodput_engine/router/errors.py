@@ -3,6 +3,7 @@
 GoodputError
 └── RouterError
     ├── ClientFault            the client's own doing: answered with 4xx, never a missed promise
+    ├── Crowded                no room for one more request's body: answered with 429
     ├── ReplicaLost            no usable, or no whole, answer came; says why
     ├── Expired                nothing moved for too long
     ├── Stopping               the router's time to drain is over
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClientFault",
+    "Crowded",
     "Diverted",
     "Expired",
     "ReplicaLost",
@@ -64,6 +66,10 @@ class ClientFault(RouterError):
         self.status = status
         self.code = code
         super().__init__(message)
+
+
+class Crowded(RouterError):
+    """The router holds as many bytes of requests as it may."""
 
 
 class ReplicaLost(RouterError):

@@ -18,6 +18,7 @@ from goodput_core.placement import PlacementReason
 from goodput_core.record import Outcome
 from goodput_engine.router.errors import (
     ClientFault,
+    Crowded,
     Diverted,
     Expired,
     ReplicaLost,
@@ -29,6 +30,7 @@ from goodput_engine.router.intake import Promise, promise_of, read_body
 from goodput_engine.router.passing import SATURATED, Passing
 from goodput_engine.router.replies import error_response
 from goodput_engine.router.retry import RetryBudget
+from goodput_engine.router.room import Room
 from goodput_engine.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Relay:
         self._budget = RetryBudget(
             percent=settings.bounds.retry_percent, burst=settings.bounds.retry_burst
         )
+        self._room = Room(settings.bounds.all_bodies_bytes)
         self._live: set[Watchdog] = set()
         self.draining = False
 
@@ -88,13 +91,15 @@ class Relay:
 
     async def inference(self, request: web.Request) -> web.StreamResponse:
         """Handle a completion: counted, once, whatever becomes of it."""
-        exchange = Exchange(self._clock(), self._default)
+        exchange = Exchange(self._clock(), self._default, self._room)
         self._ledger.begin()
         try:
             return await self._judged(request, exchange)
         except ClientFault as fault:
             exchange.client_fault = fault.status
             return error_response(fault.status, str(fault), fault.code)
+        except Crowded as crowded:
+            return _refused(exchange, 429, str(crowded), "rate_limit_exceeded")
         except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
             # Many clients hang up on reading "[DONE]": they have what they came for.
             exchange.outcome = Outcome.OK if exchange.said_all else Outcome.CANCELLED
@@ -106,15 +111,19 @@ class Relay:
                 request, exchange, 500, "the router failed", "internal_error"
             )
         finally:
+            exchange.drop_body()
             self._ledger.settle(exchange, self._clock())
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """Pass on a question about the models: no promise, not counted."""
-        return await self._answer(request, Exchange(self._clock(), self._default))
+        return await self._answer(request, Exchange(self._clock(), self._default, self._room))
 
     async def _judged(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
         exchange.body = await read_body(
-            request, limit_bytes=self._bounds.body_bytes, timeout_ns=self._timeouts.body_ns
+            request,
+            limit_bytes=self._bounds.body_bytes,
+            timeout_ns=self._timeouts.body_ns,
+            make_room=exchange.make_room,
         )
         exchange.promise = promise_of(
             request.headers,
