@@ -35,17 +35,19 @@ class Stops:
         self.soon = asyncio.Event()
         self.now = asyncio.Event()
         loop = asyncio.get_running_loop()
+        self._interrupted = False
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         if exit_with_parent:
             _watch_stdin(loop, self._at_once)
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 for a stop in order, 130 for one that was told not to wait."""
-        return ExitCode.INTERRUPTED if self.now.is_set() else ExitCode.PASS
+        """0 for a stop in order, 130 after Ctrl-C or for one that was told not to wait."""
+        return ExitCode.INTERRUPTED if self._interrupted or self.now.is_set() else ExitCode.PASS
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._interrupted = self._interrupted or number is signal.SIGINT
         (self.now if self.soon.is_set() else self.soon).set()
 
     def _at_once(self) -> None:

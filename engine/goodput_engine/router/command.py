@@ -64,7 +64,7 @@ async def _serve(options: _Options) -> int:
     """Serve; a first signal drains, a second one or a closed stdin does not wait.
 
     Returns:
-        0 for a stop in order, 130 for one that was told not to wait.
+        0 for a stop in order, 130 after Ctrl-C or for one that was told not to wait.
     """
     stops = Stops(exit_with_parent=options.exit_with_parent)
     service = RouterService(

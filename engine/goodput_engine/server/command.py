@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     """Run one replica until it is told to stop.
 
     Returns:
-        0 after a stop in order, 130 after one that did not wait for running answers.
+        0 after a stop in order, 130 after Ctrl-C or a stop that did not wait for running answers.
 
     Raises:
         GoodputError: a bad manifest, a port in use, a core that cannot start or that died.
