@@ -1,7 +1,8 @@
 """What one event of an OpenAI stream says about tokens. No text is kept.
 
 A chunk counts as the tokens that its own `usage` accounts for, where a server sends usage with
-every chunk; else a chunk with any text, reasoning or tool call is one token.
+every chunk; else a chunk with any text, reasoning, refusal or tool call is one token. (The
+router counts so too, or the two would judge one answer differently.)
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
     tool_calls: msgspec.Raw = msgspec.Raw()
 
 
@@ -63,6 +65,7 @@ class Chunk(msgspec.Struct):
                 delta.content
                 or delta.reasoning_content
                 or delta.reasoning
+                or delta.refusal
                 or _present(delta.tool_calls)
             ):
                 return True

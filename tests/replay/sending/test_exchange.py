@@ -126,6 +126,7 @@ TOKENS = {
         delta(reasoning_content="a") + delta(reasoning="b") + delta(content="c"),
         3,
     ),
+    "a refusal is tokens": (delta(refusal="I") + delta(refusal="can't") + token("", "stop"), 2),
     "usage wins over chunks": (token("two words") + usage(2), 2),
     "without usage each chunk is one": (token("two words") + token(), 2),
     "tool calls are tokens": (
