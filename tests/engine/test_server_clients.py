@@ -184,6 +184,28 @@ async def test_a_body_that_never_ends_is_408() -> None:
         await served.until_idle()
 
 
+async def test_all_bodies_together_have_a_bound() -> None:
+    limits = ClientLimits(all_bodies_bytes=10_000)
+    long = post({"prompt": "w " * 3000, "max_tokens": 1})
+    async with (
+        serving(limits) as served,
+        connected(served.port) as one,
+        connected(served.port) as other,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        heads = {}
+        for reader, writer in (one, other):
+            writer.write(long[:-1])
+            heads[asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))] = writer
+        # One of the two, whichever comes second, is refused before it is whole.
+        (refused,), (accepted,) = await asyncio.wait(heads, return_when=asyncio.FIRST_COMPLETED)
+        assert refused.result().startswith(b"HTTP/1.1 429")
+        assert b"Retry-After: 1\r\n" in refused.result()
+        heads[accepted].write(long[-1:])
+        assert (await accepted).startswith(b"HTTP/1.1 200")
+        await served.until_idle()
+
+
 @pytest.mark.parametrize("length", [10, 200], ids=["mid-head", "mid-body"])
 async def test_a_client_that_leaves_before_it_has_asked_costs_nothing(length: int) -> None:
     async with serving(ClientLimits()) as served:

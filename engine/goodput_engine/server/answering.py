@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from goodput_core.contract import (
     HEADER_REPLICA,
@@ -23,8 +21,8 @@ from goodput_core.contract import (
     HEADER_TIMINGS,
 )
 from goodput_engine.server.answer import DONE, Answer, EventForm, timings, usage, whole_body
+from goodput_engine.server.reading import Reading
 from goodput_engine.server.refusals import (
-    Refusal,
     bad_request,
     draining,
     error_json,
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from goodput_engine.messages import Rejected
     from goodput_engine.server.front import Front
     from goodput_engine.server.intake import Call, Intake
+    from goodput_engine.server.refusals import Refusal
 
 __all__ = ["Answering"]
 
@@ -56,7 +55,7 @@ class Answering:
 
     def __init__(self, front: Front, readers: Executor) -> None:
         self._front = front
-        self._readers = readers
+        self._reading = Reading(front.settings.clients, readers)
         names = front.settings.names
         self._headers = {HEADER_REPLICA: names.replica, HEADER_REVISION: names.revision}
         self._stream_headers = {
@@ -95,30 +94,11 @@ class Answering:
     async def _read(
         self, request: web.Request, intake: Intake, *, chat: bool, arrival_ns: int
     ) -> Call:
-        clients = self._front.settings.clients
-        if (request.content_length or 0) > clients.body_bytes:
-            raise _too_large(clients.body_bytes)
-        try:
-            async with asyncio.timeout(clients.body_s):
-                body = await request.read()
-        except TimeoutError as error:
-            raise Refusal(
-                HTTPStatus.REQUEST_TIMEOUT,
-                f"the body did not arrive within {clients.body_s:g} s",
-                code="request_timeout",
-            ) from error
-        except web.HTTPRequestEntityTooLarge as error:
-            raise _too_large(clients.body_bytes) from error
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise bad_request("the body cannot be decoded as its headers say") from error
-
-        def read() -> Call:
+        def read(body: bytes | bytearray) -> Call:
             rid = self._front.next_rid()
             return intake.read(body, request.headers, chat=chat, rid=rid, arrival_ns=arrival_ns)
 
-        if len(body) <= clients.inline_bytes:
-            return read()
-        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        return await self._reading.look(request, read)
 
     async def _streamed(
         self, request: web.Request, call: Call, core: CoreClient, stream: RequestStream
@@ -229,14 +209,6 @@ class Answering:
 def _answer_id(call: Call) -> str:
     kind = "chatcmpl" if call.chat else "cmpl"
     return f"{kind}-{secrets.token_hex(12)}"
-
-
-def _too_large(bound: int) -> Refusal:
-    return Refusal(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"the body is larger than {bound >> 20} MiB",
-        code="request_too_large",
-    )
 
 
 def _refused(rejected: Rejected) -> Refusal:

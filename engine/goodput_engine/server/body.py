@@ -175,7 +175,7 @@ _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 B = TypeVar("B", CompletionBody, ChatBody)
 
 
-def decode_body(data: bytes, decoder: msgspec.json.Decoder[B]) -> B:
+def decode_body(data: bytes | bytearray, decoder: msgspec.json.Decoder[B]) -> B:
     """A request's body.
 
     Raises:

@@ -67,7 +67,13 @@ class Intake:
     limits: PromptLimits
 
     def read(
-        self, data: bytes, headers: Mapping[str, str], *, chat: bool, rid: int, arrival_ns: int
+        self,
+        data: bytes | bytearray,
+        headers: Mapping[str, str],
+        *,
+        chat: bool,
+        rid: int,
+        arrival_ns: int,
     ) -> Call:
         """Validate a request.
 

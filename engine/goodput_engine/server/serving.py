@@ -44,9 +44,7 @@ def serving_app(front: Front, readers: Executor) -> web.Application:
         front: the front's state.
         readers: where long bodies are read.
     """
-    app = web.Application(
-        middlewares=[error_form(front)], client_max_size=front.settings.clients.body_bytes
-    )
+    app = web.Application(middlewares=[error_form(front)])
     answering = Answering(front, readers)
     models = _Models(front)
     app.router.add_post(PATH_COMPLETIONS, answering.completions)

@@ -33,6 +33,8 @@ class ClientLimits:
 
     Args:
         body_bytes: a longer body is refused with 413.
+        all_bodies_bytes: what would add to as much, held of all bodies together while they are
+            read, is refused with 429.
         body_s: a body that takes longer is refused with 408.
         inline_bytes: a longer body is read in a thread, so that it delays nobody else's tokens.
         stall_s: a stream whose client takes nothing for so long is ended.
@@ -40,6 +42,7 @@ class ClientLimits:
     """
 
     body_bytes: int = 32 * 1024 * 1024
+    all_bodies_bytes: int = 256 * 1024 * 1024
     body_s: float = 30.0
     inline_bytes: int = 48 * 1024
     stall_s: float = 60.0
