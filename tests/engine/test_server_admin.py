@@ -85,8 +85,16 @@ async def test_metrics_count_steps_and_tokens_with_the_contracts_labels(
 
 @pytest.mark.parametrize(
     "authorization",
-    [None, "", "Bearer", "Bearer wrong", "Basic a token of the tests", "Bearer \u00e9"],
-    ids=["none", "empty", "no token", "a wrong token", "another scheme", "not ASCII"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer wrong",
+        "Basic a token of the tests",
+        "Bearer \u00e9",
+        "Bearer \udcff",
+    ],
+    ids=["none", "empty", "no token", "a wrong token", "another scheme", "not ASCII", "not UTF-8"],
 )
 async def test_limits_cannot_be_changed_without_the_token(
     admin: aiohttp.ClientSession, authorization: str | None

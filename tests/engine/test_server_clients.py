@@ -184,6 +184,24 @@ async def test_a_body_that_never_ends_is_408() -> None:
         await served.until_idle()
 
 
+async def test_a_core_that_is_behind_gets_no_requests_but_may_get_limits() -> None:
+    async with (
+        serving(ClientLimits()) as served,
+        aiohttp.ClientSession(f"http://127.0.0.1:{served.port}") as http,
+    ):
+        core = served.front.serving()
+        body = {"model": "chat", "prompt": "x", "max_tokens": 1}
+        core.pause_writing()  # as asyncio does while the core does not read
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "1"
+            assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
+        assert served.front.serving() is core  # what PATCH /control/limits asks for
+        core.resume_writing()
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == 200
+
+
 async def test_all_bodies_together_have_a_bound() -> None:
     limits = ClientLimits(all_bodies_bytes=10_000)
     long = post({"prompt": "w " * 3000, "max_tokens": 1})

@@ -60,7 +60,7 @@ class _Admin:
 
     async def limits(self, request: web.Request) -> web.Response:
         self._gate.authorise(request.headers.get("Authorization"))
-        core, _ = self._front.admitting()
+        core = self._front.serving()
         try:
             async with asyncio.timeout(_BODY_S):
                 body = await request.read()

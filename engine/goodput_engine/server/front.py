@@ -86,13 +86,22 @@ class Front:
         Raises:
             Refusal: 503 or 429: not now.
         """
+        core = self.serving()
+        assert self.intake is not None
+        if core.full:
+            raise overloaded("the engine is behind with reading requests; try again later", 1)
+        return core, self.intake
+
+    def serving(self) -> CoreClient:
+        """The core, while requests are served.
+
+        Raises:
+            Refusal: 503: they are not.
+        """
         if self.phase is not Phase.SERVING:
             raise self.why_not()
         assert self.core is not None
-        assert self.intake is not None
-        if self.core.full:
-            raise overloaded("the engine is behind with reading requests; try again later", 1)
-        return self.core, self.intake
+        return self.core
 
     def why_not(self) -> Refusal:
         """Why nothing can be answered, or no longer."""

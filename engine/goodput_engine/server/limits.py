@@ -58,7 +58,11 @@ class LimitsGate:
                 code="control_disabled",
             )
         scheme, _, given = (authorization or "").partition(" ")
-        known = hmac.compare_digest(given.strip().encode(), self._token.encode())
+        # Headers and environment hold bytes that are no UTF-8 as surrogates.
+        known = hmac.compare_digest(
+            given.strip().encode(errors="surrogateescape"),
+            self._token.encode(errors="surrogateescape"),
+        )
         if scheme.lower() != "bearer" or not known:
             raise Refusal(
                 HTTPStatus.UNAUTHORIZED,

@@ -58,7 +58,7 @@ _COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_PREEMPTIONS, "preemptions", "Requests sent back to wait for want of KV blocks."),
     (METRIC_PREFIX_QUERIED, "prefix_queried_tokens", "Prompt tokens looked up in the cache."),
     (METRIC_PREFIX_HIT, "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
-    (METRIC_SHED, "shed", "Requests refused for load."),
+    (METRIC_SHED, "shed", "Requests that the core refused for load."),
 )
 _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_RUNNING, "running", "Requests that hold KV blocks."),
