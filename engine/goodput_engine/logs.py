@@ -11,6 +11,9 @@ import logging
 import sys
 import time
 
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web import RequestPayloadError
+
 __all__ = ["LineFormatter", "configure_logging"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -40,7 +43,14 @@ def configure_logging() -> None:
     """Send every logger's events to stderr, one line each; for a command's process only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
+    handler.addFilter(_is_ours)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # What a library thinks worth a line is an error at least.
+    # What a library thinks worth a line is an error at least, and ours, not a client's.
     for name in ("aiohttp", "asyncio"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not of a request that is no HTTP: anybody can send those, and the line would quote them."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, RequestPayloadError))

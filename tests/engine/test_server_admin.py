@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -85,16 +86,8 @@ async def test_metrics_count_steps_and_tokens_with_the_contracts_labels(
 
 @pytest.mark.parametrize(
     "authorization",
-    [
-        None,
-        "",
-        "Bearer",
-        "Bearer wrong",
-        "Basic a token of the tests",
-        "Bearer \u00e9",
-        "Bearer \udcff",
-    ],
-    ids=["none", "empty", "no token", "a wrong token", "another scheme", "not ASCII", "not UTF-8"],
+    [None, "", "Bearer", "Bearer wrong", "Basic a token of the tests", "Bearer \u00e9"],
+    ids=["none", "empty", "no token", "a wrong token", "another scheme", "not ASCII"],
 )
 async def test_limits_cannot_be_changed_without_the_token(
     admin: aiohttp.ClientSession, authorization: str | None
@@ -103,6 +96,15 @@ async def test_limits_cannot_be_changed_without_the_token(
     assert status == 401
     assert body["error"]["code"] == "invalid_token"
     assert (await state_of(admin))["limits_revision"] == 0
+
+
+async def test_a_token_that_is_no_text_is_a_wrong_one(engine: RunningEngine) -> None:
+    host, port = engine.admin_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PATCH /control/limits HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_without_a_configured_token_nobody_changes_limits(start_engine: StartEngine) -> None:

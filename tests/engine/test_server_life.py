@@ -202,6 +202,32 @@ async def test_a_dead_core_is_told_to_clients_and_to_the_shell(start_engine: Sta
     assert errors == ["error: the engine core ended by SIGKILL; see its log above"]
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"secret\r\n\r\n",
+        b"GET /v1/\xff HTTP/1.1\r\nHost: secret\r\n\r\n",
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\n"
+            b"Content-Length: 6\r\n\r\nsecret"
+        ),
+    ],
+    ids=["no HTTP", "a bad path", "a bad encoding"],
+)
+def test_what_is_no_request_is_400_and_leaves_no_line(
+    start_engine: StartEngine, sent: bytes
+) -> None:
+    engine = start_engine()
+    host, port = engine.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as client:
+        client.sendall(sent)
+        assert b" 400 Bad Request" in client.recv(1024)
+    engine.signal(signal.SIGTERM)
+    assert engine.wait() == 0
+    events = [line.split(" ")[2] for line in engine.stderr().splitlines()]
+    assert events == ["listening", "draining", "stopped"]
+
+
 def test_the_core_does_not_outlive_a_killed_front(start_engine: StartEngine) -> None:
     engine = start_engine()
     core = core_of(engine)
