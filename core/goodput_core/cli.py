@@ -7,14 +7,16 @@ each component keeps its own options.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from goodput_core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["CommandParser", "argument_type"]
+__all__ = ["CommandParser", "argument_type", "parse_port", "parse_whole", "require_two_ports"]
+
+_MAX_PORT: Final = 65_535
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -52,3 +54,37 @@ def argument_type(parse: Callable[[str], Any], name: str) -> Callable[[str], Any
 
     convert.__name__ = name
     return convert
+
+
+def parse_whole(text: str, low: int, high: int, what: str) -> int:
+    """A whole number within bounds; `what` it is, for the sentence: "a port".
+
+    Raises:
+        ValueError: it is none.
+    """
+    # int() alone would take '1_0' and ' 1 '.
+    if not (text.isascii() and text.isdigit()) or len(text) > 9 or not low <= int(text) <= high:
+        raise ValueError(f"{text[:40]!r} is not {what} in {low} to {high}")
+    return int(text)
+
+
+def parse_port(text: str) -> int:
+    """A port; 0 takes any free one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return parse_whole(text, 0, _MAX_PORT, "a port")
+
+
+def require_two_ports(args: argparse.Namespace, parser: CommandParser) -> None:
+    """Refuse `--port` and `--admin-port` that name the same port.
+
+    Raises:
+        UsageError: they do.
+    """
+    if args.port == args.admin_port != 0:
+        raise UsageError(
+            f"{parser.prog}: --port and --admin-port are both {args.port}; "
+            "give them different ports"
+        )

@@ -6,7 +6,15 @@ import re
 from decimal import Decimal
 from typing import Final
 
-__all__ = ["NS_PER_MS", "NS_PER_S", "NS_PER_US", "format_duration", "ms_to_ns", "parse_duration"]
+__all__ = [
+    "NS_PER_MS",
+    "NS_PER_S",
+    "NS_PER_US",
+    "format_duration",
+    "ms_to_ns",
+    "parse_duration",
+    "parse_some_duration",
+]
 
 NS_PER_US: Final = 1_000
 NS_PER_MS: Final = 1_000_000
@@ -37,6 +45,18 @@ def parse_duration(text: str) -> int:
     if total > _MAX_DAYS * _UNITS_LONG["d"]:
         raise ValueError(f"{text!r} is longer than ten years")
     return int(total)
+
+
+def parse_some_duration(text: str) -> int:
+    """`parse_duration` of a time that must not be zero: a time-out, an interval.
+
+    Raises:
+        ValueError: the text is no duration, or zero.
+    """
+    duration_ns = parse_duration(text)
+    if duration_ns == 0:
+        raise ValueError(f"{text!r} is no time at all; give it at least 1ms")
+    return duration_ns
 
 
 def format_duration(ns: int) -> str:

@@ -37,6 +37,9 @@ __all__ = ["CoreClient", "RequestStream"]
 _END_S: Final = 5.0
 # Submissions that the core has not read yet; the core reads between two steps.
 _UNREAD_BYTES: Final = 32 * 1024 * 1024
+# A core says something every second, whatever it does; one that says nothing for so long hangs.
+_SILENCE_S: Final = 30.0
+_LOOKS: Final = 5
 
 
 class RequestStream:
@@ -128,6 +131,7 @@ class CoreClient(asyncio.Protocol):
     Args:
         process: the core's.
         on_step: told of every step, for metrics.
+        silence_s: once it is ready, a core that says nothing for so long is killed.
 
     Attributes:
         state: the core after its last step; None before it is ready.
@@ -137,7 +141,10 @@ class CoreClient(asyncio.Protocol):
     state: EngineState
 
     def __init__(
-        self, process: asyncio.subprocess.Process, on_step: Callable[[StepOutputs], None]
+        self,
+        process: asyncio.subprocess.Process,
+        on_step: Callable[[StepOutputs], None],
+        silence_s: float,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.gone: Final[asyncio.Future[None]] = loop.create_future()
@@ -149,10 +156,17 @@ class CoreClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._failed: Failed | None = None
         self._full = False
+        self._silence_s = silence_s
+        self._silent_looks = 0
+        self._look: asyncio.TimerHandle | None = None
 
     @classmethod
     async def start(
-        cls, configure: Configure, *, on_step: Callable[[StepOutputs], None]
+        cls,
+        configure: Configure,
+        *,
+        on_step: Callable[[StepOutputs], None],
+        silence_s: float = _SILENCE_S,
     ) -> CoreClient:
         """Start a core and tell it what to run; `await_ready` says whether it does."""
         ours, theirs = socket.socketpair()
@@ -167,7 +181,7 @@ class CoreClient(asyncio.Protocol):
                 start_new_session=True,
             )
         ours.setblocking(False)
-        client = cls(process, on_step)
+        client = cls(process, on_step, silence_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
         client._send(configure)
         return client
@@ -255,6 +269,7 @@ class CoreClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Part of `asyncio.Protocol`: the hot path, once per step."""
+        self._silent_looks = 0
         try:
             messages = self._reader.feed(data)
         except WireError as error:
@@ -272,6 +287,7 @@ class CoreClient(asyncio.Protocol):
             elif isinstance(message, Ready):
                 self.state = message.state
                 self.ready.set_result(message)
+                self._look_again()
             else:
                 self._failed = message
 
@@ -286,9 +302,28 @@ class CoreClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Part of `asyncio.Protocol`: the core is gone."""
         self.gone.set_result(None)
+        if self._look is not None:
+            self._look.cancel()
         for stream in self._streams.values():
             stream.lose()
         self._streams.clear()
+
+    def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(self._silence_s / _LOOKS, self._look_after_it)
+
+    def _look_after_it(self) -> None:
+        """Kill a core that hangs: its end is then told as any other.
+
+        Looks are counted, not seconds: when both processes were stopped, one look is missed.
+        """
+        self._silent_looks += 1
+        if self._silent_looks <= _LOOKS:
+            self._look_again()
+            return
+        detail = f"the engine core said nothing for {self._silence_s:g} s, so it was killed"
+        self._failed = Failed(detail=detail, exit_code=ExitCode.INTERNAL)
+        self._process.kill()
 
     def _step(self, step: StepOutputs) -> None:
         self.state = step.state

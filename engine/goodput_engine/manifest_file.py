@@ -1,47 +1,75 @@
-"""Reading the manifest that `goodput engine` and `goodput router` are given.
+"""Reading the manifest that `goodput engine`, `goodput router` and `replay` are given.
 
 The one place of this package that opens a manifest; what its fields mean is core's.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import yaml
 
 from goodput_core.errors import InputError, NotBuiltError
-from goodput_core.spec.manifest import MAX_MANIFEST_BYTES, parse_manifest, strict_documents
+from goodput_core.spec.manifest import (
+    MAX_MANIFEST_BYTES,
+    manifest_text,
+    one_document,
+    parse_manifest,
+    strict_documents,
+)
 from goodput_core.support import require_built
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from goodput_core.spec.llmservice import LLMService
+    from goodput_core.spec.llmservice import LLMService, RouterPolicy
 
-__all__ = ["read_manifest"]
+__all__ = ["read_document", "read_manifest"]
 
 
-def read_manifest(path: Path) -> LLMService:
+def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMService:
     """The one `LLMService` of a file, if this version can run it.
+
+    Args:
+        path: a YAML or JSON file.
+        placement: what a command line asks for in place of `spec.router.policy`.
 
     Raises:
         InputError: the file cannot be read, is too large, or is no YAML.
         SpecError: a field that breaks a rule, by file and path.
         NotBuiltError: a field that asks for what this version does not have.
     """
-    try:
-        # A named pipe or a device could block or never end.
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path}: is not a regular file; name a manifest with -f")
-        with path.open("rb") as file:
-            content = file.read(MAX_MANIFEST_BYTES + 1)
-        text = content.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"{path}: cannot be read: {reason}; name a manifest with -f") from error
-    service = parse_manifest(text, source=str(path), parse_documents=strict_documents(yaml))
+    service = parse_manifest(
+        _read_text(path), source=str(path), parse_documents=strict_documents(yaml)
+    )
+    if placement is not None:
+        router = replace(service.spec.router, policy=placement)
+        service = replace(service, spec=replace(service.spec, router=router))
     try:
         require_built(service)
     except NotBuiltError as error:
         raise error.at(str(path)) from error
     return service
+
+
+def read_document(path: Path) -> object:
+    """The one document of a YAML or JSON file that may hold less than a whole manifest.
+
+    Raises:
+        InputError: the file cannot be read, is too large, or is no YAML.
+    """
+    return one_document(_read_text(path), source=str(path), parse_documents=strict_documents(yaml))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        # A named pipe or a device could block or never end.
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is not a regular file; name a manifest")
+        with path.open("rb") as file:
+            content = file.read(MAX_MANIFEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{path}: cannot be read: {reason}; name a manifest") from error
+    return manifest_text(content, source=str(path))

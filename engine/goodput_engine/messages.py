@@ -235,7 +235,7 @@ class Failed(_Message, frozen=True, kw_only=True):
 
 
 class StepOutputs(_Message, frozen=True, kw_only=True):
-    """Everything one step produced; also sent when idle state changes.
+    """Everything one step produced; also sent when idle state changes, and as a sign of life.
 
     Args:
         at_ns: when the step's results were there, on the machine's monotonic clock.

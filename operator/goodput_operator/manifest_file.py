@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import yaml
 
 from goodput_core.errors import InputError
-from goodput_core.spec.manifest import MAX_MANIFEST_BYTES, parse_manifest, strict_documents
+from goodput_core.spec.manifest import (
+    MAX_MANIFEST_BYTES,
+    manifest_text,
+    parse_manifest,
+    strict_documents,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,11 +54,4 @@ def _read_text(path: Path) -> str:
         raise InputError(f"{path}: may not be read; check its permissions") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    if len(content) > MAX_MANIFEST_BYTES:
-        raise InputError(f"{path}: over {MAX_MANIFEST_BYTES >> 20} MiB; is this a manifest?")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: byte {error.start} is not UTF-8; save the manifest as UTF-8 text"
-        ) from error
+    return manifest_text(content, source=str(path))

@@ -17,11 +17,12 @@ from rich.console import Console
 
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.units import NS_PER_S, format_duration
+from goodput_engine.manifest_file import read_manifest
 from goodput_replay.dry_run import print_plan
 from goodput_replay.job import Job
 from goodput_replay.options import ReplayOptions, parse_options
 from goodput_replay.plan import Plan, PlanStats, survey
-from goodput_replay.promises import promise_of, read_manifest, read_promise
+from goodput_replay.promises import promise_of, read_promise
 from goodput_replay.run.facts import Promise, TraceFacts
 from goodput_replay.sending.quiet import open_file_limit
 from goodput_replay.target import require_permission

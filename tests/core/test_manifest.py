@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import GoodputError, InputError
-from goodput_core.spec.manifest import MAX_MANIFEST_BYTES, parse_manifest, strict_documents
+from goodput_core.spec.manifest import (
+    MAX_MANIFEST_BYTES,
+    manifest_text,
+    parse_manifest,
+    strict_documents,
+)
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
@@ -23,6 +28,7 @@ CHAT = EXAMPLE.read_text(encoding="utf-8")
 
 
 def parse(text: str) -> LLMService:
+    text = manifest_text(text.encode(), source="m.yaml")
     return parse_manifest(text, source="m.yaml", parse_documents=strict_documents(yaml))
 
 

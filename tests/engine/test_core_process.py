@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from goodput_engine.core.wire import core_reader, encode
+from goodput_engine.core.build import build_core
+from goodput_engine.core.process import serve
+from goodput_engine.core.wire import core_reader, encode, front_reader
+from goodput_engine.device.load import load_profile
 from goodput_engine.messages import (
     Cancel,
     Configure,
@@ -118,6 +121,26 @@ def test_a_request_runs_in_real_time_on_the_modelled_clock() -> None:
         assert sent < at[0] <= time.monotonic_ns()
         if steps[-1].state.behind_ns == 0:  # a machine that never stalls for 100 ms
             assert {b - a for a, b in pairwise(at)} == {1_000_000}
+
+
+def test_a_request_is_in_no_step_that_began_before_it_came() -> None:
+    config = _configure()
+    core = build_core(config, load_profile(config.device))
+    core.submit(Submit(rid=1, arrival_ns=0, input_tokens=10), 0)
+    core.step(0)
+    assert core.next_event_ns() == 1_000_000
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        ours.shutdown(socket.SHUT_WR)  # the core ends when it has handled what is there
+        # The step that ended at 1 ms is noticed at 1.8 ms, with a request that came at 1.5 ms.
+        came = Submit(rid=2, arrival_ns=1_500_000, input_tokens=10)
+        serve(theirs, core, [came], front_reader(), lambda: 1_800_000)
+    assert core.next_event_ns() == 2_000_000
+    core.step(2_000_000)
+    outputs = core.step(3_000_000)
+    assert outputs is not None
+    assert {o.rid: o.first_scheduled_ns for o in outputs.outputs} == {1: 0, 2: 2_000_000}
 
 
 def test_refusals_limits_cancellation_and_drain_go_through() -> None:

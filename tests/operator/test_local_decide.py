@@ -83,6 +83,17 @@ def test_an_empty_machine_gets_replicas_and_a_router() -> None:
     assert decision.wake_at_ns == 60 * NS_PER_S
 
 
+@pytest.mark.parametrize("name", ["chat-1", "chat-router"])
+def test_a_process_that_hangs_is_killed_once_its_time_is_over(name: str) -> None:
+    silent = serving_with(process(name, silent_ns=LATER))
+    early = decide(silent, DESIRED, LATER)
+    assert (early.actions, early.wake_at_ns) == ((), LATER + 30 * NS_PER_S)
+    kill = Kill(name=name, reason="it answered nothing for 30 s")
+    assert decide(silent, DESIRED, LATER + 30 * NS_PER_S).actions == (kill,)
+    killed = serving_with(process(name, silent_ns=LATER, killed=True))
+    assert decide(killed, DESIRED, LATER + 31 * NS_PER_S).actions == ()
+
+
 def test_nothing_is_done_to_a_fleet_that_serves() -> None:
     assert decide(SERVING, DESIRED, LATER).actions == ()
     assert decide(SERVING, DESIRED, LATER).wake_at_ns is None

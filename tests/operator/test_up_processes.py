@@ -157,6 +157,20 @@ def test_a_killed_router_returns_on_its_ports(start_up: Start) -> None:
     assert len(upstreams(ready["url"])) == 2
 
 
+@pytest.mark.parametrize(("name", "role"), [("chat-1", "replica"), ("chat-router", "router")])
+def test_a_process_that_hangs_is_started_again(start_up: Start, name: str, role: str) -> None:
+    up = start_up("--liveness-timeout", "100ms")
+    up.event("ready")
+    up.child(name).suspend()
+    ended = up.event(f"{role}_exited")
+    assert (ended["name"], ended["exit_code"]) == (name, -9)
+    assert up.event(f"{role}_restarted")["name"] == name
+    assert f"{name} is killed: it answered nothing for 0.1 s" in up.log()
+    up.signal(signal.SIGTERM)
+    assert up.wait() == 0
+    assert up.left_behind() == []
+
+
 def test_a_replica_that_crashes_at_its_first_start_is_given_another(start_up: Start) -> None:
     up = start_up(chat_1="once-crashes")
     assert len(up.event("ready")["replicas"]) == 2

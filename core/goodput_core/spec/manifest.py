@@ -1,4 +1,4 @@
-"""From the text of a manifest to a validated `LLMService`; reading the file is the caller's.
+"""From the bytes of a manifest to a validated `LLMService`; reading the file is the caller's.
 
 The YAML parser comes in as an argument: core has no third-party imports, and the same checks
 must hold wherever a manifest is read.
@@ -16,9 +16,35 @@ from goodput_core.spec.llmservice import LLMService
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["MAX_MANIFEST_BYTES", "parse_manifest", "strict_documents"]
+__all__ = [
+    "MAX_MANIFEST_BYTES",
+    "manifest_text",
+    "one_document",
+    "parse_manifest",
+    "strict_documents",
+]
 
 MAX_MANIFEST_BYTES: Final = 1 << 20
+
+
+def manifest_text(content: bytes, *, source: str) -> str:
+    """The text of a file that should be a manifest.
+
+    Args:
+        content: its bytes; of a longer file `MAX_MANIFEST_BYTES` + 1 are enough.
+        source: the file's name, for errors.
+
+    Raises:
+        InputError: too large, or not UTF-8.
+    """
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise InputError(f"{source}: over {MAX_MANIFEST_BYTES >> 20} MiB; is this a manifest?")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{source}: byte {error.start} is not UTF-8; save the manifest as UTF-8 text"
+        ) from error
 
 
 def parse_manifest(
@@ -27,16 +53,29 @@ def parse_manifest(
     """Validate the one `LLMService` of a manifest.
 
     Args:
-        text: YAML or JSON.
+        text: YAML or JSON, as `manifest_text` gives it.
         source: the file's name, for errors.
         parse_documents: a safe YAML parser: `strict_documents(yaml)`.
 
     Raises:
-        InputError: too large, not YAML, or not exactly one document.
+        InputError: not YAML, or not exactly one document.
         SpecError: a field that breaks a rule, by file and path.
     """
-    if len(text) > MAX_MANIFEST_BYTES:
-        raise InputError(f"{source}: over {MAX_MANIFEST_BYTES >> 20} MiB; is this a manifest?")
+    try:
+        document = one_document(text, source=source, parse_documents=parse_documents)
+        return LLMService.from_dict(document)
+    except SpecError as error:
+        raise error.at(source) from error
+
+
+def one_document(
+    text: str, *, source: str, parse_documents: Callable[[str], Iterable[object]]
+) -> object:
+    """What the one document of a YAML text holds; arguments as of `parse_manifest`.
+
+    Raises:
+        InputError: not YAML, or not exactly one document.
+    """
     try:
         documents = [d for d in parse_documents(text) if d is not None]
     except Exception as error:
@@ -49,10 +88,7 @@ def parse_manifest(
         raise InputError(
             f"{source}: holds {len(documents)} documents; keep one LLMService in a file"
         )
-    try:
-        return LLMService.from_dict(documents[0])
-    except SpecError as error:
-        raise error.at(source) from error
+    return documents[0]
 
 
 def strict_documents(yaml: Any) -> Callable[[str], Iterable[object]]:

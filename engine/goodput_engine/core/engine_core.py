@@ -148,8 +148,7 @@ class EngineCore:
         if outcome is None:
             if not self._changed or self._plans:
                 return None  # the next step's outputs will tell
-            self._changed = False
-            return StepOutputs(at_ns=now_ns, step_ns=0, outputs=[], state=self.state(now_ns))
+            return self.no_step(now_ns)
         self._changed = False
         result = outcome.result
         return StepOutputs(
@@ -158,6 +157,11 @@ class EngineCore:
             outputs=self._outputs(outcome),
             state=self.state(result.at_ns),
         )
+
+    def no_step(self, now_ns: int) -> StepOutputs:
+        """What the front is told where no step has ended."""
+        self._changed = False
+        return StepOutputs(at_ns=now_ns, step_ns=0, outputs=[], state=self.state(now_ns))
 
     def state(self, now_ns: int) -> EngineState:
         """A snapshot."""

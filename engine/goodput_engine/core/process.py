@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError
+from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.core.outbox import Outbox
 from goodput_engine.core.wire import WireError, encode, front_reader
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "serve"]
 
 _RECEIVE_BYTES: Final = 1024 * 1024
+# A core that has nothing to tell says so this often, so that a hung one can be told from it.
+_BEAT_NS: Final = NS_PER_S
 
 
 def main(argv: list[str]) -> int:
@@ -85,16 +88,24 @@ def serve(
         clock: nanoseconds, monotonic, the front's too.
     """
     outbox = Outbox()
+    beat_ns = clock() + _BEAT_NS
     while True:
         for message in messages:
+            if isinstance(message, Submit):
+                _catch_up(core, outbox, message.arrival_ns, clock())
             if not _handle(message, core, outbox, clock()):
                 return
-        outputs = core.step(clock())
+        now_ns = clock()
+        outputs = core.step(now_ns)
+        if outputs is None and now_ns >= beat_ns:
+            outputs = core.no_step(now_ns)
         if outputs is not None:
             outbox.push(outputs)
+            beat_ns = now_ns + _BEAT_NS
         outbox.flush(sock)
-        deadline_ns = core.next_event_ns()
-        wait_s = None if deadline_ns is None else max(0, deadline_ns - clock()) / 1e9
+        due_ns = core.next_event_ns()
+        wake_ns = beat_ns if due_ns is None else min(due_ns, beat_ns)
+        wait_s = max(0, wake_ns - clock()) / NS_PER_S
         readable, _, _ = select.select([sock], [sock] if outbox.waiting else [], [], wait_s)
         messages = []
         if readable:
@@ -128,6 +139,19 @@ def _run(sock: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # what lives for ever is not looked at again between two steps
     serve(sock, core, messages, reader, time.monotonic_ns)
+
+
+def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) -> None:
+    """Take the steps that were due before a request came, noticed late, without it.
+
+    The step after one that was noticed late begins where that one ended on the device's clock;
+    a request that came in between must not be part of a step that began before it.
+    """
+    until_ns = min(arrival_ns, now_ns)
+    while (due_ns := core.next_event_ns()) is not None and due_ns <= until_ns:
+        outputs = core.step(now_ns)
+        if outputs is not None:
+            outbox.push(outputs)
 
 
 def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int) -> bool:

@@ -1,48 +1,36 @@
 """`goodput router`: arguments and manifest in, a running router until it is told to stop.
 
-The only module of the router that reads the clock, the arguments or a signal.
+The only module of the router that reads the clock or the arguments.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import json
-import logging
-import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import uvloop
-import yaml
 
-from goodput_core.cli import CommandParser, argument_type
-from goodput_core.contract import EVENT_LISTENING
-from goodput_core.errors import ExitCode, InputError, UsageError
+from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
+from goodput_core.errors import UsageError
 from goodput_core.placement import PLACEMENTS
 from goodput_core.spec.llmservice import RouterPolicy
-from goodput_core.spec.manifest import MAX_MANIFEST_BYTES, parse_manifest
-from goodput_core.support import require_built
-from goodput_core.units import NS_PER_S, parse_duration
+from goodput_core.units import NS_PER_S, parse_duration, parse_some_duration
+from goodput_engine.listening import announce
 from goodput_engine.logs import configure_logging
+from goodput_engine.manifest_file import read_manifest
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import RouterSettings, Timeouts
 from goodput_engine.router.upstreams import Upstream, UpstreamsFile, parse_upstream
+from goodput_engine.stopping import Stops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from goodput_core.spec.llmservice import LLMService
 
 __all__ = ["main"]
-
-_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +66,7 @@ async def _serve(options: _Options) -> int:
     Returns:
         0 for a stop in order, 130 for one that was told not to wait.
     """
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    def on_parent_gone() -> None:
-        stop.set()
-        hurry.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    stops = Stops(exit_with_parent=options.exit_with_parent)
     service = RouterService(
         options.settings,
         clock=time.monotonic_ns,
@@ -100,45 +77,13 @@ async def _serve(options: _Options) -> int:
         admin_port=options.admin_port,
     )
     async with service:
-        if options.exit_with_parent:
-            _watch_stdin(loop, on_parent_gone)
         # What was made so far lives as long as the process: the collector need not look at it.
         gc.collect()
         gc.freeze()
-        _announce(service, as_json=options.json)
-        await stop.wait()
-        await service.drain(options.grace_ns, hurry=hurry)
-    return ExitCode.INTERRUPTED if hurry.is_set() else ExitCode.PASS
-
-
-def _announce(service: RouterService, *, as_json: bool) -> None:
-    _log.info("listening", extra={"url": service.url, "admin_url": service.admin_url})
-    if as_json:
-        event = {
-            "event": EVENT_LISTENING,
-            "url": service.url,
-            "admin_url": service.admin_url,
-            "pid": os.getpid(),
-        }
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-
-
-def _watch_stdin(loop: asyncio.AbstractEventLoop, gone: Callable[[], None]) -> None:
-    """Call `gone` on the loop when stdin ends; a thread, because stdin may be a plain file."""
-
-    def read() -> None:
-        try:
-            while os.read(0, 4096):
-                pass
-        except OSError:
-            pass
-        try:
-            loop.call_soon_threadsafe(gone)
-        except RuntimeError:
-            pass  # the loop ended first
-
-    threading.Thread(target=read, name="stdin", daemon=True).start()
+        announce(service.url, service.admin_url, as_json=options.json)
+        await stops.soon.wait()
+        await service.drain(options.grace_ns, hurry=stops.now)
+    return stops.exit_code
 
 
 def _parse(argv: list[str]) -> _Options:
@@ -150,7 +95,7 @@ def _parse(argv: list[str]) -> _Options:
             "goodput router -f examples/chat.yaml --upstreams replicas.json --port 8080",
         ),
     )
-    duration = argument_type(parse_duration, "duration")
+    timeout = argument_type(parse_some_duration, "duration")
     policies = [policy.value for policy in PLACEMENTS]
     parser.add_argument(
         "-f", "--file", type=Path, required=True, help="the LLMService manifest", dest="manifest"
@@ -173,35 +118,39 @@ def _parse(argv: list[str]) -> _Options:
         "--policy", choices=policies, help="placement, in place of spec.router.policy"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address of both ports (%(default)s)")
-    parser.add_argument("--port", type=_port, default=8000, help="0: any free one (%(default)s)")
+    port = argument_type(parse_port, "port")
     parser.add_argument(
-        "--admin-port", type=_port, default=0, help="metrics and state (0: any free one)"
+        "--port", type=port, default=8000, help="serving port; 0: any free one (%(default)s)"
     )
+    parser.add_argument(
+        "--admin-port", type=port, default=0, metavar="PORT",
+        help="port for metrics and state (%(default)s: any free one)",
+    )  # fmt: skip
     defaults = Timeouts()
     parser.add_argument(
         "--connect-timeout",
-        type=duration,
+        type=timeout,
         default=defaults.connect_ns,
         metavar="DURATION",
         help="for a connection to a replica (2s)",
     )
     parser.add_argument(
         "--first-byte-timeout",
-        type=duration,
+        type=timeout,
         default=defaults.first_byte_ns,
         metavar="DURATION",
         help="until an answer begins; one that is not streamed begins at its end (10m)",
     )
     parser.add_argument(
         "--idle-timeout",
-        type=duration,
+        type=timeout,
         default=defaults.idle_ns,
         metavar="DURATION",
         help="between two chunks of an answer (2m)",
     )
     parser.add_argument(
         "--grace",
-        type=duration,
+        type=argument_type(parse_duration, "duration"),
         default=30 * NS_PER_S,
         metavar="DURATION",
         help="for running answers to finish after SIGTERM (30s)",
@@ -211,12 +160,13 @@ def _parse(argv: list[str]) -> _Options:
         "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
     )
     args = parser.parse_args(argv)
+    require_two_ports(args, parser)
     if args.upstreams is None and not args.upstream:
         raise UsageError("goodput router: name replicas with --upstreams FILE or --upstream")
     policy = None if args.policy is None else RouterPolicy(args.policy)
     return _Options(
         settings=_settings(
-            _read_manifest(args.manifest, policy),
+            read_manifest(args.manifest, placement=policy),
             Timeouts(
                 connect_ns=args.connect_timeout,
                 first_byte_ns=args.first_byte_timeout,
@@ -242,26 +192,3 @@ def _settings(service: LLMService, timeouts: Timeouts) -> RouterSettings:
         default_class=service.spec.slo.default_class,
         timeouts=timeouts,
     )
-
-
-def _read_manifest(path: Path, policy: RouterPolicy | None) -> LLMService:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_MANIFEST_BYTES + 1).decode()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; name a manifest with -f") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8; save the manifest as UTF-8 text") from error
-    service = parse_manifest(text, source=str(path), parse_documents=yaml.safe_load_all)
-    if policy is not None:
-        router = replace(service.spec.router, policy=policy)
-        service = replace(service, spec=replace(service.spec, router=router))
-    require_built(service)
-    return service
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65_535:
-        raise ValueError(text)
-    return port

@@ -3,17 +3,33 @@
 GoodputError
 └── RouterError
     ├── ClientFault            the client's own doing: answered with 4xx, never a missed promise
+    ├── Crowded                no room for one more request's body: answered with 429
     ├── ReplicaLost            no usable, or no whole, answer came; says why
-    └── Expired                nothing moved for too long, or the router is stopping
+    ├── Expired                nothing moved for too long
+    ├── Stopping               the router's time to drain is over
+    └── Diverted               the replica hangs, and another is asked instead
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from goodput_core.errors import GoodputError
 
-__all__ = ["ClientFault", "Expired", "ReplicaLost", "RetryReason", "RouterError"]
+if TYPE_CHECKING:
+    from goodput_engine.router.fleet import Replica
+
+__all__ = [
+    "ClientFault",
+    "Crowded",
+    "Diverted",
+    "Expired",
+    "ReplicaLost",
+    "RetryReason",
+    "RouterError",
+    "Stopping",
+]
 
 
 class RetryReason(StrEnum):
@@ -25,6 +41,8 @@ class RetryReason(StrEnum):
     """The connection broke before the first token."""
     SERVER_ERROR = "server_error"
     """The replica answered 5xx."""
+    HUNG = "hung"
+    """The replica answered no probes any more, and nothing had come of the request's answer."""
     SATURATED = "saturated"
     """The replica answered 429 or 503."""
     STALE_CONNECTION = "stale_connection"
@@ -50,6 +68,10 @@ class ClientFault(RouterError):
         super().__init__(message)
 
 
+class Crowded(RouterError):
+    """The router holds as many bytes of requests as it may."""
+
+
 class ReplicaLost(RouterError):
     """A replica gave no answer, or only a part of one."""
 
@@ -59,12 +81,20 @@ class ReplicaLost(RouterError):
 
 
 class Expired(RouterError):
-    """A request's watchdog ended it.
+    """Nothing came in time."""
+
+
+class Stopping(RouterError):
+    """The router ends what still runs."""
+
+
+class Diverted(RouterError):
+    """A request leaves a replica that hangs.
 
     Args:
-        stopping: because the router stops, not because of a time-out.
+        to: the replica to ask instead; the retry is paid for.
     """
 
-    def __init__(self, *, stopping: bool) -> None:
-        self.stopping = stopping
-        super().__init__("the router is stopping" if stopping else "nothing came in time")
+    def __init__(self, to: Replica) -> None:
+        self.to = to
+        super().__init__(f"the replica hangs; {to.name} is asked instead")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from goodput_engine.router.intake import Promise
+    from goodput_engine.router.room import Room
 
 __all__ = ["Exchange", "Timings", "read_timings"]
 
@@ -48,6 +49,7 @@ class Exchange:
     Args:
         received_ns: when it came; "scheduled", for the router.
         promise: what it is held to; the default class's promise until its own is known.
+        room: where its body is counted.
 
     Attributes:
         body: the request's bytes, for as long as they may have to be sent again.
@@ -63,6 +65,8 @@ class Exchange:
     """
 
     __slots__ = (
+        "_room",
+        "_taken_bytes",
         "body",
         "client_fault",
         "met_stale",
@@ -77,7 +81,9 @@ class Exchange:
         "tried",
     )
 
-    def __init__(self, received_ns: int, promise: Promise) -> None:
+    def __init__(self, received_ns: int, promise: Promise, room: Room) -> None:
+        self._room = room
+        self._taken_bytes = 0
         self.received_ns = received_ns
         self.promise = promise
         self.body = b""
@@ -90,6 +96,21 @@ class Exchange:
         self.timings: Timings | None = None
         self.outcome = Outcome.ERROR
         self.client_fault: int | None = None
+
+    def make_room(self, count: int) -> None:
+        """Count that many bytes more of its body as held.
+
+        Raises:
+            Crowded: the router holds too many already.
+        """
+        self._room.take(count)
+        self._taken_bytes += count
+
+    def drop_body(self) -> None:
+        """Its body will not be sent again."""
+        self.body = b""
+        self._room.give(self._taken_bytes)
+        self._taken_bytes = 0
 
     def watch_tokens(self) -> TokenObserver:
         """Begin to look at a stream."""

@@ -16,7 +16,7 @@ from goodput_core.placement import PLACEMENTS, Placement, PlacementState, Replic
 from goodput_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from goodput_core.spec.llmservice import RouterPolicy
     from goodput_engine.router.upstreams import Upstream
@@ -55,7 +55,6 @@ class Replica:
 
     Attributes:
         base: its URL, up to the path.
-        in_flight: requests that this router sent it and that have not ended.
         detail: why it is not ready, for people.
         wake: set to have it probed at once.
     """
@@ -64,10 +63,10 @@ class Replica:
         self.upstream = upstream
         self.name: Final = upstream.name
         self.base: Final = str(URL(upstream.url).origin())
-        self.in_flight = 0
         self.detail = "not probed yet"
         self.wake: Final = asyncio.Event()
         self._ready = False
+        self._visits: dict[object, Callable[[], None]] = {}
         self._report = EngineReport()
         self._saturated_until_ns = 0
         self._load: ReplicaLoad | None = None
@@ -76,6 +75,11 @@ class Replica:
     def ready(self) -> bool:
         """Whether it may get new requests, as far as known."""
         return self._ready and not self._report.draining
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that this router sent it and that have not ended."""
+        return len(self._visits)
 
     @property
     def saturated(self) -> bool:
@@ -106,14 +110,19 @@ class Replica:
             )
         return self._load
 
-    def begin(self) -> None:
-        """A request goes there."""
-        self.in_flight += 1
+    def begin(self, visit: object, leave: Callable[[], None]) -> None:
+        """A request goes there.
+
+        Args:
+            visit: stands for the request until its `end`.
+            leave: called whenever the replica is found to hang: the request may go elsewhere.
+        """
+        self._visits[visit] = leave
         self._load = None
 
-    def end(self, *, served: bool) -> None:
+    def end(self, visit: object, *, served: bool) -> None:
         """A request that went there is over; `served` when it held a place until now."""
-        self.in_flight -= 1
+        del self._visits[visit]
         if served:
             self._saturated_until_ns = 0
         self._load = None
@@ -129,6 +138,12 @@ class Replica:
         self._ready = False
         self.detail = detail
         self._load = None
+
+    def mark_hung(self, detail: str) -> None:
+        """It lives and answers no probe: as gone, and what waits there may leave."""
+        self.mark_gone(detail)
+        for leave in tuple(self._visits.values()):
+            leave()
 
     def mark_saturated(self, now_ns: int) -> None:
         """It refused a request for load."""

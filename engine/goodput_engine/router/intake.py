@@ -24,7 +24,7 @@ from goodput_core.units import NS_PER_S, ms_to_ns
 from goodput_engine.router.errors import ClientFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from aiohttp import web
     from multidict import CIMultiDictProxy
@@ -88,8 +88,20 @@ def promise_of(
     return Promise(name, targets)
 
 
-async def read_body(request: web.BaseRequest, *, limit_bytes: int, timeout_ns: int) -> bytes:
+async def read_body(
+    request: web.BaseRequest,
+    *,
+    limit_bytes: int,
+    timeout_ns: int,
+    make_room: Callable[[int], None],
+) -> bytes:
     """The whole body, bounded in size and time.
+
+    Args:
+        request: of which nothing was read.
+        limit_bytes: how long it may be.
+        timeout_ns: how long it may take to come.
+        make_room: told of every byte that is kept; what it raises goes through.
 
     Raises:
         ClientFault: 413 when it is too large, 408 when it does not come.
@@ -101,6 +113,7 @@ async def read_body(request: web.BaseRequest, *, limit_bytes: int, timeout_ns: i
         body = content.read_nowait()
         if len(body) > limit_bytes:
             raise _too_large(limit_bytes)
+        make_room(len(body))
         return body
     parts: list[bytes] = []
     size = 0
@@ -110,6 +123,7 @@ async def read_body(request: web.BaseRequest, *, limit_bytes: int, timeout_ns: i
                 size += len(chunk)
                 if size > limit_bytes:
                     raise _too_large(limit_bytes)
+                make_room(len(chunk))
                 parts.append(chunk)
     except TimeoutError as error:
         seconds = timeout_ns / NS_PER_S

@@ -165,7 +165,7 @@ class Passing:
             status=upstream.status, reason=upstream.reason, headers=end_to_end(upstream.headers)
         )
         exchange.response = response
-        exchange.body = b""  # no retry can need it now
+        exchange.drop_body()  # no retry can need it now
         watchdog.allow(self._idle_ns)
         await response.prepare(request)
         return response

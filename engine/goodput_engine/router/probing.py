@@ -87,7 +87,7 @@ class Prober:
                 # One probe may be lost to a busy replica.
                 strikes += 1
                 if strikes >= self._settings.strikes:
-                    replica.mark_gone(f"does not answer: {_reason(error)}")
+                    replica.mark_hung(f"does not answer: {_reason(error)}")
             if replica.ready != was_ready:
                 _log.info(
                     "replica ready" if replica.ready else "replica gone",
@@ -117,7 +117,7 @@ class Prober:
         async with self._session.get(
             replica.base + PATH_READY, timeout=self._timeout, allow_redirects=False
         ) as response:
-            await response.content.read(_MAX_STATE_BYTES)
+            await _read_bounded(response)
             if response.status != 200:
                 raise _NotReadyError(f"says {response.status} when asked whether it is ready")
         admin_url = replica.upstream.admin_url
@@ -133,7 +133,7 @@ class Prober:
                 timeout=self._timeout,
                 allow_redirects=False,
             ) as response:
-                body = await response.content.read(_MAX_STATE_BYTES)
+                body = await _read_bounded(response)
                 if response.status != 200:
                     return
             report = _REPORT.decode(body)
@@ -146,6 +146,14 @@ class Prober:
 
 class _NotReadyError(Exception):
     """The replica says plainly that it is not ready."""
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """The answer's body, in however many pieces it comes; of one that is too long a part."""
+    body = bytearray()
+    while len(body) < _MAX_STATE_BYTES and (piece := await response.content.readany()):
+        body += piece
+    return bytes(body)
 
 
 def _reason(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -15,12 +16,21 @@ from aiohttp import web
 
 from goodput_core.placement import PlacementReason
 from goodput_core.record import Outcome
-from goodput_engine.router.errors import ClientFault, Expired, ReplicaLost, RetryReason
+from goodput_engine.router.errors import (
+    ClientFault,
+    Crowded,
+    Diverted,
+    Expired,
+    ReplicaLost,
+    RetryReason,
+    Stopping,
+)
 from goodput_engine.router.exchange import Exchange
 from goodput_engine.router.intake import Promise, promise_of, read_body
 from goodput_engine.router.passing import SATURATED, Passing
 from goodput_engine.router.replies import error_response
 from goodput_engine.router.retry import RetryBudget
+from goodput_engine.router.room import Room
 from goodput_engine.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -70,23 +80,26 @@ class Relay:
         self._budget = RetryBudget(
             percent=settings.bounds.retry_percent, burst=settings.bounds.retry_burst
         )
+        self._room = Room(settings.bounds.all_bodies_bytes)
         self._live: set[Watchdog] = set()
         self.draining = False
 
     def stop_all(self) -> None:
         """End every request that is under way: the time to drain is over."""
         for watchdog in tuple(self._live):
-            watchdog.stop()
+            watchdog.end(Stopping("the router is stopping"))
 
     async def inference(self, request: web.Request) -> web.StreamResponse:
         """Handle a completion: counted, once, whatever becomes of it."""
-        exchange = Exchange(self._clock(), self._default)
+        exchange = Exchange(self._clock(), self._default, self._room)
         self._ledger.begin()
         try:
             return await self._judged(request, exchange)
         except ClientFault as fault:
             exchange.client_fault = fault.status
             return error_response(fault.status, str(fault), fault.code)
+        except Crowded as crowded:
+            return _refused(exchange, 429, str(crowded), "rate_limit_exceeded")
         except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
             # Many clients hang up on reading "[DONE]": they have what they came for.
             exchange.outcome = Outcome.OK if exchange.said_all else Outcome.CANCELLED
@@ -98,15 +111,19 @@ class Relay:
                 request, exchange, 500, "the router failed", "internal_error"
             )
         finally:
+            exchange.drop_body()
             self._ledger.settle(exchange, self._clock())
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """Pass on a question about the models: no promise, not counted."""
-        return await self._answer(request, Exchange(self._clock(), self._default))
+        return await self._answer(request, Exchange(self._clock(), self._default, self._room))
 
     async def _judged(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
         exchange.body = await read_body(
-            request, limit_bytes=self._bounds.body_bytes, timeout_ns=self._timeouts.body_ns
+            request,
+            limit_bytes=self._bounds.body_bytes,
+            timeout_ns=self._timeouts.body_ns,
+            make_room=exchange.make_room,
         )
         exchange.promise = promise_of(
             request.headers,
@@ -125,24 +142,29 @@ class Relay:
             if placement.reason is PlacementReason.ALL_SATURATED:
                 return _refused(exchange, 429, "every replica is full", "rate_limit_exceeded")
             return _refused(exchange, 503, "no replica is ready", "no_replica_ready")
-        watchdog = Watchdog(self._clock, limit_ns=self._timeouts.first_byte_ns)
-        self._live.add(watchdog)
+        first_byte_by_ns = self._clock() + self._timeouts.first_byte_ns
         try:
-            with watchdog:
-                while True:
+            while True:
+                watchdog = Watchdog(self._clock, limit_ns=first_byte_by_ns - self._clock())
+                try:
                     result = await self._attempt(request, exchange, replica, watchdog)
-                    if isinstance(result, web.StreamResponse):
-                        return result
-                    replica = result
-        except Expired as expired:
-            return await self._expired(request, exchange, expired)
+                except Diverted as diverted:
+                    result = diverted.to
+                if isinstance(result, web.StreamResponse):
+                    return result
+                replica = result
+        except Expired:
+            return await self._expired(request, exchange)
+        except Stopping:
+            exchange.outcome = Outcome.ERROR
+            return await self._passing.break_off(
+                request, exchange, 503, "the router stopped before the answer ended", "draining"
+            )
         except ReplicaLost as lost:
             exchange.outcome = Outcome.ERROR
             return await self._passing.break_off(
                 request, exchange, 502, f"{lost}; try again", "replica_lost"
             )
-        finally:
-            self._live.discard(watchdog)
 
     async def _attempt(
         self,
@@ -158,22 +180,27 @@ class Relay:
 
         Raises:
             ReplicaLost: it is gone, and there is no other or it is too late for another.
+            Diverted: it hangs, and there is another.
+            Expired: nothing came in time.
+            Stopping: the router's time to drain is over.
         """
         exchange.tried.add(replica.name)
         exchange.observer = None
         upstream: aiohttp.ClientResponse | None = None
         served = False
-        replica.begin()
+        replica.begin(watchdog, partial(self._leave, exchange, watchdog))
+        self._live.add(watchdog)
         try:
-            exchange.sent_ns = self._clock()
-            upstream = await self._sender.send(request, exchange, replica)
-            if upstream.status >= 500 or upstream.status in SATURATED:
-                other = self._elsewhere(exchange, self._refused_by(replica, upstream.status))
-                if other is not None:
-                    return other
-            else:
-                served = True
-            return await self._passing.whole_answer(request, exchange, upstream, watchdog)
+            with watchdog:
+                exchange.sent_ns = self._clock()
+                upstream = await self._sender.send(request, exchange, replica)
+                if upstream.status >= 500 or upstream.status in SATURATED:
+                    other = self._elsewhere(exchange, self._refused_by(replica, upstream.status))
+                    if other is not None:
+                        return other
+                else:
+                    served = True
+                return await self._passing.whole_answer(request, exchange, upstream, watchdog)
         except ReplicaLost as lost:
             _lost(replica, lost)
             if exchange.response is None:
@@ -186,7 +213,18 @@ class Relay:
                 # After a whole answer this does nothing; otherwise it closes the connection,
                 # which is how an engine learns that nobody listens any more.
                 upstream.close()
-            replica.end(served=served)
+            self._live.discard(watchdog)
+            replica.end(watchdog, served=served)
+
+    def _leave(self, exchange: Exchange, watchdog: Watchdog) -> None:
+        """Take a request away from a replica that hangs, if nothing of its answer has come.
+
+        Without another replica or a retry to spend it stays: the replica may wake up.
+        """
+        if exchange.response is None:
+            other = self._elsewhere(exchange, RetryReason.HUNG)
+            if other is not None:
+                watchdog.end(Diverted(other))
 
     def _elsewhere(self, exchange: Exchange, reason: RetryReason) -> Replica | None:
         """The replica to ask instead, already paid for; None: the client hears of the failure."""
@@ -207,14 +245,7 @@ class Relay:
             return RetryReason.SATURATED if status == 503 else RetryReason.SERVER_ERROR
         return RetryReason.SATURATED
 
-    async def _expired(
-        self, request: web.Request, exchange: Exchange, expired: Expired
-    ) -> web.StreamResponse:
-        if expired.stopping:
-            exchange.outcome = Outcome.ERROR
-            return await self._passing.break_off(
-                request, exchange, 503, "the router stopped before the answer ended", "draining"
-            )
+    async def _expired(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
         transport = request.transport
         if transport is None or transport.get_write_buffer_size():
             # It is the client that does not move: its buffers are full and stay so.

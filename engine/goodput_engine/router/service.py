@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
+from goodput_engine.listening import listen
 from goodput_engine.router.apps import admin_app, serving_app
 from goodput_engine.router.errors import RetryReason
 from goodput_engine.router.fleet import Fleet
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RouterService"]
 
-_BACKLOG: Final = 4096
 # After the grace period, for the last error events to be written.
 _LAST_WORDS_S: Final = 1.0
 _log: Final = logging.getLogger(__name__)
@@ -133,7 +131,8 @@ class RouterService:
             settings, fleet=self.fleet, sender=sender, ledger=self.ledger, clock=self._clock
         )
         host, port, admin_port = self._address
-        self.url = await self._listen(
+        self.url = await listen(
+            self._stack,
             # Bodies pass as they are, and a client that leaves ends its request at once.
             web.AppRunner(
                 serving_app(self._relay, self.fleet),
@@ -145,7 +144,8 @@ class RouterService:
             host,
             port,
         )
-        self.admin_url = await self._listen(
+        self.admin_url = await listen(
+            self._stack,
             web.AppRunner(
                 admin_app(
                     self._registry,
@@ -177,35 +177,6 @@ class RouterService:
             "upstreams",
             extra={"replicas": len(self.fleet), "added": len(added), "left": len(left)},
         )
-
-    async def _listen(self, runner: web.AppRunner, host: str, port: int) -> str:
-        listener = _bind(host, port)
-        self._stack.callback(listener.close)
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
-        bound = listener.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{bound}"
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port"
-        ) from error
-    return listener
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -37,6 +37,7 @@ class Bounds:
 
     Args:
         body_bytes: of one request; kept until its first token, for one retry.
+        all_bodies_bytes: of all requests' bodies together; then 429.
         held_bytes: of an answer before its first token; beyond it the answer is passed on as
             it is and can no longer be retried.
         retry_percent: retries per hundred requests, in the long run.
@@ -44,6 +45,7 @@ class Bounds:
     """
 
     body_bytes: int = 32 << 20
+    all_bodies_bytes: int = 512 << 20
     held_bytes: int = 64 << 10
     retry_percent: int = 10
     retry_burst: int = 10

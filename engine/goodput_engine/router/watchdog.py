@@ -1,4 +1,4 @@
-"""Ends a request on which nothing moves, without a timer per chunk.
+"""Ends an attempt on which nothing moves, without a timer per chunk, or at somebody's word.
 
 The hot path only stores the time of its last chunk; the timer looks at it when it fires, and
 goes off or sets itself again.
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from goodput_engine.router.errors import RouterError
+
 __all__ = ["Watchdog"]
 
 
 class Watchdog:
     """A context that cancels its own task when it is too quiet, and then raises `Expired`.
+
+    `end` does the same at once with another error; the task takes no further step before it.
 
     Args:
         clock: nanoseconds, monotonic.
@@ -33,10 +37,10 @@ class Watchdog:
     __slots__ = (
         "_cancelling",
         "_clock",
+        "_error",
         "_handle",
         "_limit_ns",
         "_loop",
-        "_stopping",
         "_task",
         "_went_off",
         "touched_ns",
@@ -52,7 +56,7 @@ class Watchdog:
         self._limit_ns = limit_ns
         self._handle: asyncio.TimerHandle | None = None
         self._went_off = False
-        self._stopping = False
+        self._error: RouterError = Expired()
         self.touched_ns = clock()
 
     def __enter__(self) -> Self:
@@ -74,7 +78,7 @@ class Watchdog:
             and self._task.uncancel() <= self._cancelling
             and kind is asyncio.CancelledError
         ):
-            raise Expired(stopping=self._stopping) from error
+            raise self._error from error
 
     def allow(self, limit_ns: int) -> None:
         """From now on, let nothing move for this long."""
@@ -84,10 +88,11 @@ class Watchdog:
             self._handle.cancel()
             self._arm(limit_ns)
 
-    def stop(self) -> None:
-        """End the request now: the router is stopping."""
-        self._stopping = True
-        self._go_off()
+    def end(self, error: RouterError) -> None:
+        """Leave the context now, with this error; without effect on one that goes off already."""
+        if not self._went_off:
+            self._error = error
+            self._go_off()
 
     def _arm(self, left_ns: int) -> None:
         self._handle = self._loop.call_later(left_ns / NS_PER_S, self._look)

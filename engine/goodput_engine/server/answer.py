@@ -167,8 +167,7 @@ def timings(call: Call, answer: Answer, stream: RequestStream) -> str:
     gaps = stream.tokens - 1
     return msgspec.json.encode(
         {
-            # A step that was under way on the device's own clock may take a new request in.
-            "queue_ms": max(0.0, _ms(stream.first_scheduled_ns - arrived)),
+            "queue_ms": _ms(stream.first_scheduled_ns - arrived),
             "ttft_ms": _ms(first - arrived),
             "tpot_ms": _ms((last - first) / gaps) if gaps > 0 else None,
             "e2e_ms": _ms(last - arrived),

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from goodput_core.cli import CommandParser, argument_type
+from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
-from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
@@ -65,7 +64,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         help="emulate this device instead of spec.model.source; see `goodput device list`",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="where both ports listen (%(default)s)")
-    port = argument_type(_port, "port")
+    port = argument_type(parse_port, "port")
     parser.add_argument(
         "--port", type=port, default=8001, help="serving port; 0: any free one (%(default)s)"
     )
@@ -85,11 +84,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
     )
     args = parser.parse_args(argv)
-    if args.port == args.admin_port != 0:
-        raise UsageError(
-            f"goodput engine: --port and --admin-port are both {args.port}; "
-            "give them different ports"
-        )
+    require_two_ports(args, parser)
     return args
 
 
@@ -123,9 +118,3 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
         json=args.json,
         control_token=environment.get(ENV_CONTROL_TOKEN) or None,
     )
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text[:6]) <= 65_535):
-        raise ValueError(f"{text!r} is not a port; give a whole number from 0 to 65535")
-    return int(text)

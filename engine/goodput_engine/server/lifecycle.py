@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
-import os
-import signal
-import socket
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -22,16 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from goodput_core.contract import EVENT_LISTENING
-from goodput_core.errors import ExitCode, UsageError
 from goodput_engine.core_client import CoreClient
+from goodput_engine.listening import announce, listen
 from goodput_engine.server.admin import admin_app
 from goodput_engine.server.front import Front, Phase
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.serving import serving_app
+from goodput_engine.stopping import Stops
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
     from goodput_engine.server.settings import EngineSettings
 
@@ -39,25 +34,9 @@ __all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG: Final = 2048
 _KEEPALIVE_S: Final = 75.0
 # After the grace period, or when the core died: for the last events to leave.
 _LAST_WORDS_S: Final = 1.0
-
-
-class _Stops:
-    """What asked this process to end: each request to end sets the next of two events."""
-
-    def __init__(self) -> None:
-        self.soon = asyncio.Event()
-        self.now = asyncio.Event()
-
-    def on_signal(self) -> None:
-        (self.now if self.soon.is_set() else self.soon).set()
-
-    def at_once(self) -> None:
-        self.soon.set()
-        self.now.set()
 
 
 async def serve(settings: EngineSettings) -> int:
@@ -68,12 +47,7 @@ async def serve(settings: EngineSettings) -> int:
         GoodputError: the core could not start, or died.
     """
     started = time.monotonic()
-    stops = _Stops()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stops.on_signal)
-    if settings.exit_with_parent:
-        _watch_stdin(loop, stops.at_once)
+    stops = Stops(exit_with_parent=settings.exit_with_parent)
     front = Front(settings)
     metrics = EngineMetrics(
         settings.names, lambda: None if front.core is None else front.core.state
@@ -90,12 +64,10 @@ async def serve(settings: EngineSettings) -> int:
         await _any(stops.soon.wait(), ready)
         if not ready.done():
             ready.cancel()
-            return _exit_code(stops)
+            return stops.exit_code
         front.serve(core, ready.result(), startup_s=time.monotonic() - started)
         _settle()
-        _log.info("listening", extra={"url": url, "admin_url": admin_url})
-        if settings.json:
-            _print_listening(url, admin_url)
+        announce(url, admin_url, as_json=settings.json)
         await _any(stops.soon.wait(), core.gone)
         if not core.gone.done():
             await _drain(front, core, stops)
@@ -103,7 +75,7 @@ async def serve(settings: EngineSettings) -> int:
             front.phase = Phase.FAILED
             await _last_words(front)
             raise await core.obituary()
-        return _exit_code(stops)
+        return stops.exit_code
 
 
 def _settle() -> None:
@@ -118,7 +90,7 @@ def _settle() -> None:
     sys.setswitchinterval(0.0005)
 
 
-async def _drain(front: Front, core: CoreClient, stops: _Stops) -> None:
+async def _drain(front: Front, core: CoreClient, stops: Stops) -> None:
     """Let what runs finish, within the grace period."""
     grace_s = front.settings.grace_s
     _log.info("draining", extra={"in_flight": front.in_flight, "grace_s": grace_s})
@@ -157,11 +129,6 @@ async def _any(*awaitables: Awaitable[object]) -> None:
                 task.cancel()
 
 
-def _exit_code(stops: _Stops) -> int:
-    """0 for a stop in order, 130 for one that was told not to wait."""
-    return ExitCode.INTERRUPTED if stops.now.is_set() else ExitCode.PASS
-
-
 async def _open(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> str:
     """Listen, and return the URL with the port that it got."""
     runner = web.AppRunner(
@@ -172,41 +139,4 @@ async def _open(stack: AsyncExitStack, app: web.Application, host: str, port: in
         keepalive_timeout=_KEEPALIVE_S,
         shutdown_timeout=_LAST_WORDS_S,
     )
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port, backlog=_BACKLOG)
-    try:
-        await site.start()
-    except OSError as error:
-        # asyncio's own sentence repeats the address; a name that is not found has no errno.
-        by_name = isinstance(error, socket.gaierror) or error.errno is None
-        reason = error.strerror if by_name else os.strerror(error.errno or 0)
-        raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another") from error
-    got: int = runner.addresses[0][1]
-    return f"http://[{host}]:{got}" if ":" in host else f"http://{host}:{got}"
-
-
-def _print_listening(url: str, admin_url: str) -> None:
-    line = {"event": EVENT_LISTENING, "url": url, "admin_url": admin_url, "pid": os.getpid()}
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
-
-
-def _watch_stdin(loop: asyncio.AbstractEventLoop, closed: Callable[[], None]) -> None:
-    """Call `closed` on the loop once nobody holds the other end of stdin.
-
-    A thread, because a regular file or a closed descriptor cannot be watched by the loop.
-    """
-
-    def read() -> None:
-        try:
-            while os.read(0, 4096):
-                pass
-        except OSError:
-            pass
-        try:
-            loop.call_soon_threadsafe(closed)
-        except RuntimeError:
-            pass  # the loop ended first
-
-    threading.Thread(target=read, name="watch-stdin", daemon=True).start()
+    return await listen(stack, runner, host, port)

@@ -28,6 +28,8 @@ __all__ = ["Child"]
 _MAX_SHOWN: Final = 300
 # How long the last output of an ended process is waited for.
 _DRAIN_S: Final = 1.0
+# Between two questions whether it still answers.
+_LIVENESS_S: Final = 1.0
 _ERROR: Final = "error: "
 
 
@@ -42,6 +44,8 @@ class Child:
         clock: nanoseconds, monotonic.
         log: takes the name and each line that the process writes.
         changed: called when the process became ready or ended.
+        answers: whether the process at this address gives a sign of life.
+        silent: called when the process falls silent.
         routable: for a router: returns once it is ready at this address; None for a replica,
             which is ready as soon as it listens.
     """
@@ -56,6 +60,8 @@ class Child:
         clock: Callable[[], int],
         log: Callable[[str, str], None],
         changed: Callable[[ProcessView], None],
+        answers: Callable[[Address], Awaitable[bool]],
+        silent: Callable[[], None],
         routable: Callable[[Address], Awaitable[None]] | None = None,
     ) -> None:
         self._name = name
@@ -64,6 +70,8 @@ class Child:
         self._clock = clock
         self._log = log
         self._changed = changed
+        self._answers = answers
+        self._silent = silent
         self._routable = routable
         self._failures = earlier.failures if earlier else 0
         self._ever_ready = earlier.ever_ready if earlier else False
@@ -77,6 +85,7 @@ class Child:
         self._exit_code: int | None = None
         self._terminated_ns: int | None = None
         self._killed = False
+        self._silent_ns: int | None = None
         self._address: Address | None = None
         self._error: str | None = None
         self._error_told = False
@@ -95,6 +104,7 @@ class Child:
             ever_ready=self._ever_ready,
             terminated_ns=self._terminated_ns,
             killed=self._killed,
+            silent_ns=self._silent_ns,
             address=self._address,
             error=self._error,
             last_line=self._last_line,
@@ -139,9 +149,13 @@ class Child:
             self.terminate()
         try:
             async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._become_ready())
+                watches = [
+                    group.create_task(self._become_ready()),
+                    group.create_task(self._watch_life()),
+                ]
                 await talk.wait_exited()
-                watch.cancel()
+                for watch in watches:
+                    watch.cancel()
         finally:
             # What it leaves behind would hold its pipes and its port. The number of a group is
             # not given away while a member lives; an empty group is not there to be killed.
@@ -161,8 +175,19 @@ class Child:
         self._ever_ready = True
         self._changed(self.view())
 
+    async def _watch_life(self) -> None:
+        address = await self._listening
+        while True:
+            await asyncio.sleep(_LIVENESS_S)
+            if await self._answers(address):
+                self._silent_ns = None
+            elif self._silent_ns is None:
+                self._silent_ns = self._clock()
+                self._silent()
+
     def _ended(self, code: int | None) -> None:
         self._phase = Phase.EXITED
+        self._silent_ns = None
         self._exit_code = code
         self._exited_ns = self._clock()
         self._failures = self._back_off.failures(

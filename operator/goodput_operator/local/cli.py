@@ -18,6 +18,7 @@ from goodput_core.support import require_built
 from goodput_operator.local.backoff import BackOff
 from goodput_operator.local.commands import ChildCommands
 from goodput_operator.local.fleet import Fleet
+from goodput_operator.local.liveness import answers
 from goodput_operator.local.options import Options, parse_options
 from goodput_operator.local.outlet import Outlet
 from goodput_operator.local.ports import require_free
@@ -108,6 +109,9 @@ async def _serve(
         async def routable(address: Address) -> None:
             await until_routable(session, address, desired.replicas)
 
+        async def alive(address: Address) -> bool:
+            return await answers(session, address)
+
         fleet = Fleet(
             desired=desired,
             commands=commands,
@@ -115,6 +119,7 @@ async def _serve(
             admin_port=options.admin_port,
             publish=workspace.publish,
             routable=routable,
+            answers=alive,
             reporter=reporter,
             clock=time.monotonic_ns,
         )
@@ -164,6 +169,7 @@ def _desired(service: LLMService, options: Options) -> Desired:
         service=service.metadata.name,
         replicas=replicas,
         ready_timeout_ns=options.ready_timeout_ns,
+        liveness_timeout_ns=options.liveness_timeout_ns,
         grace_ns=options.grace_ns,
         back_off=BackOff(seed=time.time_ns()),
     )

@@ -138,13 +138,11 @@ def decide(snapshot: Snapshot, desired: Desired, now_ns: int) -> Decision:
                 actions.append(Start(name=name, role=role))
             else:
                 wakes.append(process.exited_ns + delay_ns)
-        elif process.phase is Phase.STARTING and snapshot.announced and not process.killed:
-            overdue_ns = process.started_ns + desired.ready_timeout_ns
-            if now_ns >= overdue_ns:
-                reason = f"it did not start within {_seconds(desired.ready_timeout_ns)}"
-                actions.append(Kill(name=name, reason=reason))
+        elif (doom := _doom(process, desired, announced=snapshot.announced)) is not None:
+            if now_ns >= doom.at_ns:
+                actions.append(Kill(name=name, reason=doom.reason))
             else:
-                wakes.append(overdue_ns)
+                wakes.append(doom.at_ns)
 
     surplus = [process for process in snapshot.processes if process.name not in wanted]
     actions += [Forget(name=process.name) for process in surplus if not process.alive]
@@ -160,6 +158,28 @@ def decide(snapshot: Snapshot, desired: Desired, now_ns: int) -> Decision:
     if not snapshot.announced and _all_ready(known, wanted):
         actions.append(Announce())
     return Decision(actions=tuple(actions), wake_at_ns=min(wakes, default=None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Doom:
+    """When a process that runs is to be killed, and why."""
+
+    at_ns: int
+    reason: str
+
+
+def _doom(process: ProcessView, desired: Desired, *, announced: bool) -> _Doom | None:
+    if process.killed:
+        return None
+    if process.phase is Phase.STARTING and announced:
+        timeout_ns = desired.ready_timeout_ns
+        reason = f"it did not start within {_seconds(timeout_ns)}"
+        return _Doom(at_ns=process.started_ns + timeout_ns, reason=reason)
+    if process.silent_ns is not None:
+        timeout_ns = desired.liveness_timeout_ns
+        reason = f"it answered nothing for {_seconds(timeout_ns)}"
+        return _Doom(at_ns=process.silent_ns + timeout_ns, reason=reason)
+    return None
 
 
 def _stop(processes: tuple[ProcessView, ...], stop: Stop, grace_ns: int, now_ns: int) -> Decision:

@@ -54,6 +54,7 @@ class Fleet:
         admin_port: the router's admin port, likewise.
         publish: writes the router's file of upstreams.
         routable: returns once the router at this address is ready.
+        answers: whether the process at this address gives a sign of life.
         reporter: who tells people and parents.
         clock: nanoseconds, monotonic.
     """
@@ -67,6 +68,7 @@ class Fleet:
         admin_port: int,
         publish: Callable[[tuple[Upstream, ...]], None],
         routable: Callable[[Address], Awaitable[None]],
+        answers: Callable[[Address], Awaitable[bool]],
         reporter: Reporter,
         clock: Callable[[], int],
     ) -> None:
@@ -75,6 +77,7 @@ class Fleet:
         self._ports = (port, admin_port)
         self._publish = publish
         self._routable = routable
+        self._answers = answers
         self._reporter = reporter
         self._clock = clock
         self._children: dict[str, Child] = {}
@@ -182,6 +185,8 @@ class Fleet:
             clock=self._clock,
             log=self._reporter.log,
             changed=self._changed,
+            answers=self._answers,
+            silent=self._woken.set,
             routable=self._routable if role is Role.ROUTER else None,
         )
         self._children[name] = child

@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.cli import CommandParser, argument_type
-from goodput_core.errors import UsageError
-from goodput_core.units import parse_duration
+from goodput_core.cli import (
+    CommandParser,
+    argument_type,
+    parse_port,
+    parse_whole,
+    require_two_ports,
+)
+from goodput_core.units import parse_some_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Options", "parse_options"]
 
-_MAX_PORT: Final = 65_535
 _MAX_REPLICAS: Final = 64
 
 
@@ -32,6 +36,7 @@ class Options:
         json: events on stdout instead of sentences.
         exit_with_parent: stop when stdin closes.
         ready_timeout_ns: how long the service may take to become ready.
+        liveness_timeout_ns: how long a process may answer nothing before it is killed.
         grace_ns: how long running requests may take to finish at the end.
     """
 
@@ -43,6 +48,7 @@ class Options:
     json: bool
     exit_with_parent: bool
     ready_timeout_ns: int
+    liveness_timeout_ns: int
     grace_ns: int
 
 
@@ -68,7 +74,7 @@ def parse_options(argv: Sequence[str]) -> Options:
     parser.add_argument(
         "--device", metavar="PROFILE", help="emulate this device instead of spec.model.source"
     )
-    port = argument_type(_port, "port")
+    port = argument_type(parse_port, "port")
     parser.add_argument(
         "--port", type=port, default=8000, help="the router's port; 0: any free one (%(default)s)"
     )
@@ -82,20 +88,21 @@ def parse_options(argv: Sequence[str]) -> Options:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print events as JSON lines on stdout")
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when stdin is closed")
-    duration = argument_type(_duration, "duration")
+    duration = argument_type(parse_some_duration, "duration")
     parser.add_argument(
         "--ready-timeout", type=duration, default="60s", metavar="TIME",
         help="give up when the service is not ready by then (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--liveness-timeout", type=duration, default="30s", metavar="TIME",
+        help="a process that answers nothing for this long is started again (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--grace", type=duration, default="30s", metavar="TIME",
         help="at the end, how long running requests may take to finish (%(default)s)",
     )  # fmt: skip
     args = parser.parse_args(argv)
-    if args.port == args.admin_port != 0:
-        raise UsageError(
-            f"goodput up: --port and --admin-port are both {args.port}; give them different ports"
-        )
+    require_two_ports(args, parser)
     return Options(
         manifest=args.manifest,
         device=args.device,
@@ -105,27 +112,10 @@ def parse_options(argv: Sequence[str]) -> Options:
         json=args.json,
         exit_with_parent=args.exit_with_parent,
         ready_timeout_ns=args.ready_timeout,
+        liveness_timeout_ns=args.liveness_timeout,
         grace_ns=args.grace,
     )
 
 
-def _whole(text: str, low: int, high: int, what: str) -> int:
-    # int() alone would take '1_0' and ' 1 '.
-    if not (text.isascii() and text.isdigit()) or len(text) > 9 or not low <= int(text) <= high:
-        raise ValueError(f"{text!r} is not {what} in {low} to {high}")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    return _whole(text, 0, _MAX_PORT, "a port")
-
-
 def _replicas(text: str) -> int:
-    return _whole(text, 1, _MAX_REPLICAS, "a number of replicas")
-
-
-def _duration(text: str) -> int:
-    duration_ns = parse_duration(text)
-    if duration_ns == 0:
-        raise ValueError(f"{text!r} is no time at all; give it at least 1ms")
-    return duration_ns
+    return parse_whole(text, 1, _MAX_REPLICAS, "a number of replicas")

@@ -68,6 +68,7 @@ class ProcessView:
         ever_ready: whether any of its starts became ready.
         terminated_ns: when it was asked to end; None: it was not.
         killed: whether it was sent SIGKILL.
+        silent_ns: since when it answers no liveness check; None: it answers.
         address: where it listens, once it has said so.
         error: the sentence after `error:` on its stderr, if it wrote one.
         last_line: the last line it logged.
@@ -83,6 +84,7 @@ class ProcessView:
     ever_ready: bool = False
     terminated_ns: int | None = None
     killed: bool = False
+    silent_ns: int | None = None
     address: Address | None = None
     error: str | None = None
     last_line: str | None = None
@@ -133,6 +135,7 @@ class Desired:
         service: the service's name; processes are called after it.
         replicas: how many replicas should serve.
         ready_timeout_ns: how long a start may take.
+        liveness_timeout_ns: how long a process that listens may answer nothing.
         grace_ns: how long running streams may take to finish after SIGTERM.
         back_off: when a process that ended is started again.
     """
@@ -140,6 +143,7 @@ class Desired:
     service: str
     replicas: int
     ready_timeout_ns: int = 60 * NS_PER_S
+    liveness_timeout_ns: int = 30 * NS_PER_S
     grace_ns: int = 30 * NS_PER_S
     back_off: BackOff = field(default_factory=BackOff)
 

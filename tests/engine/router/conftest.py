@@ -101,6 +101,7 @@ class FakeReplica:
         self.name = name
         self.behave: Behaviour = answer_stream
         self.ready = True
+        self.silent = False
         self.state: bytes = b"{}"
         self.calls: list[Call] = []
         self.arrived: asyncio.Queue[Call] = asyncio.Queue()
@@ -158,6 +159,9 @@ class FakeReplica:
             lengths = [int(v) for k, v in headers if k.lower() == "content-length"]
             body = await reader.readexactly(lengths[0]) if lengths else b""
             call = Call(method, path, headers, body, writer, number, asyncio.Event())
+            if self.silent and path in {"/health/ready", "/control/state"}:
+                await reader.read()  # until the one who asks has had enough
+                return
             if path == "/health/ready":
                 status = "200 OK" if self.ready else "503 Service Unavailable"
                 # Closed, so that a test's first request opens a connection of its own.

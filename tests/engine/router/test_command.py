@@ -81,12 +81,24 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
         pytest.param(["-f", "none.yaml", *UPSTREAM], "none.yaml", id="no manifest"),
         pytest.param(["-f", "BROKEN", *UPSTREAM], "spec.model", id="broken manifest"),
         pytest.param(["-f", "BINARY", *UPSTREAM], "UTF-8", id="binary manifest"),
-        pytest.param(["-f", "FANCY", *UPSTREAM], "spec.router.policy", id="policy not built"),
+        pytest.param(["-f", "TWICE", *UPSTREAM], "already stands above", id="a field twice"),
+        pytest.param(["-f", "FANCY", *UPSTREAM], "fancy.yaml: spec.router", id="policy not built"),
         pytest.param(["-f", "MANIFEST", "--upstreams", "none.json"], "none.json", id="no file"),
         pytest.param(["-f", "MANIFEST", "--upstreams", "BROKEN"], "broken.yaml", id="bad file"),
         pytest.param(["-f", "MANIFEST", "--upstream", "r0"], "NAME=URL", id="bad upstream"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, *UPSTREAM], "taken", id="name twice"),
-        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--port", "70000"], "--port", id="bad port"),
+        pytest.param(
+            ["-f", "MANIFEST", *UPSTREAM, "--port", "70000"], "not a port in", id="bad port"
+        ),
+        pytest.param(
+            ["-f", "MANIFEST", *UPSTREAM, "--port", "9000", "--admin-port", "9000"],
+            "are both 9000",
+            id="one port twice",
+        ),
+        pytest.param(
+            ["-f", "MANIFEST", *UPSTREAM, "--idle-timeout", "0s"], "no time at all", id="no time"
+        ),
+        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--host", "x" * 70], "listen", id="long host"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--policy", "x"], "--policy", id="bad policy"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--grace", "5"], "duration", id="no unit"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--host", "no.such.host."], "listen", id="host"),
@@ -106,10 +118,12 @@ def test_bad_input_is_one_sentence(
     Path("fancy.yaml").write_text(
         text.replace("policy: least-loaded", "policy: prefix-affinity"), encoding="utf-8"
     )
+    Path("twice.yaml").write_text(f"{text}\nkind: LLMService\n", encoding="utf-8")
     files = {
         "MANIFEST": str(MANIFEST),
         "BROKEN": "broken.yaml",
         "BINARY": "binary.yaml",
+        "TWICE": "twice.yaml",
         "FANCY": "fancy.yaml",
     }
     assert run_command(["router", *(files.get(a, a) for a in arguments)]) == 64

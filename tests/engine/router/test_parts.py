@@ -70,10 +70,10 @@ def ready_fleet(*upstreams: Upstream) -> Fleet:
 async def test_a_full_queue_keeps_requests_away_until_one_ends() -> None:
     fleet = ready_fleet(A)
     (a,) = fleet
-    a.begin()
+    a.begin("a visit", lambda: None)
     a.take_report(EngineReport(waiting=4, max_waiting=4), 0, valid_ns=10)
     assert fleet.place(5)[1].reason is PlacementReason.ALL_SATURATED
-    a.end(served=True)
+    a.end("a visit", served=True)
     assert fleet.place(5)[0] is a
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
+from goodput_engine.router.settings import Bounds
+
 if TYPE_CHECKING:
     from tests.engine.router.conftest import Call, StartBench
 
@@ -155,6 +157,39 @@ async def test_a_slow_client_slows_the_reading_from_the_replica(start: StartBenc
         rest = await answer.read()
     assert len(first) + len(rest) == len(TOKEN) + 1_000 * len(piece) + len(END)
     assert await bench.settled() == {"attained": 1}
+
+
+async def test_the_bodies_of_all_requests_together_are_bounded(start: StartBench) -> None:
+    bench = await start(bounds=Bounds(all_bodies_bytes=300_000))
+    begin, end = asyncio.Event(), asyncio.Event()
+
+    async def behave(call: Call) -> None:
+        await begin.wait()
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        await end.wait()
+        await call.chunk(END)
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    body = b"x" * 200_000
+    first = asyncio.ensure_future(
+        bench.client.post(f"{bench.router.url}/v1/completions", data=body)
+    )
+    await bench.replicas[0].arrived.get()
+    async with bench.client.post(f"{bench.router.url}/v1/completions", data=body) as refused:
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+        assert (await refused.json())["error"]["code"] == "rate_limit_exceeded"
+    begin.set()
+    answer = await first
+    await answer.content.readany()  # its first token: the body is held no longer
+    second = asyncio.ensure_future(bench.post(body))
+    await bench.replicas[0].arrived.get()
+    end.set()
+    assert (await second)[0] == 200
+    await answer.read()
+    assert await bench.settled() == {"attained": 2, "shed": 1}
+    assert bench.router._relay._room.held_bytes == 0
 
 
 async def test_a_client_that_leaves_ends_its_request_at_the_replica(start: StartBench) -> None:

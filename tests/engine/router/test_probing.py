@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.units import NS_PER_MS
-from goodput_engine.router.settings import ProbeSettings
+from goodput_engine.router.settings import Bounds, ProbeSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from tests.engine.router.conftest import StartBench
+    from tests.engine.router.conftest import Call, StartBench
 
 FAST = ProbeSettings(
     interval_ns=5 * NS_PER_MS, quick_ns=NS_PER_MS, timeout_ns=100 * NS_PER_MS, strikes=2
 )
+TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -70,6 +71,14 @@ async def test_load_is_taken_over(start: StartBench) -> None:
     assert not load.saturated
 
 
+async def test_load_may_come_in_pieces(start: StartBench) -> None:
+    bench = await start(1, probe=FAST)
+    (replica,) = bench.router.fleet
+    padding = "x" * 700_000
+    bench.replicas[0].state = json.dumps({"padding": padding, "waiting": 7}).encode()
+    await until(lambda: replica.report.waiting == 7)
+
+
 async def test_a_replica_that_says_it_is_full_gets_nothing(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
     (replica,) = bench.router.fleet
@@ -105,3 +114,77 @@ async def test_a_replica_that_leaves_is_no_longer_asked(start: StartBench) -> No
     gone.behave = pytest.fail  # type: ignore[assignment]
     assert {(await bench.post())[0] for _ in range(4)} == {200}
     assert gone.calls == []
+
+
+async def nothing(_call: Call) -> None:
+    await asyncio.Event().wait()
+
+
+async def a_head(call: Call) -> None:
+    await call.stream_head()
+    await nothing(call)
+
+
+@pytest.mark.parametrize("behave", [nothing, a_head])
+async def test_what_waits_at_a_replica_that_hangs_is_answered_by_another(
+    start: StartBench, behave: Callable[[Call], Awaitable[None]]
+) -> None:
+    bench = await start(2, probe=FAST)
+    hanging, _ = bench.replicas
+    hanging.behave = behave
+    asked = asyncio.create_task(bench.post())
+    call = await hanging.arrived.get()
+    hanging.silent = True
+    assert (await asked)[0] == 200
+    await asyncio.wait_for(call.hung_up.wait(), 5)
+    assert await bench.settled() == {"attained": 1}
+    assert bench.router.ledger.retries == {"hung": 1}
+    assert [r.in_flight for r in bench.router.fleet] == [0, 0]
+
+
+async def test_without_a_retry_to_spend_a_request_waits_for_the_replica_to_wake_up(
+    start: StartBench,
+) -> None:
+    bench = await start(2, probe=FAST, bounds=Bounds(retry_percent=0, retry_burst=0))
+    hanging, _ = bench.replicas
+    awake = asyncio.Event()
+
+    async def sleep(call: Call) -> None:
+        await awake.wait()
+        await call.whole("200 OK", b"{}")
+
+    hanging.behave = sleep
+    asked = asyncio.create_task(bench.post())
+    await hanging.arrived.get()
+    hanging.silent = True
+    replica, _ = bench.router.fleet
+    await until(lambda: not replica.ready)
+    awake.set()
+    assert (await asked)[0] == 200
+    assert bench.router.ledger.retries == {}
+
+
+async def test_a_stream_that_began_stays_with_a_replica_that_answers_no_probe(
+    start: StartBench,
+) -> None:
+    bench = await start(2, probe=FAST)
+    hanging, _ = bench.replicas
+    awake = asyncio.Event()
+
+    async def pause(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        await awake.wait()
+        await call.chunk(TOKEN + b"data: [DONE]\n\n")
+        await call.end()
+
+    hanging.behave = pause
+    asked = asyncio.create_task(bench.post())
+    await hanging.arrived.get()
+    hanging.silent = True
+    replica, _ = bench.router.fleet
+    await until(lambda: not replica.ready)
+    awake.set()
+    status, body = await asked
+    assert (status, body.count(TOKEN)) == (200, 2)
+    assert bench.router.ledger.retries == {}

@@ -278,13 +278,25 @@ def test_a_key_that_is_not_set_is_named(trace: Path, capsys: pytest.CaptureFixtu
     assert "--api-key-env NO_SUCH_KEY: the variable is not set" in said
 
 
+PROMISE = "classes: [{name: fast, ttftMs: 5, tpotMs: 1}]"
+BAD_PROMISES = {
+    "a unit": (PROMISE.replace("5", "5s"), "classes[0].ttftMs: must be a whole number of milli"),
+    "a key twice": (f"{PROMISE}\n{PROMISE}", "the key 'classes' already stands above"),
+    "two documents": (f"{PROMISE}\n---\n{PROMISE}", "holds 2 documents"),
+    "over 1 MiB": (f"{PROMISE}\n" + "#" * (1 << 20), "over 1 MiB"),
+    "half a manifest": ("apiVersion: goodput.dev/v1alpha1\nkind: LLMService", "metadata"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_PROMISES.values(), ids=BAD_PROMISES)
 def test_a_bad_promise_names_file_and_field(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
 ) -> None:
     slo = tmp_path / "slo.yaml"
-    slo.write_text("classes: [{name: fast, ttftMs: 5s, tpotMs: 1}]")
+    slo.write_text(text)
     said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--slo", slo)
-    assert f"{slo}: classes[0].ttftMs: must be a whole number of milliseconds" in said
+    assert said.startswith(f"error: {slo}: ")
+    assert words in said
 
 
 def test_a_trace_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
