@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
-from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
+from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.request import RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
@@ -78,6 +78,7 @@ class MirrorExecutor:
 class World:
     """A scheduler, its mirror, and everything that was seen."""
 
+    policy: str
     depth: int
     total_blocks: int
     max_num_seqs: int = 8
@@ -93,7 +94,7 @@ class World:
     def __post_init__(self) -> None:
         self.pool = BlockPool(total_blocks=self.total_blocks, block_size=_BLOCK)
         self.scheduler = Scheduler(
-            policy=SarathiPolicy(),
+            policy=build_policy(self.policy),
             kv=self.pool,
             limits=SchedulerLimits(
                 token_budget=16, max_num_seqs=self.max_num_seqs, max_waiting=1000
@@ -229,13 +230,14 @@ def _run(world: World, actions: list[tuple[object, ...]], stretch: int = 0) -> N
         world.check()
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @settings(max_examples=150, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40))
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
-    depth: int, actions: list[tuple[object, ...]], total_blocks: int
+    policy: str, depth: int, actions: list[tuple[object, ...]], total_blocks: int
 ) -> None:
-    world = World(depth=depth, total_blocks=total_blocks)
+    world = World(policy=policy, depth=depth, total_blocks=total_blocks)
     _run(world, actions)
     world.run_dry()
     for rid, request in world.requests.items():
@@ -245,13 +247,14 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
             assert world.finished[rid] == ("stop" if length <= request.output_limit else "length")
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @settings(max_examples=60, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40), stretch=st.integers(1, 5))
 def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_lengths(
-    depth: int, actions: list[tuple[object, ...]], total_blocks: int, stretch: int
+    policy: str, depth: int, actions: list[tuple[object, ...]], total_blocks: int, stretch: int
 ) -> None:
-    worlds = [World(depth=depth, total_blocks=total_blocks) for _ in range(2)]
+    worlds = [World(policy=policy, depth=depth, total_blocks=total_blocks) for _ in range(2)]
     for world, extra in zip(worlds, (0, stretch), strict=True):
         _run(world, [a for a in actions if a[0] != "cancel"], extra)
         world.run_dry()
@@ -265,13 +268,14 @@ def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_length
     assert one.decisions[: last + 1] == two.decisions[: last + 1]
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @settings(max_examples=100, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40), victim=st.integers(0, 10))
 def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
-    depth: int, actions: list[tuple[object, ...]], total_blocks: int, victim: int
+    policy: str, depth: int, actions: list[tuple[object, ...]], total_blocks: int, victim: int
 ) -> None:
-    world = World(depth=depth, total_blocks=total_blocks)
+    world = World(policy=policy, depth=depth, total_blocks=total_blocks)
     _run(world, actions)
     world.cancel(victim)
     if victim not in world.cancelled:
@@ -287,7 +291,7 @@ def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
 
 
 def test_the_mirror_refuses_a_plan_that_exceeds_the_budget() -> None:
-    world = World(depth=0, total_blocks=40)
+    world = World(policy="sarathi", depth=0, total_blocks=40)
     world.submit(30, 4, 4, 0)
     plan = world.scheduler.plan(1)
     assert plan is not None

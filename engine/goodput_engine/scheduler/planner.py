@@ -73,19 +73,26 @@ class Planner:
         budget = min(policy.budget(view), view.limits.token_budget)
         draft = Draft(plan_id=self._next_plan_id, left=budget)
         decodes = 0
-        if phase.decodes:
-            self._prepare_decodes(draft, budget)
-            decodes = len(floor.cohort.members)
-            draft.left -= decodes
+        if phase.decodes and not phase.prompts_alone:
+            decodes = self._decode(draft)
         if phase.prefills and floor.prefilling and draft.left > 0:
             self._continue_prefills(draft)
         if phase.admissions and draft.left > 0 and not draft.starved and len(floor.waiting):
             self._admit(draft)
+        if phase.decodes and phase.prompts_alone and not draft.chunks:
+            decodes = self._decode(draft)
         if not decodes and not draft.chunks:
             return None
         return self._seal(draft, decodes)
 
     # --- decodes ---------------------------------------------------------------------------
+    def _decode(self, draft: Draft) -> int:
+        """Let everybody decode whom the budget and the blocks allow; returns how many do."""
+        self._prepare_decodes(draft, draft.left)
+        decodes = len(self._floor.cohort.members)
+        draft.left -= decodes
+        return decodes
+
     def _prepare_decodes(self, draft: Draft, budget: int) -> None:
         """Settle who is in the cohort, and give each member a slot for its next token."""
         floor, cohort = self._floor, self._floor.cohort

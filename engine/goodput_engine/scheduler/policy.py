@@ -76,6 +76,11 @@ class SchedulerView(Protocol):
         """KV blocks there are."""
         ...
 
+    @property
+    def max_total_tokens(self) -> int:
+        """The longest prompt and answer together that may be asked for."""
+        ...
+
     def running(self) -> Iterator[ScheduledRequest]:
         """Every running request: decoding, ready to decode, prefilling."""
         ...
@@ -83,11 +88,17 @@ class SchedulerView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Which kinds of work one step may hold; decodes come first, then prefills, then new ones."""
+    """Which kinds of work one step may hold; decodes come first, then prefills, then new ones.
+
+    Args:
+        decodes, prefills, admissions: whether it may hold them.
+        prompts_alone: decodes come last, and only into a step in which no prompt is computed.
+    """
 
     decodes: bool = True
     prefills: bool = True
     admissions: bool = True
+    prompts_alone: bool = False
 
 
 _MIXED: Final = Phase()

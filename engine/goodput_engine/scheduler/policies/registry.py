@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError
 from goodput_core.spec.llmservice import Policy
+from goodput_engine.scheduler.policies.orca import OrcaPolicy
+from goodput_engine.scheduler.policies.request import RequestPolicy
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
+from goodput_engine.scheduler.policies.vllm import VllmPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["POLICIES", "build_policy"]
 
 POLICIES: Final[Mapping[Policy, type[SchedulingPolicy]]] = MappingProxyType(
-    {policy.name: policy for policy in (SarathiPolicy,)}
+    {policy.name: policy for policy in (RequestPolicy, OrcaPolicy, VllmPolicy, SarathiPolicy)}
 )
 
 

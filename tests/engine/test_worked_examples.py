@@ -1,0 +1,188 @@
+"""Textbook schedules, through the scheduler itself on the device whose every step takes 1 ms.
+
+A job of p prompt tokens and n outputs takes p + n - 1 steps where a step computes one token of
+each request (`_one_token`): its last prompt token samples the first output.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.units import NS_PER_MS
+from goodput_engine.core.engine_core import EngineCore
+from goodput_engine.device.load import load_profile
+from goodput_engine.executor.emulated import EmulatedExecutor
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.messages import ExecutorInput, Submit
+from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policy import SchedulerLimits, SchedulerView, SchedulingPolicy
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_engine.scheduler.request import ScheduledRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A request of the textbook; times in steps."""
+
+    outputs: int
+    prompt: int = 1
+    arrival: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What came of the jobs, which are numbered in the order given; a step ends at its index + 1.
+
+    Attributes:
+        steps: who emitted a token in each step.
+        started: the step in which each job was first computed.
+        ended: when each job ended, in steps.
+        slot_steps: tokens computed.
+        peak_blocks: KV blocks in use at most, between steps.
+    """
+
+    steps: list[list[int]] = field(default_factory=list)
+    started: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)
+    slot_steps: int = 0
+    peak_blocks: int = 0
+
+
+def _one_token(policy: SchedulingPolicy) -> SchedulingPolicy:
+    """The same policy where a step computes one token of a request, prompts too."""
+
+    class OneToken(type(policy)):  # type: ignore[misc]  # the class is known at run time only
+        def chunk_tokens(
+            self, request: ScheduledRequest, remaining: int, budget_left: int, view: SchedulerView
+        ) -> int:
+            return min(1, remaining, budget_left)
+
+    return OneToken()
+
+
+def _run(
+    policy: SchedulingPolicy,
+    jobs: Sequence[Job],
+    *,
+    slots: int,
+    blocks: int = 4096,
+    model: int = 1024,
+) -> History:
+    """All jobs to their end, in virtual time on the `unit` device."""
+    profile = replace(load_profile("unit"), kv_blocks=blocks)
+    scheduler = Scheduler(
+        policy=policy,
+        kv=BlockPool(total_blocks=blocks, block_size=profile.block_size),
+        limits=SchedulerLimits(token_budget=1024, max_num_seqs=slots, max_waiting=100),
+        max_model_tokens=model,
+    )
+    core = EngineCore(scheduler=scheduler, executor=EmulatedExecutor(profile))
+    arrivals = [(job.arrival, rid) for rid, job in enumerate(jobs)]
+    heapq.heapify(arrivals)
+    seen = History()
+    now_ns = 0
+    while arrivals or scheduler.has_work:
+        event_ns = core.next_event_ns()
+        if arrivals and (event_ns is None or arrivals[0][0] * NS_PER_MS <= event_ns):
+            now_ns = arrivals[0][0] * NS_PER_MS
+        else:
+            assert event_ns is not None, "work is left, but nothing will happen"
+            now_ns = event_ns
+        while arrivals and arrivals[0][0] * NS_PER_MS <= now_ns:
+            _, rid = heapq.heappop(arrivals)
+            job = jobs[rid]
+            submit = Submit(
+                rid=rid,
+                arrival_ns=now_ns,
+                input_tokens=job.prompt,
+                max_output_tokens=job.outputs,
+                executor=ExecutorInput(ignore_eos=True),
+            )
+            assert core.submit(submit, now_ns) is None
+        outcome = core.advance(now_ns)
+        seen.peak_blocks = max(seen.peak_blocks, blocks - scheduler.free_blocks)
+        if outcome is None:
+            continue
+        step = outcome.plan.at_ns // NS_PER_MS
+        for admitted in outcome.plan.admitted:
+            seen.started.setdefault(admitted.rid, step)
+        for progress in outcome.progress:
+            if progress.finish_reason is not None:
+                seen.ended[progress.request.rid] = step + 1
+        seen.steps.append(sorted([*outcome.advanced, *(p.request.rid for p in outcome.progress)]))
+        seen.slot_steps += outcome.plan.shape.num_tokens
+    scheduler.check_integrity()
+    return seen
+
+
+def test_a_batch_of_four_lasts_as_long_as_its_longest_at_half_utilisation() -> None:
+    jobs = [
+        Job(prompt=128, outputs=501),
+        Job(prompt=64, outputs=51),
+        Job(prompt=256, outputs=201),
+        Job(prompt=32, outputs=31),
+    ]
+    seen = _run(_one_token(build_policy("request")), jobs, slots=4)
+    assert len(seen.steps) == 628
+    assert round(1000 * seen.slot_steps / (4 * 628)) == 502
+
+
+def test_answers_of_10_50_and_200_tokens_leave_340_of_600_slot_steps_idle() -> None:
+    jobs = [Job(outputs=10), Job(outputs=50), Job(outputs=200)]
+    seen = _run(build_policy("request"), [*jobs, Job(outputs=1)], slots=3)
+    assert seen.started[3] == 200, "a place that fell free early was given away"
+    assert (seen.slot_steps - 1, 3 * 200 - (seen.slot_steps - 1)) == (260, 340)
+    assert seen.steps[0] == [0, 1, 2]
+    assert seen.steps[199] == [2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "iterations"), [("request", 70), ("orca", 45), ("vllm", 46), ("sarathi", 45)]
+)
+def test_five_jobs_on_three_slots(policy: str, iterations: int) -> None:
+    jobs = [Job(outputs=n) for n in (20, 40, 15, 30, 10)]
+    seen = _run(build_policy(policy), jobs, slots=3)
+    assert len(seen.steps) == iterations
+    assert min(seen.ended, key=lambda rid: seen.ended[rid]) == 2
+    assert seen.ended[2] == 15
+
+
+def test_jobs_in_a_row_wait_for_the_long_one_at_their_head() -> None:
+    seen = _run(build_policy("orca"), [Job(outputs=n) for n in (50, 5, 20)], slots=1)
+    assert list(seen.ended.values()) == [50, 55, 75]
+    assert sum(seen.ended.values()) == 3 * 60
+
+
+A_TO_E = [
+    Job(prompt=2, outputs=decodes + 1, arrival=arrival)
+    for decodes, arrival in ((4, 0), (6, 1), (3, 1), (4, 4), (3, 5))
+]
+
+
+def test_five_arrivals_are_done_by_step_10_when_each_takes_the_next_free_slot() -> None:
+    seen = _run(_one_token(build_policy("orca")), A_TO_E, slots=4)
+    assert seen.started == {0: 0, 1: 1, 2: 1, 3: 4, 4: 6}
+    assert seen.ended == {0: 6, 1: 9, 2: 6, 3: 10, 4: 11}, "ended after steps 5, 8, 5, 9 and 10"
+
+
+def test_chunks_beside_decodes_make_nobody_later_than_prompts_that_stall_them() -> None:
+    stalled = _run(_one_token(build_policy("vllm")), A_TO_E, slots=4)
+    chunked = _run(_one_token(build_policy("sarathi")), A_TO_E, slots=4)
+    assert all(chunked.ended[rid] <= stalled.ended[rid] for rid in range(5))
+    assert all(chunked.ended[rid] < stalled.ended[rid] for rid in (0, 1, 3))
+
+
+@pytest.mark.parametrize("policy", ["orca", "sarathi"])
+def test_three_slots_are_refilled_as_soon_as_one_is_free(policy: str) -> None:
+    jobs = [Job(prompt=8, outputs=n) for n in (3, 1, 2, 2, 1)]
+    seen = _run(build_policy(policy), jobs, slots=3, blocks=16, model=16)
+    assert seen.steps == [[0, 1, 2], [0, 2, 3], [0, 3, 4]]
+    assert seen.peak_blocks == 3
