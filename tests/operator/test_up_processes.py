@@ -192,6 +192,10 @@ def test_a_refusal_is_relayed_once_in_the_users_own_words(start_up: Start) -> No
     ("kind", "words"),
     [
         ("silent", "its last log line was 'engine chat-1 is starting'"),
+        (
+            "once-crashes then silent",
+            "it ended with code 70, its last log line was 'the device is on",
+        ),
         ("crashes", "it ended with code 70, its last log line was 'the device is on fire'"),
         ("missing", "its last log line was 'cannot start /no/such/program: No such file"),
         ("floods silent", "chat-1 was not ready"),

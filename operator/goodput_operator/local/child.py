@@ -82,14 +82,16 @@ class Child:
         self._started_ns = clock()
         self._ready_ns: int | None = None
         self._exited_ns: int | None = None
-        self._exit_code: int | None = None
         self._terminated_ns: int | None = None
         self._killed = False
         self._silent_ns: int | None = None
         self._address: Address | None = None
-        self._error: str | None = None
-        self._error_told = False
-        self._last_line: str | None = None
+        # How the last start ended, until this one says more: a process that is just being
+        # started again has nothing to say for itself yet.
+        self._exit_code = earlier.exit_code if earlier else None
+        self._error = earlier.error if earlier else None
+        self._error_told = True
+        self._last_line = earlier.last_line if earlier else None
 
     def view(self) -> ProcessView:
         """The process as it stands now."""

@@ -63,15 +63,15 @@ class ProcessView:
         phase: of the latest start.
         started_ns: of the latest start.
         exited_ns: when it ended.
-        exit_code: as `subprocess` gives it: −9 for SIGKILL.
+        exit_code: of its last end, as `subprocess` gives it: −9 for SIGKILL.
         failures: ends in a row without a stable run between them.
         ever_ready: whether any of its starts became ready.
         terminated_ns: when it was asked to end; None: it was not.
         killed: whether it was sent SIGKILL.
         silent_ns: since when it answers no liveness check; None: it answers.
         address: where it listens, once it has said so.
-        error: the sentence after `error:` on its stderr, if it wrote one.
-        last_line: the last line it logged.
+        error: the last sentence after `error:` on its stderr, if it wrote one.
+        last_line: the last line it logged, in whichever start.
     """
 
     name: str

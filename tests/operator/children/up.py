@@ -34,10 +34,12 @@ class StandIns:
     def _command(self, role: str, name: str, port: int, admin_port: int) -> Command:
         script = str(Path(__file__).with_name("stand_in.py"))
         behaviour = self.behaviours.get(name, "well")
-        # "once-crashes" crashes at the first start and behaves well from then on.
+        # "once-crashes" crashes at the first start and behaves well from then on;
+        # "once-crashes then silent" is silent from then on.
         once = Path(os.environ["STAND_IN_DIR"]) / name
         if behaviour.startswith("once-"):
-            behaviour = "well" if once.exists() else behaviour
+            first, _, later = behaviour.partition(" then ")
+            behaviour = (later or "well") if once.exists() else first
             once.touch()
         upstreams, manifest = str(self.workspace.upstreams), str(self.workspace.manifest)
         python = sys.executable if "missing" not in behaviour else "/no/such/program"
