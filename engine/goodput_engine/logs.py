@@ -51,6 +51,6 @@ def configure_logging() -> None:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Not of a request that is no HTTP: anybody can send those, and the line would quote them."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, RequestPayloadError))
+    """Not of a client that sends what is no HTTP, or leaves: any may, and a line would quote it."""
+    error = record.exc_info[1] if record.exc_info and record.name == "aiohttp.server" else None
+    return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))

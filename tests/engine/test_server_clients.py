@@ -11,6 +11,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -28,6 +29,7 @@ from goodput_engine.tokens import answer_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
 PATIENCE_S = 20.0
 
@@ -58,10 +60,10 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(clients: ClientLimits) -> AsyncIterator[Served]:
+async def serving(clients: ClientLimits, device: str = "unit") -> AsyncIterator[Served]:
     """A front on sockets whose send buffers are as small as can be."""
     configure = Configure(
-        device="unit",
+        device=device,
         policy="sarathi",
         preemption="recompute",
         token_budget=2048,
@@ -170,6 +172,25 @@ async def test_a_reader_that_takes_nothing_at_all_is_ended() -> None:
         await served.until_idle()
         assert served.front.core is not None
         assert served.front.core.state.output_tokens < 60_000
+
+
+async def test_a_reader_of_a_whole_answer_that_takes_nothing_is_ended(tmp_path: Path) -> None:
+    unit = resources.files("goodput_engine.device").joinpath("profiles/unit.yaml").read_text()
+    fast = tmp_path / "fast.yaml"
+    fast.write_text(unit.replace("unit_ms: {value: 1,", "unit_ms: {value: 0.02,"))
+    async with (
+        serving(ClientLimits(stall_s=0.2), str(fast)) as served,
+        connected(served.port) as (reader, writer),
+    ):
+        writer.write(post({"max_tokens": 60_000}))
+        await reader.read(1)
+        assert served.front.in_flight == 1
+        await served.until_idle()
+        taken = 0
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 20):
+                taken += len(data)
+        assert taken < len(answer_text(0, 60_000))
 
 
 async def test_a_body_that_never_ends_is_408() -> None:

@@ -4,8 +4,36 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TYPE_CHECKING
 
-from goodput_engine.logs import LineFormatter
+import pytest
+
+from goodput_engine.logs import LineFormatter, configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def stderr_of_a_process(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
+    """Logging as in a command's process, for this test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    root.handlers = []
+    configure_logging()
+    yield lambda: capsys.readouterr().err
+    root.handlers = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"), [(ConnectionResetError("it left"), 0), (RuntimeError("ours"), 1)], ids=str
+)
+def test_a_client_that_leaves_is_no_event(
+    error: Exception, lines: int, stderr_of_a_process: Callable[[], str]
+) -> None:
+    logging.getLogger("aiohttp.server").error("Error handling request", exc_info=error)
+    assert len(stderr_of_a_process().splitlines()) == lines
 
 
 def line(**extra: object) -> str:

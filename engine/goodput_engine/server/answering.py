@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -31,6 +32,7 @@ from goodput_engine.server.refusals import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from concurrent.futures import Executor
 
     from goodput_engine.core_client import CoreClient, RequestStream
@@ -43,6 +45,7 @@ __all__ = ["Answering"]
 
 _MAX_RETRY_AFTER_S: Final = 60
 _EVENTS_AT_ONCE: Final = 64
+_SLICE_BYTES: Final = 64 * 1024
 
 
 class Answering:
@@ -87,7 +90,7 @@ class Answering:
                     raise self._front.why_not()
                 if call.stream:
                     return await self._streamed(request, call, core, stream)
-                return await self._whole(call, core, stream)
+                return await self._whole(request, call, core, stream)
             finally:
                 core.release(call.submit.rid)
 
@@ -126,15 +129,12 @@ class Answering:
             if answer.tokens == stream.tokens:
                 if stream.lost:
                     refusal = self._front.why_not()
-                    await response.write(b"data: " + error_json(refusal) + b"\n\n")
+                    await self._finish(request, response, b"data: %b\n\n" % error_json(refusal))
                     return response
                 await stream.more(answer.tokens)
         core.release(call.submit.rid)
-        if call.include_usage:
-            await response.write(form.usage_event(usage(call, answer, stream)) + DONE)
-        else:
-            await response.write(DONE)
-        await response.write_eof()
+        tail = form.usage_event(usage(call, answer, stream)) if call.include_usage else b""
+        await self._finish(request, response, tail + DONE)
         return response
 
     def _events(
@@ -161,22 +161,39 @@ class Answering:
             if reason is not None or answer.tokens >= goal:
                 return b"".join(events), reason
 
-    async def _write(
-        self, request: web.Request, response: web.StreamResponse, event: bytes
-    ) -> None:
+    async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
         transport = request.transport
         if transport is None or not transport.get_write_buffer_size():
-            await response.write(event)
+            await response.write(data)
             return
+        async with self._patience(request):
+            await response.write(data)
+
+    async def _finish(
+        self, request: web.Request, response: web.StreamResponse, data: bytes
+    ) -> None:
+        async with self._patience(request):
+            await response.write(data)
+            await response.write_eof()
+
+    @asynccontextmanager
+    async def _patience(self, request: web.Request) -> AsyncIterator[None]:
+        """Write to a client, unless it takes nothing for too long: then it cannot be told either.
+
+        Raises:
+            ConnectionResetError: it took nothing.
+        """
         try:
             async with asyncio.timeout(self._front.settings.clients.stall_s):
-                await response.write(event)
+                yield
         except TimeoutError as error:
-            # It takes nothing, so it cannot be told either.
-            transport.abort()
+            if request.transport is not None:
+                request.transport.abort()
             raise ConnectionResetError("the client stopped reading") from error
 
-    async def _whole(self, call: Call, core: CoreClient, stream: RequestStream) -> web.Response:
+    async def _whole(
+        self, request: web.Request, call: Call, core: CoreClient, stream: RequestStream
+    ) -> web.StreamResponse:
         answer = Answer(call)
         parts: list[str] = []
         while True:
@@ -203,7 +220,16 @@ class Answering:
             HEADER_REQUEST_ID: call.request_id or answer_id,
             HEADER_TIMINGS: timings(call, answer, stream),
         }
-        return web.Response(body=body, headers=headers, content_type="application/json")
+        response = web.StreamResponse(headers=headers)
+        response.content_type = "application/json"
+        response.content_length = len(body)
+        await response.prepare(request)
+        # In slices, because a client has to take something now and then, not everything soon.
+        last = (len(body) - 1) // _SLICE_BYTES * _SLICE_BYTES
+        for at in range(0, last, _SLICE_BYTES):
+            await self._write(request, response, body[at : at + _SLICE_BYTES])
+        await self._finish(request, response, body[last:])
+        return response
 
 
 def _answer_id(call: Call) -> str:
