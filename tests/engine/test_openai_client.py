@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import openai
 import pytest
 
+from goodput_engine.server.body import ChatBody, CompletionBody
 from goodput_engine.tokens import answer_text, count_tokens, encode_chat
 
 if TYPE_CHECKING:
@@ -145,3 +149,39 @@ def test_overload_arrives_as_the_librarys_rate_limit(start_engine: StartEngine) 
             client.completions.create(model="chat", prompt="y", max_tokens=1)
         assert int(refused.value.response.headers["Retry-After"]) >= 1
         assert refused.value.code == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
+def test_every_parameter_of_the_library_is_obeyed_accepted_or_refused_by_name(
+    client: openai.OpenAI, body: type[ChatBody | CompletionBody]
+) -> None:
+    api = client.chat.completions if body is ChatBody else client.completions
+    of_the_library = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    parameters = set(inspect.signature(type(api).create).parameters) - of_the_library
+    assert "temperature" in parameters
+    assert parameters <= set(body.__struct_fields__)
+
+
+async def test_its_asynchronous_client_may_leave_a_stream_early(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    async with openai.AsyncOpenAI(
+        base_url=f"{engine.url}/v1", api_key="none", max_retries=0
+    ) as client:
+
+        async def leave_after(events: int) -> None:
+            stream = await client.completions.create(
+                model="chat", prompt="x", max_tokens=30_000, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            async with stream:
+                for _ in range(events):
+                    await anext(stream)
+
+        await asyncio.gather(*map(leave_after, range(8)))
+        async with asyncio.timeout(20), aiohttp.ClientSession(engine.admin_url) as admin:
+            while True:
+                async with admin.get("/control/state") as response:
+                    state = await response.json()
+                if not state["running"] and not state["in_flight"]:
+                    break
+        assert state["kv_free_blocks"] == state["kv_total_blocks"]

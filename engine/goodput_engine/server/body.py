@@ -116,6 +116,7 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     prediction: Any = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -125,6 +126,7 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
+    moderation: Any = None
     reasoning_effort: Any = None
     response_format: Any = None
     store: Any = None
@@ -150,6 +152,7 @@ _NOTHING: Final[dict[type, dict[str, tuple[object, ...]]]] = {
         "function_call": ("none",),
         "functions": ([],),
         "modalities": (["text"],),
+        "moderation": (),
         "reasoning_effort": ("none",),
         "response_format": ({"type": "text"},),
         "store": (False,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ import uvloop
 
 from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
+from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
@@ -28,6 +30,7 @@ __all__ = ["main"]
 
 # Where neither an argument nor an orchestrator says otherwise.
 _LOCAL: Final = "local"
+_HEADER_TEXT: Final = re.compile(r"[!-~]{1,253}")
 
 
 def main(argv: list[str]) -> int:
@@ -95,8 +98,10 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
     return EngineSettings(
         names=Names(
             llmservice=service.metadata.name,
-            replica=args.name or environment.get(ENV_REPLICA) or _LOCAL,
-            revision=environment.get(ENV_REVISION) or _LOCAL,
+            replica=_in_headers("--name", args.name)
+            or _in_headers(ENV_REPLICA, environment.get(ENV_REPLICA))
+            or _LOCAL,
+            revision=_in_headers(ENV_REVISION, environment.get(ENV_REVISION)) or _LOCAL,
         ),
         slo=SLOBook(classes=slo.by_name(), default=slo.default_class),
         configure=Configure(
@@ -118,3 +123,14 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
         json=args.json,
         control_token=environment.get(ENV_CONTROL_TOKEN) or None,
     )
+
+
+def _in_headers(what: str, name: str | None) -> str | None:
+    """A name that every answer's headers carry, if it is given.
+
+    Raises:
+        UsageError: no header can hold it.
+    """
+    if name and not _HEADER_TEXT.fullmatch(name):
+        raise UsageError(f"{what} must be 1 to 253 visible ASCII characters, not {name[:60]!r}")
+    return name
