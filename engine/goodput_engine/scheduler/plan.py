@@ -96,7 +96,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a plan's execution gave: one token to each request that sampled in it.
+    """What a plan's execution gave: one token to each request that sampled in it (docs/adr/0006).
 
     Args:
         plan_id: of the plan.
