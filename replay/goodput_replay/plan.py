@@ -6,9 +6,12 @@ every bad row, unknown class and rate while nothing has been sent yet, and once 
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from goodput_core.errors import InputError
 from goodput_core.slo import Targets
@@ -21,6 +24,8 @@ from goodput_traces.transforms import TransformPlan, apply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from goodput_traces.row import TraceRow
 
@@ -175,15 +180,17 @@ class PlanStats:
 
 
 def survey(plan: Plan) -> PlanStats:
-    """Walk the whole plan once, keeping no row.
+    """Walk the whole plan once, keeping eight bytes of each row.
 
     Raises:
-        InputError: as `Plan.requests`, or when no row is left to send.
+        InputError: as `Plan.requests`, when no row is left to send, or when two have one id.
     """
     stats = PlanStats()
     second: deque[int] = deque()
+    id_hashes = array("q")
     for request in plan.requests():
         _count(stats, request)
+        id_hashes.append(hash(request.request_id))
         second.append(request.scheduled_ns)
         while second[0] <= request.scheduled_ns - NS_PER_S:
             second.popleft()
@@ -197,7 +204,27 @@ def survey(plan: Plan) -> PlanStats:
         raise InputError(
             f"{plan.trace.path}: --warmup {plan.warmup} leaves no row to judge of {stats.rows}"
         )
+    _refuse_repeated_ids(plan, np.frombuffer(id_hashes, dtype=np.int64))
     return stats
+
+
+def _refuse_repeated_ids(plan: Plan, id_hashes: NDArray[np.int64]) -> None:
+    """Runs are paired and prompts are made by id: two requests must not share one."""
+    hashes, counts = np.unique(id_hashes, return_counts=True)
+    suspects = set(hashes[counts > 1].tolist())
+    if not suspects:
+        return
+    seen: dict[str, int] = {}
+    for number, request in enumerate(plan.requests(), start=1):
+        name = request.request_id
+        if hash(name) not in suspects:
+            continue
+        if name in seen:
+            raise InputError(
+                f"{plan.trace.path}: column request_id: {name!r} stands at requests {seen[name]} "
+                f"and {number} of the plan; give every row an id of its own"
+            )
+        seen[name] = number
 
 
 def _count(stats: PlanStats, request: PlannedRequest) -> None:

@@ -148,3 +148,10 @@ def test_a_bad_row_is_found_before_anything_is_sent(trace_of: WriteTrace, tmp_pa
     pq.write_table(broken, tmp_path / "broken.parquet")
     with pytest.raises(InputError, match=r"row 2, column input_tokens"):
         survey(plan_of(tmp_path / "broken.parquet"))
+
+
+def test_two_requests_of_one_id_are_refused_before_anything_is_sent(trace_of: WriteTrace) -> None:
+    path = trace_of([row(0, 0), row(1, 1), row(2, 2), row(1, 3)])
+    with pytest.raises(InputError, match=r"request_id: 'row-1' stands at requests 2 and 4"):
+        survey(plan_of(path))
+    assert survey(plan_of(path, limit=3)).rows == 3, "only what would be sent counts"

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Curve", "draw_latency"]
 
 _POINTS: Final = 160
+# Tokens that arrive in one read are microseconds apart: nobody's promise lies there, and a
+# logarithmic axis down to them would leave little room for the latencies that matter.
+_FLOOR_MS: Final = 0.1
 _TICKS: Final = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 
 
@@ -62,7 +65,7 @@ def draw_latency(title: str, curves: Sequence[Curve]) -> str:
             widest = max(widest, float(places[-1]))
             axes.plot(
                 places,
-                np.maximum(values, 1e-3),
+                np.maximum(values, _FLOOR_MS),
                 color=colour_of(curve.colour),
                 linewidth=1.0 if curve.thin else 1.6,
                 linestyle=(0, (1, 1.6)) if curve.thin else "-",
