@@ -79,7 +79,7 @@ def test_a_child_that_will_not_end_is_killed_after_the_grace_period(start_up: St
 
 
 def test_a_closed_terminal_ends_everything(start_up: Start) -> None:
-    # Under `nohup` the tests ignore SIGHUP, a child would inherit that, and `up` rightly honours it.
+    # Under `nohup` SIGHUP is ignored; a child inherits that, and `up` rightly honours it.
     inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         up = start_up()

@@ -104,6 +104,6 @@ def test_disclosed_lengths_are_said(summary: Summary) -> None:
 def test_the_path_of_the_report_can_be_copied(summary: Summary, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
-    assert f"report: {folder}\n" in _printed(summary, folder=folder)
+    assert f"run: {folder}\n" in _printed(summary, folder=folder)
     (folder / "report.html").write_text("")
     assert f"report: {folder / 'report.html'}\n" in _printed(summary, folder=folder)

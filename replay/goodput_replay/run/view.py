@@ -62,7 +62,7 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
     )
     if folder is not None:
         # A path is there to be copied: it is neither wrapped nor decorated.
-        console.print(Text(f"report: {_report_or_folder(folder)}"), soft_wrap=True)
+        console.print(Text(_where(folder)), soft_wrap=True)
 
 
 def _heading(summary: Summary) -> Text:
@@ -177,6 +177,6 @@ def _validity(summary: Summary) -> Text:
     return Text.assemble((word, style), f": {lag}; {unsent}{lengths}")
 
 
-def _report_or_folder(folder: Path) -> Path:
+def _where(folder: Path) -> str:
     report = folder / REPORT_FILE
-    return report if report.is_file() else folder
+    return f"report: {report}" if report.is_file() else f"run: {folder}"
