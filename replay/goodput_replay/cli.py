@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import secrets
-import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,19 +105,11 @@ def _run(job: Job) -> Summary:
     options = job.options
     host = "" if options.target is None else options.target.host
     path = options.out or default_folder(datetime.now(UTC), job.trace.name, job.service or host)
-    existed = path.exists()
     writer = RunWriter.create(
         path, promise=job.promise, force=options.force, keep_gaps=options.gaps
     )
-    began = False
-    try:
-        with writer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            finished = runner.run(replay(job, writer, Console(stderr=True)))
-            began = True
-    finally:
-        # A run that never began leaves nothing behind.
-        if not began and writer.rows == 0 and not existed:
-            shutil.rmtree(path, ignore_errors=True)
+    with writer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        finished = runner.run(replay(job, writer, Console(stderr=True)))
     summary = finished.summary
     if options.json:
         sys.stdout.write(encode_summary(summary).decode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -225,11 +225,14 @@ class _Run:
             return self._writer.finish(facts, report=job.options.report)
         full = isinstance(failure, DiskFullError)
         reason = "because the disk was full" if full else f"as it failed: {failure}"
-        # What went wrong first is what the user hears, even if closing the folder fails too.
-        with suppress(Exception):
+        try:
             self._writer.finish(
                 replace(facts, complete=False, abort_reason=reason), report=job.options.report
             )
+        except DiskFullError:
+            raise  # it knows best what was kept
+        except Exception:  # noqa: BLE001, S110 - what went wrong first is what the user hears
+            pass
         raise failure
 
     def _renderer(self) -> RequestRenderer:

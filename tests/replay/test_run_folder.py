@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import itertools
+import random
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +17,12 @@ import pytest
 
 from goodput_core.errors import ExitCode, InputError
 from goodput_core.verdict import Reason, VerdictKind
-from goodput_replay.run.disk import DiskFullError, Reserve, SurvivingFile, write_atomically
+from goodput_replay.run.disk import DiskFullError, SurvivingFile, set_aside, write_atomically
 from goodput_replay.run.facts import Promise
 from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.names import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
 from goodput_replay.run.records import read_judged, read_records
-from goodput_replay.run.summary import read_summary
+from goodput_replay.run.summary import read_summary, write_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,12 +108,33 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
 
 
 def test_force_replaces_a_run_and_nothing_else(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
-    _record(tmp_path, synthetic_run)
+    _record(tmp_path, synthetic_run, report=True)
     (tmp_path / "notes.txt").write_text("mine")
-    with RunWriter.create(tmp_path, promise=Promise(), force=True):
-        assert SUMMARY_FILE not in _names(tmp_path), "it would describe the run before"
+    with RunWriter.create(tmp_path, promise=Promise(), force=True) as writer:
+        writer.append(synthetic_run.records[0])
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert list(read_records(tmp_path)) == []
+    assert list(read_records(tmp_path)) == [synthetic_run.records[0]]
+    assert _names(tmp_path) == {RECORDS_FILE, "notes.txt"}, "a summary would be of the run before"
+
+
+def test_a_run_without_a_request_leaves_an_earlier_one_alone(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    summary = _record(tmp_path, synthetic_run, report=True)
+    with RunWriter.create(tmp_path, promise=Promise(), force=True):
+        pass
+    assert _names(tmp_path) == {RECORDS_FILE, SUMMARY_FILE, REPORT_FILE}
+    assert read_summary(tmp_path) == summary
+    assert tuple(read_records(tmp_path)) == synthetic_run.records
+
+
+def test_a_run_without_a_request_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with RunWriter.create(tmp_path / name, promise=Promise()):
+            assert _names(tmp_path / name)
+    assert not (tmp_path / "new").exists()
+    assert _names(tmp_path / "empty") == set()
 
 
 @pytest.mark.parametrize("below", [True, False], ids=["below a file", "a file"])
@@ -152,30 +176,64 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+def _fill(folder: Path) -> None:
+    """Take every byte that is left, as a busy neighbour does."""
+    with (folder / "neighbour").open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 14))
+
+
+@pytest.mark.parametrize("in_flight", [0, 600, 20_000], ids=["none", "a group", "too many"])
 def test_what_was_recorded_before_the_disk_filled_is_kept_and_readable(
-    tiny_disk: Path, synthetic_run: SyntheticRun
+    tiny_disk: Path, synthetic_run: SyntheticRun, in_flight: int
 ) -> None:
     folder = tiny_disk / "run"
-    kept: list[RequestRecord] = []
+    put: list[RequestRecord] = []
     with RunWriter.create(folder, promise=synthetic_run.facts.promise) as writer:
-        (tiny_disk / "neighbour").write_bytes(bytes((12 << 20) - (8 << 20) - (1 << 18)))
+        records = itertools.cycle(synthetic_run.records)
 
-        def fill() -> None:
-            for record in itertools.cycle(synthetic_run.records):
-                kept.append(replace(record, request_id=f"{len(kept)}-{record.request_id}"))
-                writer.append(kept[-1])
+        def append() -> None:
+            long = random.Random(len(put)).randbytes(500).hex()  # does not compress
+            put.append(replace(next(records), request_id=f"{len(put)}-{long}"))
+            writer.append(put[-1])
 
+        append()
+        _fill(tiny_disk)
         with pytest.raises(DiskFullError, match="the disk is full"):
-            fill()
-        with pytest.raises(DiskFullError, match=f"the {len(kept)} requests") as error:
+            collections.deque(iter(append, True), maxlen=0)
+        # What was in flight is cancelled and recorded too.
+        for _ in range(in_flight):
+            with pytest.raises(DiskFullError):
+                append()
+        _fill(tiny_disk)
+        with pytest.raises(DiskFullError, match="requests recorded until then are kept") as error:
             writer.finish(synthetic_run.facts)
     assert error.value.exit_code is ExitCode.INTERNAL
-    assert list(read_records(folder)) == kept
+    kept = list(read_records(folder))
+    ids = {record.request_id for record in kept}
+    assert kept == [record for record in put if record.request_id in ids]
+    lost = len(put) - len(kept)
+    assert f"the {len(kept)} requests" in str(error.value)
+    assert (f", {lost} more did not fit" in str(error.value)) == (lost > 0) == (in_flight > 9999)
     summary = read_summary(folder)
     assert not summary.run.complete
     assert "disk was full" in summary.run.abort_reason
     assert summary.verdict.kind is VerdictKind.INVALID
     assert _names(folder) == {RECORDS_FILE, SUMMARY_FILE, REPORT_FILE}
+
+
+def test_a_report_that_does_not_fit_costs_the_report_alone(
+    tiny_disk: Path, synthetic_run: SyntheticRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_then(folder: Path, summary: Summary) -> None:
+        write_summary(folder, summary)
+        _fill(tiny_disk)
+
+    monkeypatch.setattr("goodput_replay.run.folder.write_summary", fill_then)
+    with pytest.raises(DiskFullError, match="no room for its report; free some space and run"):
+        _record(tiny_disk / "run", synthetic_run, report=True)
+    assert _names(tiny_disk / "run") == {RECORDS_FILE, SUMMARY_FILE}
+    assert read_summary(tiny_disk / "run").run.complete
 
 
 def test_a_disk_that_is_full_from_the_start_is_said_before_anything_is_sent(
@@ -184,19 +242,34 @@ def test_a_disk_that_is_full_from_the_start_is_said_before_anything_is_sent(
     (tiny_disk / "neighbour").write_bytes(bytes(8 << 20))
     with pytest.raises(DiskFullError, match="before the run began"):
         RunWriter.create(tiny_disk / "run", promise=Promise())
+    assert _names(tiny_disk) == {"neighbour"}
 
 
-def test_a_write_to_a_full_disk_spends_the_reserve_once_and_then_fails(tmp_path: Path) -> None:
-    reserve = Reserve(tmp_path / "reserve", size=4096)
-    assert (tmp_path / "reserve").stat().st_size == 4096
-    with (
-        SurvivingFile(Path("/dev/full"), reserve) as file,
-        pytest.raises(OSError, match="No space") as error,
-    ):
-        file.write(b"a record")
-    assert error.value.errno == errno.ENOSPC
-    assert reserve.released
-    assert not (tmp_path / "reserve").exists()
+def test_a_file_on_a_full_disk_still_takes_its_reserve(tiny_disk: Path) -> None:
+    path = tiny_disk / "file"
+    with SurvivingFile(path, reserve_bytes=1 << 20) as file:
+        written = file.write(b"before")
+        _fill(tiny_disk)
+        while not file.full:
+            written += file.write(bytes(1 << 16))
+        room = file.room or 0
+        assert room >= (1 << 20) - (1 << 16)
+        written += file.write(bytes(room))
+        with pytest.raises(OSError, match="No space") as error:
+            file.write(b"more")
+        assert error.value.errno == errno.ENOSPC
+        assert file.tell() == written
+    assert path.stat().st_size == written
+
+
+def test_space_that_was_set_aside_outlives_a_full_disk(tiny_disk: Path) -> None:
+    set_aside(tiny_disk / "summary.json", 4096)
+    _fill(tiny_disk)
+    write_atomically(tiny_disk / "summary.json", b"{}")
+    assert (tiny_disk / "summary.json").read_bytes() == b"{}"
+    with pytest.raises(OSError, match="No space"):
+        set_aside(tiny_disk / "other.json", 1 << 20)
+    assert _names(tiny_disk) == {"neighbour", "summary.json"}
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

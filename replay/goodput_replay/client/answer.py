@@ -7,7 +7,7 @@ router counts so too, or the two would judge one answer differently.)
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -21,15 +21,19 @@ class MalformedChunkError(ValueError):
     """An event that is no chunk of an OpenAI stream."""
 
 
+# A server may claim anything; what it claims must fit the columns of a record.
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
 
 
 class Usage(msgspec.Struct):
     """Token counts as the server accounts for them."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
 
@@ -108,7 +112,7 @@ def decode_chunk(data: bytes) -> Chunk:
     """
     try:
         return _CHUNK.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedChunkError(f"malformed chunk: {error}"[:_MAX_DETAIL]) from error
 
 
@@ -116,7 +120,7 @@ def error_sentence(body: bytes) -> str:
     """The message of an OpenAI error, else the body's first line; bounded, on one line."""
     try:
         answer = _ERROR.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = body.decode("utf-8", "replace")
     else:
         text = answer.error if isinstance(answer.error, str) else answer.error.message

@@ -218,11 +218,18 @@ class Exchange:
             targets=planned.targets,
             cancel_after_ns=cancel_ns,
             status=status,
-            detail=detail[:_MAX_DETAIL],
-            replica=headers.get(HEADER_REPLICA, ""),
-            revision=headers.get(HEADER_REVISION, ""),
+            detail=_printable(detail),
+            replica=_printable(headers.get(HEADER_REPLICA, "")),
+            revision=_printable(headers.get(HEADER_REVISION, "")),
             cached_tokens=answer.cached_tokens,
         )
+
+
+def _printable(text: str) -> str:
+    """A server's words as a record can hold them: bounded, no control or broken characters."""
+    return "".join(
+        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:_MAX_DETAIL]
+    )
 
 
 def unsent(request: PreparedRequest, detail: str, *, pinned: bool) -> RequestRecord:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC
@@ -18,12 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 from goodput_core.errors import InputError
 from goodput_core.judging import judge, targets_for
 from goodput_core.record import Outcome, RequestRecord
-from goodput_replay.run.disk import (
-    DiskFullError,
-    Reserve,
-    SurvivingFile,
-    is_disk_full,
-)
+from goodput_replay.run.disk import DiskFullError, SurvivingFile, is_disk_full, set_aside
 from goodput_replay.run.names import (
     DECISIONS_FILE,
     PARTIAL_SUFFIX,
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["RunWriter", "default_folder"]
 
 _OURS: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE)
-_RESERVE_FILE: Final = ".reserve"
+_SUMMARY_BYTES: Final = 1 << 18  # a few kilobytes for each class
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME: Final = 40
 
@@ -69,19 +65,21 @@ class RunWriter:
     """Records one run into its folder; a context manager.
 
     Left without `finish`, the records are closed and kept, and no summary is written: the folder
-    is readable but marked by its absence as unfinished.
+    is readable but marked by its absence as unfinished. Left without a record, it leaves nothing
+    behind, and an earlier run in the folder stays.
     """
 
-    def __init__(self, path: Path, promise: Promise, *, keep_gaps: bool, reserve: Reserve) -> None:
+    def __init__(self, path: Path, promise: Promise, *, keep_gaps: bool, made: bool) -> None:
         """Use `create`."""
         self._path = path
         self._promise = promise
         self._classes = promise.by_name()
-        self._reserve = reserve
+        self._made = made
         self._rows = 0
+        self._finishing = False
         self._partial = path / (RECORDS_FILE + PARTIAL_SUFFIX)
-        self._file = SurvivingFile(self._partial, reserve)
-        self._records = RecordWriter(self._file, keep_gaps=keep_gaps)
+        self._file = SurvivingFile(self._partial)
+        self._records = RecordWriter(self._file, keep_gaps=keep_gaps, room=lambda: self._file.room)
 
     @classmethod
     def create(
@@ -92,26 +90,28 @@ class RunWriter:
         Args:
             path: the folder; must not exist, or be empty, unless `force`.
             promise: what requests are judged by.
-            force: replace an earlier run in `path`; files that are not a run's stay.
+            force: replace an earlier run in `path` once this one is recorded; files that are
+                not a run's stay.
             keep_gaps: False keeps the p99 of each request's gaps instead of the gaps.
 
         Raises:
             InputError: the folder holds something, or cannot be made.
             DiskFullError: there is no room for even a short run.
         """
+        made = False
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                path.mkdir(parents=True)
+                made = True
             if not force and any(path.iterdir()):
                 raise InputError(
                     f"{path}: the folder is not empty; choose another with --out, or replace the "
                     "run in it with --force"
                 )
-            for name in _OURS:
-                for leftover in (path / name, path / (name + PARTIAL_SUFFIX)):
-                    leftover.unlink(missing_ok=True)
-            reserve = Reserve(path / _RESERVE_FILE)
-            writer = cls(path, promise, keep_gaps=keep_gaps, reserve=reserve)
+            set_aside(path / SUMMARY_FILE, _SUMMARY_BYTES)
+            writer = cls(path, promise, keep_gaps=keep_gaps, made=made)
         except OSError as error:
+            _clear(path, made=made)
             if is_disk_full(error):
                 raise DiskFullError(
                     f"{path}: the disk is full before the run began; free some space"
@@ -131,6 +131,11 @@ class RunWriter:
         """Requests recorded so far, warm-up rows too."""
         return self._rows
 
+    @property
+    def _began(self) -> bool:
+        """Whether there is something to keep."""
+        return self._finishing or self._rows > 0
+
     def append(self, record: RequestRecord, *, warmup: bool = False) -> Judgement | None:
         """Judge and keep one request; every 512 requests this writes to the disk.
 
@@ -142,15 +147,13 @@ class RunWriter:
             The judgement, None for a warm-up row.
 
         Raises:
-            DiskFullError: the disk is full. This record was kept; stop, then call `finish`.
+            DiskFullError: the disk is full. This record is kept if it fits into what was set
+                aside; stop, then call `finish`.
         """
         judgement = None if warmup else judge(record, targets_for(record, self._classes))
-        try:
-            self._records.append(record, judgement)
-        except OSError as error:
-            raise self._full(error) from error
         self._rows += 1
-        if self._reserve.released:
+        self._records.append(record, judgement)
+        if self._file.full:
             raise self._full()
         return judgement
 
@@ -166,20 +169,15 @@ class RunWriter:
                 the run is marked incomplete.
         """
         assert facts.promise == self._promise, "a run is judged by one promise"
-        try:
-            self._close()
-            if self._reserve.released and facts.complete:
-                facts = replace(facts, complete=False, abort_reason="because the disk was full")
-            # From here on the reserve is what the summary and the report are written into.
-            filled = self._reserve.released
-            self._reserve.release()
-            summary = summarise(self._path, facts)
-            write_summary(self._path, summary)
-            if report:
-                self._write_report()
-        except OSError as error:
-            raise self._full(error) from error
-        if filled:
+        self._finishing = True
+        self._close()
+        if self._file.full and facts.complete:
+            facts = replace(facts, complete=False, abort_reason="because the disk was full")
+        summary = summarise(self._path, facts)
+        write_summary(self._path, summary)
+        if report:
+            self._write_report()
+        if self._file.full:
             raise self._full()
         return summary
 
@@ -192,33 +190,58 @@ class RunWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Whatever ended the run may have been a full disk: closing must not hide it.
-        with suppress(OSError):
+        # Whatever ended the run may have been the disk: closing must not hide it.
+        with suppress(Exception):
             self._close()
-        self._reserve.release()
+        if not self._began:
+            _clear(self._path, made=self._made)
+        with suppress(OSError):
+            (self._path / (SUMMARY_FILE + PARTIAL_SUFFIX)).unlink()
 
     def _close(self) -> None:
+        """End the records; an earlier run gives way to them only now."""
         if self._file.closed:
             return
         try:
             self._records.close()
         finally:
             self._file.close()
-        self._partial.replace(self._path / RECORDS_FILE)
+            if self._records.whole and self._began:
+                for name in _OURS:
+                    (self._path / name).unlink(missing_ok=True)
+                self._partial.replace(self._path / RECORDS_FILE)
 
     def _write_report(self) -> None:
         # Drawing needs matplotlib, which takes half a second to load: not before the run.
         from goodput_replay.report.page import write_report  # noqa: PLC0415
 
-        write_report(self._path)
+        try:
+            write_report(self._path)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            if not self._file.full:
+                raise DiskFullError(
+                    f"{self._path}: the run is recorded and judged, and the disk has no room for "
+                    f"its report; free some space and run `replay report {self._path}`"
+                ) from error
 
-    def _full(self, error: OSError | None = None) -> DiskFullError | OSError:
-        if error is not None and not is_disk_full(error):
-            return error
+    def _full(self) -> DiskFullError:
+        lost = self._records.lost
         return DiskFullError(
-            f"{self._path}: the disk is full; the {self._rows} requests recorded until then are "
-            "kept where they fitted; free some space and replay again"
+            f"{self._path}: the disk is full; the {self._rows - lost} requests recorded until "
+            f"then are kept{f', {lost} more did not fit' if lost else ''}; free some space and "
+            "replay again"
         )
+
+
+def _clear(path: Path, *, made: bool) -> None:
+    """Take back what `create` did."""
+    if made:
+        shutil.rmtree(path, ignore_errors=True)
+    for name in (RECORDS_FILE, SUMMARY_FILE):
+        with suppress(OSError):
+            (path / (name + PARTIAL_SUFFIX)).unlink()
 
 
 def _rehearse() -> None:

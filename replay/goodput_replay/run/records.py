@@ -7,6 +7,7 @@ with the run. Where the file lies and what becomes of a full disk is `folder`'s 
 
 from __future__ import annotations
 
+import io
 from array import array
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,8 +23,7 @@ from goodput_replay.run.names import PARTIAL_SUFFIX, RECORDS_FILE
 from goodput_replay.run.schema import LABEL, RECORDS_SCHEMA, RECORDS_VERSION, VERSION_KEY
 
 if TYPE_CHECKING:
-    import io
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -40,6 +40,7 @@ _MAX_GAP_US: Final = 2**31 - 1
 _GROUP_ROWS: Final = 512
 _GROUP_GAPS: Final = 1 << 18
 _BATCH_ROWS: Final = 4096
+_FOOTER_BYTES: Final = 4096  # of one row group; 1,750 measured
 
 
 class JudgedRecord(NamedTuple):
@@ -61,21 +62,28 @@ class RecordWriter:
     Args:
         sink: an open binary file; the caller closes it after `close`.
         keep_gaps: False leaves `gaps_us` empty and keeps their p99 alone.
+        room: how many bytes the sink still takes; None: it is not limited.
     """
 
-    def __init__(self, sink: io.RawIOBase | io.BytesIO, *, keep_gaps: bool = True) -> None:
+    def __init__(
+        self,
+        sink: io.RawIOBase | io.BytesIO,
+        *,
+        keep_gaps: bool = True,
+        room: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._keep_gaps = keep_gaps
+        self._room = room
+        self._groups = 0
+        self.lost = 0
+        """Rows that there was no room for."""
+        self.whole = False
+        """Whether the footer was written: the sink can be read."""
         self._columns: dict[str, list[Any]] = {}
         self._gaps = array("i")
         self._gap_offsets: list[int] = []
         self._reset()
-        self._writer = pq.ParquetWriter(
-            sink,
-            RECORDS_SCHEMA,
-            compression="zstd",
-            use_dictionary=[f.name for f in RECORDS_SCHEMA if f.type == LABEL],
-            write_statistics=["request_id", "scheduled_ns"],
-        )
+        self._writer = _parquet_writer(sink)
 
     def append(self, record: RequestRecord, judgement: Judgement | None) -> None:
         """Keep one request; `judgement` None marks a warm-up row."""
@@ -117,23 +125,25 @@ class RecordWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is buffered as one row group."""
-        if len(self._gap_offsets) == 1:
+        """Write what is buffered as one row group, or count it as lost where it has no room."""
+        columns, gaps, offsets = self._columns, self._gaps, self._gap_offsets
+        if len(offsets) == 1:
             return
+        # Emptied first: what fails must not be repeated by the close that follows it.
+        self._reset()
         arrays = [
-            pa.array(self._columns[field.name], type=field.type)
+            pa.array(columns[field.name], type=field.type)
             for field in RECORDS_SCHEMA
             if field.name != "gaps_us"
         ]
-        gaps = pa.Array.from_buffers(
-            pa.int32(), len(self._gaps), [None, pa.py_buffer(self._gaps.tobytes())]
-        )
-        offsets = pa.array(self._gap_offsets, type=pa.int32())
-        arrays.append(pa.ListArray.from_arrays(offsets, gaps))
+        values = pa.Array.from_buffers(pa.int32(), len(gaps), [None, pa.py_buffer(gaps.tobytes())])
+        arrays.append(pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), values))
         table = pa.Table.from_arrays(arrays, schema=RECORDS_SCHEMA)
-        # Emptied first: a write that fails must not be repeated by the close that follows it.
-        self._reset()
-        self._writer.write_table(table)
+        if self._fits(table):
+            self._writer.write_table(table)
+            self._groups += 1
+        else:
+            self.lost += table.num_rows
 
     def close(self) -> None:
         """Write the last row group and the footer, without which the file cannot be read."""
@@ -141,6 +151,17 @@ class RecordWriter:
             self.flush()
         finally:
             self._writer.close()
+            self.whole = True
+
+    def _fits(self, table: Any) -> bool:
+        """Whether a row group and the footer still fit: half a group would cost the whole file."""
+        room = self._room()
+        if room is None:
+            return True
+        trial = io.BytesIO()
+        with _parquet_writer(trial) as writer:
+            writer.write_table(table)
+        return len(trial.getbuffer()) + self._groups * _FOOTER_BYTES <= room
 
     def _reset(self) -> None:
         self._columns = {f.name: [] for f in RECORDS_SCHEMA if f.name != "gaps_us"}
@@ -155,6 +176,16 @@ class RecordWriter:
             # A gap of more than 35 minutes: whatever was promised, it is missed at the bound too.
             del self._gaps[start:]
             self._gaps.extend([min(gap, _MAX_GAP_US) for gap in gaps])
+
+
+def _parquet_writer(sink: io.RawIOBase | io.BytesIO) -> Any:
+    return pq.ParquetWriter(
+        sink,
+        RECORDS_SCHEMA,
+        compression="zstd",
+        use_dictionary=[f.name for f in RECORDS_SCHEMA if f.type == LABEL],
+        write_statistics=["request_id", "scheduled_ns"],
+    )
 
 
 _ATTAINED: Final[dict[JudgementKind | None, bool]] = {
