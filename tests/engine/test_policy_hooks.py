@@ -73,6 +73,20 @@ class Urgent(SchedulingPolicy):
         self.ended += [p.request.rid for p in outcome.progress if p.finish_reason]
 
 
+class Gathering(SchedulingPolicy):
+    """Nobody starts before two wait, ten nanoseconds have passed, or no more can come."""
+
+    name = Policy.STATIC
+
+    def wake_ns(self, view: SchedulerView) -> int | None:
+        oldest = view.waiting.peek(view.now_ns)
+        return None if oldest is None else oldest.arrival_ns + 10
+
+    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
+        due = view.now_ns >= request.arrival_ns + 10
+        return due or not view.input_open or len(view.waiting) >= 2 or view.num_running > 0
+
+
 def _scheduler(
     policy: SchedulingPolicy, *, blocks: int = 100, seqs: int = 8, budget: int = 100
 ) -> Scheduler:
@@ -156,3 +170,29 @@ def test_what_a_policy_asks_for_and_is_not_built_is_refused_by_name() -> None:
     _step(scheduler)
     with pytest.raises(InternalError, match="policy priority asks for swap, which is not built"):
         scheduler.plan(0)
+
+
+def test_a_policy_that_waits_says_when_to_ask_again() -> None:
+    scheduler = _scheduler(Gathering())
+    assert scheduler.wake_ns() is None
+    _add(scheduler, 1, 10, 1)
+    assert scheduler.plan(5) is None
+    assert scheduler.wake_ns() == 11
+    plan = scheduler.plan(11)
+    assert plan is not None
+    assert scheduler.wake_ns() is None, "something is in flight"
+
+
+def test_a_wake_up_that_has_passed_is_not_asked_for_again() -> None:
+    scheduler = _scheduler(Gathering(), blocks=1)
+    _add(scheduler, 1, 10, 1)
+    scheduler.now_ns = 11
+    assert scheduler.wake_ns() is None
+
+
+def test_a_policy_that_waits_for_company_is_told_when_nobody_can_come() -> None:
+    scheduler = _scheduler(Gathering())
+    _add(scheduler, 1, 10, 1)
+    assert scheduler.plan(5) is None
+    scheduler.end_input()
+    assert scheduler.plan(5) is not None

@@ -119,11 +119,13 @@ class EngineCore:
     def drain(self) -> None:
         """Refuse what is new and finish what was accepted."""
         self._draining = True
+        self.scheduler.end_input()
         self._changed = True
 
     def next_event_ns(self) -> int | None:
         """When `step` has something to do, unless a message comes before; None: only then."""
-        return self._executor.next_event_ns()
+        event_ns = self._executor.next_event_ns()
+        return self.scheduler.wake_ns() if event_ns is None else event_ns
 
     def advance(self, now_ns: int) -> StepOutcome | None:
         """Commit the oldest step if it is done, and plan as far ahead as the depth allows.

@@ -57,6 +57,11 @@ class SchedulerView(Protocol):
         ...
 
     @property
+    def input_open(self) -> bool:
+        """Whether more requests may come."""
+        ...
+
+    @property
     def num_running(self) -> int:
         """Admitted requests whose last token is not in flight."""
         ...
@@ -120,6 +125,14 @@ class SchedulingPolicy:
     def budget(self, view: SchedulerView) -> int:
         """Tokens of the next step; the scheduler keeps it within the limit in force."""
         return view.limits.token_budget
+
+    def wake_ns(self, view: SchedulerView) -> int | None:  # noqa: ARG002 - for those that wait
+        """When to decide again, while nothing runs and nothing comes; None: not by itself.
+
+        For a policy that lets requests wait although they could start. A time that has passed is
+        ignored: what is due is started by the decision that was asked for then.
+        """
+        return None
 
     def may_admit(
         self,

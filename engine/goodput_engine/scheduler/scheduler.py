@@ -68,6 +68,7 @@ class Scheduler:
         self.limits = limits
         self.depth = depth
         self.stats = SchedulerStats()
+        self.input_open = True
         self.waiting: WaitingQueue = policy.new_queue()
         self._policy = policy
         self._kv = kv
@@ -185,6 +186,10 @@ class Scheduler:
         request.state = _CANCELLED
         return gone
 
+    def end_input(self) -> None:
+        """No request will come any more: whoever waits for company starts with the next plan."""
+        self.input_open = False
+
     def set_limits(self, limits: SchedulerLimits) -> None:
         """New bounds, in force from the next plan on."""
         self.limits = limits
@@ -196,6 +201,13 @@ class Scheduler:
             return None
         self.now_ns = now_ns
         return self._planner.plan()
+
+    def wake_ns(self) -> int | None:
+        """When to plan again although nothing is in flight and nothing came; None: never."""
+        if self._floor.in_flight or not len(self.waiting):
+            return None
+        wake_ns = self._policy.wake_ns(self)
+        return wake_ns if wake_ns is not None and wake_ns > self.now_ns else None
 
     def commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> StepOutcome:
         """Take in what the oldest plan in flight gave.
