@@ -77,8 +77,8 @@ def test_a_trace_is_replayed_at_its_own_timestamps_judged_and_reported(
     device = load_profile("llama-3-8b-h100").form
     for row in rows:
         new = row.input_tokens - (row.cached_tokens or 0)
-        shape = StepShape(num_requests=1, num_tokens=new, context_tokens=new, max_chunk_tokens=new)
-        one = StepShape(num_requests=1, num_tokens=1, context_tokens=1, max_chunk_tokens=1)
+        shape = StepShape.of(chunks=[(0, new)])
+        one = StepShape.of(decodes=1, decode_context_tokens=1)
         assert row.ttft_ns is not None
         assert row.ttft_ns >= device.step_ns(shape)
         if row.output_tokens >= 20:  # over few tokens, one late first token shortens the mean

@@ -41,11 +41,11 @@ def test_the_h100_profile_is_the_arithmetic_it_shows() -> None:
     profile = load_profile("llama-3-8b-h100")
     assert profile.kv_bytes_per_token == 32 * 8 * 128 * 2 * 2
     assert profile.kv_blocks == int((80e9 * 0.9 - 16.06e9) / profile.kv_bytes_per_token / 16)
-    one = StepShape(num_requests=1, num_tokens=1, context_tokens=1, max_chunk_tokens=1)
+    one = StepShape.of(decodes=1, decode_context_tokens=1)
     assert profile.form.step_ns(one) == pytest.approx(16.06e9 / (3.35e12 * 0.8) * 1e9, rel=0.002)
-    chunk = StepShape(num_requests=1, num_tokens=2048, context_tokens=0, max_chunk_tokens=2048)
+    chunk = StepShape.of(chunks=[(0, 2048)])
     assert profile.form.step_ns(chunk) == pytest.approx(
-        2 * 8.03e9 * 2048 / (989e12 * 0.55) * 1e9, rel=0.002
+        (2 * 8.03e9 / (989e12 * 0.55) + 131_072 / (3.35e12 * 0.8)) * 2048 * 1e9, rel=0.002
     )
     assert profile.overlap is Overlap.MAX
     assert profile.default_depth == 1
@@ -55,7 +55,7 @@ def test_a_users_own_profile_is_read_by_its_path(tmp_path: Path) -> None:
     value = _unit()
     value["numbers"]["chunk_tokens"] = {"value": 512, "from": "a test"}
     profile = load_profile(_write(tmp_path, value))
-    two = StepShape(num_requests=1, num_tokens=513, context_tokens=0, max_chunk_tokens=513)
+    two = StepShape.of(chunks=[(0, 513)])
     assert profile.form.step_ns(two) == 2_000_000
     assert profile.default_depth == 0
 

@@ -37,7 +37,7 @@ def _plan(
         decode_epoch=epoch,
         num_decodes=1 if epoch else 0,
         chunks=chunks,
-        shape=StepShape(num_requests=1, num_tokens=1, context_tokens=1, max_chunk_tokens=1),
+        shape=StepShape.of(decodes=1, decode_context_tokens=1),
     )
 
 

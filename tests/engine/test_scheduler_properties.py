@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goodput_core.steptime import StepShape
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
 from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
@@ -66,11 +67,13 @@ class MirrorExecutor:
                 self.sampled[rid] = self.sampled.get(rid, 0) + 1
                 if self.sampled[rid] == self.lengths[rid]:
                     stopped[rid] = "stop"
-        shape = plan.shape
-        assert shape.num_requests == len(work)
-        assert shape.num_tokens == sum(tokens for _, _, tokens, _ in work) <= budget
-        assert shape.context_tokens == sum(start + tokens for _, start, tokens, _ in work)
-        assert shape.max_chunk_tokens == max(tokens for _, _, tokens, _ in work)
+        chunks = [(chunk.start, chunk.num_tokens) for chunk in plan.chunks]
+        assert plan.shape == StepShape.of(
+            decodes=plan.num_decodes,
+            decode_context_tokens=sum(s + n for _, s, n, _ in work) - sum(map(sum, chunks)),
+            chunks=chunks,
+        )
+        assert plan.shape.num_tokens == sum(tokens for _, _, tokens, _ in work) <= budget
         self.plans.append((plan, stopped))
 
 

@@ -33,6 +33,7 @@ class Draft:
         "plan_id",
         "promised",
         "requests",
+        "squares",
         "starved",
         "tokens",
     )
@@ -51,6 +52,7 @@ class Draft:
         """Chunks that sample a last token: no longer running, yet part of this step's width."""
         self.tokens = 0
         self.context = 0
+        self.squares = 0
         self.longest = 0
         self.promised: int | None = None
         """Blocks that commits will free and nobody in this plan waits for; None: not counted."""
@@ -75,6 +77,7 @@ class Draft:
         self.tokens += tokens
         self.left -= tokens
         self.context += end
+        self.squares += end * end - start * start
         self.longest = max(self.longest, tokens)
         request.base_planned = end
         request.last_plan = self.plan_id

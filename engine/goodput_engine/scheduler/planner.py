@@ -244,11 +244,11 @@ class Planner:
     # --- sealing ---------------------------------------------------------------------------
     def _seal(self, draft: Draft, decodes: int) -> StepPlan:
         floor, cohort = self._floor, self._floor.cohort
-        epoch, context, longest = 0, draft.context, draft.longest
+        epoch, decode_context, longest = 0, 0, draft.longest
         if decodes:
             cohort.advance(draft.plan_id)
             epoch = cohort.epoch
-            context += cohort.total_context
+            decode_context = cohort.total_context
             longest = longest or 1
         joined, left = cohort.take_changes()
         new_blocks = draft.new_blocks
@@ -267,8 +267,11 @@ class Planner:
             shape=StepShape(
                 num_requests=decodes + len(draft.chunks),
                 num_tokens=decodes + draft.tokens,
-                context_tokens=context,
+                context_tokens=decode_context + draft.context,
                 max_chunk_tokens=longest,
+                num_decodes=decodes,
+                decode_context_tokens=decode_context,
+                prefill_squares=draft.squares,
             ),
         )
         record = InFlight(plan, draft.requests)

@@ -1,0 +1,163 @@
+"""The closed-form token budget: the largest prefill whose predicted step is in time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from goodput_core.steptime import (
+    DistServeForm,
+    LinearTime,
+    RooflineForm,
+    StepShape,
+    StepTimeForm,
+    TableForm,
+    UnitForm,
+    largest_prefill,
+)
+
+_MOST = 4096
+
+
+def _by_trial(
+    form: StepTimeForm, beside: StepShape, target_ns: int, start: int, most: int, multiple: int
+) -> int:
+    """By bisection on the prediction: a step grows with its chunk."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if form.step_ns(beside.with_chunk(start, middle)) <= target_ns:
+            low = middle
+        else:
+            high = middle - 1
+    return low - low % multiple
+
+
+_COEFFICIENT = st.just(0.0) | st.floats(0.001, 1) | st.floats(1, 100_000)
+_LINEAR = st.builds(
+    LinearTime,
+    fixed_ns=_COEFFICIENT,
+    ns_per_context_token=_COEFFICIENT,
+    ns_per_request=_COEFFICIENT,
+)
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> TableForm:
+    decodes = draw(st.lists(st.integers(1, 64), min_size=1, max_size=4))
+    columns = draw(st.lists(st.integers(1, 2000), min_size=1, max_size=6))
+    step = st.integers(0, 10**7)
+    times: list[list[int]] = []
+    above = [0] * (len(columns) + 1)
+    for _ in decodes:
+        row: list[int] = []
+        for least in above:
+            row.append(max(least, row[-1] if row else 1) + draw(step))
+        above = row
+        times.append(row)
+    return TableForm(
+        decodes=tuple(sum(decodes[: i + 1]) for i in range(len(decodes))),
+        prefill_tokens=(0, *(sum(columns[: i + 1]) for i in range(len(columns)))),
+        times_ns=tuple(map(tuple, times)),
+    )
+
+
+_FORMS = st.one_of(
+    st.builds(
+        RooflineForm,
+        c0_ns=st.floats(0, 10**8),
+        c1_ns_per_token=_COEFFICIENT,
+        c2_ns_per_context_token=_COEFFICIENT,
+        c4_ns_per_request=_COEFFICIENT,
+    ),
+    st.builds(
+        DistServeForm,
+        prefill_fixed_ns=st.floats(0, 10**8),
+        prefill_ns_per_token=_COEFFICIENT,
+        prefill_ns_per_square=st.just(0.0) | st.floats(1e-6, 100),
+        small=_LINEAR,
+        large=_LINEAR,
+        large_from_requests=st.integers(1, 100),
+    ),
+    _tables(),
+    st.builds(
+        UnitForm, unit_ns=st.integers(1, 10**7), chunk_tokens=st.none() | st.integers(1, 1000)
+    ),
+)
+_BESIDE = st.builds(
+    lambda decodes, context, chunks: StepShape.of(
+        decodes=decodes, decode_context_tokens=decodes * context, chunks=chunks
+    ),
+    st.integers(0, 200),
+    st.integers(1, 5000),
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 500)), max_size=2),
+)
+_DRAWN = RooflineForm(
+    c0_ns=6e6, c1_ns_per_token=3e4, c2_ns_per_context_token=49, c4_ns_per_request=5e3
+)
+
+
+@given(
+    form=_FORMS,
+    beside=_BESIDE,
+    target_ns=st.integers(0, 10**9),
+    start=st.integers(0, 5000),
+    multiple=st.sampled_from([1, 64]),
+)
+@example(_DRAWN, StepShape.of(decodes=32, decode_context_tokens=32_768), 25_000_000, 0, 64)
+def test_the_closed_form_finds_what_trying_every_size_finds(
+    form: StepTimeForm, beside: StepShape, target_ns: int, start: int, multiple: int
+) -> None:
+    found = largest_prefill(
+        form,
+        beside=beside,
+        target_ns=target_ns,
+        start=start,
+        most_tokens=_MOST,
+        multiple=multiple,
+    )
+    assert found == _by_trial(form, beside, target_ns, start, _MOST, multiple)
+
+
+class _Counting:
+    """A form that counts how often it is asked for a prediction."""
+
+    def __init__(self, form: StepTimeForm) -> None:
+        self.form = form
+        self.asked = 0
+
+    def step_ns(self, shape: StepShape) -> int:
+        self.asked += 1
+        return self.form.step_ns(shape)
+
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
+        return self.form.chunk_within(beside, start, limit_ns)
+
+
+@given(form=_FORMS, beside=_BESIDE, target_ns=st.integers(0, 10**9))
+def test_it_is_solved_and_not_searched(
+    form: StepTimeForm, beside: StepShape, target_ns: int
+) -> None:
+    counting = _Counting(form)
+    largest_prefill(counting, beside=beside, target_ns=target_ns, most_tokens=10**6)
+    assert counting.asked <= 2
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens"),
+    [pytest.param(0, 1500, id="a-new-prompt"), pytest.param(20_000, 1079, id="deep-in-a-prompt")],
+)
+def test_a_chunk_deep_in_a_long_prompt_is_smaller(start: int, tokens: int) -> None:
+    form = DistServeForm(
+        prefill_fixed_ns=0,
+        prefill_ns_per_token=100_000,
+        prefill_ns_per_square=1,
+        small=LinearTime(fixed_ns=0, ns_per_context_token=0, ns_per_request=0),
+        large=LinearTime(fixed_ns=0, ns_per_context_token=0, ns_per_request=0),
+        large_from_requests=1,
+    )
+    found = largest_prefill(
+        form, beside=StepShape.of(), start=start, target_ns=152_250_000, most_tokens=10_000
+    )
+    assert found == tokens
