@@ -50,8 +50,9 @@ quoted percentages (`"99%"`). A field that is not listed here is an error, never
 key that stands twice, YAML's merge keys (`<<`) and a second document. `status` is the cluster's
 and is not read.
 
-A choice in **bold** is what this version runs; the others are valid and refused by name. So are
-`rollout.gate` and a `tensorParallel` above 1.
+A choice in **bold** is what this version runs; the others are valid and refused by name. So is
+`rollout.gate`. `tensorParallel` must be the number of devices that the emulated
+[profile](devices.md) stands for.
 
 Between fields: `tokenBudget.min` ≤ `initial` ≤ `max`; `minReplicas` ≤ `maxReplicas`; class names
 differ; `slo.default` names a class; a gate's window starts before it ends.

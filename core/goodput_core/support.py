@@ -41,11 +41,6 @@ def require_built(service: LLMService) -> None:
     _one_of("spec.engine.preemption", spec.engine.preemption, BUILT_PREEMPTIONS)
     _one_of("spec.router.policy", spec.router.policy, BUILT_ROUTER_POLICIES)
     _one_of("spec.control.mode", spec.control.mode, BUILT_CONTROL_MODES)
-    if spec.engine.tensor_parallel > 1:
-        raise NotBuiltError(
-            "spec.engine.tensorParallel",
-            f"{spec.engine.tensor_parallel} is not built yet; this version has 1",
-        )
     if spec.rollout.gate is not None:
         raise NotBuiltError("spec.rollout.gate", "gated rollouts are not built yet; remove it")
 

@@ -20,18 +20,16 @@ from goodput_core.steptime import (
 _MOST = 4096
 
 
-def _by_trial(
-    form: StepTimeForm, beside: StepShape, target_ns: int, start: int, most: int, multiple: int
-) -> int:
+def _by_trial(form: StepTimeForm, beside: StepShape, target_ns: int, start: int) -> int:
     """By bisection on the prediction: a step grows with its chunk."""
-    low, high = 0, most
+    low, high = 0, _MOST
     while low < high:
         middle = (low + high + 1) // 2
         if form.step_ns(beside.with_chunk(start, middle)) <= target_ns:
             low = middle
         else:
             high = middle - 1
-    return low - low % multiple
+    return low
 
 
 _COEFFICIENT = st.just(0.0) | st.floats(0.001, 1) | st.floats(1, 100_000)
@@ -117,7 +115,7 @@ def test_the_closed_form_finds_what_trying_every_size_finds(
         most_tokens=_MOST,
         multiple=multiple,
     )
-    assert found == _by_trial(form, beside, target_ns, start, _MOST, multiple)
+    assert found == _by_trial(form, beside, target_ns, start) // multiple * multiple
 
 
 class _Counting:

@@ -48,6 +48,21 @@ def test_numbers_are_shown_in_the_files_own_units(capsys: pytest.CaptureFixture[
     assert values["swap_gb_per_s"] == "50"
 
 
+def test_a_table_is_shown_as_one_and_an_illustrative_profile_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    device(["show", "published-70b-table"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["decodes", "+0", "+128", "+256", "+512", "+1024"] in lines
+    assert ["32", "21", "72", "126", "237", "460"] in lines
+    assert any(line[:1] == ["Illustrative:"] for line in lines)
+    device(["show", "llama-3-8b-h100"])
+    assert "Illustrative" not in capsys.readouterr().out
+    device(["list", "--json"])
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in listed if row["illustrative"]] == ["published-70b-table"]
+
+
 def test_text_of_a_users_profile_is_not_markup(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,17 +9,22 @@ import pytest
 import yaml
 
 from goodput_core.errors import InputError
-from goodput_core.steptime import StepShape
+from goodput_core.steptime import StepShape, largest_prefill
+from goodput_core.units import NS_PER_MS
 from goodput_engine.device.load import list_profiles, load_profile
 from goodput_engine.device.profile import Overlap
 
 _FOLDER = Path(__file__).parents[2] / "engine" / "goodput_engine" / "device" / "profiles"
 
 
-def _unit() -> dict[str, Any]:
-    value = yaml.safe_load((_FOLDER / "unit.yaml").read_text(encoding="utf-8"))
+def _raw(name: str) -> dict[str, Any]:
+    value = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     assert isinstance(value, dict)
     return value
+
+
+def _unit() -> dict[str, Any]:
+    return _raw("unit")
 
 
 def _write(tmp_path: Path, value: object) -> str:
@@ -33,22 +38,89 @@ def test_a_shipped_profile_loads_and_every_number_says_where_it_comes_from(name:
     profile = load_profile(name)
     assert profile.name == name
     raw = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-    assert set(profile.provenance) == set(raw["numbers"])
+    assert set(profile.numbers) == set(raw["numbers"])
+    assert set(profile.provenance) == set(raw["numbers"]) | (set(raw) & {"table"})
     assert all(profile.provenance.values())
 
 
-def test_the_h100_profile_is_the_arithmetic_it_shows() -> None:
-    profile = load_profile("llama-3-8b-h100")
-    assert profile.kv_bytes_per_token == 32 * 8 * 128 * 2 * 2
-    assert profile.kv_blocks == int((80e9 * 0.9 - 16.06e9) / profile.kv_bytes_per_token / 16)
+@pytest.mark.parametrize(
+    ("name", "memory", "bandwidth", "devices", "parameters", "kv_bytes"),
+    [
+        ("llama-3-8b-h100", 80e9, 3.35e12, 1, 8.03e9, 32 * 8 * 128 * 2 * 2),
+        ("llama-3-8b-h200", 141e9, 4.8e12, 1, 8.03e9, 32 * 8 * 128 * 2 * 2),
+        ("llama-3-70b-4xh100", 80e9, 3.35e12, 4, 70.55e9, 80 * 8 * 128 * 2 * 2),
+    ],
+)
+def test_a_roofline_profile_is_the_arithmetic_it_shows(  # noqa: PLR0917 - the table's columns
+    name: str, memory: float, bandwidth: float, devices: int, parameters: float, kv_bytes: int
+) -> None:
+    profile = load_profile(name)
+    read_per_s = devices * bandwidth * 0.8
+    weights = 2 * parameters
+    # Two all-reduces in each of 80 layers, for nothing and for each token of 8,192 numbers.
+    reduces = 160 if devices > 1 else 0
+    reduce_ns, reduce_ns_per_token = reduces * 10e3, reduces * 1.5 * 8192 * 2 / 360e9 * 1e9
+    assert profile.tensor_parallel == devices
+    assert profile.kv_bytes_per_token == kv_bytes
+    assert profile.kv_blocks == int((devices * memory * 0.9 - weights) / kv_bytes / 16)
     one = StepShape.of(decodes=1, decode_context_tokens=1)
-    assert profile.form.step_ns(one) == pytest.approx(16.06e9 / (3.35e12 * 0.8) * 1e9, rel=0.002)
+    assert profile.form.step_ns(one) == pytest.approx(
+        weights / read_per_s * 1e9 + reduce_ns, rel=0.002
+    )
     chunk = StepShape.of(chunks=[(0, 2048)])
+    per_token_s = 2 * parameters / (devices * 989e12 * 0.55) + kv_bytes / read_per_s
     assert profile.form.step_ns(chunk) == pytest.approx(
-        (2 * 8.03e9 / (989e12 * 0.55) + 131_072 / (3.35e12 * 0.8)) * 2048 * 1e9, rel=0.002
+        (per_token_s * 1e9 + reduce_ns_per_token) * 2048, rel=0.002
     )
     assert profile.overlap is Overlap.MAX
     assert profile.default_depth == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "published_ms"),
+    [
+        (StepShape.of(chunks=[(0, 512)]), 18.1 + 0.102 * 512 + 7.12e-6 * 512**2),
+        (StepShape.of(chunks=[(0, 512), (0, 9)]), 18.1 + 0.102 * 521 + 7.12e-6 * (512**2 + 81)),
+        (StepShape.of(decodes=94, decode_context_tokens=9400), 19.9 + 6.27e-4 * 9400 + 0.0385 * 94),
+        (StepShape.of(decodes=95, decode_context_tokens=9500), 7.17 + 5.80e-4 * 9500 + 0.158 * 95),
+    ],
+    ids=["prompt", "two prompts", "small batch", "large batch"],
+)
+def test_opt_13b_takes_the_time_that_distserve_published(
+    step: StepShape, published_ms: float
+) -> None:
+    step_ns = load_profile("opt-13b-a100").form.step_ns(step)
+    assert step_ns / NS_PER_MS == pytest.approx(published_ms, rel=0.005)
+
+
+# Iteration times of a 70B model on H100: 32 decodes of 1,024 tokens of context beside a prefill.
+_PUBLISHED_MS = {0: 21, 128: 72, 256: 126, 512: 237, 1024: 460}
+_BESIDE = StepShape.of(decodes=32, decode_context_tokens=32 * 1024)
+
+
+@pytest.mark.parametrize(("prefill", "published_ms"), _PUBLISHED_MS.items())
+def test_the_published_70b_table_is_met_at_every_point(prefill: int, published_ms: float) -> None:
+    step = _BESIDE.with_chunk(0, prefill) if prefill else _BESIDE
+    step_ns = load_profile("published-70b-table").form.step_ns(step)
+    assert step_ns / NS_PER_MS == pytest.approx(published_ms, rel=0.05)
+
+
+@pytest.mark.parametrize(("multiple", "chunk"), [(1, 194), (64, 192)], ids=["exact", "floored"])
+def test_a_target_of_100_ms_makes_the_published_chunk(multiple: int, chunk: int) -> None:
+    profile = load_profile("published-70b-table")
+    found = largest_prefill(
+        profile.form,
+        beside=_BESIDE,
+        target_ns=100 * NS_PER_MS,
+        most_tokens=2048,
+        multiple=multiple,
+    )
+    assert found == chunk
+
+
+def test_only_the_illustrative_table_says_that_it_is() -> None:
+    illustrative = [name for name in list_profiles() if load_profile(name).illustrative]
+    assert illustrative == ["published-70b-table"]
 
 
 def test_a_users_own_profile_is_read_by_its_path(tmp_path: Path) -> None:
@@ -61,14 +133,16 @@ def test_a_users_own_profile_is_read_by_its_path(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_profiles() -> None:
-    with pytest.raises(InputError, match=r"'gpu'; there are llama-3-8b-h100, .*unit, or give"):
+    with pytest.raises(InputError, match=r"'gpu'; there are llama-3-70b-4xh100, .*unit, or give"):
         load_profile("gpu")
 
 
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        (["form"], "linear", "form: must be one of roofline, unit"),
+        (["form"], "linear", "form: must be one of roofline, distserve, table, unit"),
+        (["illustrative"], "yes", "illustrative: must be true or false"),
+        (["table"], {}, "table: unknown field"),
         (["overlap"], None, "overlap: must be one of add, max"),
         (["name"], 3, "name: must be text"),
         (["descripton"], "x", "descripton: unknown field; did you mean description?"),
@@ -88,7 +162,35 @@ def test_an_unknown_name_lists_the_profiles() -> None:
 def test_what_is_wrong_is_said_with_file_and_field(
     tmp_path: Path, path: list[str], value: object, sentence: str
 ) -> None:
-    profile = _unit()
+    _assert_refused(tmp_path, _unit(), path, value, sentence)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (["table"], None, "table: must be a mapping"),
+        (["table", "stepms"], [], "table.stepms: unknown field; did you mean step_ms?"),
+        (["table", "from"], "", "table.from: must say"),
+        (["table", "decodes"], 32, "table.decodes: must be a list of 1 to 64"),
+        (["table", "decodes"], [], "table.decodes: must be a list of 1 to 64"),
+        (["table", "decodes"], [1.5], "table.decodes[0]: must be a whole number"),
+        (["table", "prefill_tokens"], [*range(300)], "prefill_tokens: must be a list of 1 to 256"),
+        (["table", "prefill_tokens"], [0, 9, 9, 9, 9], "table: prefill_tokens must rise"),
+        (["table", "step_ms"], [[21]], "table: each of decodes needs a row of times as long as"),
+        (["table", "step_ms"], [[1, 2, 3, 4, "x"]], "table.step_ms[0][4]: must be a number"),
+        (["table", "step_ms"], [[9, 8, 7, 6, 5]], "table: times must not fall"),
+        (["numbers", "c0_ms"], {"value": 1, "from": "x"}, "numbers.c0_ms: unknown field"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_with_its_place(
+    tmp_path: Path, path: list[str], value: object, sentence: str
+) -> None:
+    _assert_refused(tmp_path, _raw("published-70b-table"), path, value, sentence)
+
+
+def _assert_refused(
+    tmp_path: Path, profile: dict[str, Any], path: list[str], value: object, sentence: str
+) -> None:
     place = profile
     for key in path[:-1]:
         place = place[key]

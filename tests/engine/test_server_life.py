@@ -262,7 +262,7 @@ def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
 def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunEngine) -> None:
     error = sentence(run_engine(source="hf://Qwen/Qwen3-8B"), 64)
     assert "chat.yaml: spec.model.source: torch execution is not built yet" in error
-    assert "llama-3-8b-h100, unit" in error
+    assert "llama-3-8b-h100, " in error
 
 
 @pytest.mark.parametrize(
@@ -298,6 +298,18 @@ def test_a_profile_of_two_devices_cannot_stand_for_one(
 
 def test_a_device_may_replace_real_weights(start_engine: StartEngine) -> None:
     assert start_engine("--device", "unit", source="hf://Qwen/Qwen3-8B").url
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "warnings"),
+    [("published-70b-table", 4, 1), ("llama-3-70b-4xh100", 4, 0)],
+    ids=["illustrative", "arithmetic"],
+)
+def test_an_illustrative_device_is_said_to_be_one(
+    device: str, devices: int, warnings: int, start_engine: StartEngine
+) -> None:
+    engine = start_engine(source=f"emulated://{device}", tensorParallel=devices)
+    assert engine.stderr().count(f" WARNING illustrative device device={device} ") == warnings
 
 
 def test_a_port_in_use_is_one_sentence(run_engine: RunEngine) -> None:

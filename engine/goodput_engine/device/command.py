@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from goodput_core.cli import CommandParser
-from goodput_core.units import NS_PER_MS, NS_PER_US
+from goodput_core.steptime import TableForm
+from goodput_core.units import NS_PER_MS
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def _summary(profile: DeviceProfile) -> dict[str, Any]:
     return {
         "name": profile.name,
         "description": profile.description,
+        "illustrative": profile.illustrative,
         "form": profile.form_name,
         "tensor_parallel": profile.tensor_parallel,
         "kv_tokens": profile.kv_blocks * profile.block_size,
@@ -96,32 +98,28 @@ def _show(profile: DeviceProfile, *, as_json: bool) -> None:
         return
     console = Console(markup=False, highlight=False)
     console.print(f"{profile.name}: {profile.description}")
+    if profile.illustrative:
+        console.print("Illustrative: these figures stand for no device; don't buy by them.")
+    numbers = Table(box=None, pad_edge=False)
+    numbers.add_column("number")
+    numbers.add_column("value", justify="right")
+    numbers.add_column("from", overflow="fold")
+    for number, value in profile.numbers.items():
+        numbers.add_row(number, f"{value:,.10g}", profile.provenance[number])
+    console.print(numbers)
+    if isinstance(profile.form, TableForm):
+        console.print(f"\ntable of step times in ms, from: {profile.provenance['table']}")
+        console.print(_times(profile.form))
+
+
+def _times(form: TableForm) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("number")
-    table.add_column("value", justify="right")
-    table.add_column("from", overflow="fold")
-    values = {**facts, **facts["form"]}
-    for number, origin in profile.provenance.items():
-        table.add_row(number, _in_file_units(number, values), origin)
-    console.print(table)
-
-
-# How the profile's file writes what the profile holds in base units.
-_CONVERTED: Final = {
-    "c0_ms": ("c0_ns", NS_PER_MS),
-    "c1_us_per_token": ("c1_ns_per_token", NS_PER_US),
-    "c4_us_per_request": ("c4_ns_per_request", NS_PER_US),
-    "unit_ms": ("unit_ns", NS_PER_MS),
-    "host_ms_per_step": ("host_ns_per_step", NS_PER_MS),
-    "host_us_per_request": ("host_ns_per_request", NS_PER_US),
-    "swap_gb_per_s": ("swap_bytes_per_s", 1_000_000_000),
-    "link_gb_per_s": ("link_bytes_per_s", 1_000_000_000),
-}
-
-
-def _in_file_units(number: str, values: dict[str, Any]) -> str:
-    name, unit = _CONVERTED.get(number, (number, 1))
-    return f"{values[name] / unit:,.10g}"
+    table.add_column("decodes", justify="right")
+    for tokens in form.prefill_tokens:
+        table.add_column(f"+{tokens}", justify="right")
+    for decodes, times_ns in zip(form.decodes, form.times_ns, strict=True):
+        table.add_row(str(decodes), *(f"{time_ns / NS_PER_MS:.10g}" for time_ns in times_ns))
+    return table
 
 
 def _print_json(value: object) -> None:

@@ -27,6 +27,8 @@ class DeviceProfile:
     Args:
         name: a DNS label.
         description: one sentence for a list.
+        illustrative: its figures show how something works and stand for no device that can be
+            had: nobody should buy by them.
         form_name: which law `form` is.
         form: from a step's shape to its device time.
         overlap: whether host time adds to device time or hides behind it.
@@ -42,11 +44,13 @@ class DeviceProfile:
         link_bytes_per_s: between two such devices.
         startup_seconds: from created to ready, in a fleet in virtual time; a process that
             emulates this device in real time is ready as soon as it has started.
-        provenance: for each number of the file, by its name there, where it comes from.
+        numbers: every number of the file, by its name and in its unit there.
+        provenance: for each of them, and for a table, where it comes from.
     """
 
     name: str
     description: str
+    illustrative: bool
     form_name: str
     form: StepTimeForm
     overlap: Overlap
@@ -61,6 +65,7 @@ class DeviceProfile:
     swap_bytes_per_s: int
     link_bytes_per_s: int
     startup_seconds: float
+    numbers: Mapping[str, float]
     provenance: Mapping[str, str]
 
     @property

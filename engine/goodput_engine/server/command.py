@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_log = logging.getLogger(__name__)
+
 # Where neither an argument nor an orchestrator says otherwise.
 _LOCAL: Final = "local"
 _HEADER_TEXT: Final = re.compile(r"[!-~]{1,253}")
@@ -44,6 +47,14 @@ def main(argv: list[str]) -> int:
     """
     settings = _settings(_parse(argv), os.environ)
     configure_logging()
+    if settings.device["illustrative"]:
+        _log.warning(
+            "illustrative device",
+            extra={
+                "device": settings.device["name"],
+                "meaning": "its figures stand for no real device; don't plan capacity by them",
+            },
+        )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))
 

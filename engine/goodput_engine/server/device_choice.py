@@ -64,6 +64,7 @@ def device_facts(profile: DeviceProfile) -> dict[str, Any]:
     """What `GET /control/state` says of the device: enough to predict a step."""
     return {
         "name": profile.name,
+        "illustrative": profile.illustrative,
         "tensor_parallel": profile.tensor_parallel,
         "step_time": {"form": profile.form_name, **msgspec.to_builtins(profile.form)},
         "overlap": profile.overlap,
