@@ -104,6 +104,7 @@ _DRAWN = RooflineForm(
     multiple=st.sampled_from([1, 64]),
 )
 @example(_DRAWN, StepShape.of(decodes=32, decode_context_tokens=32_768), 25_000_000, 0, 64)
+@example(UnitForm(chunk_tokens=100), StepShape.of(chunks=[(0, 101)]), 1_000_000, 0, 1)
 def test_the_closed_form_finds_what_trying_every_size_finds(
     form: StepTimeForm, beside: StepShape, target_ns: int, start: int, multiple: int
 ) -> None:

@@ -30,9 +30,12 @@ class UnitForm:
             return self.unit_ns
         return self.unit_ns * max(1, math.ceil(shape.max_chunk_tokens / self.chunk_tokens))
 
-    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - neither counts here
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context does not enter
         """The longest chunk with which a step stays within a time; see `StepTimeForm`."""
         units = limit_ns // self.unit_ns
         if units < 1:
             return -1
-        return math.inf if self.chunk_tokens is None else units * self.chunk_tokens
+        if self.chunk_tokens is None:
+            return math.inf
+        longest = units * self.chunk_tokens
+        return -1 if beside.max_chunk_tokens > longest else longest
