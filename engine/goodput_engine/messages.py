@@ -50,6 +50,7 @@ class Configure(_Message, frozen=True, kw_only=True):
         max_waiting: requests that may wait, at the start.
         depth: plans that may wait on the device beside the one that runs, 0 to 2; None: as the
             device profile says.
+        step_log: a file to write the step log to, absolute; None: none.
     """
 
     device: str
@@ -61,6 +62,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     max_num_seqs: int
     max_waiting: int
     depth: int | None = None
+    step_log: str | None = None
 
 
 class ExecutorInput(_Value, frozen=True, kw_only=True):

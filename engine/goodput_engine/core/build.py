@@ -14,18 +14,27 @@ from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from goodput_engine.device.profile import DeviceProfile
     from goodput_engine.messages import Configure
+    from goodput_engine.scheduler.plan import StepOutcome
 
 __all__ = ["build_core"]
 
 
-def build_core(config: Configure, profile: DeviceProfile) -> EngineCore:
+def build_core(
+    config: Configure,
+    profile: DeviceProfile,
+    *,
+    on_step: Callable[[StepOutcome], None] | None = None,
+) -> EngineCore:
     """A core on an emulated device.
 
     Args:
         config: what to run; its `device` was loaded as `profile`.
         profile: the device.
+        on_step: told of every step when it is done.
 
     Raises:
         InputError: a value that cannot be, or a name that this version does not have.
@@ -57,6 +66,7 @@ def build_core(config: Configure, profile: DeviceProfile) -> EngineCore:
         executor=EmulatedExecutor(profile),
         min_token_budget=low,
         max_token_budget=high,
+        on_step=on_step,
     )
 
 

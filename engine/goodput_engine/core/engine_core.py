@@ -15,6 +15,8 @@ from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.request import ScheduledRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from goodput_engine.executor.base import Executor
     from goodput_engine.messages import SetLimits, Submit
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
@@ -30,6 +32,7 @@ class EngineCore:
         scheduler: decides the steps.
         executor: runs them.
         min_token_budget, max_token_budget: a budget set later is kept within these.
+        on_step: told of every step when it is done.
     """
 
     def __init__(
@@ -39,11 +42,13 @@ class EngineCore:
         executor: Executor,
         min_token_budget: int = 1,
         max_token_budget: int | None = None,
+        on_step: Callable[[StepOutcome], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
         self._min_token_budget = min_token_budget
         self._max_token_budget = max_token_budget
+        self._on_step = on_step
         self._plans: deque[StepPlan] = deque()
         # In steady decoding a request is told the same thing in every step.
         self._one_more: dict[int, RequestOutput] = {}
@@ -140,8 +145,11 @@ class EngineCore:
         while (plan := self.scheduler.plan(ready_ns)) is not None:
             self._plans.append(plan)
             self._executor.submit(plan, ready_ns)
-        if outcome is not None and outcome.released:
-            self._forget(outcome.released)
+        if outcome is not None:
+            if outcome.released:
+                self._forget(outcome.released)
+            if self._on_step is not None:
+                self._on_step(outcome)
         return outcome
 
     def step(self, now_ns: int) -> StepOutputs | None:

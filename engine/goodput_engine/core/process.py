@@ -21,6 +21,8 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ENV_DEBUG
@@ -30,6 +32,7 @@ from goodput_engine.core.build import build_core
 from goodput_engine.core.outbox import Outbox
 from goodput_engine.core.wire import WireError, encode, front_reader
 from goodput_engine.device.load import load_profile
+from goodput_engine.device.step_log import StepLog
 from goodput_engine.messages import Cancel, Configure, Drain, Failed, Ready, SetLimits, Submit
 
 if TYPE_CHECKING:
@@ -127,18 +130,22 @@ def _run(sock: socket.socket) -> None:
     if not isinstance(config, Configure):
         raise WireError(f"the first message must be Configure, not {type(config).__name__}")
     profile = load_profile(config.device)
-    core = build_core(config, profile)
-    ready = Ready(
-        device=profile.name,
-        vocab_size=profile.vocab_size,
-        max_model_tokens=core.scheduler.max_total_tokens,
-        state=core.state(time.monotonic_ns()),
-    )
-    sock.sendall(encode(ready))
-    sock.setblocking(False)
-    gc.collect()
-    gc.freeze()  # what lives for ever is not looked at again between two steps
-    serve(sock, core, messages, reader, time.monotonic_ns)
+    with ExitStack() as stack:
+        on_step = None
+        if config.step_log is not None:
+            on_step = stack.enter_context(closing(StepLog(Path(config.step_log)))).add
+        core = build_core(config, profile, on_step=on_step)
+        ready = Ready(
+            device=profile.name,
+            vocab_size=profile.vocab_size,
+            max_model_tokens=core.scheduler.max_total_tokens,
+            state=core.state(time.monotonic_ns()),
+        )
+        sock.sendall(encode(ready))
+        sock.setblocking(False)
+        gc.collect()
+        gc.freeze()  # what lives for ever is not looked at again between two steps
+        serve(sock, core, messages, reader, time.monotonic_ns)
 
 
 def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) -> None:

@@ -1,8 +1,9 @@
-"""`goodput device`: which device profiles there are, and where each of their numbers is from."""
+"""`goodput device`: which device profiles there are, where their numbers are from, and new ones."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from goodput_core.cli import CommandParser
+from goodput_core.errors import UsageError
 from goodput_core.steptime import TableForm
 from goodput_core.units import NS_PER_MS
+from goodput_engine.device.fit import fit_device, write_profile
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
@@ -23,17 +26,19 @@ __all__ = ["main"]
 
 
 def main(argv: list[str]) -> int:
-    """List or show device profiles on stdout.
+    """List, show or fit device profiles; the answer is on stdout.
 
     Raises:
         UsageError: an unknown subcommand or option.
-        InputError: no such profile, or one that breaks a rule.
+        InputError: no such profile or step log, or one that breaks a rule.
     """
     args = _parse(argv)
     if args.action == "list":
         _list(as_json=args.json)
-    else:
+    elif args.action == "show":
         _show(load_profile(args.name), as_json=args.json)
+    else:
+        _fit(args)
     return 0
 
 
@@ -45,6 +50,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
             "goodput device list",
             "goodput device show llama-3-8b-h100",
             "goodput device show ./mine.yaml --json",
+            "goodput device fit steps.parquet --base llama-3-8b-h100 --out mine.yaml",
         ),
     )
     # CommandParser takes `prog` by position, which argparse's own subparsers do not give.
@@ -54,9 +60,24 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     listing = actions.add_parser("list", help="the shipped profiles")
     show = actions.add_parser("show", help="one profile, with where each number is from")
     show.add_argument("name", metavar="NAME", help="a shipped profile, or the path of a YAML file")
-    for action in (listing, show):
+    fit = actions.add_parser("fit", help="step times from the step log of `goodput engine`")
+    fit.add_argument("log", type=Path, metavar="STEPS.parquet", help="the step log")
+    fit.add_argument("--out", type=Path, metavar="FILE.yaml", help="write a profile with them")
+    fit.add_argument(
+        "--base", metavar="PROFILE", help="with --out: where the profile's other numbers are from"
+    )
+    for action in (listing, show, fit):
         action.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.action == "fit":
+        if (args.out is None) != (args.base is None):
+            raise UsageError(
+                "goodput device fit: --out and --base go together: a step log tells nothing of "
+                "memory and bandwidths, so a profile takes those from another one"
+            )
+        if args.out is not None and args.out.suffix not in {".yaml", ".yml"}:
+            raise UsageError(f"goodput device fit: --out: {args.out} must end in .yaml")
+    return args
 
 
 def _list(*, as_json: bool) -> None:
@@ -120,6 +141,38 @@ def _times(form: TableForm) -> Table:
     for decodes, times_ns in zip(form.decodes, form.times_ns, strict=True):
         table.add_row(str(decodes), *(f"{time_ns / NS_PER_MS:.10g}" for time_ns in times_ns))
     return table
+
+
+def _fit(args: argparse.Namespace) -> None:
+    base = None if args.base is None else load_profile(args.base)
+    fit = fit_device(args.log)
+    if base is not None:
+        write_profile(fit, log=args.log, base=base, out=args.out)
+    if args.json:
+        _print_json(
+            {
+                **fit.numbers,
+                "steps": fit.steps,
+                "held_out_steps": fit.held_out_steps,
+                "p50_error": fit.p50_error_ppm / 1_000_000,
+                "p95_error": fit.p95_error_ppm / 1_000_000,
+                "profile": None if args.out is None else str(args.out),
+            }
+        )
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("number")
+    table.add_column("value", justify="right")
+    for name, value in fit.numbers.items():
+        table.add_row(name, f"{value:,.10g}")
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    console.print(
+        f"{fit.steps:,} steps; of the {fit.held_out_steps:,} held out, the prediction is off by "
+        f"{fit.p50_error_ppm / 10_000:.2f} % (p50) and {fit.p95_error_ppm / 10_000:.2f} % (p95)"
+    )
+    if args.out is not None:
+        console.print(f"wrote {args.out}")
 
 
 def _print_json(value: object) -> None:

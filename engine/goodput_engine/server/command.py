@@ -86,6 +86,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--admin-port", type=port, default=0, metavar="PORT",
         help="port for metrics and control (%(default)s: any free one)",
     )  # fmt: skip
+    parser.add_argument(
+        "--step-log", type=Path, metavar="FILE",
+        help="write what each step computed and how long it took, for `goodput device fit`",
+    )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
     parser.add_argument(
         "--grace", type=argument_type(parse_duration, "duration"), default="30s", metavar="TIME",
@@ -124,6 +128,7 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
             max_token_budget=engine.token_budget.max,
             max_num_seqs=engine.max_num_seqs,
             max_waiting=engine.max_waiting,
+            step_log=None if args.step_log is None else str(args.step_log.absolute()),
         ),
         device=device_facts(profile),
         host=args.host,

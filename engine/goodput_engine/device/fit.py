@@ -1,0 +1,125 @@
+"""A device profile fitted from a step log: how well it predicts, and the file that says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from goodput_core.errors import InputError
+from goodput_core.quantiles import P50, P95, quantiles
+from goodput_core.steptime import RooflineForm
+from goodput_core.steptime.fitting import errors_ppm, fit_roofline, hold_out
+from goodput_core.units import NS_PER_MS, NS_PER_US
+from goodput_engine.device.forms import FORMS
+from goodput_engine.device.load import load_profile
+from goodput_engine.device.step_log import read_step_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from goodput_engine.device.profile import DeviceProfile
+
+__all__ = ["DeviceFit", "fit_device", "write_profile"]
+
+_LEAST_STEPS: Final = 100
+_DIGITS: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFit:
+    """A roofline from a step log.
+
+    Args:
+        form: the law, from four fifths of the steps.
+        steps: in the log.
+        held_out_steps: the other fifth.
+        p50_error_ppm, p95_error_ppm: of the held-out steps, how far predictions are off, in
+            millionths of the measured time.
+    """
+
+    form: RooflineForm
+    steps: int
+    held_out_steps: int
+    p50_error_ppm: int
+    p95_error_ppm: int
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The coefficients by their names and in their units in a profile."""
+        form = self.form
+        values = {
+            "c0_ms": form.c0_ns / NS_PER_MS,
+            "c1_us_per_token": form.c1_ns_per_token / NS_PER_US,
+            "c2_ns_per_context_token": form.c2_ns_per_context_token,
+            "c4_us_per_request": form.c4_ns_per_request / NS_PER_US,
+        }
+        return {name: float(f"{value:.{_DIGITS}g}") for name, value in values.items()}
+
+
+def fit_device(log: Path) -> DeviceFit:
+    """Fit a roofline to a step log.
+
+    Raises:
+        InputError: it is no step log, or does not show what a step's time depends on.
+        UsageError: pyarrow is not installed.
+    """
+    samples = read_step_log(log)
+    if len(samples) < _LEAST_STEPS:
+        raise InputError(f"{log}: has {len(samples)} steps; a fit needs at least {_LEAST_STEPS}")
+    fit, held_out = hold_out(samples)
+    try:
+        form = fit_roofline(fit)
+    except ValueError as error:
+        raise InputError(f"{log}: {error}") from error
+    p50, p95 = quantiles(errors_ppm(form, held_out), (P50, P95))
+    return DeviceFit(
+        form=form,
+        steps=len(samples),
+        held_out_steps=len(held_out),
+        p50_error_ppm=p50,
+        p95_error_ppm=p95,
+    )
+
+
+def write_profile(fit: DeviceFit, *, log: Path, base: DeviceProfile, out: Path) -> None:
+    """Write the fitted law as a profile that takes everything else from another one.
+
+    Args:
+        fit: the law.
+        log: where it is from.
+        base: what a step log cannot tell, KV capacity and the like.
+        out: the file to write; it must not exist.
+
+    Raises:
+        InputError: it exists or cannot be written.
+    """
+    origin = (
+        f"fitted to {fit.steps:,} steps of {log.name}; held-out step error p50 "
+        f"{fit.p50_error_ppm / 10_000:.2f} %, p95 {fit.p95_error_ppm / 10_000:.2f} %"
+    )
+    numbers: dict[str, Any] = {
+        name: {"value": value, "from": origin} for name, value in fit.numbers.items()
+    }
+    own = FORMS[base.form_name].numbers
+    for name, value in base.numbers.items():
+        if name not in own:
+            numbers[name] = {"value": value, "from": f"{base.name}: {base.provenance[name]}"}
+    profile = {
+        "name": out.stem,
+        "description": f"Step times fitted to {log.name}; the rest as {base.name} has it.",
+        "illustrative": base.illustrative,
+        "form": "roofline",
+        "overlap": base.overlap.value,
+        "numbers": numbers,
+    }
+    text = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=100)
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise InputError(f"{out} exists; name another file") from error
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
+    load_profile(str(out.absolute()))

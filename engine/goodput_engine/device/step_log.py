@@ -1,0 +1,172 @@
+"""The step log: what each step computed and how long the device took, to fit a device by.
+
+A Parquet file of whole numbers. pyarrow is no dependency of an engine: who asks for a log needs
+it, and is told so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from array import array
+from dataclasses import fields
+from importlib import import_module
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.errors import InputError, UsageError
+from goodput_core.steptime import StepShape
+from goodput_core.steptime.fitting import StepSample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from goodput_engine.scheduler.plan import StepOutcome
+
+__all__ = ["MAX_STEPS", "STEP_COLUMNS", "StepLog", "read_step_log"]
+
+_log = logging.getLogger(__name__)
+
+_SHAPE: Final = tuple(field.name for field in fields(StepShape))
+_shape_of: Final = attrgetter(*_SHAPE)
+STEP_COLUMNS: Final = ("at_ns", "step_ns", *_SHAPE)
+"""All int64: when a step was done on the engine's monotonic clock, its device time, its shape."""
+
+MAX_STEPS: Final = 1_000_000
+"""A log ends after this many steps: hours of them, in 72 MB at the most."""
+
+_FLUSH_STEPS: Final = 1024
+
+
+class StepLog:
+    """Writes steps as they are done; the file gets its name when it is closed, or full.
+
+    A step costs a row in memory, and every 1,024th a write. A log that cannot be written ends,
+    the engine goes on; one without a step leaves no file.
+
+    Args:
+        path: the file; it must not exist.
+        max_steps: after so many the log is closed.
+
+    Raises:
+        InputError: it exists, or its folder cannot be written.
+        UsageError: pyarrow is not installed.
+    """
+
+    def __init__(self, path: Path, *, max_steps: int = MAX_STEPS) -> None:
+        if path.exists():
+            raise InputError(f"--step-log: {path} exists; name another file")
+        self._path = path
+        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._rows = array("q")
+        self._room = max_steps
+        self._unwritten = 0
+        self._arrow, parquet = _arrow("writing")
+        int64 = self._arrow.int64()
+        try:
+            self._writer: Any = parquet.ParquetWriter(
+                self._part,
+                self._arrow.schema([(name, int64) for name in STEP_COLUMNS]),
+                use_dictionary=False,  # hardly a number comes twice
+            )
+        except OSError as error:
+            raise InputError(
+                f"--step-log: {path} cannot be written: {error.strerror or error}"
+            ) from error
+        self._empty = True
+
+    def add(self, outcome: StepOutcome) -> None:
+        """A step was done."""
+        if not self._room:
+            return
+        result = outcome.result
+        self._rows.extend((result.at_ns, result.step_ns, *_shape_of(outcome.plan.shape)))
+        self._room -= 1
+        self._unwritten += 1
+        if not self._room:
+            self.close()
+            _log.info("step log full", extra={"path": str(self._path)})
+        elif self._unwritten == _FLUSH_STEPS:
+            self._write()
+
+    def close(self) -> None:
+        """Write the rest and give the file its name; nothing is added afterwards."""
+        self._room = 0
+        self._write()
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        try:
+            writer.close()
+            if self._empty:
+                self._part.unlink()
+            else:
+                self._part.replace(self._path)
+        except OSError as error:
+            self._end(error)
+
+    def _write(self) -> None:
+        count, rows = self._unwritten, self._rows
+        self._unwritten, self._rows = 0, array("q")
+        if self._writer is None or not count:
+            return
+        self._empty = False
+        arrow, width = self._arrow, len(STEP_COLUMNS)
+        columns = [
+            arrow.Array.from_buffers(
+                arrow.int64(), count, [None, arrow.py_buffer(rows[column::width])]
+            )
+            for column in range(width)
+        ]
+        try:
+            self._writer.write_batch(arrow.record_batch(columns, names=list(STEP_COLUMNS)))
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        self._writer = None
+        self._room = 0
+        self._part.unlink(missing_ok=True)
+        _log.warning("step log ended", extra={"path": str(self._path), "error": str(error)})
+
+
+def read_step_log(path: Path) -> list[StepSample]:
+    """The steps of a log, in its order.
+
+    Raises:
+        InputError: it cannot be read, or is no step log.
+        UsageError: pyarrow is not installed.
+    """
+    arrow, parquet = _arrow("reading")
+    try:
+        with parquet.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+            for name in STEP_COLUMNS[1:]:
+                if name not in schema.names or schema.field(name).type != arrow.int64():
+                    raise InputError(f"{path}: a step log has a column {name} of type int64")
+            if not 1 <= rows <= MAX_STEPS:
+                raise InputError(f"{path}: has {rows:,} steps; a fit takes 1 to {MAX_STEPS:,}")
+            table = file.read(columns=list(STEP_COLUMNS[1:]))
+    except (OSError, arrow.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InputError(f"{path}: cannot be read as Parquet: {reason}") from error
+    columns = table.to_pydict()
+    for name, values in columns.items():
+        least = 1 if name == "step_ns" else 0
+        if any(value is None or value < least for value in values):
+            raise InputError(f"{path}: {name}: every step has one of at least {least}")
+    shapes = zip(*(columns[name] for name in _SHAPE), strict=True)
+    return [
+        StepSample(StepShape(**dict(zip(_SHAPE, shape, strict=True))), step_ns)
+        for step_ns, shape in zip(columns["step_ns"], shapes, strict=True)
+    ]
+
+
+def _arrow(doing: str) -> tuple[ModuleType, ModuleType]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{doing} a step log needs the package {error.name!r}: pip install 'goodput[replay]'"
+        ) from error
