@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from goodput_core.steptime import StepTimeForm
+from goodput_core.units import NS_PER_S
 
 __all__ = ["DeviceProfile", "Overlap"]
 
@@ -76,6 +77,12 @@ class DeviceProfile:
         device time and a stop is noticed one step late; without, their sum.
         """
         return 1 if self.overlap is Overlap.MAX else 0
+
+    @property
+    def swap_ns_per_block(self) -> int:
+        """Time to copy one KV block between device and host memory, nanoseconds, at least 1."""
+        block_bytes = self.block_size * self.kv_bytes_per_token
+        return max(1, round(block_bytes * NS_PER_S / self.swap_bytes_per_s))
 
     def host_ns(self, num_requests: int) -> int:
         """Host time of a step with this many requests, nanoseconds."""

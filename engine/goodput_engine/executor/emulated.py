@@ -90,13 +90,14 @@ class EmulatedExecutor:
         self._host_free_ns = max(ready_ns, self._host_free_ns) + self._profile.host_ns(
             shape.num_requests
         )
-        step_ns = self._profile.form.step_ns(shape)
-        self._device_free_ns = max(self._device_free_ns, self._host_free_ns) + step_ns
+        step_ns = self._profile.form.step_ns(shape) if shape.num_requests else 0
+        took_ns = max(step_ns, self._copy_ns(plan)) if plan.copies else step_ns
+        self._device_free_ns = max(self._device_free_ns, self._host_free_ns) + took_ns
         self._running.append(
             _Running(
                 plan_id=plan.plan_id,
                 deadline_ns=self._device_free_ns,
-                step_ns=step_ns,
+                step_ns=took_ns,
                 stopped=self._stops(plan),
             )
         )
@@ -124,6 +125,12 @@ class EmulatedExecutor:
             step_ns=done.step_ns,
             stopped=done.stopped,
         )
+
+    def _copy_ns(self, plan: StepPlan) -> int:
+        """Time for the plan's copies: one stream out and one in, side by side."""
+        out = sum(len(copy.host_blocks) for copy in plan.copies if copy.to_host)
+        back = sum(len(copy.host_blocks) for copy in plan.copies) - out
+        return max(out, back) * self._profile.swap_ns_per_block
 
     def _stops(self, plan: StepPlan) -> dict[int, str]:
         stopped: dict[int, str] = {}

@@ -22,7 +22,7 @@ class Refusal:
     """A request that never waits.
 
     Args:
-        reason: "too_long", "queue_full" or "invalid".
+        reason: "too_long", "invalid", "queue_full", or a policy's "unattainable".
         detail: one sentence for the client.
         retry_after_s: when to try again; 0 where trying again cannot help.
     """
@@ -30,6 +30,11 @@ class Refusal:
     reason: str
     detail: str
     retry_after_s: int = 0
+
+    @property
+    def overload(self) -> bool:
+        """Whether the same request may be served at another time: it was shed."""
+        return self.retry_after_s > 0
 
 
 class Door:

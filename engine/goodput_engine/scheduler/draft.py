@@ -92,12 +92,14 @@ class InFlight:
         requests: of its chunks, in their order.
     """
 
-    __slots__ = ("leavers", "plan", "releases", "requests")
+    __slots__ = ("copied", "leavers", "plan", "releases", "requests")
 
     def __init__(self, plan: StepPlan, requests: list[ScheduledRequest]) -> None:
         self.plan = plan
         self.requests = requests
         self.leavers: list[ScheduledRequest] = []
         """Requests that decode in this plan as members and have left the cohort since."""
+        self.copied: list[ScheduledRequest] = []
+        """Requests whose last blocks are copied in this plan."""
         self.releases: list[ScheduledRequest] = []
         """Requests whose blocks this plan is the last to use."""

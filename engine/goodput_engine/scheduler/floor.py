@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from goodput_engine.kv.blocks import BlockPool
+    from goodput_engine.kv.host import HostPool
     from goodput_engine.scheduler.draft import InFlight
     from goodput_engine.scheduler.queue import WaitingQueue
     from goodput_engine.scheduler.request import ScheduledRequest
@@ -30,6 +31,7 @@ class Floor:
 
     Args:
         kv: the pool of blocks.
+        host: the pool of their copies in host memory.
         waiting: an empty queue.
 
     Attributes:
@@ -37,27 +39,35 @@ class Floor:
         prefilling: admitted, and more than one step from the next token, in order of admission.
         ready: one token behind and not in the cohort: new to it, or held back.
         cohort: who decodes.
+        leaving: evicted, their blocks being copied to host memory, in order of eviction.
+        returning: admitted, their blocks being copied back, in order of admission.
         in_flight: plans under way, oldest first; their numbers are consecutive.
         waiting_blocks: blocks that all who wait would need for what they have so far.
     """
 
     __slots__ = (
         "cohort",
+        "host",
         "in_flight",
         "kv",
+        "leaving",
         "prefilling",
         "ready",
         "requests",
+        "returning",
         "waiting",
         "waiting_blocks",
     )
 
-    def __init__(self, kv: BlockPool, waiting: WaitingQueue) -> None:
+    def __init__(self, kv: BlockPool, host: HostPool, waiting: WaitingQueue) -> None:
         self.kv = kv
+        self.host = host
         self.waiting = waiting
         self.requests: dict[int, ScheduledRequest] = {}
         self.prefilling: dict[int, ScheduledRequest] = {}
         self.ready: dict[int, ScheduledRequest] = {}
+        self.leaving: dict[int, ScheduledRequest] = {}
+        self.returning: dict[int, ScheduledRequest] = {}
         self.cohort = DecodeCohort(kv.block_size)
         self.in_flight: deque[InFlight] = deque()
         self.waiting_blocks = 0
@@ -65,10 +75,12 @@ class Floor:
     @property
     def num_running(self) -> int:
         """Admitted requests whose last token is not in flight."""
-        return len(self.cohort.members) + len(self.ready) + len(self.prefilling)
+        return (
+            len(self.cohort.members) + len(self.ready) + len(self.prefilling) + len(self.returning)
+        )
 
     def running(self) -> Iterator[ScheduledRequest]:
-        """Every running request."""
+        """Every running request, but those whose blocks are still being copied back."""
         return chain(self.cohort.members.values(), self.ready.values(), self.prefilling.values())
 
     def record_of(self, plan_id: int) -> InFlight | None:
@@ -90,15 +102,61 @@ class Floor:
         self.waiting.remove(request)
         self.waiting_blocks -= self.kv.blocks_for(request.total_tokens)
 
-    def requeue(self, request: ScheduledRequest) -> None:
-        """A preempted request lets go of everything and waits again."""
+    def vacate(self, request: ScheduledRequest) -> None:
+        """No plan uses an evicted request's blocks any more: it gives them up, or copies them."""
+        if request.host_blocks:
+            request.state = RequestState.LEAVING
+            self.leaving[request.rid] = request
+        else:
+            request.base_planned = 0
+            self._requeue(request)
+
+    def bring_back(self, request: ScheduledRequest, *, found: int) -> None:
+        """A request with a copy was admitted: its blocks return, but those that were found."""
+        request.state = RequestState.RETURNING
+        request.copied_blocks = found
+        self.returning[request.rid] = request
+        if found == len(request.host_blocks):
+            self.copied(request)
+
+    def copied(self, request: ScheduledRequest) -> None:
+        """The last of its blocks is where it was to go."""
+        request.copied_blocks = 0
+        if request.state is RequestState.LEAVING:
+            del self.leaving[request.rid]
+            self._requeue(request)
+            return
+        del self.returning[request.rid]
+        self.host.release(request.host_blocks)
+        request.host_blocks = []
+        self.publish(request, min(request.base_planned, request.input_tokens))
+        if request.base_planned + 1 == request.total_tokens and request.base_sampled:
+            self.get_ready(request)
+        else:
+            request.state = RequestState.PREFILLING
+            self.prefilling[request.rid] = request
+
+    def _requeue(self, request: ScheduledRequest) -> None:
         self.kv.release(request.blocks)
         request.blocks = []
         request.published_blocks = 0
-        request.base_planned = 0
         request.state = RequestState.WAITING
         self.waiting_blocks += self.kv.blocks_for(request.total_tokens)
         self.waiting.push_back(request)
+
+    @property
+    def blocks_to_copy(self) -> int:
+        """Blocks on their way to or from host memory that no plan has taken along."""
+        return sum(
+            len(r.host_blocks) - r.copied_blocks
+            for r in chain(self.leaving.values(), self.returning.values())
+        )
+
+    def promised_blocks(self) -> int:
+        """Blocks that are in use and will be free without anybody else being evicted."""
+        kv = self.kv
+        going = chain(self.leaving.values(), *(record.releases for record in self.in_flight))
+        return sum(kv.exclusive(r.blocks) for r in going)
 
     # --- running ---------------------------------------------------------------------------
     def get_ready(self, request: ScheduledRequest) -> None:
@@ -124,6 +182,10 @@ class Floor:
                 self.cohort.leave(request)
         elif state is RequestState.READY:
             del self.ready[request.rid]
+        elif state is RequestState.LEAVING:
+            del self.leaving[request.rid]
+        elif state is RequestState.RETURNING:
+            del self.returning[request.rid]
         else:
             assert state is RequestState.PREFILLING, state
             del self.prefilling[request.rid]
@@ -148,13 +210,16 @@ class Floor:
     def free(self, request: ScheduledRequest) -> None:
         """It is gone for good."""
         self.kv.release(request.blocks)
+        self.host.release(request.host_blocks)
         request.blocks = []
+        request.host_blocks = []
         del self.requests[request.rid]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every invariant holds."""
         kv, live = self.kv, list(self.requests.values())
         kv.check_integrity(r.blocks for r in live)
+        self.host.check_integrity(r.host_blocks for r in live)
         self.cohort.check_integrity()
         for request in live:
             if request.state is RequestState.WAITING:
@@ -168,4 +233,5 @@ class Floor:
         assert self.waiting_blocks == sum(kv.blocks_for(r.total_tokens) for r in self.waiting)
         if not live:
             assert kv.free_blocks == kv.total_blocks, "idle, but not all blocks are free"
+            assert self.host.free_blocks == self.host.total_blocks, "a copy is left"
             assert not self.num_running

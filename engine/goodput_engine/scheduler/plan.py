@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from goodput_core.steptime import StepShape
 from goodput_engine.scheduler.request import ScheduledRequest
 
-__all__ = ["Admitted", "Chunk", "Join", "Progress", "StepOutcome", "StepPlan", "StepResult"]
+__all__ = ["Admitted", "Chunk", "Copy", "Join", "Progress", "StepOutcome", "StepPlan", "StepResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,8 @@ class Admitted:
     Args:
         rid: the request.
         blocks: its whole block table; an earlier one is void.
-        cached_tokens: leading tokens that are already computed in those blocks.
+        cached_tokens: leading tokens that are already computed: found in those blocks, or about
+            to be copied into them.
     """
 
     rid: int
@@ -66,14 +67,36 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """KV blocks of one request to copy between device and host while the step computes.
+
+    The step ends when both are done. A request whose blocks are copied computes nothing in it,
+    so copies wait for earlier steps, never for this one.
+
+    Args:
+        rid: the request.
+        to_host: the direction.
+        device_blocks, host_blocks: pairwise source and destination, or the reverse.
+    """
+
+    rid: int
+    to_host: bool
+    device_blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step. An executor applies it in the order of the fields.
+
+    A plan may hold copies alone; it computes nothing then.
 
     Args:
         plan_id: counts up by one.
         at_ns: when it was planned.
         left: rids that left the cohort since the plan before.
         admitted: requests taken in, each with its block table.
+        copies: blocks to copy while the step computes.
         joined: requests that join the cohort.
         new_blocks: (rid, block) to append to the tables of members of the cohort.
         decode_epoch: counts the plans in which the cohort decodes; 0: not in this one.
@@ -86,6 +109,7 @@ class StepPlan:
     at_ns: int
     left: tuple[int, ...]
     admitted: tuple[Admitted, ...]
+    copies: tuple[Copy, ...]
     joined: tuple[Join, ...]
     new_blocks: tuple[tuple[int, int], ...]
     decode_epoch: int

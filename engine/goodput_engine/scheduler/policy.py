@@ -8,17 +8,19 @@ A policy object belongs to one scheduler and may keep what it learns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from goodput_core.spec.llmservice import Policy, Preemption
 from goodput_engine.scheduler.queue import FcfsQueue, WaitingQueue
+from goodput_engine.scheduler.request import ScheduledRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from goodput_engine.scheduler.door import Refusal
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.request import ScheduledRequest
 
 __all__ = ["Phase", "SchedulerLimits", "SchedulerView", "SchedulingPolicy"]
 
@@ -82,8 +84,18 @@ class SchedulerView(Protocol):
         ...
 
     @property
+    def block_size(self) -> int:
+        """Tokens per KV block."""
+        ...
+
+    @property
     def max_total_tokens(self) -> int:
         """The longest prompt and answer together that may be asked for."""
+        ...
+
+    @property
+    def preemption(self) -> Preemption:
+        """What the manifest wants to become of a victim's blocks."""
         ...
 
     def running(self) -> Iterator[ScheduledRequest]:
@@ -98,12 +110,14 @@ class Phase:
     Args:
         decodes, prefills, admissions: whether it may hold them.
         prompts_alone: decodes come last, and only into a step in which no prompt is computed.
+        only: running requests for which this is false sit out with their blocks; None: nobody.
     """
 
     decodes: bool = True
     prefills: bool = True
     admissions: bool = True
     prompts_alone: bool = False
+    only: Callable[[ScheduledRequest], bool] | None = None
 
 
 _MIXED: Final = Phase()
@@ -113,6 +127,14 @@ class SchedulingPolicy:
     """First come, first served, everything mixed: what a policy changes, it overrides."""
 
     name: ClassVar[Policy]
+
+    def refuse(self, request: ScheduledRequest, view: SchedulerView) -> Refusal | None:  # noqa: ARG002
+        """Why a request that could be served is turned away at the door; None: it may wait."""
+        return None
+
+    def step_aside(self, view: SchedulerView) -> Iterable[ScheduledRequest]:  # noqa: ARG002
+        """Running requests to evict before the next step, whoever needs their place."""
+        return ()
 
     def new_queue(self) -> WaitingQueue:
         """Order the waiting: the queue that this scheduler uses from its start."""
@@ -141,6 +163,35 @@ class SchedulingPolicy:
     ) -> bool:
         """Whether the request whose turn it is may start now; no: nobody starts in this step."""
         return True
+
+    def displaced_by(
+        self,
+        request: ScheduledRequest,  # noqa: ARG002 - for those that displace
+        view: SchedulerView,  # noqa: ARG002
+    ) -> Iterable[ScheduledRequest]:
+        """Who may be evicted so that a waiting request can start: the first to go first.
+
+        As many are taken as it needs, or nobody where all of them would not do. Those that are
+        not `displaceable` are passed over.
+        """
+        return ()
+
+    def prefill_order(
+        self,
+        prefilling: Iterable[ScheduledRequest],
+        view: SchedulerView,  # noqa: ARG002
+    ) -> Iterable[ScheduledRequest]:
+        """Whose prompt goes on first, of those that have started; given in order of admission."""
+        return prefilling
+
+    def overtakes(
+        self,
+        newcomer: ScheduledRequest,  # noqa: ARG002 - for those that order by urgency
+        prefilling: ScheduledRequest,  # noqa: ARG002
+        view: SchedulerView,  # noqa: ARG002
+    ) -> bool:
+        """Whether the request whose turn it is starts before this prompt goes on."""
+        return False
 
     def reserve_tokens(self, request: ScheduledRequest, view: SchedulerView) -> int:  # noqa: ARG002
         """Tokens for which a request must get blocks when it is admitted.
@@ -182,8 +233,8 @@ class SchedulingPolicy:
         return max(view.running(), key=lambda r: self.rank(r, view), default=None)
 
     def evict_mode(self, victim: ScheduledRequest, view: SchedulerView) -> Preemption:  # noqa: ARG002
-        """What becomes of a victim's blocks."""
-        return Preemption.RECOMPUTE
+        """What becomes of a victim's blocks; without room in host memory they are recomputed."""
+        return view.preemption
 
     def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
         """A step has committed: learn from its time and from the requests that ended."""

@@ -25,7 +25,7 @@ class RequestState(Enum):
     """Where a request is; each state has one owner in the scheduler."""
 
     WAITING = auto()
-    """In the queue, holding no blocks."""
+    """In the queue, holding no blocks but perhaps a copy in host memory."""
     PREFILLING = auto()
     """Admitted, and more than one step from its next token."""
     READY = auto()
@@ -35,7 +35,11 @@ class RequestState(Enum):
     FINISHING = auto()
     """Its last token is in flight."""
     PREEMPTING = auto()
-    """Evicted; back to the queue when the last step that uses its blocks commits."""
+    """Evicted; gives up its blocks when the last step that uses them commits."""
+    LEAVING = auto()
+    """Evicted; its blocks are being copied to host memory."""
+    RETURNING = auto()
+    """Admitted; its blocks are being copied back from host memory."""
     FINISHED = auto()
     CANCELLED = auto()
 
@@ -81,6 +85,16 @@ class ScheduledRequest:
     preemptions: int = 0
     last_plan: int = 0
     """The last plan that uses its blocks, as of its last chunk or its leaving the cohort."""
+    host_blocks: list[int] = field(default_factory=list)
+    """Its copy in host memory, or the place for one; empty: none."""
+    copied_blocks: int = 0
+    """While its blocks are copied: how many of them are done or in flight."""
+    admitted_tokens: int = 0
+    """Its total when it was last admitted."""
+    fruitless: bool = False
+    """It gained nothing between its last two evictions."""
+    first_token_ns: int = 0
+    """When a committed step gave it its first token; 0 before."""
     cohort: Epochs | None = None
     joined_epoch: int = 0
     event_epoch: int = 0
@@ -109,6 +123,14 @@ class ScheduledRequest:
         if self.cohort is None:
             return self.base_emitted
         return self.base_emitted + max(0, self.cohort.committed_epoch - self.joined_epoch)
+
+    @property
+    def displaceable(self) -> bool:
+        """Whether it may be evicted for one who waits: never twice without gaining a token.
+
+        This alone rules out that requests displace each other in turns and nobody gets on.
+        """
+        return not self.fruitless or self.total_tokens > self.admitted_tokens
 
     @property
     def total_tokens(self) -> int:

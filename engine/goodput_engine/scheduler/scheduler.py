@@ -17,6 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import InternalError
+from goodput_core.spec.llmservice import Preemption
+from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.door import Door
 from goodput_engine.scheduler.floor import Floor
 from goodput_engine.scheduler.plan import Progress, StepOutcome
@@ -39,6 +41,8 @@ __all__ = ["Scheduler"]
 _WAITING = RequestState.WAITING
 _FINISHING = RequestState.FINISHING
 _PREEMPTING = RequestState.PREEMPTING
+_LEAVING = RequestState.LEAVING
+_RETURNING = RequestState.RETURNING
 _FINISHED = RequestState.FINISHED
 _CANCELLED = RequestState.CANCELLED
 
@@ -49,6 +53,8 @@ class Scheduler:
     Args:
         policy: its preferences; belongs to this scheduler from now on.
         kv: the pool of blocks; belongs to this scheduler from now on.
+        host: the pool of their copies in host memory, likewise; None: there is none.
+        preemption: what becomes of the blocks of preempted requests.
         limits: the bounds to start with.
         max_model_tokens: prompt and answer together.
         depth: plans that may wait uncommitted beside the one that runs, 0 to 2.
@@ -62,6 +68,8 @@ class Scheduler:
         limits: SchedulerLimits,
         max_model_tokens: int,
         depth: int = 0,
+        host: HostPool | None = None,
+        preemption: Preemption = Preemption.RECOMPUTE,
     ) -> None:
         assert 0 <= depth <= 2, depth
         self.now_ns = 0
@@ -69,13 +77,15 @@ class Scheduler:
         self.depth = depth
         self.stats = SchedulerStats()
         self.input_open = True
+        self.preemption = preemption
         self.waiting: WaitingQueue = policy.new_queue()
         self._policy = policy
         self._kv = kv
         self._door = Door(
             max_total_tokens=min(max_model_tokens, kv.total_blocks * kv.block_size + 1)
         )
-        self._floor = Floor(kv, self.waiting)
+        self._host = HostPool(total_blocks=0, ns_per_block=1) if host is None else host
+        self._floor = Floor(kv, self._host, self.waiting)
         self._planner = Planner(
             policy=policy, floor=self._floor, door=self._door, stats=self.stats, view=self
         )
@@ -127,6 +137,11 @@ class Scheduler:
         return self._kv.block_size
 
     @property
+    def host_blocks(self) -> tuple[int, int]:
+        """Blocks of host memory that are free, and all of them."""
+        return self._host.free_blocks, self._host.total_blocks
+
+    @property
     def max_total_tokens(self) -> int:
         """The longest prompt and answer together that may be asked for."""
         return self._door.max_total_tokens
@@ -154,10 +169,12 @@ class Scheduler:
             max_waiting=self.limits.max_waiting,
             now_ns=now_ns,
         )
+        if refusal is None:
+            request.output_limit = self._door.output_limit(request)
+            refusal = self._policy.refuse(request, self)
         if refusal is not None:
-            self.stats.shed += refusal.reason == "queue_full"
+            self.stats.shed += refusal.overload
             return refusal
-        request.output_limit = self._door.output_limit(request)
         self._floor.enter(request)
         return None
 
@@ -240,10 +257,13 @@ class Scheduler:
                 progress.append(Progress(request=member, finish_reason=reason))
         for request in record.releases:
             if request.state is _PREEMPTING:
-                floor.requeue(request)
+                floor.vacate(request)
             else:
                 floor.free(request)
                 released.append(request.rid)
+        for request in record.copied:
+            if request.state is _LEAVING or request.state is _RETURNING:
+                floor.copied(request)
         outcome = StepOutcome(
             plan=plan,
             result=result,
@@ -251,12 +271,9 @@ class Scheduler:
             progress=progress,
             released=released,
         )
-        stats = self.stats
-        stats.steps += 1
-        stats.step_ns += result.step_ns
-        stats.scheduled_tokens += plan.shape.num_tokens
-        stats.output_tokens += len(outcome.advanced) + len(progress)
-        self._policy.after_step(outcome, self)
+        if plan.shape.num_tokens:
+            self.stats.count(plan, result.step_ns, len(outcome.advanced) + len(progress))
+            self._policy.after_step(outcome, self)
         return outcome
 
     def _gain(
@@ -270,6 +287,8 @@ class Scheduler:
         if request.state is _FINISHED or request.state is _CANCELLED:
             return  # surplus
         request.base_emitted += 1
+        if request.base_emitted == 1:
+            request.first_token_ns = self.now_ns
         if stopped is None and request.output_tokens >= request.output_limit:
             stopped = "length"
         if stopped is not None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from goodput_core.units import NS_PER_S
+from goodput_core.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.plan import StepPlan
 
 __all__ = ["AdmissionRate", "SchedulerStats"]
 
 _REMEMBERED: Final = 64
 _MAX_RETRY_S: Final = 60
+_PROMPT_WEIGHT: Final = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,9 +28,14 @@ class SchedulerStats:
         scheduled_tokens: tokens they computed.
         output_tokens: tokens that requests gained.
         preemptions: evictions.
+        recomputed_tokens: computed tokens of evicted requests that are computed again.
+        swapped_tokens: computed tokens of evicted requests that were copied to host memory.
         prefix_queried_tokens: tokens of admitted requests that the cache was asked for.
         prefix_hit_tokens: of these, how many it had.
-        shed: requests refused at the door because the queue was full.
+        shed: requests refused at the door because there was too much to do.
+        last_step_ns: of the last step that computed; before any, ten milliseconds.
+        ns_per_prompt_token: recent time per token of steps that computed prompts for the most
+            part; 0 before any.
     """
 
     steps: int = 0
@@ -34,9 +43,25 @@ class SchedulerStats:
     scheduled_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     shed: int = 0
+    last_step_ns: int = 10 * NS_PER_MS
+    ns_per_prompt_token: float = 0.0
+
+    def count(self, plan: StepPlan, step_ns: int, output_tokens: int) -> None:
+        """A step that computed has committed."""
+        tokens = plan.shape.num_tokens
+        self.steps += 1
+        self.step_ns += step_ns
+        self.scheduled_tokens += tokens
+        self.output_tokens += output_tokens
+        self.last_step_ns = step_ns
+        if tokens > 2 * plan.num_decodes:
+            old, new = self.ns_per_prompt_token, step_ns / tokens
+            self.ns_per_prompt_token = old + (new - old) * _PROMPT_WEIGHT if old else new
 
 
 class AdmissionRate:
