@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 BUILT_POLICIES: Final = frozenset({Policy.REQUEST, Policy.ORCA, Policy.VLLM, Policy.SARATHI})
-BUILT_PREEMPTIONS: Final = frozenset({Preemption.RECOMPUTE})
+BUILT_PREEMPTIONS: Final = frozenset(Preemption)
 BUILT_ROUTER_POLICIES: Final = frozenset({RouterPolicy.ROUND_ROBIN, RouterPolicy.LEAST_LOADED})
 BUILT_CONTROL_MODES: Final = frozenset({ControlMode.MANUAL})
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Final
 
 __all__ = [
+    "BYTES_PER_GIB",
     "NS_PER_MS",
     "NS_PER_S",
     "NS_PER_US",
@@ -19,6 +20,7 @@ __all__ = [
 NS_PER_US: Final = 1_000
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
+BYTES_PER_GIB: Final = 1 << 30
 
 _UNITS: Final = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _UNITS_LONG: Final = {"m": 60 * NS_PER_S, "h": 3600 * NS_PER_S, "d": 86400 * NS_PER_S}

@@ -48,6 +48,7 @@ class Configure(_Message, frozen=True, kw_only=True):
         min_token_budget, max_token_budget: a later budget is kept within these.
         max_num_seqs: requests that may run at once, at the start.
         max_waiting: requests that may wait, at the start.
+        swap_space_bytes: host memory for the KV blocks of preempted requests.
         depth: plans that may wait on the device beside the one that runs, 0 to 2; None: as the
             device profile says.
         step_log: a file to write the step log to, absolute; None: none.
@@ -61,6 +62,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     max_token_budget: int
     max_num_seqs: int
     max_waiting: int
+    swap_space_bytes: int = 0
     depth: int | None = None
     step_log: str | None = None
 
@@ -179,10 +181,13 @@ class EngineState(_Value, frozen=True, kw_only=True):
         steps, step_ns: steps committed and their summed device time.
         scheduled_tokens, output_tokens: computed and emitted.
         preemptions: requests sent back to wait.
+        recomputed_tokens, swapped_tokens: of these: computed tokens that are computed again, or
+            were copied to host memory.
         prefix_queried_tokens, prefix_hit_tokens: of admitted prompts.
         shed: requests refused.
         draining: whether new requests are refused.
         behind_ns: by how much an emulated device's clock trails real time.
+        host_total_blocks, host_free_blocks: host memory for copies of KV blocks.
     """
 
     at_ns: int
@@ -206,6 +211,10 @@ class EngineState(_Value, frozen=True, kw_only=True):
     shed: int
     draining: bool
     behind_ns: int = 0
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    host_total_blocks: int = 0
+    host_free_blocks: int = 0
 
 
 class Ready(_Message, frozen=True, kw_only=True):
@@ -257,7 +266,7 @@ class Rejected(_Message, frozen=True, kw_only=True):
 
     Args:
         rid: the request.
-        reason: "queue_full", "too_long", "draining" or "invalid".
+        reason: "queue_full", "unattainable", "too_long", "draining" or "invalid".
         detail: one sentence for the client.
         retry_after_s: when to try again; 0 where trying again cannot help.
     """

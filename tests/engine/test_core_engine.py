@@ -199,7 +199,7 @@ def test_every_token_is_told_under_block_shortage(
     [
         ({"policy": "slo"}, "policy 'slo' is not built yet"),
         ({"policy": "nope"}, "policy 'nope' is not a policy"),
-        ({"preemption": "swap"}, "preemption 'swap' is not built yet; this version has recompute"),
+        ({"preemption": "swop"}, "preemption 'swop' is not one of recompute, swap, hybrid"),
         ({"token_budget": 32}, "the token budget must be 64 to 1024, not 32"),
         ({"min_token_budget": 0, "token_budget": 1}, "minimum token budget must be 1 to 1024"),
         ({"max_num_seqs": 0}, "the number of sequences must be at least 1, not 0"),

@@ -51,7 +51,7 @@ def test_a_shipped_profile_loads_and_every_number_says_where_it_comes_from(name:
         ("llama-3-70b-4xh100", 80e9, 3.35e12, 4, 70.55e9, 80 * 8 * 128 * 2 * 2),
     ],
 )
-def test_a_roofline_profile_is_the_arithmetic_it_shows(  # noqa: PLR0917 - the table's columns
+def test_a_roofline_profile_is_the_arithmetic_it_shows(
     name: str, memory: float, bandwidth: float, devices: int, parameters: float, kv_bytes: int
 ) -> None:
     profile = load_profile(name)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from goodput_core.errors import InternalError
-from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_core.spec.llmservice import Policy
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
 from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
@@ -58,16 +55,12 @@ class Urgent(SchedulingPolicy):
 
     def __init__(self) -> None:
         self.ended: list[int] = []
-        self.mode = Preemption.RECOMPUTE
 
     def new_queue(self) -> _ShortestFirst:
         return _ShortestFirst()
 
     def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:
         return (-request.priority, request.rid)
-
-    def evict_mode(self, victim: ScheduledRequest, view: SchedulerView) -> Preemption:
-        return self.mode
 
     def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
         self.ended += [p.request.rid for p in outcome.progress if p.finish_reason]
@@ -159,17 +152,6 @@ def test_a_policy_can_order_the_waiting_and_choose_who_yields() -> None:
         _step(scheduler)
     assert policy.ended == [2, 1]
     assert scheduler.stats.preemptions == 1
-
-
-def test_what_a_policy_asks_for_and_is_not_built_is_refused_by_name() -> None:
-    policy = Urgent()
-    policy.mode = Preemption.SWAP
-    scheduler = _scheduler(policy, blocks=2, seqs=2, budget=32)
-    _add(scheduler, 1, 16, 3)
-    _add(scheduler, 2, 16, 3)
-    _step(scheduler)
-    with pytest.raises(InternalError, match="policy priority asks for swap, which is not built"):
-        scheduler.plan(0)
 
 
 def test_a_policy_that_waits_says_when_to_ask_again() -> None:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goodput_core.spec.llmservice import Preemption
 from goodput_core.steptime import StepShape
 from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
 from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
@@ -26,11 +28,35 @@ class MirrorExecutor:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.lengths: dict[int, int] = {}
+        self.prompts: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.sampled: dict[int, int] = {}
         self.cohort: dict[int, None] = {}
         self.plans: deque[tuple[StepPlan, dict[int, str]]] = deque()
+        self.device: dict[int, dict[int, tuple[int, int]] | None] = {}
+        self.host: dict[int, dict[int, tuple[int, int]] | None] = {}
+        self.families: dict[int, int] = {}
+
+    def _write(self, rid: int, position: int) -> None:
+        """A slot holds the keys and values of this token from now on."""
+        block = self.tables[rid][position // _BLOCK]
+        # Whoever still holds the old contents, a copy or a prefix, keeps them as they were.
+        slots = dict(self.device.get(block) or {})
+        slots[position % _BLOCK] = (self._text(rid, position), position)
+        self.device[block] = slots
+
+    def _read(self, rid: int, position: int) -> None:
+        """A slot holds what this request needs of it."""
+        block = self.tables[rid][position // _BLOCK]
+        slots = self.device.get(block) or {}
+        assert slots.get(position % _BLOCK) == (self._text(rid, position), position)
+
+    def _text(self, rid: int, position: int) -> int:
+        """Requests of one family have equal prompts; everything else is a request's own."""
+        family, prompt = self.families[rid], self.prompts[rid]
+        shared = family and position < prompt // _BLOCK * _BLOCK
+        return -family if shared else rid
 
     def submit(self, plan: StepPlan, budget: int) -> None:
         for rid in plan.left:
@@ -45,12 +71,22 @@ class MirrorExecutor:
             self.cohort[join.rid] = None
         for rid, block in plan.new_blocks:
             self.tables[rid].append(block)
+        copying = {copy.rid for copy in plan.copies}
+        for copy in plan.copies:
+            pairs = zip(copy.device_blocks, copy.host_blocks, strict=True)
+            for device, host in pairs:
+                if copy.to_host:
+                    self.host[host] = self.device.get(device)
+                else:
+                    assert self.pool.writable(device), "a copy into a shared block"
+                    self.device[device] = self.host[host]
         work = [(c.rid, c.start, c.num_tokens, c.samples) for c in plan.chunks]
         assert bool(plan.decode_epoch) == bool(plan.num_decodes)
         if plan.num_decodes:
             assert plan.num_decodes == len(self.cohort)
             work += [(rid, self.computed[rid], 1, True) for rid in self.cohort]
-        assert work, "an empty plan"
+        assert work or plan.copies, "an empty plan"
+        assert not copying & {rid for rid, *_ in work}, "computes while it is copied"
         assert len({rid for rid, *_ in work}) == len(work), "a request twice in one step"
         stopped: dict[int, str] = {}
         written: set[int] = set()
@@ -63,6 +99,10 @@ class MirrorExecutor:
             assert all(self.pool.writable(block) for block in blocks), "writes to a shared block"
             assert not written & set(blocks), "two requests write to one block"
             written |= set(blocks)
+            for position in range(start):
+                self._read(rid, position)
+            for position in range(start, start + tokens):
+                self._write(rid, position)
             if samples:
                 self.sampled[rid] = self.sampled.get(rid, 0) + 1
                 if self.sampled[rid] == self.lengths[rid]:
@@ -84,6 +124,7 @@ class World:
     policy: str
     depth: int
     total_blocks: int
+    preemption: Preemption = Preemption.RECOMPUTE
     max_num_seqs: int = 8
     now_ns: int = 0
     decisions: list[StepPlan] = field(default_factory=list)
@@ -96,6 +137,11 @@ class World:
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(total_blocks=self.total_blocks, block_size=_BLOCK)
+        # Half as much host memory as there is on the device, three blocks a step.
+        self.host = HostPool(
+            total_blocks=0 if self.preemption is Preemption.RECOMPUTE else self.total_blocks // 2,
+            ns_per_block=1,
+        )
         self.scheduler = Scheduler(
             policy=build_policy(self.policy),
             kv=self.pool,
@@ -104,6 +150,8 @@ class World:
             ),
             max_model_tokens=1000,
             depth=self.depth,
+            host=self.host,
+            preemption=self.preemption,
         )
         self.executor = MirrorExecutor(self.pool)
 
@@ -118,6 +166,8 @@ class World:
         )
         self.requests[rid] = request
         self.executor.lengths[rid] = length
+        self.executor.families[rid] = family
+        self.executor.prompts[rid] = tokens
         refusal = self.scheduler.add(request, self.now_ns)
         if refusal is not None:
             assert refusal.reason == "too_long"
@@ -143,7 +193,7 @@ class World:
         self.now_ns += 1
         plan, stopped = self.executor.plans.popleft()
         self.results.append(stopped)
-        result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=1, stopped=stopped)
+        result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=3, stopped=stopped)
         outcome = self.scheduler.commit(plan, result, self.now_ns)
         told = [*outcome.advanced, *(p.request.rid for p in outcome.progress)]
         assert len(told) == len(set(told)), "a request gained two tokens in one step"
@@ -170,6 +220,8 @@ class World:
         tables = [r.blocks for r in self.requests.values()]
         live = {block for table in tables for block in table}
         assert pool.free_blocks + len(live) == pool.total_blocks
+        copies = sum(len(r.host_blocks) for r in self.requests.values())
+        assert self.host.free_blocks + copies == self.host.total_blocks
 
     def run_dry(self) -> None:
         work = sum(r.input_tokens + self.executor.lengths[r.rid] for r in self.requests.values())
@@ -181,6 +233,7 @@ class World:
             self.check()
         assert not self.scheduler.has_work, "work is left, but nothing is planned"
         assert self.pool.free_blocks == self.pool.total_blocks
+        assert self.host.free_blocks == self.host.total_blocks
 
     def _note_preemptions(self) -> None:
         """A request is preempted again only after somebody got further."""
@@ -234,13 +287,18 @@ def _run(world: World, actions: list[tuple[object, ...]], stretch: int = 0) -> N
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40))
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
-    policy: str, depth: int, actions: list[tuple[object, ...]], total_blocks: int
+    policy: str,
+    depth: int,
+    preemption: Preemption,
+    actions: list[tuple[object, ...]],
+    total_blocks: int,
 ) -> None:
-    world = World(policy=policy, depth=depth, total_blocks=total_blocks)
+    world = World(policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption)
     _run(world, actions)
     world.run_dry()
     for rid, request in world.requests.items():
@@ -251,13 +309,22 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40), stretch=st.integers(1, 5))
 def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_lengths(
-    policy: str, depth: int, actions: list[tuple[object, ...]], total_blocks: int, stretch: int
+    policy: str,
+    depth: int,
+    preemption: Preemption,
+    actions: list[tuple[object, ...]],
+    total_blocks: int,
+    stretch: int,
 ) -> None:
-    worlds = [World(policy=policy, depth=depth, total_blocks=total_blocks) for _ in range(2)]
+    worlds = [
+        World(policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption)
+        for _ in range(2)
+    ]
     for world, extra in zip(worlds, (0, stretch), strict=True):
         _run(world, [a for a in actions if a[0] != "cancel"], extra)
         world.run_dry()
@@ -272,13 +339,19 @@ def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_length
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40), victim=st.integers(0, 10))
 def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
-    policy: str, depth: int, actions: list[tuple[object, ...]], total_blocks: int, victim: int
+    policy: str,
+    depth: int,
+    preemption: Preemption,
+    actions: list[tuple[object, ...]],
+    total_blocks: int,
+    victim: int,
 ) -> None:
-    world = World(policy=policy, depth=depth, total_blocks=total_blocks)
+    world = World(policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption)
     _run(world, actions)
     world.cancel(victim)
     if victim not in world.cancelled:
@@ -290,6 +363,7 @@ def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
             pass
         world.commit()
     assert not request.blocks
+    assert not request.host_blocks
     assert victim not in world.scheduler._floor.requests
 
 

@@ -124,6 +124,12 @@ class EngineSpec:
     preemption: Preemption = spec_field(
         "What becomes of a preempted request's KV blocks.", default=Preemption.HYBRID
     )
+    swap_space_gib: int = spec_field(
+        "Host memory of a replica for the KV blocks of preempted requests; unused by recompute.",
+        default=16,
+        minimum=0,
+        maximum=65_536,
+    )
     token_budget: TokenBudgetSpec = spec_field(
         "Tokens that one iteration may compute.", factory=TokenBudgetSpec
     )

@@ -9,6 +9,7 @@ from goodput_core.spec.llmservice import Preemption
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.scheduler import Scheduler
@@ -39,10 +40,10 @@ def build_core(
     Raises:
         InputError: a value that cannot be, or a name that this version does not have.
     """
-    if config.preemption != Preemption.RECOMPUTE:
-        raise InputError(
-            f"preemption {config.preemption!r} is not built yet; this version has recompute"
-        )
+    if config.preemption not in set(Preemption):
+        known = ", ".join(Preemption)
+        raise InputError(f"preemption {config.preemption!r} is not one of {known}")
+    preemption = Preemption(config.preemption)
     low, high = config.min_token_budget, config.max_token_budget
     _within("token budget", config.token_budget, low, high)
     _within("minimum token budget", low, 1, high)
@@ -60,6 +61,8 @@ def build_core(
         ),
         max_model_tokens=profile.max_model_tokens,
         depth=depth,
+        host=_host_memory(config.swap_space_bytes, preemption, profile),
+        preemption=preemption,
     )
     return EngineCore(
         scheduler=scheduler,
@@ -67,6 +70,16 @@ def build_core(
         min_token_budget=low,
         max_token_budget=high,
         on_step=on_step,
+    )
+
+
+def _host_memory(size: int, preemption: Preemption, profile: DeviceProfile) -> HostPool:
+    """Room for copies: as many whole blocks as the budget holds, where copies are wanted."""
+    _within("swap space", size, 0, None)
+    blocks = size // (profile.block_size * profile.kv_bytes_per_token)
+    return HostPool(
+        total_blocks=0 if preemption is Preemption.RECOMPUTE else blocks,
+        ns_per_block=profile.swap_ns_per_block,
     )
 
 

@@ -177,6 +177,7 @@ class EngineCore:
         """A snapshot."""
         scheduler, stats = self.scheduler, self.scheduler.stats
         waiting, limits = len(scheduler.waiting), scheduler.limits
+        host_free, host_total = scheduler.host_blocks
         return EngineState(
             at_ns=now_ns,
             running=scheduler.num_requests - waiting,
@@ -199,6 +200,10 @@ class EngineCore:
             shed=stats.shed + self._refused_draining,
             draining=self._draining,
             behind_ns=self._executor.behind_ns,
+            recomputed_tokens=stats.recomputed_tokens,
+            swapped_tokens=stats.swapped_tokens,
+            host_total_blocks=host_total,
+            host_free_blocks=host_free,
         )
 
     def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:

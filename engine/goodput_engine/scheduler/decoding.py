@@ -39,8 +39,8 @@ class Decoding:
         self._evictor = evictor
         self._view = view
 
-    def draft(self, draft: Draft, only: Callable[[ScheduledRequest], bool] | None) -> int:
-        """Let everybody decode whom the budget and the blocks allow; returns how many do.
+    def draft(self, draft: Draft, only: Callable[[ScheduledRequest], bool] | None) -> None:
+        """Let everybody decode whom the budget and the blocks allow.
 
         Args:
             draft: the plan so far.
@@ -57,9 +57,8 @@ class Decoding:
         elif floor.ready and excess < 0:
             self._join_ready(draft, -excess, only)
         self._give_slots(draft)
-        decodes = len(cohort.members)
-        draft.left -= decodes
-        return decodes
+        draft.decodes = len(cohort.members)
+        draft.left -= draft.decodes
 
     def _give_slots(self, draft: Draft) -> None:
         """Each member gets a slot for its next token, or sits out."""
@@ -118,6 +117,7 @@ class Decoding:
             if victim is None:
                 return False
             draft.promised += self._evictor.evict(victim)
+            draft.displaced = True
             if victim is request:
                 return False
         request.blocks.append(block)

@@ -25,6 +25,8 @@ class Draft:
         "admitted",
         "chunks",
         "context",
+        "decodes",
+        "displaced",
         "ended",
         "last",
         "left",
@@ -50,6 +52,10 @@ class Draft:
         """Requests whose last token this plan samples."""
         self.ended = 0
         """Chunks that sample a last token: no longer running, yet part of this step's width."""
+        self.decodes = 0
+        """Members of the cohort that decode in it."""
+        self.displaced = False
+        """Somebody was evicted who may have got a block in this plan already."""
         self.tokens = 0
         self.context = 0
         self.squares = 0

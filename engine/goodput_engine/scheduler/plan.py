@@ -109,7 +109,7 @@ class StepPlan:
     at_ns: int
     left: tuple[int, ...]
     admitted: tuple[Admitted, ...]
-    copies: tuple[Copy, ...]
+    copies: tuple[Copy, ...] = ()
     joined: tuple[Join, ...]
     new_blocks: tuple[tuple[int, int], ...]
     decode_epoch: int

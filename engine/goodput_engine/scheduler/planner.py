@@ -79,20 +79,19 @@ class Planner:
         phase = policy.phase(view)
         budget = min(policy.budget(view), view.limits.token_budget)
         draft = Draft(plan_id=self._next_plan_id, left=budget)
-        decodes = 0
         if phase.decodes and not phase.prompts_alone:
-            decodes = self._decoding.draft(draft, phase.only)
+            self._decoding.draft(draft, phase.only)
         if draft.left > 0:
             self._prompts.draft(draft, phase)
         if phase.decodes and phase.prompts_alone and not draft.chunks:
-            decodes = self._decoding.draft(draft, phase.only)
-        computes = decodes > 0 or bool(draft.chunks)
+            self._decoding.draft(draft, phase.only)
+        computes = draft.decodes or draft.chunks
         if not computes and (floor.in_flight or not (floor.leaving or floor.returning)):
             return None
-        return self._seal(draft, decodes)
+        return self._seal(draft)
 
-    def _seal(self, draft: Draft, decodes: int) -> StepPlan:
-        floor, cohort = self._floor, self._floor.cohort
+    def _seal(self, draft: Draft) -> StepPlan:
+        floor, cohort, decodes = self._floor, self._floor.cohort, draft.decodes
         epoch, decode_context, longest = 0, 0, draft.longest
         if decodes:
             cohort.advance(draft.plan_id)
@@ -101,7 +100,7 @@ class Planner:
             longest = longest or 1
         joined, left = cohort.take_changes()
         new_blocks = draft.new_blocks
-        if draft.starved:  # who got a block may have been evicted for another one since
+        if draft.displaced:  # who got a block may have been evicted for another one since
             new_blocks = [(rid, block) for rid, block in new_blocks if rid in cohort.members]
         copies: tuple[Copy, ...] = ()
         copied: list[ScheduledRequest] = []

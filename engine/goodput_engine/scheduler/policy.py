@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from goodput_core.spec.llmservice import Policy, Preemption
 from goodput_engine.scheduler.queue import FcfsQueue, WaitingQueue
 from goodput_engine.scheduler.request import ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from goodput_core.spec.llmservice import Policy, Preemption
     from goodput_engine.scheduler.door import Refusal
     from goodput_engine.scheduler.plan import StepOutcome
 

@@ -145,7 +145,7 @@ class Prompts:
         """Whether it has a place and this many blocks; who may be displaced for them, is.
 
         Blocks that a commit will free are not there yet: it has to wait for them, and nobody
-        else is displaced meanwhile.
+        else is displaced meanwhile. Who computes a chunk in this plan stays.
         """
         floor, kv = self._floor, self._floor.kv
         places = self._view.limits.max_num_seqs - floor.num_running - draft.ended
@@ -160,7 +160,7 @@ class Prompts:
             return False
         going: list[ScheduledRequest] = []
         for victim in self._policy.displaced_by(request, self._view):
-            if victim.displaceable:
+            if victim.displaceable and victim.last_plan != draft.plan_id:
                 going.append(victim)
                 missing -= kv.exclusive(victim.blocks)
                 if missing <= 0 and places + len(going) > 0:
@@ -168,6 +168,11 @@ class Prompts:
         else:
             return False
         promised = sum(map(self._evictor.evict, going))
+        draft.displaced = True
+        if draft.decodes:
+            decodes = len(floor.cohort.members)
+            draft.left += draft.decodes - decodes
+            draft.decodes = decodes
         if draft.promised is not None:
             draft.promised += promised
         return blocks <= kv.free_blocks
@@ -185,5 +190,3 @@ class Prompts:
             request.state = RequestState.FINISHING
             draft.ended += 1
             draft.last.append(request)
-
-

@@ -242,6 +242,6 @@ def _refused(rejected: Rejected) -> Refusal:
         return too_long(rejected.detail)
     if rejected.reason == "draining":
         return draining()
-    if rejected.reason == "queue_full":
+    if rejected.retry_after_s:
         return overloaded(rejected.detail, max(1, min(rejected.retry_after_s, _MAX_RETRY_AFTER_S)))
     return bad_request(rejected.detail)

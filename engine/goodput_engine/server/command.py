@@ -14,7 +14,7 @@ import uvloop
 from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
-from goodput_core.units import NS_PER_S, parse_duration
+from goodput_core.units import BYTES_PER_GIB, NS_PER_S, parse_duration
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.messages import Configure
@@ -128,6 +128,7 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
             max_token_budget=engine.token_budget.max,
             max_num_seqs=engine.max_num_seqs,
             max_waiting=engine.max_waiting,
+            swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
             step_log=None if args.step_log is None else str(args.step_log.absolute()),
         ),
         device=device_facts(profile),

@@ -18,16 +18,19 @@ from goodput_core.contract import (
     LABEL_LLMSERVICE,
     LABEL_REVISION,
     LABEL_ROLE,
+    METRIC_HOST_KV_BLOCKS,
     METRIC_KV_BLOCKS,
     METRIC_OUTPUT_TOKENS,
     METRIC_PREEMPTIONS,
     METRIC_PREFIX_HIT,
     METRIC_PREFIX_QUERIED,
+    METRIC_RECOMPUTED_TOKENS,
     METRIC_RUNNING,
     METRIC_SCHEDULED_TOKENS,
     METRIC_SHED,
     METRIC_STEP_SECONDS,
     METRIC_STEPS,
+    METRIC_SWAPPED_TOKENS,
     METRIC_TOKEN_BUDGET,
     METRIC_WAITING,
     ROLE_ENGINE,
@@ -56,6 +59,16 @@ _COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_SCHEDULED_TOKENS, "scheduled_tokens", "Tokens computed: prompts and answers."),
     (METRIC_OUTPUT_TOKENS, "output_tokens", "Tokens of answers."),
     (METRIC_PREEMPTIONS, "preemptions", "Requests sent back to wait for want of KV blocks."),
+    (
+        METRIC_RECOMPUTED_TOKENS,
+        "recomputed_tokens",
+        "Computed tokens of preempted requests that are computed again.",
+    ),
+    (
+        METRIC_SWAPPED_TOKENS,
+        "swapped_tokens",
+        "Computed tokens of preempted requests that were copied to host memory.",
+    ),
     (METRIC_PREFIX_QUERIED, "prefix_queried_tokens", "Prompt tokens looked up in the cache."),
     (METRIC_PREFIX_HIT, "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
     (METRIC_SHED, "shed", "Requests that the core refused for load."),
@@ -124,3 +137,12 @@ class _StateCollector(Collector):
         blocks.add_metric((*self._values, "cached"), cached)
         blocks.add_metric((*self._values, "empty"), free - cached)
         yield blocks
+        host = GaugeMetricFamily(
+            METRIC_HOST_KV_BLOCKS,
+            "Host memory for KV blocks: used by a preempted request, or empty.",
+            labels=(*_LABELS, LABEL_KV_STATE),
+        )
+        host_free = state.host_free_blocks
+        host.add_metric((*self._values, "used"), state.host_total_blocks - host_free)
+        host.add_metric((*self._values, "empty"), host_free)
+        yield host

@@ -1,0 +1,226 @@
+"""Waiting requests that take the place of running ones, where a policy says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.kv.host import HostPool
+from goodput_engine.scheduler.door import Refusal
+from goodput_engine.scheduler.plan import StepPlan, StepResult
+from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
+from goodput_engine.scheduler.queue import FcfsQueue
+from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from goodput_engine.scheduler.policy import SchedulerView
+
+
+class _MostUrgentFirst(FcfsQueue):
+    def peek(self, now_ns: int) -> ScheduledRequest | None:
+        return max(self, key=lambda r: (r.priority, -r.rid), default=None)
+
+
+class Urgent(SchedulingPolicy):
+    """A more urgent request displaces the least urgent ones and overtakes their prompts."""
+
+    name = Policy.PRIORITY
+
+    def new_queue(self) -> _MostUrgentFirst:
+        return _MostUrgentFirst()
+
+    def displaced_by(
+        self, request: ScheduledRequest, view: SchedulerView
+    ) -> Iterable[ScheduledRequest]:
+        less = [r for r in view.running() if r.priority < request.priority]
+        return sorted(less, key=lambda r: (r.priority, -r.rid))
+
+    def overtakes(
+        self, newcomer: ScheduledRequest, prefilling: ScheduledRequest, view: SchedulerView
+    ) -> bool:
+        return newcomer.priority > prefilling.priority
+
+
+class Quarrelsome(Urgent):
+    """Everybody displaces everybody."""
+
+    def displaced_by(
+        self, request: ScheduledRequest, view: SchedulerView
+    ) -> Iterable[ScheduledRequest]:
+        return list(view.running())
+
+
+class Restless(SchedulingPolicy):
+    """All who run are sent away before every step."""
+
+    name = Policy.FASTSERVE
+
+    def step_aside(self, view: SchedulerView) -> Iterable[ScheduledRequest]:
+        return list(view.running())
+
+
+class OddOnly(SchedulingPolicy):
+    """Even requests sit out."""
+
+    name = Policy.PRIORITY
+
+    def phase(self, view: SchedulerView) -> Phase:
+        return Phase(only=lambda request: request.rid % 2 == 1)
+
+
+class Choosy(SchedulingPolicy):
+    """Long answers are turned away."""
+
+    name = Policy.SLO
+
+    def refuse(self, request: ScheduledRequest, view: SchedulerView) -> Refusal | None:
+        if request.output_limit <= 5:
+            return None
+        return Refusal(reason="unattainable", detail="too long a way", retry_after_s=3)
+
+
+def _scheduler(
+    policy: SchedulingPolicy,
+    *,
+    blocks: int = 4,
+    seqs: int = 8,
+    budget: int = 200,
+    depth: int = 0,
+    host: int = 0,
+) -> Scheduler:
+    return Scheduler(
+        policy=policy,
+        kv=BlockPool(total_blocks=blocks, block_size=16),
+        limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=100),
+        max_model_tokens=1000,
+        depth=depth,
+        host=HostPool(total_blocks=host, ns_per_block=1),
+        preemption=Preemption.SWAP if host else Preemption.RECOMPUTE,
+    )
+
+
+def _add(scheduler: Scheduler, rid: int, tokens: int, asked: int, urgent: int) -> ScheduledRequest:
+    request = ScheduledRequest(
+        rid=rid, arrival_ns=rid, input_tokens=tokens, max_output_tokens=asked, priority=urgent
+    )
+    assert scheduler.add(request, 0) is None
+    return request
+
+
+def _step(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.plan(0)
+    assert plan is not None
+    scheduler.commit(plan, StepResult(plan_id=plan.plan_id, at_ns=0, step_ns=9, stopped={}), 0)
+    scheduler.check_integrity()
+    return plan
+
+
+def _chunks(plan: StepPlan) -> list[tuple[int, int]]:
+    return [(chunk.rid, chunk.num_tokens) for chunk in plan.chunks]
+
+
+def test_an_urgent_request_takes_the_blocks_of_the_least_urgent() -> None:
+    scheduler = _scheduler(Urgent(), blocks=6)
+    patient = [_add(scheduler, rid, 16, 9, urgent) for rid, urgent in ((1, 2), (2, 1), (3, 0))]
+    _step(scheduler)
+    _add(scheduler, 4, 30, 9, 9)
+    plan = _step(scheduler)
+    assert _chunks(plan) == [(4, 30)]
+    assert [r.preemptions for r in patient] == [0, 0, 1]
+
+
+def test_an_urgent_request_takes_a_place_in_the_batch() -> None:
+    scheduler = _scheduler(Urgent(), seqs=2, blocks=100)
+    _add(scheduler, 1, 16, 9, 0)
+    victim = _add(scheduler, 2, 16, 9, 0)
+    _step(scheduler)
+    _add(scheduler, 3, 16, 9, 9)
+    plan = _step(scheduler)
+    assert (plan.num_decodes, _chunks(plan)) == (1, [(3, 16)])
+    assert victim.state is RequestState.WAITING
+
+
+def test_nobody_is_displaced_where_all_of_them_would_not_do() -> None:
+    scheduler = _scheduler(Urgent(), blocks=6)
+    _add(scheduler, 1, 40, 9, 9)
+    _add(scheduler, 2, 16, 9, 0)
+    _step(scheduler)
+    _add(scheduler, 3, 64, 9, 5)
+    plan = _step(scheduler)
+    assert (plan.num_decodes, _chunks(plan)) == (2, [])
+    assert scheduler.stats.preemptions == 0
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_while_displaced_blocks_are_on_their_way_nobody_else_is_displaced(depth: int) -> None:
+    scheduler = _scheduler(Urgent(), blocks=4, depth=depth, host=8)
+    for rid in (1, 2, 3, 4):
+        _add(scheduler, rid, 8, 9, 0)
+    flying: list[StepPlan] = []
+
+    def turn() -> None:
+        while (plan := scheduler.plan(0)) is not None:
+            flying.append(plan)
+        done = flying.pop(0)
+        result = StepResult(plan_id=done.plan_id, at_ns=0, step_ns=9, stopped={})
+        scheduler.commit(done, result, 0)
+        scheduler.check_integrity()
+
+    turn()
+    urgent = _add(scheduler, 5, 8, 2, 9)
+    for _ in range(4 + 3 * depth):
+        turn()
+    assert urgent.output_tokens == 2
+    assert scheduler.stats.preemptions == 1
+
+
+def test_an_urgent_prompt_overtakes_one_that_has_started() -> None:
+    scheduler = _scheduler(Urgent(), blocks=100, budget=20)
+    _add(scheduler, 1, 60, 9, 0)
+    assert _chunks(_step(scheduler)) == [(1, 20)]
+    _add(scheduler, 2, 15, 9, 9)
+    assert _chunks(_step(scheduler)) == [(2, 15), (1, 5)]
+
+
+@pytest.mark.parametrize("policy", [Quarrelsome, Restless])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("host", [0, 16])
+def test_whatever_a_policy_displaces_everybody_ends(
+    policy: type[SchedulingPolicy], depth: int, host: int
+) -> None:
+    scheduler = _scheduler(policy(), blocks=3, seqs=2, budget=8, depth=depth, host=host)
+    requests = [_add(scheduler, rid, 10, 4, rid % 3) for rid in range(6)]
+    for _ in range(1000):
+        if not scheduler.has_work:
+            break
+        _step(scheduler)
+    assert [r.output_tokens for r in requests] == [4] * 6
+
+
+def test_who_sits_out_keeps_its_blocks_and_goes_on_later() -> None:
+    policy = OddOnly()
+    scheduler = _scheduler(policy, blocks=100, budget=30)
+    one, two = (_add(scheduler, rid, 10, 9, 0) for rid in (1, 2))
+    _step(scheduler)
+    assert (one.output_tokens, two.output_tokens) == (1, 1)
+    _step(scheduler)
+    assert (one.output_tokens, two.output_tokens) == (2, 1)
+    assert two.state is RequestState.READY
+    assert len(two.blocks) == 1
+
+
+def test_what_a_policy_turns_away_is_shed_and_may_try_again() -> None:
+    scheduler = _scheduler(Choosy())
+    request = ScheduledRequest(rid=1, arrival_ns=0, input_tokens=4, max_output_tokens=6)
+    refusal = scheduler.add(request, 0)
+    assert refusal is not None
+    assert (refusal.reason, refusal.retry_after_s) == ("unattainable", 3)
+    assert scheduler.stats.shed == 1
+    assert not scheduler.has_work
+    _add(scheduler, 2, 4, 5, 0)

@@ -1,0 +1,216 @@
+"""Preempted requests whose KV blocks go to host memory and come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_engine.device.load import load_profile
+from goodput_engine.executor.emulated import EmulatedExecutor
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.kv.host import HostPool
+from goodput_engine.messages import ExecutorInput, Submit
+from goodput_engine.scheduler.plan import StepPlan, StepResult
+from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+_BLOCK = 16
+
+
+def _scheduler(
+    preemption: Preemption,
+    *,
+    blocks: int = 4,
+    host: int = 16,
+    ns_per_block: int = 1,
+    depth: int = 0,
+) -> Scheduler:
+    return Scheduler(
+        policy=build_policy(Policy.SARATHI),
+        kv=BlockPool(total_blocks=blocks, block_size=_BLOCK),
+        limits=SchedulerLimits(token_budget=200, max_num_seqs=8, max_waiting=100),
+        max_model_tokens=1000,
+        depth=depth,
+        host=HostPool(total_blocks=host, ns_per_block=ns_per_block),
+        preemption=preemption,
+    )
+
+
+def _add(
+    scheduler: Scheduler, rid: int, tokens: int, asked: int, hashes: list[int] | None = None
+) -> ScheduledRequest:
+    request = ScheduledRequest(
+        rid=rid,
+        arrival_ns=rid,
+        input_tokens=tokens,
+        max_output_tokens=asked,
+        block_hashes=hashes or [],
+    )
+    assert scheduler.add(request, 0) is None
+    return request
+
+
+def _step(scheduler: Scheduler, step_ns: int = 100) -> StepPlan:
+    plan = scheduler.plan(0)
+    assert plan is not None
+    result = StepResult(plan_id=plan.plan_id, at_ns=0, step_ns=step_ns, stopped={})
+    scheduler.commit(plan, result, 0)
+    scheduler.check_integrity()
+    return plan
+
+
+def _run(scheduler: Scheduler, step_ns: int = 100) -> list[StepPlan]:
+    plans: list[StepPlan] = []
+    while scheduler.has_work:
+        plans.append(_step(scheduler, step_ns))
+    return plans
+
+
+def _copies(plans: list[StepPlan]) -> list[tuple[int, bool, int]]:
+    return [(c.rid, c.to_host, len(c.host_blocks)) for p in plans for c in p.copies]
+
+
+def test_a_swapped_request_goes_on_where_it_was_and_computes_no_token_twice() -> None:
+    work = {}
+    for mode in (Preemption.SWAP, Preemption.RECOMPUTE):
+        scheduler = _scheduler(mode)
+        _add(scheduler, 1, 30, 20)
+        _add(scheduler, 2, 30, 20)
+        plans = _run(scheduler)
+        work[mode] = sum(plan.shape.num_tokens for plan in plans)
+        assert scheduler.stats.preemptions == 1
+        if mode is Preemption.SWAP:
+            assert _copies(plans) == [(2, True, 2), (2, False, 2)]
+            assert scheduler.stats.swapped_tokens == 32
+            assert scheduler.stats.recomputed_tokens == 0
+        else:
+            assert not _copies(plans)
+            assert scheduler.stats.recomputed_tokens == 32
+    assert work == {Preemption.SWAP: 2 * (30 + 19), Preemption.RECOMPUTE: 2 * (30 + 19) + 32}
+
+
+def test_its_blocks_are_free_when_the_step_that_copies_them_is_done_and_not_before() -> None:
+    scheduler = _scheduler(Preemption.SWAP, ns_per_block=100)
+    _add(scheduler, 1, 30, 20)
+    victim = _add(scheduler, 2, 30, 20)
+    first = _step(scheduler)
+    while victim.state is not RequestState.LEAVING:
+        first = _step(scheduler)
+    # One block fits beside a step of 100 ns.
+    assert _copies([first]) == [(2, True, 1)]
+    assert scheduler.free_blocks == 0
+    second = _step(scheduler)
+    assert _copies([second]) == [(2, True, 1)]
+    assert scheduler.free_blocks == 2
+    assert len(scheduler.waiting) == 1
+    assert scheduler.host_blocks == (14, 16)
+
+
+def test_copies_go_on_alone_when_there_is_nothing_to_compute() -> None:
+    scheduler = _scheduler(Preemption.SWAP)
+    running = _add(scheduler, 1, 30, 20)
+    victim = _add(scheduler, 2, 30, 20)
+    while not victim.preemptions or victim.state is not RequestState.WAITING:
+        _step(scheduler)
+    scheduler.cancel(running.rid)
+    plan = _step(scheduler)
+    assert plan.shape.num_tokens == 0
+    assert _copies([plan]) == [(2, False, 2)]
+    assert _step(scheduler).num_decodes == 1
+
+
+def test_without_room_in_host_memory_a_victim_is_recomputed() -> None:
+    scheduler = _scheduler(Preemption.SWAP, host=1)
+    _add(scheduler, 1, 30, 20)
+    _add(scheduler, 2, 30, 20)
+    assert not _copies(_run(scheduler))
+    assert scheduler.stats.recomputed_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("ns_per_block", "swapped"), [(10, True), (10_000, False)], ids=["fast copies", "slow copies"]
+)
+def test_hybrid_takes_what_brings_the_request_back_sooner(
+    *, ns_per_block: int, swapped: bool
+) -> None:
+    scheduler = _scheduler(Preemption.HYBRID, ns_per_block=ns_per_block)
+    _add(scheduler, 1, 30, 20)
+    _add(scheduler, 2, 30, 20)
+    plans = _run(scheduler, step_ns=1000)
+    assert bool(_copies(plans)) is swapped
+    assert bool(scheduler.stats.swapped_tokens) is swapped
+    assert bool(scheduler.stats.recomputed_tokens) is not swapped
+
+
+def test_what_the_prefix_cache_still_holds_is_not_copied_back() -> None:
+    scheduler = _scheduler(Preemption.SWAP, blocks=6)
+    _add(scheduler, 1, 33, 60, hashes=[7, 8])
+    victim = _add(scheduler, 2, 33, 30, hashes=[7, 8])
+    while victim.state is not RequestState.WAITING or not victim.preemptions:
+        _step(scheduler)
+    scheduler.cancel(1)
+    copies = _copies([_step(scheduler)])
+    assert copies
+    assert copies[0][2] < len(victim.blocks)
+    assert victim.computed_tokens > 33
+
+
+@pytest.mark.parametrize("state", [RequestState.LEAVING, RequestState.RETURNING])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_cancelling_while_blocks_are_copied_frees_both_sides(
+    depth: int, state: RequestState
+) -> None:
+    scheduler = _scheduler(Preemption.SWAP, ns_per_block=100, depth=depth)
+    running = _add(scheduler, 1, 30, 20)
+    victim = _add(scheduler, 2, 30, 20)
+    flying: list[StepPlan] = []
+
+    def turn() -> None:
+        while (plan := scheduler.plan(0)) is not None:
+            flying.append(plan)
+        done = flying.pop(0)
+        result = StepResult(plan_id=done.plan_id, at_ns=0, step_ns=100, stopped={})
+        scheduler.commit(done, result, 0)
+        scheduler.check_integrity()
+
+    while victim.state is not state:
+        turn()
+        if victim.state is RequestState.WAITING and victim.preemptions:
+            scheduler.cancel(running.rid)
+    turn()
+    scheduler.cancel(victim.rid)
+    scheduler.cancel(running.rid)
+    for _ in range(depth + 1):
+        if flying:
+            turn()
+    assert scheduler.free_blocks == scheduler.total_blocks
+    assert scheduler.host_blocks == (16, 16)
+
+
+def test_a_step_takes_as_long_as_the_longer_of_its_computing_and_its_copying() -> None:
+    profile = replace(load_profile("unit"), swap_bytes_per_s=1, kv_bytes_per_token=0)
+    profile = replace(profile, kv_bytes_per_token=1000, swap_bytes_per_s=16_000_000_000)
+    assert profile.swap_ns_per_block == 1000
+    scheduler = _scheduler(Preemption.SWAP, ns_per_block=profile.swap_ns_per_block)
+    executor = EmulatedExecutor(replace(profile, swap_bytes_per_s=16_000))  # a block takes 1 s
+    for rid in (1, 2):
+        _add(scheduler, rid, 30, 20)
+        known = ExecutorInput(ignore_eos=True)
+        executor.add(Submit(rid=rid, arrival_ns=0, input_tokens=30, executor=known))
+    now_ns, times = 0, {False: set[int](), True: set[int]()}
+    while scheduler.has_work:
+        plan = scheduler.plan(now_ns)
+        assert plan is not None
+        executor.submit(plan, now_ns)
+        due_ns = executor.next_event_ns()
+        assert due_ns is not None
+        times[bool(plan.copies)].add(due_ns - now_ns)
+        now_ns = due_ns
+        result = executor.collect(now_ns)
+        assert result is not None
+        scheduler.commit(plan, result, now_ns)
+    assert times == {False: {1_000_000}, True: {2_000_000_000}}
