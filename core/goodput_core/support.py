@@ -24,7 +24,16 @@ __all__ = [
     "require_built",
 ]
 
-BUILT_POLICIES: Final = frozenset({Policy.REQUEST, Policy.ORCA, Policy.VLLM, Policy.SARATHI})
+BUILT_POLICIES: Final = frozenset(
+    {
+        Policy.REQUEST,
+        Policy.STATIC,
+        Policy.DYNAMIC,
+        Policy.ORCA,
+        Policy.VLLM,
+        Policy.SARATHI,
+    }
+)
 BUILT_PREEMPTIONS: Final = frozenset(Preemption)
 BUILT_ROUTER_POLICIES: Final = frozenset({RouterPolicy.ROUND_ROBIN, RouterPolicy.LEAST_LOADED})
 BUILT_CONTROL_MODES: Final = frozenset({ControlMode.MANUAL})

@@ -48,6 +48,7 @@ class Configure(_Message, frozen=True, kw_only=True):
         min_token_budget, max_token_budget: a later budget is kept within these.
         max_num_seqs: requests that may run at once, at the start.
         max_waiting: requests that may wait, at the start.
+        batch_timeout_ns: how long a policy that gathers batches waits; None: as it does unless told.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
         depth: plans that may wait on the device beside the one that runs, 0 to 2; None: as the
             device profile says.
@@ -62,6 +63,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     max_token_budget: int
     max_num_seqs: int
     max_waiting: int
+    batch_timeout_ns: int | None = None
     swap_space_bytes: int = 0
     depth: int | None = None
     step_log: str | None = None

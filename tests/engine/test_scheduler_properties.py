@@ -224,6 +224,7 @@ class World:
         assert self.host.free_blocks + copies == self.host.total_blocks
 
     def run_dry(self) -> None:
+        self.scheduler.end_input()
         work = sum(r.input_tokens + self.executor.lengths[r.rid] for r in self.requests.values())
         for _ in range(100 + 40 * work):
             while self.plan():

@@ -1,7 +1,7 @@
 """Textbook schedules, through the scheduler itself on the device whose every step takes 1 ms.
 
 A job of p prompt tokens and n outputs takes p + n - 1 steps where a step computes one token of
-each request (`_one_token`): its last prompt token samples the first output.
+each request (`_one_token`): its last prompt token samples the first output. Nothing is random.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from goodput_engine.device.load import load_profile
 from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.messages import ExecutorInput, Submit
+from goodput_engine.scheduler.policies.dynamic import DynamicPolicy
 from goodput_engine.scheduler.policies.registry import build_policy
-from goodput_engine.scheduler.policy import SchedulerLimits, SchedulerView, SchedulingPolicy
+from goodput_engine.scheduler.policies.static import StaticPolicy
+from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from goodput_engine.scheduler.request import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,8 @@ class History:
 def _one_token(policy: SchedulingPolicy) -> SchedulingPolicy:
     """The same policy where a step computes one token of a request, prompts too."""
 
-    class OneToken(type(policy)):  # type: ignore[misc]  # the class is known at run time only
-        def chunk_tokens(
-            self, request: ScheduledRequest, remaining: int, budget_left: int, view: SchedulerView
-        ) -> int:
-            return min(1, remaining, budget_left)
-
-    return OneToken()
+    policy.chunk_tokens = lambda *_: 1  # type: ignore[method-assign]
+    return policy
 
 
 def _run(
@@ -75,8 +70,18 @@ def _run(
     slots: int,
     blocks: int = 4096,
     model: int = 1024,
+    input_ends: int | None = 0,
 ) -> History:
-    """All jobs to their end, in virtual time on the `unit` device."""
+    """All jobs to their end, in virtual time on the `unit` device.
+
+    Args:
+        policy: a fresh one.
+        jobs: numbered in this order.
+        slots: requests that may run at once.
+        blocks: KV blocks.
+        model: prompt and answer together.
+        input_ends: the step from which no more jobs can come, once all are there; None: never.
+    """
     profile = replace(load_profile("unit"), kv_blocks=blocks)
     scheduler = Scheduler(
         policy=policy,
@@ -107,6 +112,8 @@ def _run(
                 executor=ExecutorInput(ignore_eos=True),
             )
             assert core.submit(submit, now_ns) is None
+        if input_ends is not None and not arrivals and now_ns >= input_ends * NS_PER_MS:
+            core.drain()
         outcome = core.advance(now_ns)
         seen.peak_blocks = max(seen.peak_blocks, blocks - scheduler.free_blocks)
         if outcome is None:
@@ -123,21 +130,24 @@ def _run(
     return seen
 
 
-def test_a_batch_of_four_lasts_as_long_as_its_longest_at_half_utilisation() -> None:
+@pytest.mark.parametrize("policy", ["static", "request"])
+def test_a_batch_of_four_lasts_as_long_as_its_longest_at_half_utilisation(policy: str) -> None:
     jobs = [
         Job(prompt=128, outputs=501),
         Job(prompt=64, outputs=51),
         Job(prompt=256, outputs=201),
         Job(prompt=32, outputs=31),
     ]
-    seen = _run(_one_token(build_policy("request")), jobs, slots=4)
+    seen = _run(_one_token(build_policy(policy)), jobs, slots=4)
     assert len(seen.steps) == 628
+    assert seen.ended == {0: 628, 1: 114, 2: 456, 3: 62}
     assert round(1000 * seen.slot_steps / (4 * 628)) == 502
 
 
-def test_answers_of_10_50_and_200_tokens_leave_340_of_600_slot_steps_idle() -> None:
+@pytest.mark.parametrize("policy", ["static", "request"])
+def test_answers_of_10_50_and_200_tokens_leave_340_of_600_slot_steps_idle(policy: str) -> None:
     jobs = [Job(outputs=10), Job(outputs=50), Job(outputs=200)]
-    seen = _run(build_policy("request"), [*jobs, Job(outputs=1)], slots=3)
+    seen = _run(build_policy(policy), [*jobs, Job(outputs=1)], slots=3)
     assert seen.started[3] == 200, "a place that fell free early was given away"
     assert (seen.slot_steps - 1, 3 * 200 - (seen.slot_steps - 1)) == (260, 340)
     assert seen.steps[0] == [0, 1, 2]
@@ -145,7 +155,8 @@ def test_answers_of_10_50_and_200_tokens_leave_340_of_600_slot_steps_idle() -> N
 
 
 @pytest.mark.parametrize(
-    ("policy", "iterations"), [("request", 70), ("orca", 45), ("vllm", 46), ("sarathi", 45)]
+    ("policy", "iterations"),
+    [("static", 70), ("request", 70), ("orca", 45), ("vllm", 46), ("sarathi", 45)],
 )
 def test_five_jobs_on_three_slots(policy: str, iterations: int) -> None:
     jobs = [Job(outputs=n) for n in (20, 40, 15, 30, 10)]
@@ -165,6 +176,25 @@ A_TO_E = [
     Job(prompt=2, outputs=decodes + 1, arrival=arrival)
     for decodes, arrival in ((4, 0), (6, 1), (3, 1), (4, 4), (3, 5))
 ]
+
+
+def test_a_static_batch_of_four_waits_for_its_fourth_and_then_for_its_longest() -> None:
+    policy = StaticPolicy(timeout_ns=1000 * NS_PER_MS)
+    seen = _run(_one_token(policy), A_TO_E, slots=4, input_ends=None)
+    assert seen.started == {0: 4, 1: 4, 2: 4, 3: 4, 4: 1005}, "E waits long after step 12"
+    assert seen.ended == {0: 10, 1: 12, 2: 9, 3: 10, 4: 1010}, "B ends the batch with step 11"
+
+
+def test_the_last_static_batch_starts_when_no_more_can_come() -> None:
+    seen = _run(_one_token(StaticPolicy()), A_TO_E, slots=4, input_ends=5)
+    assert (seen.started[4], seen.ended[4]) == (12, 17)
+
+
+def test_a_dynamic_batch_starts_with_those_who_came_within_its_timeout() -> None:
+    policy = DynamicPolicy(timeout_ns=2 * NS_PER_MS)
+    seen = _run(_one_token(policy), A_TO_E, slots=4, input_ends=None)
+    assert seen.started == {0: 2, 1: 2, 2: 2, 3: 10, 4: 10}
+    assert seen.ended == {0: 8, 1: 10, 2: 7, 3: 16, 4: 15}, "steps 2 to 9 and 10 to 15"
 
 
 def test_five_arrivals_are_done_by_step_10_when_each_takes_the_next_free_slot() -> None:

@@ -25,6 +25,7 @@ from goodput_core.spec.choices import (
 from goodput_core.spec.decode import decode, shown
 from goodput_core.spec.fields import DNS_HINT, DNS_LABEL, QUANTITY, QUANTITY_HINT, spec_field
 from goodput_core.spec.promise import SLOClassSpec, SLOSpec
+from goodput_core.units import NS_PER_MS
 
 __all__ = [
     "ControlMode",
@@ -124,6 +125,13 @@ class EngineSpec:
     preemption: Preemption = spec_field(
         "What becomes of a preempted request's KV blocks.", default=Preemption.HYBRID
     )
+    batch_timeout_ms: int | None = spec_field(
+        "How long a batch that is not full is waited for: dynamic counts from its oldest request "
+        "(100 unless set), static from its newest (1000 unless set); other policies never wait.",
+        default=None,
+        minimum=0,
+        maximum=3_600_000,
+    )
     swap_space_gib: int = spec_field(
         "Host memory of a replica for the KV blocks of preempted requests; unused by recompute.",
         default=16,
@@ -148,6 +156,11 @@ class EngineSpec:
     resources: ResourcesSpec = spec_field(
         "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
     )
+
+    @property
+    def batch_timeout_ns(self) -> int | None:
+        """`batch_timeout_ms` in nanoseconds."""
+        return None if self.batch_timeout_ms is None else self.batch_timeout_ms * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

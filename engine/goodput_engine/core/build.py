@@ -13,6 +13,7 @@ from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.scheduler import Scheduler
+from goodput_engine.scheduler.settings import PolicySettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,10 +50,14 @@ def build_core(
     _within("minimum token budget", low, 1, high)
     _within("number of sequences", config.max_num_seqs, 1, None)
     _within("number of waiting requests", config.max_waiting, 0, None)
+    if config.batch_timeout_ns is not None:
+        _within("batch timeout", config.batch_timeout_ns, 0, None)
     depth = profile.default_depth if config.depth is None else config.depth
     _within("depth", depth, 0, 2)
     scheduler = Scheduler(
-        policy=build_policy(config.policy),
+        policy=build_policy(
+            config.policy, PolicySettings(batch_timeout_ns=config.batch_timeout_ns)
+        ),
         kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
         limits=SchedulerLimits(
             token_budget=config.token_budget,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self
 
 from goodput_engine.scheduler.queue import FcfsQueue, WaitingQueue
 from goodput_engine.scheduler.request import ScheduledRequest
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import Policy, Preemption
     from goodput_engine.scheduler.door import Refusal
     from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_engine.scheduler.settings import PolicySettings
 
 __all__ = ["Phase", "SchedulerLimits", "SchedulerView", "SchedulingPolicy"]
 
@@ -127,6 +128,11 @@ class SchedulingPolicy:
     """First come, first served, everything mixed: what a policy changes, it overrides."""
 
     name: ClassVar[Policy]
+
+    @classmethod
+    def configured(cls, settings: PolicySettings) -> Self:  # noqa: ARG003 - for those that have any
+        """A policy with what a manifest says of it."""
+        return cls()
 
     def refuse(self, request: ScheduledRequest, view: SchedulerView) -> Refusal | None:  # noqa: ARG002
         """Why a request that could be served is turned away at the door; None: it may wait."""

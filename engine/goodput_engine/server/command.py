@@ -128,6 +128,7 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
             max_token_budget=engine.token_budget.max,
             max_num_seqs=engine.max_num_seqs,
             max_waiting=engine.max_waiting,
+            batch_timeout_ns=engine.batch_timeout_ns,
             swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
             step_log=None if args.step_log is None else str(args.step_log.absolute()),
         ),

@@ -1,0 +1,200 @@
+"""`static` and `dynamic`: who is in a batch, when it starts, and that nobody joins it later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from goodput_core.errors import InputError
+from goodput_engine.core.build import build_core
+from goodput_engine.device.load import load_profile
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.messages import Configure, ExecutorInput, Submit
+from goodput_engine.scheduler.plan import StepResult
+from goodput_engine.scheduler.policies.dynamic import DynamicPolicy
+from goodput_engine.scheduler.policies.static import StaticPolicy
+from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
+from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+GATHERING = [
+    pytest.param(StaticPolicy, id="static"),
+    pytest.param(DynamicPolicy, id="dynamic"),
+]
+
+
+def _scheduler(
+    policy: SchedulingPolicy, *, blocks: int = 100, seqs: int = 3, budget: int = 100, depth: int = 0
+) -> Scheduler:
+    return Scheduler(
+        policy=policy,
+        kv=BlockPool(total_blocks=blocks, block_size=16),
+        limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=100),
+        max_model_tokens=1000,
+        depth=depth,
+    )
+
+
+def _add(scheduler: Scheduler, rid: int, *, at_ns: int = 0, tokens: int = 10, asked: int) -> None:
+    request = ScheduledRequest(
+        rid=rid, arrival_ns=at_ns, input_tokens=tokens, max_output_tokens=asked
+    )
+    assert scheduler.add(request, at_ns) is None
+
+
+def _step(scheduler: Scheduler, at_ns: int) -> list[int] | None:
+    """Who starts or goes on with its prompt in the next step, which is committed; None: no step."""
+    plan = scheduler.plan(at_ns)
+    if plan is None:
+        return None
+    result = StepResult(plan_id=plan.plan_id, at_ns=at_ns, step_ns=1, stopped={})
+    scheduler.commit(plan, result, at_ns)
+    scheduler.check_integrity()
+    return [chunk.rid for chunk in plan.chunks]
+
+
+@pytest.mark.parametrize("kind", GATHERING)
+def test_a_full_batch_starts_at_once_and_nobody_joins_it_until_all_have_ended(
+    kind: type[StaticPolicy | DynamicPolicy],
+) -> None:
+    scheduler = _scheduler(kind(timeout_ns=50))
+    _add(scheduler, 1, asked=1)
+    _add(scheduler, 2, asked=2)
+    assert _step(scheduler, 0) is None
+    _add(scheduler, 3, asked=4)
+    for rid in (4, 5, 6):
+        _add(scheduler, rid, asked=1)
+    assert _step(scheduler, 1) == [1, 2, 3]
+    assert [_step(scheduler, at) for at in (2, 3, 4)] == [[], [], []]
+    assert _step(scheduler, 5) == [4, 5, 6]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_batch_starts_only_when_the_last_step_of_the_one_before_it_is_done(depth: int) -> None:
+    scheduler = _scheduler(StaticPolicy(), seqs=1, depth=depth)
+    for rid in (1, 2):
+        _add(scheduler, rid, asked=1)
+    plan = scheduler.plan(0)
+    assert plan is not None
+    assert scheduler.plan(0) is None
+    result = StepResult(plan_id=plan.plan_id, at_ns=1, step_ns=1, stopped={})
+    scheduler.commit(plan, result, 1)
+    assert _step(scheduler, 1) == [2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "starts_ns"),
+    [
+        pytest.param(StaticPolicy, 80, id="static counts from the newest"),
+        pytest.param(DynamicPolicy, 50, id="dynamic counts from the oldest"),
+    ],
+)
+def test_a_batch_that_is_not_full_starts_after_the_timeout(
+    kind: type[StaticPolicy | DynamicPolicy], starts_ns: int
+) -> None:
+    scheduler = _scheduler(kind(timeout_ns=50))
+    _add(scheduler, 1, asked=1)
+    _add(scheduler, 2, at_ns=30, asked=1)
+    assert _step(scheduler, 30) is None
+    assert scheduler.wake_ns() == starts_ns
+    assert _step(scheduler, starts_ns - 1) is None
+    assert _step(scheduler, starts_ns) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", GATHERING)
+def test_a_batch_is_full_when_memory_holds_no_longer_answer(
+    kind: type[StaticPolicy | DynamicPolicy],
+) -> None:
+    scheduler = _scheduler(kind(), blocks=5)
+    _add(scheduler, 1, asked=23)
+    _add(scheduler, 2, asked=23)
+    assert _step(scheduler, 0) is None, "they need four blocks: another might fit"
+    _add(scheduler, 3, asked=23)
+    assert _step(scheduler, 0) == [1, 2]
+    while scheduler.num_running:
+        assert _step(scheduler, 0) == []
+    assert scheduler.stats.preemptions == 0
+
+
+@pytest.mark.parametrize("kind", GATHERING)
+def test_a_batch_beyond_the_token_budget_starts_over_several_steps_without_anybody_else(
+    kind: type[StaticPolicy | DynamicPolicy],
+) -> None:
+    scheduler = _scheduler(kind(), budget=15)
+    for rid in (1, 2, 3, 4):
+        _add(scheduler, rid, asked=2)
+    assert [_step(scheduler, 0) for _ in range(4)] == [[1, 2], [2, 3], [3], []]
+    assert [r.rid for r in scheduler.waiting] == [4]
+
+
+@pytest.mark.parametrize("kind", GATHERING)
+def test_who_leaves_while_a_batch_starts_is_not_replaced(
+    kind: type[StaticPolicy | DynamicPolicy],
+) -> None:
+    scheduler = _scheduler(kind(), budget=10)
+    for rid in (1, 2, 3, 4):
+        _add(scheduler, rid, asked=1)
+    assert _step(scheduler, 0) == [1]
+    scheduler.cancel(2)
+    assert _step(scheduler, 0) == [3]
+    assert _step(scheduler, 0) is None
+    assert [r.rid for r in scheduler.waiting] == [4]
+
+
+@pytest.mark.parametrize("kind", GATHERING)
+def test_whoever_waits_for_company_starts_when_none_can_come(
+    kind: type[StaticPolicy | DynamicPolicy],
+) -> None:
+    scheduler = _scheduler(kind())
+    _add(scheduler, 1, asked=1)
+    assert _step(scheduler, 0) is None
+    scheduler.end_input()
+    assert _step(scheduler, 0) == [1]
+
+
+def _configure(policy: str, timeout_ns: int | None) -> Configure:
+    return Configure(
+        device="unit",
+        policy=policy,
+        preemption="recompute",
+        token_budget=100,
+        min_token_budget=1,
+        max_token_budget=100,
+        max_num_seqs=8,
+        max_waiting=8,
+        batch_timeout_ns=timeout_ns,
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "timeout_ns", "wakes_ns"),
+    [
+        ("static", None, 1_000_000_000),
+        ("dynamic", None, 100_000_000),
+        ("static", 7, 7),
+        ("dynamic", 7, 7),
+        ("sarathi", 7, None),
+    ],
+)
+def test_the_core_wakes_by_itself_when_the_manifests_timeout_is_over(
+    policy: str, timeout_ns: int | None, wakes_ns: int | None
+) -> None:
+    profile = replace(load_profile("unit"), kv_blocks=100)
+    core = build_core(_configure(policy, timeout_ns), profile)
+    executor = ExecutorInput(ignore_eos=True)
+    core.submit(
+        Submit(rid=1, arrival_ns=0, input_tokens=4, max_output_tokens=1, executor=executor), 0
+    )
+    core.advance(0)
+    if wakes_ns is None:
+        assert core.next_event_ns() == 1_000_000, "it runs already"
+        return
+    assert core.next_event_ns() == wakes_ns
+    core.advance(wakes_ns)
+    assert core.next_event_ns() == wakes_ns + 1_000_000
+
+
+def test_a_timeout_below_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="batch timeout must be at least 0, not -1"):
+        build_core(_configure("static", -1), load_profile("unit"))
