@@ -14,7 +14,7 @@ from goodput_core.units import NS_PER_MS
 from goodput_engine.device.load import list_profiles, load_profile
 from goodput_engine.device.profile import Overlap
 
-_FOLDER = Path(__file__).parents[2] / "engine" / "goodput_engine" / "device" / "profiles"
+_FOLDER = Path(__file__).parents[3] / "engine" / "goodput_engine" / "device" / "profiles"
 
 
 def _raw(name: str) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""Clients that misbehave, and what the router makes of it: no fault of a replica's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.units import NS_PER_MS
+from goodput_engine.router.settings import Bounds, Timeouts
+
+if TYPE_CHECKING:
+    from tests.engine.router.conftest import Bench, Call, StartBench
+
+TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
+SHORT = Timeouts(
+    connect_ns=500 * NS_PER_MS,
+    first_byte_ns=150 * NS_PER_MS,
+    idle_ns=150 * NS_PER_MS,
+    body_ns=150 * NS_PER_MS,
+)
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable"])
+async def test_the_client_s_own_mistakes_are_no_missed_promise(
+    start: StartBench, status: str
+) -> None:
+    bench = await start(2)
+
+    async def behave(call: Call) -> None:
+        await call.whole(status, b'{"error":{"message":"no"}}')
+
+    for replica in bench.replicas:
+        replica.behave = behave
+    assert await bench.post() == (int(status[:3]), b'{"error":{"message":"no"}}')
+    assert await bench.settled() == {}
+    assert bench.router.ledger.client_errors == 1
+    assert bench.router.ledger.retries == {}
+    assert f'goodput_router_client_errors_total{{llmservice="chat",status="{status[:3]}"}} 1.0' in (
+        await bench.metrics()
+    )
+
+
+async def test_a_client_that_stops_reading_is_given_up(start: StartBench) -> None:
+    bench = await start(timeouts=SHORT)
+    piece = b": " + b"x" * 65_532 + b"\n\n"
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        while True:
+            await call.chunk(piece)
+
+    bench.replicas[0].behave = behave
+    host, _, port = bench.router.url.removeprefix("http://").partition(":")
+    _reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+    await bench.replicas[0].arrived.get()
+    assert await bench.settled() == {"cancelled": 1}
+    writer.close()
+
+
+async def _raw(bench: Bench, request: bytes) -> bytes:
+    host, _, port = bench.router.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(65_536), 5)
+    writer.close()
+    return answer
+
+
+async def test_a_body_that_does_not_come_is_refused(start: StartBench) -> None:
+    bench = await start(timeouts=SHORT)
+    answer = await _raw(
+        bench, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+    )
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert await bench.settled() == {}
+    assert bench.router.ledger.client_errors == 1
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(b"Content-Length: 99999999999\r\n\r\n", id="announced"),
+        pytest.param(
+            b"Transfer-Encoding: chunked\r\n\r\n" + b"800\r\n" + b"x" * 2048 + b"\r\n",
+            id="found out",
+        ),
+        pytest.param(
+            b"Transfer-Encoding: chunked\r\n\r\n" + b"800\r\n" + b"x" * 2048 + b"\r\n0\r\n\r\n",
+            id="there at once",
+        ),
+    ],
+)
+async def test_a_body_that_is_too_large_is_refused(start: StartBench, request_: bytes) -> None:
+    bench = await start(bounds=Bounds(body_bytes=1024))
+    answer = await _raw(bench, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + request_)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert await bench.settled() == {}
+    assert bench.router.ledger.client_errors == 1
