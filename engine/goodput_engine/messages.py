@@ -7,6 +7,8 @@ hot path: tagged, compact MessagePack without pickle. The scheduler never sees a
 
 from __future__ import annotations
 
+from collections.abc import Sequence  # noqa: TC003 - msgspec reads the annotations
+
 import msgspec
 
 __all__ = [
@@ -104,7 +106,7 @@ class Submit(_Message, frozen=True, kw_only=True):
     arrival_ns: int
     input_tokens: int
     max_output_tokens: int | None = None
-    block_hashes: list[int] = []
+    block_hashes: Sequence[int] = ()
     slo_class: str = ""
     ttft_ns: int | None = None
     tpot_ns: int | None = None

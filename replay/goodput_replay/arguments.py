@@ -29,6 +29,8 @@ _EXAMPLES: Final = (
     "replay --trace prod.parquet --dry-run --rate-scale 2",
     "replay --trace prod.parquet --target https://llm.example.org --yes --api-key-env LLM_KEY",
     "replay --trace prod.parquet -f chat.yaml --gate --warmup 50 --out runs/candidate",
+    "replay --trace prod.parquet --emulate chat.yaml",
+    "replay --trace prod.parquet --emulate chat.yaml --device llama-3-8b-h100 --rate-scale 2",
     "replay report runs/candidate",
 )
 
@@ -46,9 +48,10 @@ def make_parser() -> CommandParser:
     """The parser of `replay`, with its help."""
     parser = CommandParser(
         "replay",
-        summary="Fire a trace at a service at its real timestamps and judge every request. "
-        "`replay report DIR` rebuilds a run's report.",
-        usage="replay --trace TRACE (--target URL | -f MANIFEST) [OPTION ...]\n"
+        summary="Fire a trace at a service at its real timestamps, or at a model of it in "
+        "virtual time, and judge every request. `replay report DIR` rebuilds a run's report.",
+        usage="replay --trace TRACE (--target URL | -f MANIFEST | --emulate MANIFEST) "
+        "[OPTION ...]\n"
         "       replay report DIR",
         examples=_EXAMPLES,
     )
@@ -75,7 +78,18 @@ def _add_what(parser: CommandParser) -> None:
         type=Path,
         help="an LLMService: start it here, replay, stop it",
     )
-    group.add_argument("--device", metavar="PROFILE", help="with -f: emulate this device")
+    group.add_argument(
+        "--emulate",
+        metavar="MANIFEST",
+        type=Path,
+        help="an LLMService: its scheduler and placement in virtual time, far faster than the "
+        "clock; nothing is sent",
+    )
+    group.add_argument(
+        "--device",
+        metavar="PROFILE",
+        help="with -f and --emulate: emulate this device in place of the manifest's model.source",
+    )
     group.add_argument(
         "--model",
         metavar="[TRACE=]SERVED",

@@ -18,7 +18,7 @@ from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.dry_run import print_plan
-from goodput_replay.job import Job
+from goodput_replay.job import Finished, Job
 from goodput_replay.options import ReplayOptions, parse_options
 from goodput_replay.plan import Plan, PlanStats, survey
 from goodput_replay.promises import promise_of, read_promise
@@ -32,6 +32,9 @@ from goodput_traces.transforms import TransformPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from goodput_core.spec.llmservice import LLMService
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.run.folder import RunWriter
     from goodput_replay.run.summary import Summary
     from goodput_traces.reader import Trace
 
@@ -61,6 +64,7 @@ def main(argv: list[str]) -> int:
     options = parse_options(argv)
     trace = open_trace(sample_path() if options.trace == _SAMPLE else options.trace)
     promise, service = _promise(options)
+    fleet = _fleet(options, service, promise)
     plan = Plan(
         trace=trace,
         transforms=_transforms(options, trace),
@@ -88,16 +92,14 @@ def main(argv: list[str]) -> int:
         promise=promise,
         headers=_headers(options),
         salt=options.salt if options.salt is not None else secrets.token_hex(8),
-        service=service,
+        service="" if service is None else service.metadata.name,
         command=("replay", *_without_secrets(argv)),
     )
-    summary = _run(job)
+    summary = _run(job, fleet)
     return _exit_code(summary, gate=options.gate)
 
 
-def _run(job: Job) -> Summary:
-    # The sending half brings an HTTP client and its event loop: not for a dry run.
-    from goodput_replay.replaying import replay  # noqa: PLC0415
+def _run(job: Job, fleet: FleetSettings | None) -> Summary:
     from goodput_replay.run.folder import RunWriter, default_folder  # noqa: PLC0415
     from goodput_replay.run.summary import encode_summary  # noqa: PLC0415
     from goodput_replay.run.view import print_summary  # noqa: PLC0415
@@ -108,8 +110,8 @@ def _run(job: Job) -> Summary:
     writer = RunWriter.create(
         path, promise=job.promise, force=options.force, keep_gaps=options.gaps
     )
-    with writer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        finished = runner.run(replay(job, writer, Console(stderr=True)))
+    with writer:
+        finished = _carry_out(job, fleet, writer, Console(stderr=True))
     summary = finished.summary
     if options.json:
         sys.stdout.write(encode_summary(summary).decode())
@@ -120,18 +122,50 @@ def _run(job: Job) -> Summary:
     return summary
 
 
+def _carry_out(
+    job: Job, fleet: FleetSettings | None, writer: RunWriter, console: Console
+) -> Finished:
+    # Each brings what the other does without: a scheduler, or an HTTP client and its loop.
+    if fleet is not None:
+        from goodput_replay.emulation.command import emulated_run  # noqa: PLC0415
+
+        return emulated_run(job, fleet, writer, console)
+    from goodput_replay.replaying import replay  # noqa: PLC0415
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(replay(job, writer, console))
+
+
 def _exit_code(summary: Summary, *, gate: bool) -> int:
     if gate:
         return summary.verdict.kind.exit_code
     return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
 
 
-def _promise(options: ReplayOptions) -> tuple[Promise, str]:
-    """What requests are judged by, and the name of the service to start."""
-    if options.manifest is not None:
-        service = read_manifest(options.manifest)
-        return promise_of(service.spec.slo), service.metadata.name
-    return (Promise() if options.slo is None else read_promise(options.slo)), ""
+def _promise(options: ReplayOptions) -> tuple[Promise, LLMService | None]:
+    """What requests are judged by, and the service to start or to emulate."""
+    manifest = options.manifest or options.emulate
+    if manifest is not None:
+        service = read_manifest(manifest)
+        return promise_of(service.spec.slo), service
+    return (Promise() if options.slo is None else read_promise(options.slo)), None
+
+
+def _fleet(
+    options: ReplayOptions, service: LLMService | None, promise: Promise
+) -> FleetSettings | None:
+    """What to emulate, if anything."""
+    if options.emulate is None or service is None:
+        return None
+    from goodput_replay.emulation.settings import fleet_settings  # noqa: PLC0415
+
+    return fleet_settings(
+        service,
+        device=options.device,
+        source=str(options.emulate),
+        promise=promise,
+        timeout_ns=options.timeout_ns,
+    )
 
 
 def _transforms(options: ReplayOptions, trace: Trace) -> TransformPlan:

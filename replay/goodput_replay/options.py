@@ -29,6 +29,7 @@ class ReplayOptions:
         trace: a file, or `sample`.
         target: a running server; None: `manifest` says what to start, or nothing is sent.
         manifest: the service to start and stop around the run.
+        emulate: the service to emulate in virtual time, in place of a target.
         device: device profile for that service.
         slo: file with the promises, for a bare target.
         window, limit, speed, rate_scale, class_rules, seed: transforms of the trace.
@@ -57,6 +58,7 @@ class ReplayOptions:
     trace: str
     target: Target | None
     manifest: Path | None
+    emulate: Path | None
     device: str | None
     slo: Path | None
     window: Window | None
@@ -106,6 +108,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
         trace=given.trace,
         target=given.target,
         manifest=given.file,
+        emulate=given.emulate,
         device=given.device,
         slo=given.slo,
         window=given.window,
@@ -143,15 +146,43 @@ def _check_combinations(given: Any) -> None:
         raise UsageError(
             "replay: --target and -f exclude each other; a service is running or is started"
         )
+    if given.emulate is not None:
+        _check_emulation(given)
+        return
     if given.target is None and given.file is None and not given.dry_run:
         raise UsageError(
-            "replay: nowhere to send; give --target URL, or -f MANIFEST to start a service, "
-            "or --dry-run"
+            "replay: nowhere to send; give --target URL, -f MANIFEST to start a service, "
+            "--emulate MANIFEST for virtual time, or --dry-run"
         )
     if given.file is not None and given.slo is not None:
         raise UsageError("replay: --slo is for --target; with -f the manifest's spec.slo holds")
     if given.device is not None and given.file is None:
-        raise UsageError("replay: --device is for -f; a running target has a device already")
+        raise UsageError(
+            "replay: --device is for -f and --emulate; a running target has a device already"
+        )
+
+
+def _check_emulation(given: Any) -> None:
+    """In virtual time nothing is sent, so what is about sending has no meaning."""
+    for option, asked, why in (
+        ("--target", given.target is not None, "a run is sent to a target or emulated"),
+        ("-f", given.file is not None, "a service is started or emulated"),
+        ("--slo", given.slo is not None, "the manifest's spec.slo holds"),
+        ("--abort-on", given.abort_on is not None, "there is no target to be spared"),
+        ("--header", bool(given.header), "nothing is sent"),
+        ("--api-key-env", given.api_key_env is not None, "nothing is sent"),
+        ("--model", bool(given.model), "every row goes to the manifest's model"),
+        ("--yes", given.yes, "no machine is loaded"),
+        ("--endpoint", given.endpoint != Endpoint.COMPLETIONS, "nothing is sent"),
+        ("--salt", given.salt is not None, "prompts have no text"),
+        (
+            "--length-pinning",
+            given.length_pinning not in {Pinning.AUTO, Pinning.HEADER},
+            "true lengths are the executor's alone",
+        ),
+    ):
+        if asked:
+            raise UsageError(f"replay: {option} and --emulate exclude each other: {why}")
 
 
 def _class_rules(texts: Sequence[str]) -> tuple[ClassRule, ...]:

@@ -14,10 +14,10 @@ import uvloop
 from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
-from goodput_core.units import BYTES_PER_GIB, NS_PER_S, parse_duration
+from goodput_core.units import NS_PER_S, parse_duration
+from goodput_engine.core.configuration import configuration
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
-from goodput_engine.messages import Configure
 from goodput_engine.server.device_choice import choose_device, device_facts
 from goodput_engine.server.lifecycle import serve
 from goodput_engine.server.promise import SLOBook
@@ -119,17 +119,9 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
             revision=_in_headers(ENV_REVISION, environment.get(ENV_REVISION)) or _LOCAL,
         ),
         slo=SLOBook(classes=slo.by_name(), default=slo.default_class),
-        configure=Configure(
+        configure=configuration(
+            engine,
             device=device,
-            policy=engine.policy,
-            preemption=engine.preemption,
-            token_budget=engine.token_budget.initial,
-            min_token_budget=engine.token_budget.min,
-            max_token_budget=engine.token_budget.max,
-            max_num_seqs=engine.max_num_seqs,
-            max_waiting=engine.max_waiting,
-            batch_timeout_ns=engine.batch_timeout_ns,
-            swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
             step_log=None if args.step_log is None else str(args.step_log.absolute()),
         ),
         device=device_facts(profile),

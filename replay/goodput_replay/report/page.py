@@ -37,6 +37,7 @@ from goodput_replay.run.words import (
     confidence_words,
     count_words,
     duration_words,
+    emulation_words,
     ms_words,
     percent_words,
     rate_words,
@@ -60,6 +61,7 @@ _FILTERS: Final = {
     "confidence": confidence_words,
     "count": count_words,
     "duration_s": duration_words,
+    "emulation": emulation_words,
     "ms": ms_words,
     "percent": percent_words,
     "rate": rate_words,
@@ -183,7 +185,9 @@ def _quantile_rows(summary: Summary) -> Iterator[_QuantileRow]:
 
 
 def _title(summary: Summary) -> str:
-    return f"{summary.trace.name}, replayed against {summary.target.service or summary.target.url}"
+    target = summary.target.service or summary.target.url
+    how = "replayed against" if summary.emulation is None else "emulated on"
+    return f"{summary.trace.name}, {how} {target}"
 
 
 def _started(text: str) -> str:

@@ -12,7 +12,15 @@ from enum import StrEnum
 from goodput_core.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo import SLOClass
 
-__all__ = ["ClientFacts", "LengthPinning", "Promise", "RunFacts", "TargetFacts", "TraceFacts"]
+__all__ = [
+    "ClientFacts",
+    "EmulationFacts",
+    "LengthPinning",
+    "Promise",
+    "RunFacts",
+    "TargetFacts",
+    "TraceFacts",
+]
 
 
 class LengthPinning(StrEnum):
@@ -109,6 +117,40 @@ class ClientFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmulationFacts:
+    """That a run was in virtual time, on what, and what it amounted to there.
+
+    Args:
+        device: the device profile's name.
+        device_note: its own sentence, which says where its numbers are from.
+        illustrative: whether the profile stands for no device.
+        replicas: at the run's zero, all of them ready.
+        policy, preemption, placement: how requests were scheduled and placed.
+        token_budget: tokens that one step might compute, at the run's zero.
+        max_num_seqs: requests that might run at once on a replica.
+        end_ns: when the last request ended.
+        device_ns: time for which devices were held: replicas, each for as long as it existed,
+            times the devices of one.
+        steps: of all replicas.
+        preemptions: requests sent back to wait.
+    """
+
+    device: str
+    device_note: str
+    illustrative: bool
+    replicas: int
+    policy: str
+    preemption: str
+    placement: str
+    token_budget: int
+    max_num_seqs: int
+    end_ns: int = 0
+    device_ns: int = 0
+    steps: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """One run, apart from its records.
 
@@ -126,12 +168,14 @@ class RunFacts:
         seed: seed of prompts, sampling and resampling.
         confidence: one-sided, of each bound of an attainment.
         salt: what made this run's prompts differ from another run's, so that no cache helps.
-        started_at: wall clock of the run's zero, ISO 8601 in UTC.
+        started_at: wall clock of the run's zero, ISO 8601 in UTC; in virtual time the trace's
+            own time at that instant, so that equal runs have equal bytes.
         version: Goodput's version.
         command: the command line, argument by argument, with secrets replaced.
         complete: False when the run was interrupted or aborted.
         abort_reason: why it is incomplete, as the end of a sentence: `interrupted after 120 s of
             300 s`; empty when complete.
+        emulation: what was emulated; None: the run was in real time.
     """
 
     trace: TraceFacts
@@ -150,3 +194,4 @@ class RunFacts:
     command: tuple[str, ...] = ()
     complete: bool = True
     abort_reason: str = ""
+    emulation: EmulationFacts | None = None

@@ -26,6 +26,7 @@ from goodput_replay.run.summary import (
     SUMMARY_VERSION,
     ClassSummary,
     ClientSummary,
+    EmulationSummary,
     IntervalSummary,
     PromiseSummary,
     Quantiles,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from goodput_core.slo import SLOClass
     from goodput_core.verdict import ClassVerdict, ValidityEvidence, Verdict
     from goodput_replay.run.columns import RunColumns
-    from goodput_replay.run.facts import RunFacts
+    from goodput_replay.run.facts import EmulationFacts, RunFacts
 
 __all__ = ["cut_share", "summarise"]
 
@@ -136,6 +137,7 @@ def summarise(folder: Path, facts: RunFacts) -> Summary:
             cpus=facts.client.cpus,
             peak_in_flight=facts.client.peak_in_flight,
         ),
+        emulation=None if facts.emulation is None else _emulation(facts.emulation),
     )
 
 
@@ -232,6 +234,24 @@ def _validity(
         unsent_rows=validity.unsent,
         loop_lag_p99_ms=_ms(facts.client.loop_lag_p99_ns),
         loop_lag_max_ms=_ms(facts.client.loop_lag_max_ns),
+    )
+
+
+def _emulation(facts: EmulationFacts) -> EmulationSummary:
+    return EmulationSummary(
+        device=facts.device,
+        device_note=facts.device_note,
+        illustrative=facts.illustrative,
+        replicas=facts.replicas,
+        policy=facts.policy,
+        preemption=facts.preemption,
+        placement=facts.placement,
+        token_budget=facts.token_budget,
+        max_num_seqs=facts.max_num_seqs,
+        virtual_s=_seconds(facts.end_ns),
+        device_s=_seconds(facts.device_ns),
+        steps=facts.steps,
+        preemptions=facts.preemptions,
     )
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "SUMMARY_VERSION",
     "ClassSummary",
     "ClientSummary",
+    "EmulationSummary",
     "IntervalSummary",
     "PromiseSummary",
     "Quantiles",
@@ -243,10 +244,35 @@ class ClientSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmulationSummary:
+    """That the run was in virtual time: the real scheduler on a model of the device."""
+
+    device: Annotated[str, Meta(description="The device profile's name.")]
+    device_note: Annotated[str, Meta(description="The profile's own sentence about itself.")]
+    illustrative: Annotated[bool, Meta(description="Whether the profile stands for no device.")]
+    replicas: Annotated[int, Meta(description="Replicas at the run's zero.")]
+    policy: Annotated[str, Meta(description="Scheduling policy.")]
+    preemption: Annotated[str, Meta(description="What became of preempted requests' KV blocks.")]
+    placement: Annotated[str, Meta(description="Which law spread the requests.")]
+    token_budget: Annotated[int, Meta(description="Tokens a step might compute, at zero.")]
+    max_num_seqs: Annotated[int, Meta(description="Requests that might run at once, a replica.")]
+    virtual_s: Annotated[float, Meta(description="From zero to the end of the last request.")]
+    device_s: Annotated[float, Meta(description="Seconds for which devices were held, summed.")]
+    steps: Annotated[int, Meta(description="Steps of all replicas.")]
+    preemptions: Annotated[int, Meta(description="Requests sent back to wait.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """How and when it ran."""
 
-    started_at: Annotated[str, Meta(description="Wall clock of the run's zero, ISO 8601, UTC.")]
+    started_at: Annotated[
+        str,
+        Meta(
+            description="Wall clock of the run's zero, ISO 8601, UTC; in virtual time the trace's "
+            "own time then."
+        ),
+    ]
     goodput_version: Annotated[str, Meta(description="The program's version.")]
     command: Annotated[tuple[str, ...], Meta(description="The command line, without secrets.")]
     seed: Annotated[int, Meta(description="Of prompts, sampling and resampling.")]
@@ -271,6 +297,9 @@ class Summary:
     promises: Annotated[tuple[PromiseSummary, ...], Meta(description="What was promised.")]
     default_class: Annotated[str | None, Meta(description="Class of a request that names none.")]
     client: Annotated[ClientSummary, Meta(description="What the client cost.")]
+    emulation: Annotated[
+        EmulationSummary | None, Meta(description="What was emulated; null: run in real time.")
+    ] = None
 
 
 def encode_summary(summary: Summary) -> bytes:

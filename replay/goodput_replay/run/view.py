@@ -15,6 +15,7 @@ from goodput_replay.run.names import REPORT_FILE
 from goodput_replay.run.words import (
     count_words,
     duration_words,
+    emulation_words,
     ms_words,
     percent_words,
     rate_words,
@@ -48,6 +49,8 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
         folder: the run's folder, whose report is named; None: it is not.
     """
     console.print(_heading(summary))
+    if summary.emulation is not None:
+        console.print(Text(emulation_words(summary.emulation)))
     console.print(_promises(summary))
     console.print(_latencies(summary))
     if summary.overall.misses:
@@ -164,7 +167,9 @@ def _verdict(one: ClassSummary, *, valid: bool) -> Text:
 def _validity(summary: Summary) -> Text:
     validity = summary.validity
     lag = "nothing was sent"
-    if validity.lag_ms is not None:
+    if summary.emulation is not None:
+        lag = "nobody was late in virtual time"
+    elif validity.lag_ms is not None:
         lag = (
             f"send lag p50 {ms_words(validity.lag_ms.p50)}, p99 {ms_words(validity.lag_ms.p99)} "
             f"of {ms_words(validity.lag_p99_limit_ms)} allowed"

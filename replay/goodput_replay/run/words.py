@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from goodput_replay.run.summary import EmulationSummary
 
 __all__ = [
     "confidence_words",
     "count_words",
     "duration_words",
+    "emulation_words",
     "ms_words",
     "percent_words",
     "rate_words",
@@ -55,3 +60,14 @@ def duration_words(seconds: float) -> str:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def emulation_words(one: EmulationSummary) -> str:
+    """That a run was emulated, on what and how, as one sentence."""
+    replicas = f"{count_words(one.replicas)} replica{'' if one.replicas == 1 else 's'}"
+    figures = ", whose figures are illustrative" if one.illustrative else ""
+    return (
+        f"Emulated in virtual time, not measured: {replicas} on device profile "
+        f"{one.device}{figures}; policy {one.policy}, {one.preemption} on preemption, token "
+        f"budget {count_words(one.token_budget)}, {one.placement} placement."
+    )

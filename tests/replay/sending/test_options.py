@@ -11,6 +11,7 @@ from goodput_replay.arguments import Pinning
 from goodput_replay.body import Endpoint
 from goodput_replay.options import parse_options
 
+EMULATED = ["--trace", "t.parquet", "--emulate", "chat.yaml"]
 HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]
 
 
@@ -53,6 +54,23 @@ WRONG = {
     "two places": ([*HERE, "-f", "chat.yaml"], "exclude each other"),
     "promises twice": (["--trace", "t", "-f", "c", "--slo", "s"], "--slo is for --target"),
     "a device for a target": ([*HERE, "--device", "d"], "--device is for -f"),
+    "a target and an emulation": ([*HERE, "--emulate", "c"], "--target and --emulate exclude"),
+    "a service and an emulation": (
+        ["--trace", "t", "-f", "c", "--emulate", "c"],
+        "-f and --emulate",
+    ),
+    "promises of an emulation": ([*EMULATED, "--slo", "s"], "the manifest's spec.slo holds"),
+    "sparing an emulation": ([*EMULATED, "--abort-on", "error-rate=5%"], "--abort-on and"),
+    "a header into the void": ([*EMULATED, "--header", "A: b"], "nothing is sent"),
+    "a key for nobody": ([*EMULATED, "--api-key-env", "KEY"], "--api-key-env and"),
+    "text for nobody": ([*EMULATED, "--endpoint", "chat"], "--endpoint and"),
+    "a salt for no prompt": ([*EMULATED, "--salt", "s"], "prompts have no text"),
+    "disclosed lengths": (
+        [*EMULATED, "--length-pinning", "max-tokens"],
+        "true lengths are the executor's alone",
+    ),
+    "a model of an emulation": ([*EMULATED, "--model", "m"], "--model and --emulate"),
+    "permission for nothing": ([*EMULATED, "--yes"], "no machine is loaded"),
     "two models": ([*HERE, "--model", "a", "--model", "b"], "map by TRACE=SERVED"),
     "no URL": (["--trace", "t", "--target", "http://"], "is not a URL"),
     "a window": ([*HERE, "--window", "5m"], "is not a window"),

@@ -1,0 +1,39 @@
+"""From the `engine` part of a manifest to what a core is told: one place for every world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from goodput_core.units import BYTES_PER_GIB
+from goodput_engine.messages import Configure
+
+if TYPE_CHECKING:
+    from goodput_core.spec.llmservice import EngineSpec
+
+__all__ = ["configuration"]
+
+
+def configuration(
+    engine: EngineSpec, *, device: str, step_log: str | None = None
+) -> Configure:
+    """What a replica of this service runs.
+
+    Args:
+        engine: the manifest's `spec.engine`.
+        device: the device profile's name or path.
+        step_log: a file to write the step log to, absolute; None: none.
+    """
+    budget = engine.token_budget
+    return Configure(
+        device=device,
+        policy=engine.policy,
+        preemption=engine.preemption,
+        token_budget=budget.initial,
+        min_token_budget=budget.min,
+        max_token_budget=budget.max,
+        max_num_seqs=engine.max_num_seqs,
+        max_waiting=engine.max_waiting,
+        batch_timeout_ns=engine.batch_timeout_ns,
+        swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
+        step_log=step_log,
+    )

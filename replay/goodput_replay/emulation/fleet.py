@@ -1,0 +1,302 @@
+"""The fleet in virtual time: a plain loop over instants, in which everything has its order.
+
+Between two instants at which something happens from outside (an arrival, a client that gives
+up, an actor's turn) replicas do not touch each other, so each one runs up to the next such
+instant by itself. At an instant the order is: arrivals in the order of the trace, each placed
+on what it finds; then steps that end and plans that are made; then clients that give up (what
+was complete at its deadline is complete); then actors. So a run is a function of its inputs:
+the same requests and settings give the same records, in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from goodput_core.record import Outcome
+from goodput_core.units import NS_PER_S
+from goodput_engine.core.build import build_core
+from goodput_engine.messages import ExecutorInput, Submit
+from goodput_replay.emulation.deadlines import Deadlines
+from goodput_replay.emulation.prefixes import block_keys
+from goodput_replay.emulation.records import record_of
+from goodput_replay.emulation.replica import Replica, Visit
+from goodput_replay.emulation.routing import VirtualRouter
+from goodput_replay.emulation.totals import Totals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from goodput_core.record import RequestRecord
+    from goodput_core.slo import Targets
+    from goodput_engine.messages import Rejected
+    from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+__all__ = ["Actor", "Fleet", "emulate"]
+
+
+class Actor(Protocol):
+    """Something that acts on a fleet at instants of its own, such as a control law."""
+
+    def next_ns(self) -> int:
+        """When it acts next; later than the last time."""
+        ...
+
+    def act(self, fleet: Fleet, now_ns: int) -> None:
+        """Look at the fleet and change it."""
+        ...
+
+
+def emulate(
+    requests: Iterator[PlannedRequest],
+    settings: FleetSettings,
+    on_record: Callable[[PlannedRequest, RequestRecord], None],
+    *,
+    actors: Sequence[Actor] = (),
+) -> FleetOutcome:
+    """Serve requests in virtual time.
+
+    Args:
+        requests: in the order of their arrival; taken one at a time, none is kept after its end.
+        settings: the fleet.
+        on_record: told of each request that ended, in the order of the ends.
+        actors: what changes the fleet while it runs.
+
+    Raises:
+        InputError: the settings ask for what cannot be.
+    """
+    return Fleet(settings, on_record).run(requests, actors)
+
+
+class Fleet:
+    """Replicas, the requests on them, and the clock that moves them all.
+
+    Args:
+        settings: the fleet.
+        on_record: told of each request that ended.
+
+    Attributes:
+        replicas: those that are there, starting and draining ones too, oldest first.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        on_record: Callable[[PlannedRequest, RequestRecord], None],
+    ) -> None:
+        self.settings: Final = settings
+        self.replicas: list[Replica] = []
+        self._on_record = on_record
+        self._targets = {c.name: c.targets for c in settings.promise.classes}
+        self._router = VirtualRouter(settings.placement)
+        self._deadlines = Deadlines(settings.timeout_ns)
+        self._live: dict[int, Visit] = {}
+        self._ended: list[tuple[int, int, PlannedRequest, RequestRecord]] = []
+        self._totals = Totals()
+        self._created = 0
+        self._input_open = True
+        for _ in range(settings.replicas):
+            self._add(0, 0)
+
+    def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
+        """Everything, from zero until the last request has ended; see `emulate`."""
+        coming = next(requests, None)
+        rid = 0
+        while coming is not None or self._live:
+            now_ns = self._next_instant(coming, actors)
+            for replica in self.replicas:
+                replica.run(now_ns)
+            touched: dict[str, Replica] = {}
+            while coming is not None and coming.scheduled_ns <= now_ns:
+                rid += 1
+                self._arrive(coming, rid, now_ns, touched)
+                coming = next(requests, None)
+            if coming is None and self._input_open:
+                self._close_input(touched)
+            self._settle(touched, now_ns)
+            self._give_up(now_ns)
+            for actor in actors:
+                if actor.next_ns() <= now_ns:
+                    actor.act(self, now_ns)
+                    self._settle({r.name: r for r in self.replicas}, now_ns)
+            self._tell()
+        for replica in self.replicas:
+            self._totals.add(replica, self._totals.end_ns)
+        return self._totals.outcome(requests=rid)
+
+    def start_replica(self, now_ns: int) -> Replica:
+        """One more replica, ready when the device's start-up time has passed."""
+        startup_ns = round(self.settings.profile.startup_seconds * NS_PER_S)
+        return self._add(now_ns, now_ns + startup_ns)
+
+    def drain_replica(self, replica: Replica, now_ns: int) -> None:
+        """It gets nothing new, finishes what it has, and is gone."""
+        replica.draining = True
+        replica.core.drain()
+        self._part_with(replica, now_ns)
+
+    # --- an instant ------------------------------------------------------------------------
+    def _next_instant(self, coming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
+        instants = [actor.next_ns() for actor in actors]
+        if coming is not None:
+            instants.append(coming.scheduled_ns)
+        deadline_ns = self._deadlines.next_ns(self._live)
+        if deadline_ns is not None:
+            instants.append(deadline_ns)
+        return min(instants)
+
+    def _arrive(
+        self, planned: PlannedRequest, rid: int, now_ns: int, touched: dict[str, Replica]
+    ) -> None:
+        targets = self._promised(planned)
+        if targets is None:
+            classes = ", ".join(self._targets)
+            detail = (
+                f"{planned.slo_class!r} is not an SLO class of this service; there are {classes}"
+            )
+            self._end(rid, planned, record_of(planned, Outcome.ERROR, now_ns, detail=detail))
+            return
+        submit = self._submit(planned, rid, targets)
+        replica = self._router.first(self.replicas, submit.block_hashes, now_ns)
+        if isinstance(replica, str):
+            self._end(rid, planned, record_of(planned, Outcome.SHED, now_ns, detail=replica))
+            return
+        refused = self._enter(replica, planned, submit, now_ns, touched)
+        if refused is not None and refused.retry_after_s:
+            other = self._router.elsewhere(self.replicas, replica, submit.block_hashes, now_ns)
+            if other is not None:
+                replica = other
+                refused = self._enter(replica, planned, submit, now_ns, touched)
+        if refused is not None:
+            outcome = Outcome.SHED if refused.retry_after_s else Outcome.ERROR
+            record = record_of(
+                planned, outcome, now_ns, replica=replica.name, detail=refused.detail
+            )
+            self._end(rid, planned, record)
+
+    def _enter(
+        self,
+        replica: Replica,
+        planned: PlannedRequest,
+        submit: Submit,
+        now_ns: int,
+        touched: dict[str, Replica],
+    ) -> Rejected | None:
+        visit = Visit(planned, submit.rid, replica)
+        refused = replica.submit(visit, submit, now_ns)
+        if refused is None:
+            self._live[submit.rid] = visit
+            self._totals.in_flight(len(self._live))
+            self._deadlines.add(planned, submit.rid)
+            touched[replica.name] = replica
+        return refused
+
+    def _settle(self, touched: dict[str, Replica], now_ns: int) -> None:
+        for replica in self.replicas:
+            if replica.due_ns == now_ns or replica.name in touched:
+                replica.settle(now_ns)
+
+    def _give_up(self, now_ns: int) -> None:
+        touched: dict[str, Replica] = {}
+        for rid, outcome in self._deadlines.take(now_ns):
+            visit = self._live.get(rid)
+            if visit is None:
+                continue
+            replica, planned = visit.replica, visit.planned
+            detail = ""
+            if outcome is Outcome.TIMEOUT:
+                detail = f"nothing complete within {self.settings.timeout_ns / NS_PER_S:g} s"
+            times = replica.cancel(visit)
+            record = record_of(
+                planned, outcome, now_ns, times=times, replica=replica.name, detail=detail
+            )
+            touched[replica.name] = replica
+            self._end(rid, planned, record)
+            self._part_with(replica, now_ns)
+        self._settle(touched, now_ns)
+
+    def _close_input(self, touched: dict[str, Replica]) -> None:
+        """No request comes any more: nobody needs to wait for company."""
+        self._input_open = False
+        for replica in self.replicas:
+            replica.core.scheduler.end_input()
+            touched[replica.name] = replica
+
+    # --- requests --------------------------------------------------------------------------
+    def _promised(self, planned: PlannedRequest) -> Targets | None:
+        """What a request is held to, its own targets applied; None: nobody promised its class."""
+        promised = self._targets.get(planned.slo_class)
+        if promised is None:
+            return None if self._targets else planned.targets
+        return promised if planned.targets.empty else promised.overridden_by(planned.targets)
+
+    def _submit(self, planned: PlannedRequest, rid: int, targets: Targets) -> Submit:
+        """What the engine's front would make of this request."""
+        return Submit(
+            rid=rid,
+            arrival_ns=planned.scheduled_ns,
+            input_tokens=planned.prompt.input_tokens,
+            max_output_tokens=planned.max_output_tokens,
+            block_hashes=block_keys(planned.prompt, self.settings.profile.block_size),
+            slo_class=planned.slo_class,
+            ttft_ns=targets.ttft_ns,
+            tpot_ns=targets.tpot_ns,
+            tbt_p99_ns=targets.tbt_p99_ns,
+            e2e_ns=targets.e2e_ns,
+            priority=planned.priority or 0,
+            executor=ExecutorInput(output_tokens=planned.output_tokens),
+        )
+
+    def _finished(self, visit: Visit, times: NDArray[np.int64], cached_tokens: int) -> None:
+        """A replica is done with a request."""
+        replica, end_ns = visit.replica, int(times[-1])
+        record = record_of(
+            visit.planned,
+            Outcome.OK,
+            end_ns,
+            times=times,
+            replica=replica.name,
+            cached_tokens=cached_tokens,
+        )
+        self._end(visit.rid, visit.planned, record)
+        self._part_with(replica, end_ns)
+
+    def _end(self, rid: int, planned: PlannedRequest, record: RequestRecord) -> None:
+        self._live.pop(rid, None)
+        assert record.end_ns is not None
+        self._ended.append((record.end_ns, rid, planned, record))
+
+    def _tell(self) -> None:
+        """Hand over who ended since the last instant, in the order of the ends."""
+        if not self._ended:
+            return
+        self._ended.sort(key=lambda ended: ended[:2])
+        for end_ns, _, planned, record in self._ended:
+            self._totals.ended(end_ns)
+            self._on_record(planned, record)
+        self._ended.clear()
+
+    # --- replicas --------------------------------------------------------------------------
+    def _add(self, created_ns: int, ready_ns: int) -> Replica:
+        settings = self.settings
+        replica = Replica(
+            f"{settings.service}-{self._created}",
+            build_core(settings.configure, settings.profile),
+            created_ns=created_ns,
+            ready_ns=ready_ns,
+            ended=self._finished,
+        )
+        if not self._input_open:
+            replica.core.scheduler.end_input()
+        self._created += 1
+        self.replicas.append(replica)
+        return replica
+
+    def _part_with(self, replica: Replica, now_ns: int) -> None:
+        """A draining replica goes with its last request."""
+        if replica.draining and not replica.in_flight:
+            self.replicas = [r for r in self.replicas if r is not replica]
+            self._totals.add(replica, now_ns)

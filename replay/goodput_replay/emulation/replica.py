@@ -1,0 +1,161 @@
+"""One replica of a fleet in virtual time: the engine core that serves, and who is on it.
+
+It is stepped from outside, up to an instant or at one, and hands over each request that ends.
+Nothing in it visits a request because of a token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.placement import ReplicaLoad
+from goodput_replay.emulation.tokens import EpochTimes, TokenSpans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from goodput_engine.core.engine_core import EngineCore
+    from goodput_engine.messages import Rejected, Submit
+    from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_replay.plan import PlannedRequest
+
+__all__ = ["Replica", "Visit"]
+
+
+class Visit:
+    """A request on a replica.
+
+    Args:
+        planned: it.
+        rid: its number in the engines.
+        replica: where it is.
+    """
+
+    __slots__ = ("planned", "replica", "rid", "spans")
+
+    def __init__(self, planned: PlannedRequest, rid: int, replica: Replica) -> None:
+        self.planned: Final = planned
+        self.rid: Final = rid
+        self.replica: Final = replica
+        self.spans: Final = TokenSpans()
+
+
+class Replica:
+    """One replica.
+
+    Args:
+        name: unique within the fleet, for ever.
+        core: its engine; belongs to this replica from now on.
+        created_ns: when it was asked for.
+        ready_ns: when it takes its first request.
+        ended: told of each request that ends by itself: it, the times of its tokens, and how
+            many prompt tokens came from the cache.
+
+    Attributes:
+        due_ns: when it has something to do by itself; None: never.
+        draining: whether it only finishes what it has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        core: EngineCore,
+        *,
+        created_ns: int,
+        ready_ns: int,
+        ended: Callable[[Visit, NDArray[np.int64], int], None],
+    ) -> None:
+        self.name: Final = name
+        self.core: Final = core
+        self.created_ns: Final = created_ns
+        self.ready_ns: Final = ready_ns
+        self.due_ns: int | None = None
+        self.draining = False
+        self._ended = ended
+        self._visits: dict[int, Visit] = {}
+        self._epochs = EpochTimes()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are on it."""
+        return len(self._visits)
+
+    def load(self, now_ns: int) -> ReplicaLoad:
+        """What placement may know of it; exact, as if each answer told it."""
+        scheduler = self.core.scheduler
+        waiting, limits = len(scheduler.waiting), scheduler.limits
+        # As the engine's admin port has it: whether one more would be refused.
+        if limits.max_waiting:
+            saturated = waiting >= limits.max_waiting
+        else:
+            saturated = scheduler.num_requests - waiting >= limits.max_num_seqs
+        return ReplicaLoad(
+            name=self.name,
+            in_flight=len(self._visits),
+            waiting=waiting,
+            kv_used_blocks=scheduler.total_blocks - scheduler.free_blocks,
+            kv_total_blocks=scheduler.total_blocks,
+            ready=self.ready_ns <= now_ns,
+            saturated=saturated,
+            draining=self.draining,
+        )
+
+    def submit(self, visit: Visit, submit: Submit, now_ns: int) -> Rejected | None:
+        """A request comes; `settle` afterwards."""
+        rejected = self.core.submit(submit, now_ns)
+        if rejected is None:
+            self._visits[visit.rid] = visit
+        return rejected
+
+    def cancel(self, visit: Visit) -> NDArray[np.int64]:
+        """Nobody waits for it any more; the times of the tokens it got. `settle` afterwards."""
+        self.core.cancel(visit.rid)
+        del self._visits[visit.rid]
+        return self._epochs.tokens(visit.spans)
+
+    def run(self, until_ns: int) -> None:
+        """Every step that ends before an instant."""
+        core = self.core
+        while self.due_ns is not None and self.due_ns < until_ns:
+            outcome = core.advance(self.due_ns)
+            if outcome is not None:
+                self._take(outcome)
+            self.due_ns = core.next_event_ns()
+
+    def settle(self, now_ns: int) -> None:
+        """Every step that ends now, and the plans that can be made now."""
+        core = self.core
+        while True:
+            outcome = core.advance(now_ns)
+            if outcome is not None:
+                self._take(outcome)
+            self.due_ns = core.next_event_ns()
+            if self.due_ns is None or self.due_ns > now_ns:
+                return
+
+    def _take(self, outcome: StepOutcome) -> None:
+        plan, at_ns = outcome.plan, outcome.result.at_ns
+        visits, epochs = self._visits, self._epochs
+        for rid in plan.left:
+            if rid in visits:
+                visits[rid].spans.leave(epochs.last)
+        if plan.decode_epoch:
+            epochs.append(at_ns)
+            for join in plan.joined:
+                if join.rid in visits:
+                    visits[join.rid].spans.join(plan.decode_epoch)
+            if epochs.trim_due:
+                epochs.trim(visit.spans for visit in visits.values())
+        for chunk in plan.chunks:
+            if chunk.samples and chunk.rid in visits:
+                visits[chunk.rid].spans.single(at_ns)
+        for progress in outcome.progress:
+            if progress.finish_reason is None:
+                continue
+            request = progress.request
+            visit = visits.pop(request.rid)
+            times = epochs.tokens(visit.spans, request.output_tokens)
+            self._ended(visit, times, request.cached_tokens)

@@ -1,0 +1,101 @@
+"""What a fleet in virtual time is made of, and what came of it, apart from its requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from goodput_core.spec.choices import RouterPolicy
+from goodput_engine.core.configuration import configuration
+from goodput_engine.device.profile import DeviceProfile
+from goodput_engine.messages import Configure
+from goodput_engine.server.device_choice import choose_device
+from goodput_replay.run.facts import Promise
+
+if TYPE_CHECKING:
+    from goodput_core.spec.llmservice import LLMService
+
+__all__ = ["FleetOutcome", "FleetSettings", "fleet_settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """A service on modelled devices.
+
+    Args:
+        service: its name; replicas are called `<service>-0`, `<service>-1`, ….
+        profile: the device of every replica.
+        configure: what every replica's core runs.
+        replicas: how many there are at zero, all of them ready.
+        placement: which law spreads the requests.
+        promise: the classes; a request of another one is refused, unless there are none.
+        timeout_ns: how long a request may take from its scheduled arrival.
+    """
+
+    service: str
+    profile: DeviceProfile
+    configure: Configure
+    replicas: int
+    placement: RouterPolicy
+    promise: Promise
+    timeout_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOutcome:
+    """What a run amounts to beside its requests; sums over all replicas.
+
+    Args:
+        end_ns: when the last request ended, at least the last arrival.
+        requests: how many arrived.
+        peak_in_flight: most of them on replicas at once.
+        replica_ns: time for which replicas existed, from created to gone or to the end.
+        steps: steps of all replicas.
+        step_ns: their summed device time.
+        scheduled_tokens: computed, recomputed ones too.
+        output_tokens: emitted.
+        preemptions: requests sent back to wait.
+        prefix_queried_tokens, prefix_hit_tokens: of admitted prompts.
+    """
+
+    end_ns: int
+    requests: int
+    peak_in_flight: int
+    replica_ns: int
+    steps: int
+    step_ns: int
+    scheduled_tokens: int
+    output_tokens: int
+    preemptions: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+
+
+def fleet_settings(
+    service: LLMService, *, device: str | None, source: str, promise: Promise, timeout_ns: int
+) -> FleetSettings:
+    """The fleet that a manifest describes.
+
+    Args:
+        service: the manifest.
+        device: `--device`, in place of `spec.model.source`.
+        source: the manifest's file, for errors.
+        promise: of the manifest's `spec.slo`.
+        timeout_ns: how long a request may take.
+
+    Raises:
+        NotBuiltError: real weights, and no device.
+        InputError: no such device profile.
+        SpecError: the profile is of another number of devices than `tensorParallel`.
+    """
+    spec = service.spec
+    name, profile = choose_device(spec, asked=device, source=source)
+    return FleetSettings(
+        service=service.metadata.name,
+        profile=profile,
+        configure=configuration(spec.engine, device=name),
+        replicas=spec.initial_replicas,
+        placement=spec.router.policy,
+        promise=promise,
+        timeout_ns=timeout_ns,
+    )

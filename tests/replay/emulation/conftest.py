@@ -1,0 +1,141 @@
+"""Small fleets on the device whose every step takes 1 ms, and requests written in milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.record import RequestRecord
+from goodput_core.slo import SLOClass, Targets
+from goodput_core.spec.choices import RouterPolicy
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.device.load import load_profile
+from goodput_engine.messages import Configure
+from goodput_replay.emulation.fleet import Actor, emulate
+from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
+from goodput_replay.plan import PlannedRequest
+from goodput_replay.prompts import PromptKey
+from goodput_replay.run.facts import Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+PROMISE = Promise(
+    classes=(
+        SLOClass(name="fast", ttft_ms=50, tpot_ms=5),
+        SLOClass(name="slow", ttft_ms=5_000, tpot_ms=50, e2e_ms=9_000),
+    ),
+    default="fast",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a fleet did."""
+
+    records: list[RequestRecord]
+    outcome: FleetOutcome
+
+    def __getitem__(self, name: str) -> RequestRecord:
+        return next(record for record in self.records if record.request_id == name)
+
+    def tokens_ms(self, name: str) -> list[float]:
+        """When each token of a request came."""
+        record = self[name]
+        if record.first_token_ns is None:
+            return []
+        times = [record.first_token_ns / NS_PER_MS]
+        for gap_us in record.gaps_us:
+            times.append(times[-1] + gap_us / 1000)
+        return times
+
+
+def _planned(
+    name: str,
+    at_ms: float,
+    prompt: int,
+    output: int,
+    *,
+    slo_class: str = "fast",
+    cancel_ms: float | None = None,
+    hashes: Sequence[int] = (),
+    block_size: int = 16,
+    **fields: Any,
+) -> PlannedRequest:
+    """One request."""
+    return PlannedRequest(
+        request_id=name,
+        scheduled_ns=round(at_ms * NS_PER_MS),
+        slo_class=slo_class,
+        targets=fields.pop("targets", Targets()),
+        priority=fields.pop("priority", None),
+        prompt=PromptKey(
+            request_id=name,
+            input_tokens=prompt,
+            hashes=hashes,
+            block_size=block_size if hashes else 0,
+        ),
+        output_tokens=output,
+        max_output_tokens=fields.pop("max_output_tokens", None),
+        cancel_after_ns=None if cancel_ms is None else round(cancel_ms * NS_PER_MS),
+        **fields,
+    )
+
+
+def _fleet(
+    *,
+    replicas: int = 1,
+    placement: RouterPolicy = RouterPolicy.ROUND_ROBIN,
+    device: str = "unit",
+    timeout_s: float = 600,
+    promise: Promise = PROMISE,
+    profile: dict[str, Any] | None = None,
+    **configure: Any,
+) -> FleetSettings:
+    """A fleet; `configure` and `profile` change single values of both."""
+    values: dict[str, Any] = {
+        "device": device,
+        "policy": "sarathi",
+        "preemption": "recompute",
+        "token_budget": 1024,
+        "min_token_budget": 1,
+        "max_token_budget": 8192,
+        "max_num_seqs": 64,
+        "max_waiting": 1000,
+    }
+    return FleetSettings(
+        service="chat",
+        profile=replace(load_profile(device), **(profile or {})),
+        configure=Configure(**(values | configure)),
+        replicas=replicas,
+        placement=placement,
+        promise=promise,
+        timeout_ns=round(timeout_s * NS_PER_S),
+    )
+
+
+def _run_fleet(
+    requests: Iterable[PlannedRequest], settings: FleetSettings, actors: Sequence[Actor] = ()
+) -> Run:
+    """All of them to their end."""
+    records: list[RequestRecord] = []
+    outcome = emulate(iter(requests), settings, lambda _, r: records.append(r), actors=actors)
+    return Run(records=records, outcome=outcome)
+
+
+@pytest.fixture(name="planned")
+def planned_fixture() -> Callable[..., PlannedRequest]:
+    return _planned
+
+
+@pytest.fixture(name="fleet")
+def fleet_fixture() -> Callable[..., FleetSettings]:
+    return _fleet
+
+
+@pytest.fixture(name="run_fleet")
+def run_fleet_fixture() -> Callable[..., Run]:
+    return _run_fleet

@@ -1,0 +1,174 @@
+"""The fleet agrees with the engine core stepped by hand, token by token, whatever happens in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from goodput_core.record import Outcome
+from goodput_core.units import NS_PER_MS, NS_PER_US
+from goodput_engine.core.build import build_core
+from goodput_engine.messages import ExecutorInput, Submit
+from goodput_engine.scheduler.policies.registry import POLICIES
+from goodput_replay.emulation.prefixes import block_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.replay.emulation.conftest import Run
+
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What a client of the core sees."""
+
+    times: list[int] = field(default_factory=list)
+    reason: str | None = None
+    cached_tokens: int = 0
+    given_up: bool = False
+
+
+def stepped_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) -> dict[str, Answer]:
+    """One core, all messages and every step, as the core's process does it."""
+    core = build_core(fleet.configure, fleet.profile)
+    answers = {request.request_id: Answer() for request in requests}
+    arrivals = list(enumerate(requests))
+    give_up = sorted(
+        (r.scheduled_ns + r.cancel_after_ns, rid)
+        for rid, r in arrivals
+        if r.cancel_after_ns is not None
+    )
+
+    def step(now_ns: int) -> None:
+        while True:
+            outputs = core.step(now_ns)
+            for output in outputs.outputs if outputs is not None else ():
+                answer = answers[requests[output.rid].request_id]
+                answer.times += [outputs.at_ns] * output.new_tokens if outputs else []
+                answer.reason = output.finish_reason
+                answer.cached_tokens += output.cached_tokens
+            event_ns = core.next_event_ns()
+            if event_ns is None or event_ns > now_ns:
+                return
+
+    while arrivals or give_up or core.next_event_ns() is not None:
+        due = [core.next_event_ns()]
+        due += [arrivals[0][1].scheduled_ns] if arrivals else []
+        due += [give_up[0][0]] if give_up else []
+        now_ns = min(at_ns for at_ns in due if at_ns is not None)
+        while arrivals and arrivals[0][1].scheduled_ns == now_ns:
+            rid, request = arrivals.pop(0)
+            core.submit(
+                Submit(
+                    rid=rid,
+                    arrival_ns=now_ns,
+                    input_tokens=request.prompt.input_tokens,
+                    block_hashes=block_keys(request.prompt, fleet.profile.block_size),
+                    slo_class=request.slo_class,
+                    executor=ExecutorInput(output_tokens=request.output_tokens),
+                ),
+                now_ns,
+            )
+            if not arrivals:
+                core.scheduler.end_input()
+        step(now_ns)
+        while give_up and give_up[0][0] == now_ns:
+            _, rid = give_up.pop(0)
+            answer = answers[requests[rid].request_id]
+            if answer.reason is None:
+                core.cancel(rid)
+                answer.given_up = True
+        step(now_ns)
+    return answers
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(0, 30),  # milliseconds after the one before
+        st.integers(1, 90),  # prompt
+        st.integers(1, 40),  # output
+        st.none() | st.integers(0, 60),  # given up after
+        st.integers(0, 2),  # whose prefix it shares; 0: nobody's
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@given(rows=REQUESTS, depth=st.integers(0, 2), blocks=st.integers(10, 30), width=st.integers(1, 8))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_every_token_comes_when_the_core_gave_it(
+    *,
+    policy: str,
+    rows: list[tuple[int, int, int, int | None, int]],
+    depth: int,
+    blocks: int,
+    width: int,
+    planned: Callable[..., PlannedRequest],
+    fleet: Callable[..., FleetSettings],
+    run_fleet: Callable[..., Run],
+) -> None:
+    requests, at_ms = [], 0
+    for number, (wait_ms, prompt, output, cancel_ms, family) in enumerate(rows):
+        at_ms += wait_ms
+        hashes = [family * 100 + i for i in range(-(-prompt // 16))] if family else []
+        requests.append(
+            planned(f"r{number}", at_ms, prompt, output, cancel_ms=cancel_ms, hashes=hashes)
+        )
+    settings_ = fleet(
+        policy=policy,
+        depth=depth,
+        max_num_seqs=width,
+        token_budget=64,
+        max_waiting=10**6,
+        # 130 tokens at least: the longest request alone fits.
+        profile={"kv_blocks": blocks, "host_ns_per_step": 70_001},
+    )
+    run = run_fleet(requests, settings_)
+    answers = stepped_by_hand(requests, settings_)
+    assert len(run.records) == len(requests)
+    for request in requests:
+        record, answer = run[request.request_id], answers[request.request_id]
+        expected = Outcome.CANCELLED if answer.given_up else Outcome.OK
+        assert record.outcome is expected
+        assert record.output_tokens == len(answer.times)
+        if not answer.times:
+            assert record.first_token_ns is None
+            continue
+        assert (record.first_token_ns, record.last_token_ns) == (
+            answer.times[0],
+            answer.times[-1],
+        )
+        gaps = [
+            (after - before) // NS_PER_US
+            for before, after in zip(answer.times, answer.times[1:], strict=False)
+        ]
+        assert list(record.gaps_us) == gaps
+        if expected is Outcome.OK:
+            assert record.end_ns == answer.times[-1]
+            assert record.cached_tokens == answer.cached_tokens
+
+
+def test_times_are_right_after_the_log_of_a_long_run_was_trimmed(
+    planned: Callable[..., PlannedRequest],
+    fleet: Callable[..., FleetSettings],
+    run_fleet: Callable[..., Run],
+) -> None:
+    long = [planned(f"long{i}", i * 4_000, 8, 9_000) for i in range(5)]
+    short = [planned(f"short{i}", i * 500 + 0.25, 8, 20) for i in range(50)]
+    run = run_fleet(sorted([*long, *short], key=lambda r: r.scheduled_ns), fleet())
+    for request in long:
+        record = run[request.request_id]
+        assert record.first_token_ns == request.scheduled_ns + NS_PER_MS
+        assert record.last_token_ns == request.scheduled_ns + 9_000 * NS_PER_MS
+        assert set(record.gaps_us) == {1_000}

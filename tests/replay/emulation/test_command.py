@@ -1,0 +1,215 @@
+"""`replay --emulate` from the command line to the run's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.dispatch import run_command
+from goodput_core.record import Outcome
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.emulation.interrupt import Stopped, stoppable
+from goodput_replay.report.page import render
+from goodput_replay.run.folder import RunWriter
+from goodput_replay.run.records import read_judged
+from goodput_traces.row import TraceRow
+from goodput_traces.schema import Clock, TraceMetadata
+from goodput_traces.writer import write_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from goodput_core.judging import Judgement
+    from goodput_core.record import RequestRecord
+
+MANIFEST = """\
+apiVersion: goodput.dev/v1alpha1
+kind: LLMService
+metadata: {name: chat}
+spec:
+  model: {source: "MODEL"}
+  engine:
+    policy: sarathi
+    preemption: recompute
+    tokenBudget: {min: 64, max: 1024, initial: 256}
+  replicas: 2
+  router: {policy: least-loaded}
+  slo:
+    classes:
+      - {name: fast, ttftMs: 50, tpotMs: 5, objective: "90%"}
+      - {name: slow, ttftMs: 5000, tpotMs: 50}
+    default: fast
+  control: {mode: Manual}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.yaml"
+    path.write_text(MANIFEST.replace("MODEL", "emulated://unit"))
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A minute of 10 requests a second; every fifth is slow, one is given up, one has targets."""
+    path = tmp_path / "t.parquet"
+    rows = [
+        TraceRow(
+            request_id=f"r{number}",
+            timestamp_start_unix_ns=1_700_000_000 * NS_PER_S + number * 100 * NS_PER_MS,
+            input_tokens=20 + number % 300,
+            output_tokens=1 + number % 40,
+            slo_class="slow" if number % 5 == 0 else None,
+            cancel_after_ms=3.5 if number == 77 else None,
+            request_canceled=number == 77,
+            ttft_target_ms=0.5 if number == 8 else None,
+        )
+        for number in range(600)
+    ]
+    write_trace(path, rows, TraceMetadata(source="a test", clock=Clock.ABSOLUTE))
+    return path
+
+
+def run(*arguments: object) -> int:
+    return run_command(["replay", *map(str, arguments)])
+
+
+def test_the_folder_is_that_of_any_run_and_says_that_it_was_emulated(
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--trace", trace, "--emulate", manifest, "--out", tmp_path / "run") == 0
+    said = capsys.readouterr().out
+    assert "Emulated in virtual time, not measured: 2 replicas on device profile unit" in said
+    assert "nobody was late in virtual time" in said
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["overall"]["outcomes"] == {"cancelled": 1, "ok": 599}
+    assert summary["overall"]["misses"] == {"ttft": 1}, "the row's own target is half a step"
+    assert summary["run"]["started_at"] == "2023-11-14T22:13:20.000000+00:00"
+    assert summary["target"]["pinning"] == "header"
+    emulation = summary["emulation"]
+    assert emulation["device"] == "unit"
+    assert (emulation["replicas"], emulation["token_budget"]) == (2, 256)
+    assert (emulation["policy"], emulation["placement"]) == ("sarathi", "least-loaded")
+    assert emulation["device_s"] == pytest.approx(2 * emulation["virtual_s"])
+    page = render(tmp_path / "run")
+    assert "Emulated in virtual time, not measured: 2 replicas on device profile unit" in page
+    assert "token budget 256, least-loaded placement" in page
+    assert "Client processor time" not in page
+    rows = list(read_judged(tmp_path / "run"))
+    assert {row.record.replica for row in rows} == {"chat-0", "chat-1"}
+    ends = [row.record.end_ns or 0 for row in rows]
+    assert ends == sorted(ends)
+
+
+def test_the_same_command_gives_the_same_bytes(
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ("--trace", trace, "--emulate", manifest, "--rate-scale", "0.7", "--seed", 3)
+    found = []
+    for _ in range(2):
+        assert run(*arguments, "--out", out, "--force", "--json") == 0
+        found.append(
+            (
+                (out / "records.parquet").read_bytes(),
+                (out / "summary.json").read_bytes(),
+                (out / "report.html").read_bytes(),
+                capsys.readouterr().out,
+            )
+        )
+    assert found[0] == found[1]
+
+
+def test_a_gate_exits_by_the_verdict(trace: Path, manifest: Path, tmp_path: Path) -> None:
+    common = ("--trace", trace, "--emulate", manifest, "--gate", "--no-report", "--no-gaps")
+    assert run(*common, "--out", tmp_path / "pass") == 0
+    manifest.write_text(manifest.read_text().replace("ttftMs: 50,", "ttftMs: 1,"))
+    assert run(*common, "--out", tmp_path / "fail") == 1
+
+
+def test_warm_up_rows_and_the_window_are_those_of_any_replay(
+    trace: Path, manifest: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert run(
+        "--trace", trace, "--emulate", manifest, "--window", "10s..20s", "--warmup", 10,
+        "--speed", 2, "--out", out, "--no-report",
+    ) == 0  # fmt: skip
+    window = json.loads((out / "summary.json").read_text())["window"]
+    assert (window["rows_planned"], window["warmup_rows"]) == (90, 10)
+    assert window["length_s"] == 4.5
+
+
+def test_a_dry_run_emulates_nothing(
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run("--trace", trace, "--emulate", manifest, "--dry-run", "--json", "--out", out) == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == {"slow": 120, "fast": 480}
+    assert not out.exists()
+
+
+def test_real_weights_need_a_device_and_the_profiles_are_named(
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest.write_text(MANIFEST.replace("MODEL", "hf://Qwen/Qwen3-8B"))
+    out = tmp_path / "run"
+    assert run("--trace", trace, "--emulate", manifest, "--out", out) == 64
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "hf://Qwen/Qwen3-8B" in said
+    assert "--device" in said
+    assert "llama-3-8b-h100" in said
+    assert not out.exists()
+    arguments = ("--trace", trace, "--emulate", manifest, "--device", "unit")
+    assert run(*arguments, "--out", out, "--no-report") == 0
+
+
+def test_a_class_without_a_promise_is_refused_before_anything_runs(
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ("--trace", trace, "--emulate", manifest, "--class-by", "gold: *")
+    assert run(*arguments, "--out", out) == 64
+    assert "has the class 'gold', which has no promise" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_signal_ends_a_run_between_two_records_and_what_was_recorded_is_kept(
+    trace: Path,
+    manifest: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = RunWriter.append
+
+    def append(self: RunWriter, record: RequestRecord, *, warmup: bool = False) -> Judgement | None:
+        if self.rows == 99:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, record, warmup=warmup)
+
+    monkeypatch.setattr(RunWriter, "append", append)
+    out = tmp_path / "run"
+    assert run("--trace", trace, "--emulate", manifest, "--out", out, "--no-report") == 130
+    assert "interrupted by SIGTERM after 100 of 600" in capsys.readouterr().err
+    summary = json.loads((out / "summary.json").read_text())
+    assert not summary["run"]["complete"]
+    assert summary["verdict"]["kind"] == "INVALID"
+    assert summary["overall"]["requests"] == 100
+    assert all(row.record.outcome is not Outcome.UNSENT for row in read_judged(out))
+
+
+def test_signals_are_as_before_once_a_run_is_over() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stoppable() as check:
+        check()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped, match="interrupted by SIGTERM"):
+            check()
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,266 @@
+"""Small fleets worked out by hand: a step takes 1 ms and emits one token of each request in it."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.record import Outcome
+from goodput_core.slo import Targets
+from goodput_core.spec.choices import RouterPolicy
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.replay.emulation.conftest import Run
+
+    from goodput_engine.scheduler.door import Refusal
+    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_replay.emulation.fleet import Fleet
+    from goodput_replay.emulation.replica import Replica
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+    Planned = Callable[..., PlannedRequest]
+    Settings = Callable[..., FleetSettings]
+    RunFleet = Callable[..., Run]
+
+
+def test_a_request_alone_emits_one_token_a_step(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 5, prompt=100, output=4)], fleet())
+    assert run.tokens_ms("a") == [6, 7, 8, 9]
+    record = run["a"]
+    assert record.outcome is Outcome.OK
+    assert record.sent_ns == record.scheduled_ns == 5 * NS_PER_MS
+    assert record.end_ns == record.last_token_ns
+    assert (record.input_tokens, record.output_tokens) == (100, 4)
+    assert record.replica == "chat-0"
+    assert record.cached_tokens == 0
+
+
+def test_a_long_prompt_takes_as_many_steps_as_it_has_chunks(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned("decodes", 0, 10, 6), planned("prompt", 1, 250, 2)]
+    run = run_fleet(requests, fleet(token_budget=101))
+    assert run.tokens_ms("decodes") == [1, 2, 3, 4, 5, 6]
+    # Three chunks of 100, 100 and 50 beside the decodes, from the step that starts at 1 ms.
+    assert run.tokens_ms("prompt") == [4, 5]
+
+
+def test_what_arrives_while_a_step_runs_is_in_the_next_one(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet(
+        [planned("a", 0, 8, 3), planned("b", 0.5, 8, 1), planned("c", 1, 8, 1)], fleet()
+    )
+    assert run.tokens_ms("a") == [1, 2, 3]
+    assert run.tokens_ms("b") == [2]
+    assert run.tokens_ms("c") == [2], "an arrival at the end of a step is planned with it"
+
+
+def test_records_come_in_the_order_of_their_ends(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned("long", 0, 8, 9), planned("short", 0, 8, 2), planned("late", 30, 8, 1)]
+    run = run_fleet(requests, fleet(replicas=2))
+    assert [r.request_id for r in run.records] == ["short", "long", "late"]
+    assert run.outcome.end_ns == 31 * NS_PER_MS
+    assert run.outcome.replica_ns == 2 * 31 * NS_PER_MS
+    assert (run.outcome.requests, run.outcome.peak_in_flight) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("placement", "served_by"),
+    [
+        (RouterPolicy.ROUND_ROBIN, ["chat-0", "chat-1", "chat-0", "chat-1"]),
+        (RouterPolicy.LEAST_LOADED, ["chat-0", "chat-1", "chat-1", "chat-1"]),
+    ],
+    ids=["round-robin", "least-loaded"],
+)
+def test_two_replicas_are_placed_on_by_the_law_that_was_asked_for(
+    planned: Planned,
+    fleet: Settings,
+    run_fleet: RunFleet,
+    placement: RouterPolicy,
+    served_by: list[str],
+) -> None:
+    requests = [planned("long", 0, 8, 100)]
+    requests += [planned(f"r{at}", at, 8, 2) for at in (10, 20, 30)]
+    run = run_fleet(requests, fleet(replicas=2, placement=placement))
+    names = [request.request_id for request in requests]
+    assert [run[name].replica for name in names] == served_by
+
+
+def test_a_cancelled_request_keeps_the_tokens_it_got_and_gives_its_place_away(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned("a", 0, 8, 50, cancel_ms=3.5), planned("b", 1, 8, 2)]
+    run = run_fleet(requests, fleet(max_num_seqs=1))
+    record = run["a"]
+    assert record.outcome is Outcome.CANCELLED
+    assert record.end_ns == round(3.5 * NS_PER_MS)
+    assert run.tokens_ms("a") == [1, 2, 3]
+    assert run.tokens_ms("b") == [5, 6], "the step under way at 3.5 ms ends at 4"
+
+
+def test_an_answer_that_is_complete_at_its_deadline_is_complete(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 0, 8, 4, cancel_ms=4)], fleet())
+    assert run["a"].outcome is Outcome.OK
+
+
+def test_a_request_that_takes_too_long_times_out(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned("a", 0, 8, 300), planned("b", 1, 8, 5), planned("c", 10, 8, 5)]
+    run = run_fleet(requests, fleet(max_num_seqs=1, timeout_s=0.2))
+    assert run["a"].outcome is Outcome.TIMEOUT
+    assert run["a"].end_ns == 200 * NS_PER_MS
+    assert run["a"].output_tokens == 200
+    assert run["a"].detail == "nothing complete within 0.2 s"
+    # The step under way ends at 201 ms, which is when b is given up, and c starts a step later.
+    assert (run["b"].outcome, run["b"].output_tokens) == (Outcome.TIMEOUT, 0)
+    assert run.tokens_ms("c") == [203, 204, 205, 206, 207]
+
+
+def test_a_cancellation_later_than_the_time_out_is_a_time_out(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 0, 8, 300, cancel_ms=250)], fleet(timeout_s=0.2))
+    assert run["a"].outcome is Outcome.TIMEOUT
+
+
+def test_with_every_queue_full_a_request_is_shed(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned(f"r{i}", i / 10, 8, 5) for i in range(8)]
+    run = run_fleet(requests, fleet(replicas=2, max_num_seqs=1, max_waiting=2))
+    shed = [r for r in run.records if r.outcome is Outcome.SHED]
+    assert [r.request_id for r in shed] == ["r6", "r7"]
+    assert {r.detail for r in shed} == {"every replica is full; try again shortly"}
+    assert all(r.end_ns == r.scheduled_ns and not r.output_tokens for r in shed)
+
+
+def test_a_refusal_for_load_is_retried_once_elsewhere(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    # Nobody may wait, and a long prompt keeps a replica from starting a second request although
+    # its width allows one: it is not saturated by its own account, yet it refuses.
+    settings = fleet(replicas=2, max_num_seqs=2, max_waiting=0, profile={"kv_blocks": 10})
+    requests = [planned("big", 0, 150, 9), planned("r1", 1, 150, 9), planned("r2", 2, 150, 9)]
+    run = run_fleet(requests, settings)
+    assert run["big"].replica == "chat-0"
+    assert run["r1"].replica == "chat-1"
+    assert run["r2"].outcome is Outcome.SHED
+    retried = run_fleet(
+        [planned("big", 0, 150, 9), planned("small", 1, 8, 2), planned("r", 4, 150, 9)], settings
+    )
+    assert retried["small"].replica == "chat-1"
+    assert retried["r"].replica == "chat-1", "chat-0 was next in turn and refused"
+    assert retried["r"].outcome is Outcome.OK
+
+
+def test_a_request_that_no_replica_can_ever_hold_is_an_error_and_not_retried(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 0, 70_000, 1)], fleet(replicas=2))
+    assert run["a"].outcome is Outcome.ERROR
+    assert "the prompt has 70000 tokens" in run["a"].detail
+
+
+def test_a_class_that_nobody_promised_is_an_error(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 0, 8, 1, slo_class="gold")], fleet())
+    assert run["a"].outcome is Outcome.ERROR
+    assert run["a"].detail == "'gold' is not an SLO class of this service; there are fast, slow"
+
+
+def test_without_a_replica_everything_is_shed(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 0, 8, 1)], fleet(replicas=0))
+    assert run["a"].outcome is Outcome.SHED
+    assert run["a"].detail == "no replica is ready; try again shortly"
+
+
+class Scaler:
+    """Starts a replica at one instant and drains the first one at another."""
+
+    def __init__(self, *, start_ms: int, drain_ms: int | None = None) -> None:
+        self._due = [(start_ms * NS_PER_MS, False)]
+        if drain_ms is not None:
+            self._due.append((drain_ms * NS_PER_MS, True))
+        self.seen: list[tuple[int, int]] = []
+
+    def next_ns(self) -> int:
+        return self._due[0][0] if self._due else 1 << 62
+
+    def act(self, fleet: Fleet, now_ns: int) -> None:
+        _, drains = self._due.pop(0)
+        if drains:
+            fleet.drain_replica(fleet.replicas[0], now_ns)
+        else:
+            replica: Replica = fleet.start_replica(now_ns)
+            self.seen.append((replica.created_ns, replica.ready_ns))
+
+
+def test_a_replica_takes_requests_once_its_start_up_time_has_passed(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    scaler = Scaler(start_ms=2_000)
+    requests = [planned(f"r{second}", second * 1000, 8, 2) for second in range(8)]
+    run = run_fleet(requests, fleet(profile={"startup_seconds": 3.0}), [scaler])
+    assert scaler.seen == [(2 * NS_PER_S, 5 * NS_PER_S)]
+    served = [run[r.request_id].replica for r in requests]
+    assert served == ["chat-0"] * 5 + ["chat-1", "chat-0", "chat-1"]
+    end_ns = run.outcome.end_ns
+    assert run.outcome.replica_ns == end_ns + (end_ns - 2 * NS_PER_S)
+
+
+def test_a_drained_replica_finishes_what_it_has_and_costs_nothing_after(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned("long", 0, 8, 50), *(planned(f"r{i}", i * 10, 8, 2) for i in range(1, 8))]
+    run = run_fleet(requests, fleet(), [Scaler(start_ms=11, drain_ms=12)])
+    assert run["long"].outcome is Outcome.OK
+    assert [run[f"r{i}"].replica for i in range(1, 4)] == ["chat-0", "chat-1", "chat-1"]
+    end_ns = run.outcome.end_ns
+    assert run.outcome.replica_ns == 50 * NS_PER_MS + end_ns - 11 * NS_PER_MS
+
+
+def test_a_policy_sees_the_promise_the_priority_and_never_the_length(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[ScheduledRequest] = []
+    real = Scheduler.add
+
+    def add(self: Scheduler, request: ScheduledRequest, now_ns: int) -> Refusal | None:
+        seen.append(copy(request))
+        return real(self, request, now_ns)
+
+    monkeypatch.setattr(Scheduler, "add", add)
+    own = Targets(ttft_ns=7)
+    run_fleet(
+        [
+            planned("a", 0, 8, 123, slo_class="slow", targets=own, priority=3),
+            planned("b", 1, 8, 123, max_output_tokens=200),
+        ],
+        fleet(),
+    )
+    a, b = seen
+    assert (a.slo_class, a.priority) == ("slow", 3)
+    assert a.targets == Targets(ttft_ns=7, tpot_ns=50 * NS_PER_MS, e2e_ns=9 * NS_PER_S)
+    assert (a.max_output_tokens, b.max_output_tokens) == (None, 200)
+    assert b.targets.ttft_ns == 50 * NS_PER_MS
+    assert b.priority == 0
+    assert not [field for field in fields(a) if getattr(a, field.name) == 123]

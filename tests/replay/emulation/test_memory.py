@@ -1,0 +1,37 @@
+"""What a fleet holds does not grow with the trace."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING
+
+from goodput_replay.emulation.fleet import emulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+
+def test_twice_the_trace_needs_no_more_memory(
+    planned: Callable[..., PlannedRequest], fleet: Callable[..., FleetSettings]
+) -> None:
+    settings = fleet(timeout_s=2, profile={"kv_blocks": 200})
+
+    def requests(count: int) -> Iterator[PlannedRequest]:
+        for number in range(count):
+            yield planned(f"r{number}", number * 20, 40, 1 + number % 60)
+
+    def peak_bytes(count: int) -> int:
+        tracemalloc.start()
+        outcome = emulate(requests(count), settings, lambda *_: None)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert outcome.requests == count
+        return peak
+
+    peak_bytes(100)  # what is allocated once, such as caches of imports
+    # 8,000 steps at least: the log of their times has been trimmed by then.
+    once, twice = peak_bytes(400), peak_bytes(800)
+    assert twice < once + 32_000, "eight bytes for each further step alone would be 64,000"
