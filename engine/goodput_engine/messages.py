@@ -50,7 +50,7 @@ class Configure(_Message, frozen=True, kw_only=True):
         min_token_budget, max_token_budget: a later budget is kept within these.
         max_num_seqs: requests that may run at once, at the start.
         max_waiting: requests that may wait, at the start.
-        batch_timeout_ns: how long a policy that gathers batches waits; None: as it does unless told.
+        batch_timeout_ns: how long a policy that gathers batches waits; None: its own default.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
         depth: plans that may wait on the device beside the one that runs, 0 to 2; None: as the
             device profile says.

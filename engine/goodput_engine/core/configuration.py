@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["configuration"]
 
 
-def configuration(
-    engine: EngineSpec, *, device: str, step_log: str | None = None
-) -> Configure:
+def configuration(engine: EngineSpec, *, device: str, step_log: str | None = None) -> Configure:
     """What a replica of this service runs.
 
     Args:

@@ -150,4 +150,6 @@ def _emulation(settings: FleetSettings, outcome: FleetOutcome | None) -> Emulati
         device_ns=outcome.replica_ns * profile.tensor_parallel,
         steps=outcome.steps,
         preemptions=outcome.preemptions,
+        recomputed_tokens=outcome.recomputed_tokens,
+        swapped_tokens=outcome.swapped_tokens,
     )

@@ -55,6 +55,7 @@ class FleetOutcome:
         scheduled_tokens: computed, recomputed ones too.
         output_tokens: emitted.
         preemptions: requests sent back to wait.
+        recomputed_tokens, swapped_tokens: of these: computed again, or copied to host memory.
         prefix_queried_tokens, prefix_hit_tokens: of admitted prompts.
     """
 
@@ -67,6 +68,8 @@ class FleetOutcome:
     scheduled_tokens: int
     output_tokens: int
     preemptions: int
+    recomputed_tokens: int
+    swapped_tokens: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 
-from goodput_engine.scheduler.stats import SchedulerStats
 from goodput_replay.emulation.settings import FleetOutcome
 
 if TYPE_CHECKING:
     from goodput_replay.emulation.replica import Replica
 
 __all__ = ["Totals"]
+
+_SUMMED: Final = (
+    "steps",
+    "step_ns",
+    "scheduled_tokens",
+    "output_tokens",
+    "preemptions",
+    "recomputed_tokens",
+    "swapped_tokens",
+    "prefix_queried_tokens",
+    "prefix_hit_tokens",
+)
 
 
 class Totals:
@@ -24,7 +36,7 @@ class Totals:
         self.end_ns = 0
         self._peak = 0
         self._replica_ns = 0
-        self._stats = SchedulerStats()
+        self._sums: Counter[str] = Counter()
 
     def in_flight(self, count: int) -> None:
         """So many requests are on replicas now."""
@@ -37,23 +49,15 @@ class Totals:
     def add(self, replica: Replica, gone_ns: int) -> None:
         """A replica is gone, or the run is over."""
         self._replica_ns += max(0, gone_ns - replica.created_ns)
-        for name in SchedulerStats.__slots__:
-            found = getattr(replica.core.scheduler.stats, name)
-            setattr(self._stats, name, getattr(self._stats, name) + found)
+        stats = replica.core.scheduler.stats
+        self._sums.update({name: getattr(stats, name) for name in _SUMMED})
 
     def outcome(self, *, requests: int) -> FleetOutcome:
         """The run's."""
-        stats = self._stats
         return FleetOutcome(
             end_ns=self.end_ns,
             requests=requests,
             peak_in_flight=self._peak,
             replica_ns=self._replica_ns,
-            steps=stats.steps,
-            step_ns=stats.step_ns,
-            scheduled_tokens=stats.scheduled_tokens,
-            output_tokens=stats.output_tokens,
-            preemptions=stats.preemptions,
-            prefix_queried_tokens=stats.prefix_queried_tokens,
-            prefix_hit_tokens=stats.prefix_hit_tokens,
+            **{name: self._sums[name] for name in _SUMMED},
         )

@@ -133,6 +133,7 @@ class EmulationFacts:
             times the devices of one.
         steps: of all replicas.
         preemptions: requests sent back to wait.
+        recomputed_tokens, swapped_tokens: of these: computed again, or copied to host memory.
     """
 
     device: str
@@ -148,6 +149,8 @@ class EmulationFacts:
     device_ns: int = 0
     steps: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,6 +252,8 @@ def _emulation(facts: EmulationFacts) -> EmulationSummary:
         device_s=_seconds(facts.device_ns),
         steps=facts.steps,
         preemptions=facts.preemptions,
+        recomputed_tokens=facts.recomputed_tokens,
+        swapped_tokens=facts.swapped_tokens,
     )
 
 

@@ -260,6 +260,8 @@ class EmulationSummary:
     device_s: Annotated[float, Meta(description="Seconds for which devices were held, summed.")]
     steps: Annotated[int, Meta(description="Steps of all replicas.")]
     preemptions: Annotated[int, Meta(description="Requests sent back to wait.")]
+    recomputed_tokens: Annotated[int, Meta(description="Their tokens that were computed again.")]
+    swapped_tokens: Annotated[int, Meta(description="Their tokens copied to host memory.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

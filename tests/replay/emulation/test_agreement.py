@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_core.record import Outcome
+from goodput_core.spec.choices import Preemption
 from goodput_core.units import NS_PER_MS, NS_PER_US
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
@@ -103,7 +104,13 @@ REQUESTS = st.lists(
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@given(rows=REQUESTS, depth=st.integers(0, 2), blocks=st.integers(10, 30), width=st.integers(1, 8))
+@given(
+    rows=REQUESTS,
+    depth=st.integers(0, 2),
+    blocks=st.integers(10, 30),
+    width=st.integers(1, 8),
+    preemption=st.sampled_from(Preemption),
+)
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -114,6 +121,7 @@ def test_every_token_comes_when_the_core_gave_it(
     depth: int,
     blocks: int,
     width: int,
+    preemption: Preemption,
     planned: Callable[..., PlannedRequest],
     fleet: Callable[..., FleetSettings],
     run_fleet: Callable[..., Run],
@@ -127,6 +135,8 @@ def test_every_token_comes_when_the_core_gave_it(
         )
     settings_ = fleet(
         policy=policy,
+        preemption=preemption,
+        swap_space_bytes=8 * 16 * 131_072,
         depth=depth,
         max_num_seqs=width,
         token_budget=64,
