@@ -35,7 +35,7 @@ BUILT_POLICIES: Final = frozenset(
     }
 )
 BUILT_PREEMPTIONS: Final = frozenset(Preemption)
-BUILT_ROUTER_POLICIES: Final = frozenset({RouterPolicy.ROUND_ROBIN, RouterPolicy.LEAST_LOADED})
+BUILT_ROUTER_POLICIES: Final = frozenset(RouterPolicy)
 BUILT_CONTROL_MODES: Final = frozenset({ControlMode.MANUAL})
 
 
