@@ -102,6 +102,8 @@ METRIC_HOST_KV_BLOCKS: Final = "goodput_engine_host_kv_blocks"
 METRIC_PREFIX_QUERIED: Final = "goodput_engine_prefix_queried_tokens_total"
 METRIC_PREFIX_HIT: Final = "goodput_engine_prefix_hit_tokens_total"
 METRIC_SHED: Final = "goodput_engine_shed_total"
+METRIC_PREDICTED_LENGTHS: Final = "goodput_engine_predicted_lengths_total"
+METRIC_LENGTH_ERROR: Final = "goodput_engine_length_error_log_ratio"
 METRIC_TOKEN_BUDGET: Final = "goodput_engine_token_budget"  # noqa: S105 - tokens of a model
 
 # --- lines on stdout that one process reads of another ------------------------------------

@@ -32,6 +32,8 @@ BUILT_POLICIES: Final = frozenset(
         Policy.ORCA,
         Policy.VLLM,
         Policy.SARATHI,
+        Policy.SPLITFUSE,
+        Policy.SJF,
     }
 )
 BUILT_PREEMPTIONS: Final = frozenset(Preemption)

@@ -192,6 +192,8 @@ class EngineState(_Value, frozen=True, kw_only=True):
         draining: whether new requests are refused.
         behind_ns: by how much an emulated device's clock trails real time.
         host_total_blocks, host_free_blocks: host memory for copies of KV blocks.
+        predicted_lengths, length_error: answers whose length was predicted, and the mean of
+            |ln(predicted / true)| over the recent ones; 0 where the policy predicts nothing.
     """
 
     at_ns: int
@@ -219,6 +221,8 @@ class EngineState(_Value, frozen=True, kw_only=True):
     swapped_tokens: int = 0
     host_total_blocks: int = 0
     host_free_blocks: int = 0
+    predicted_lengths: int = 0
+    length_error: float = 0.0
 
 
 class Ready(_Message, frozen=True, kw_only=True):

@@ -11,7 +11,9 @@ from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policies.sjf import SjfPolicy
 from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.prediction import KnownLengths
 from goodput_engine.scheduler.scheduler import Scheduler
 from goodput_engine.scheduler.settings import PolicySettings
 
@@ -30,6 +32,7 @@ def build_core(
     profile: DeviceProfile,
     *,
     on_step: Callable[[StepOutcome], None] | None = None,
+    oracle: Callable[[int], int] | None = None,
 ) -> EngineCore:
     """A core on an emulated device.
 
@@ -37,6 +40,8 @@ def build_core(
         config: what to run; its `device` was loaded as `profile`.
         profile: the device.
         on_step: told of every step when it is done.
+        oracle: the true output tokens by rid, for a bound in virtual time: whatever the policy
+            that the configuration names, the shortest job goes first by them.
 
     Raises:
         InputError: a value that cannot be, or a name that this version does not have.
@@ -54,10 +59,11 @@ def build_core(
         _within("batch timeout", config.batch_timeout_ns, 0, None)
     depth = profile.default_depth if config.depth is None else config.depth
     _within("depth", depth, 0, 2)
+    policy = build_policy(config.policy, PolicySettings(batch_timeout_ns=config.batch_timeout_ns))
+    if oracle is not None:
+        policy = SjfPolicy(predictor=KnownLengths(oracle))
     scheduler = Scheduler(
-        policy=build_policy(
-            config.policy, PolicySettings(batch_timeout_ns=config.batch_timeout_ns)
-        ),
+        policy=policy,
         kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
         limits=SchedulerLimits(
             token_budget=config.token_budget,

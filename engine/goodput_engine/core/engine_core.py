@@ -7,11 +7,12 @@ two calls, a simulation jumps. It knows nothing of sockets, HTTP or text.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo import Targets
 from goodput_engine.messages import EngineState, Rejected, RequestOutput, StepOutputs
 from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.prediction import PredictionError
 from goodput_engine.scheduler.request import ScheduledRequest
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.scheduler import Scheduler
 
 __all__ = ["EngineCore"]
+
+_NO_PREDICTIONS: Final = PredictionError()
 
 
 class EngineCore:
@@ -178,6 +181,7 @@ class EngineCore:
         scheduler, stats = self.scheduler, self.scheduler.stats
         waiting, limits = len(scheduler.waiting), scheduler.limits
         host_free, host_total = scheduler.host_blocks
+        predicted = scheduler.prediction_error or _NO_PREDICTIONS
         return EngineState(
             at_ns=now_ns,
             running=scheduler.num_requests - waiting,
@@ -204,6 +208,8 @@ class EngineCore:
             swapped_tokens=stats.swapped_tokens,
             host_total_blocks=host_total,
             host_free_blocks=host_free,
+            predicted_lengths=predicted.judged,
+            length_error=predicted.mean_abs_log_ratio,
         )
 
     def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:

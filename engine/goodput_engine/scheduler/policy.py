@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import Policy, Preemption
     from goodput_engine.scheduler.door import Refusal
     from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_engine.scheduler.prediction import PredictionError
     from goodput_engine.scheduler.settings import PolicySettings
 
 __all__ = ["Phase", "SchedulerLimits", "SchedulerView", "SchedulingPolicy"]
@@ -101,6 +102,10 @@ class SchedulerView(Protocol):
 
     def running(self) -> Iterator[ScheduledRequest]:
         """Every running request: decoding, ready to decode, prefilling."""
+        ...
+
+    def prefilling(self) -> Iterable[ScheduledRequest]:
+        """Running requests that are more than one step from their next token."""
         ...
 
 
@@ -241,6 +246,11 @@ class SchedulingPolicy:
     def evict_mode(self, victim: ScheduledRequest, view: SchedulerView) -> Preemption:  # noqa: ARG002
         """What becomes of a victim's blocks; without room in host memory they are recomputed."""
         return view.preemption
+
+    @property
+    def prediction_error(self) -> PredictionError | None:
+        """How wrong its predictions of answers' lengths were; None: it makes none."""
+        return None
 
     def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
         """A step has committed: learn from its time and from the requests that ended."""

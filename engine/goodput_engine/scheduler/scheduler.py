@@ -27,12 +27,13 @@ from goodput_engine.scheduler.request import RequestState
 from goodput_engine.scheduler.stats import SchedulerStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from goodput_engine.kv.blocks import BlockPool
     from goodput_engine.scheduler.door import Refusal
     from goodput_engine.scheduler.plan import StepPlan, StepResult
     from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
+    from goodput_engine.scheduler.prediction import PredictionError
     from goodput_engine.scheduler.queue import WaitingQueue
     from goodput_engine.scheduler.request import ScheduledRequest
 
@@ -149,6 +150,15 @@ class Scheduler:
     def running(self) -> Iterator[ScheduledRequest]:
         """Every running request: decoding, ready to decode, prefilling."""
         return self._floor.running()
+
+    def prefilling(self) -> Iterable[ScheduledRequest]:
+        """Running requests that are more than one step from their next token."""
+        return self._floor.prefilling.values()
+
+    @property
+    def prediction_error(self) -> PredictionError | None:
+        """How wrong the policy's predictions of answers' lengths were; None: it makes none."""
+        return self._policy.prediction_error
 
     # --- requests --------------------------------------------------------------------------
     def add(self, request: ScheduledRequest, now_ns: int) -> Refusal | None:

@@ -20,7 +20,9 @@ from goodput_core.contract import (
     LABEL_ROLE,
     METRIC_HOST_KV_BLOCKS,
     METRIC_KV_BLOCKS,
+    METRIC_LENGTH_ERROR,
     METRIC_OUTPUT_TOKENS,
+    METRIC_PREDICTED_LENGTHS,
     METRIC_PREEMPTIONS,
     METRIC_PREFIX_HIT,
     METRIC_PREFIX_QUERIED,
@@ -72,11 +74,17 @@ _COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_PREFIX_QUERIED, "prefix_queried_tokens", "Prompt tokens looked up in the cache."),
     (METRIC_PREFIX_HIT, "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
     (METRIC_SHED, "shed", "Requests that the core refused for load."),
+    (METRIC_PREDICTED_LENGTHS, "predicted_lengths", "Ended answers whose length was predicted."),
 )
 _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_RUNNING, "running", "Requests that hold KV blocks."),
     (METRIC_WAITING, "waiting", "Requests that wait for KV blocks or a place in the batch."),
     (METRIC_TOKEN_BUDGET, "token_budget", "Tokens that one step may compute."),
+    (
+        METRIC_LENGTH_ERROR,
+        "length_error",
+        "Mean of |ln(predicted / true length)| over recent answers.",
+    ),
 )
 
 

@@ -20,8 +20,10 @@ from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.scheduler.policies.dynamic import DynamicPolicy
 from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policies.sjf import SjfPolicy
 from goodput_engine.scheduler.policies.static import StaticPolicy
 from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
+from goodput_engine.scheduler.prediction import KnownLengths
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -170,6 +172,14 @@ def test_jobs_in_a_row_wait_for_the_long_one_at_their_head() -> None:
     seen = _run(build_policy("orca"), [Job(outputs=n) for n in (50, 5, 20)], slots=1)
     assert list(seen.ended.values()) == [50, 55, 75]
     assert sum(seen.ended.values()) == 3 * 60
+
+
+def test_jobs_in_a_row_are_done_sooner_on_average_when_the_shortest_goes_first() -> None:
+    lengths = (50, 5, 20)
+    oracle = SjfPolicy(predictor=KnownLengths(lengths.__getitem__))
+    seen = _run(oracle, [Job(outputs=n) for n in lengths], slots=1)
+    assert seen.ended == {1: 5, 2: 25, 0: 75}
+    assert sum(seen.ended.values()) == 3 * 35
 
 
 A_TO_E = [

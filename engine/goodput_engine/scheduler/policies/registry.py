@@ -11,6 +11,8 @@ from goodput_engine.scheduler.policies.dynamic import DynamicPolicy
 from goodput_engine.scheduler.policies.orca import OrcaPolicy
 from goodput_engine.scheduler.policies.request import RequestPolicy
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
+from goodput_engine.scheduler.policies.sjf import SjfPolicy
+from goodput_engine.scheduler.policies.splitfuse import SplitFusePolicy
 from goodput_engine.scheduler.policies.static import StaticPolicy
 from goodput_engine.scheduler.policies.vllm import VllmPolicy
 from goodput_engine.scheduler.settings import PolicySettings
@@ -32,6 +34,8 @@ POLICIES: Final[Mapping[Policy, type[SchedulingPolicy]]] = MappingProxyType(
             OrcaPolicy,
             VllmPolicy,
             SarathiPolicy,
+            SplitFusePolicy,
+            SjfPolicy,
         )
     }
 )

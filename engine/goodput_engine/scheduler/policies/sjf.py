@@ -1,0 +1,146 @@
+"""Shortest job first, by predicted length."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from goodput_core.spec.llmservice import Policy
+from goodput_core.units import NS_PER_S
+from goodput_engine.scheduler.policy import SchedulingPolicy
+from goodput_engine.scheduler.prediction import LearnedLengths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_engine.scheduler.policy import SchedulerView
+    from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
+    from goodput_engine.scheduler.request import ScheduledRequest
+
+__all__ = ["ShortestFirst", "SjfPolicy"]
+
+_PATIENCE_NS: Final = 30 * NS_PER_S
+
+
+def _left_tokens(request: ScheduledRequest, predictor: LengthPredictor) -> int:
+    """Tokens still to compute: the prompt's are known, the answer's are predicted."""
+    answer = predictor.output_tokens(request) - request.sampled_tokens
+    return request.total_tokens - request.computed_tokens + answer - 1
+
+
+class ShortestFirst:
+    """Who has the fewest tokens left goes first, but for those who have waited too long.
+
+    Args:
+        predictor: of the answers' lengths; the order follows it when it learns.
+        patience_ns: from its arrival, after which a request goes before all younger ones.
+    """
+
+    __slots__ = (
+        "_by_age",
+        "_by_length",
+        "_keys",
+        "_patience_ns",
+        "_predictor",
+        "_revision",
+        "_waiting",
+    )
+
+    def __init__(self, predictor: LengthPredictor, patience_ns: int) -> None:
+        self._predictor = predictor
+        self._patience_ns = patience_ns
+        self._revision = predictor.revision
+        self._waiting: dict[int, ScheduledRequest] = {}
+        self._keys: dict[int, tuple[int, int, int]] = {}
+        self._by_length: list[tuple[int, int, int]] = []
+        self._by_age: list[tuple[int, int]] = []
+
+    def push(self, request: ScheduledRequest) -> None:
+        """A new request goes where its length puts it."""
+        self._waiting[request.rid] = request
+        self._keys[request.rid] = key = self._key(request)
+        insort(self._by_length, key)
+        insort(self._by_age, (request.arrival_ns, request.rid))
+
+    push_back = push
+
+    def peek(self, now_ns: int) -> ScheduledRequest | None:
+        """The oldest, if it has waited too long; else the shortest."""
+        if not self._waiting:
+            return None
+        arrival_ns, rid = self._by_age[0]
+        if now_ns - arrival_ns < self._patience_ns:
+            if self._revision != self._predictor.revision:
+                self._sort()
+            rid = self._by_length[0][-1]
+        return self._waiting[rid]
+
+    def remove(self, request: ScheduledRequest) -> None:
+        """Admitted or cancelled: it waits no more."""
+        rid = request.rid
+        del self._waiting[rid]
+        del self._by_length[bisect_left(self._by_length, self._keys.pop(rid))]
+        del self._by_age[bisect_left(self._by_age, (request.arrival_ns, rid))]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return (self._waiting[key[-1]] for key in self._by_length)
+
+    def _key(self, request: ScheduledRequest) -> tuple[int, int, int]:
+        return _left_tokens(request, self._predictor), request.arrival_ns, request.rid
+
+    def _sort(self) -> None:
+        """The predictor has learned: predict again."""
+        self._revision = self._predictor.revision
+        self._keys = {rid: self._key(request) for rid, request in self._waiting.items()}
+        self._by_length = sorted(self._keys.values())
+
+
+class SjfPolicy(SchedulingPolicy):
+    """Who has the fewest tokens left starts first; who runs is not displaced by a shorter one.
+
+    Steps are as `sarathi`'s. The answer's length is predicted, from answers of the same class that
+    have ended. Out of blocks, who has the most left yields. A request that has been there for half
+    a minute goes before all younger ones and yields after them, so that nobody starves.
+
+    Args:
+        predictor: of the answers' lengths; None: one that learns.
+        patience_ns: after which a request goes first.
+
+    Source: Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024 (order by
+    predicted length, and starvation prevention by a bound on waiting); here the prediction is
+    learned while serving rather than by a model that reads the prompt.
+    """
+
+    name: ClassVar[Policy] = Policy.SJF
+
+    def __init__(
+        self, *, predictor: LengthPredictor | None = None, patience_ns: int = _PATIENCE_NS
+    ) -> None:
+        self.predictor: LengthPredictor = LearnedLengths() if predictor is None else predictor
+        self._patience_ns = patience_ns
+
+    def new_queue(self) -> ShortestFirst:
+        """The fewest predicted tokens first."""
+        return ShortestFirst(self.predictor, self._patience_ns)
+
+    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:
+        """Those with the most left yield, before those who have been there too long."""
+        arrival_ns, rid = request.arrival_ns, request.rid
+        if view.now_ns - arrival_ns >= self._patience_ns:
+            return (0, arrival_ns, rid)
+        return (1, _left_tokens(request, self.predictor), arrival_ns, rid)
+
+    @property
+    def prediction_error(self) -> PredictionError:
+        """How wrong its predictor was."""
+        return self.predictor.error
+
+    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:  # noqa: ARG002
+        """Learn from those that ended."""
+        for progress in outcome.progress:
+            if progress.finish_reason is not None:
+                self.predictor.learn(progress.request)

@@ -1,0 +1,216 @@
+"""`sjf`: the shortest first, by what has been learned; an oracle only where one is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_engine.core.build import build_core
+from goodput_engine.device.load import load_profile
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.messages import Configure, ExecutorInput, Submit
+from goodput_engine.scheduler.plan import StepResult
+from goodput_engine.scheduler.policies.registry import POLICIES
+from goodput_engine.scheduler.policies.sjf import ShortestFirst, SjfPolicy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.prediction import KnownLengths, LearnedLengths
+from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from goodput_engine.core.engine_core import EngineCore
+
+PATIENCE_NS = 1000
+
+
+def _scheduler(policy: SjfPolicy, *, blocks: int = 100, seqs: int = 1) -> Scheduler:
+    return Scheduler(
+        policy=policy,
+        kv=BlockPool(total_blocks=blocks, block_size=16),
+        limits=SchedulerLimits(token_budget=100, max_num_seqs=seqs, max_waiting=100),
+        max_model_tokens=1000,
+    )
+
+
+def _request(
+    rid: int, *, tokens: int = 10, asked: int | None = 50, slo_class: str = "", at_ns: int = 0
+) -> ScheduledRequest:
+    return ScheduledRequest(
+        rid=rid,
+        arrival_ns=at_ns,
+        input_tokens=tokens,
+        max_output_tokens=asked,
+        slo_class=slo_class,
+    )
+
+
+def _step(scheduler: Scheduler, at_ns: int, stops: tuple[int, ...] = ()) -> list[int]:
+    plan = scheduler.plan(at_ns)
+    assert plan is not None
+    stopped = dict.fromkeys(stops, "stop")
+    result = StepResult(plan_id=plan.plan_id, at_ns=at_ns, step_ns=1, stopped=stopped)
+    scheduler.commit(plan, result, at_ns)
+    scheduler.check_integrity()
+    return [chunk.rid for chunk in plan.chunks]
+
+
+def _order(scheduler: Scheduler, at_ns: int = 0) -> list[int]:
+    """Who starts, in order, on one place, if every answer stops after one token."""
+    order: list[int] = []
+    while scheduler.has_work:
+        head = scheduler.waiting.peek(at_ns)
+        assert head is not None
+        order += _step(scheduler, at_ns, stops=(head.rid,))
+    return order
+
+
+def test_before_it_has_learned_it_goes_by_what_was_asked_for() -> None:
+    scheduler = _scheduler(SjfPolicy())
+    for rid, asked in ((1, 50), (2, 5), (3, 20), (4, None)):
+        scheduler.add(_request(rid, asked=asked), 0)
+    assert _order(scheduler) == [2, 3, 1, 4]
+
+
+def test_it_learns_from_finished_requests_which_class_is_short() -> None:
+    policy = SjfPolicy()
+    scheduler = _scheduler(policy)
+    rid = 0
+    for length, slo_class in ((1, "chat"), (12, "batch")):
+        for _ in range(10):
+            rid += 1
+            scheduler.add(_request(rid, slo_class=slo_class), 0)
+            for token in range(length):
+                _step(scheduler, 0, stops=(rid,) if token == length - 1 else ())
+    scheduler.add(_request(100, slo_class="batch"), 0)
+    scheduler.add(_request(101, slo_class="chat"), 0)
+    assert policy.prediction_error.judged == 20
+    assert _order(scheduler) == [101, 100]
+
+
+def test_those_who_wait_are_put_in_order_again_when_it_learns() -> None:
+    lengths = LearnedLengths()
+    queue = ShortestFirst(lengths, PATIENCE_NS)
+    one, two = _request(1, slo_class="batch"), _request(2, slo_class="chat")
+    for request in (one, two):
+        request.output_limit = 50
+        queue.push(request)
+    assert queue.peek(0) is one
+    for slo_class, tokens in (("batch", 40), ("chat", 2)):
+        for _ in range(8):
+            ended = _request(3, slo_class=slo_class)
+            ended.output_limit = 50
+            ended.base_emitted = tokens
+            lengths.learn(ended)
+    assert queue.peek(0) is two
+    assert [r.rid for r in queue] == [2, 1]
+    queue.remove(two)
+    assert queue.peek(0) is one
+    assert len(queue) == 1
+
+
+def test_a_prompt_counts_as_much_as_an_answer() -> None:
+    scheduler = _scheduler(SjfPolicy())
+    scheduler.add(_request(1, tokens=60, asked=10), 0)
+    scheduler.add(_request(2, tokens=10, asked=50), 0)
+    assert _order(scheduler) == [2, 1]
+
+
+def test_who_runs_is_not_displaced_by_a_shorter_one() -> None:
+    scheduler = _scheduler(SjfPolicy())
+    scheduler.add(_request(1, asked=50), 0)
+    assert _step(scheduler, 0) == [1]
+    scheduler.add(_request(2, asked=1), 0)
+    assert _step(scheduler, 0) == []
+    assert [r.rid for r in scheduler.waiting] == [2]
+    assert scheduler.stats.preemptions == 0
+
+
+def test_out_of_blocks_who_has_the_most_left_yields() -> None:
+    scheduler = _scheduler(SjfPolicy(), blocks=3, seqs=2)
+    scheduler.add(_request(1, tokens=16, asked=30), 0)
+    scheduler.add(_request(2, tokens=16, asked=4, at_ns=1), 0)
+    assert _step(scheduler, 1) == [2, 1]
+    _step(scheduler, 1)
+    assert [r.rid for r in scheduler.waiting] == [1], "the older, longer one"
+
+
+def test_nobody_starves_behind_shorter_ones() -> None:
+    known = KnownLengths(lambda rid: 50 if rid == 1 else 1)
+    scheduler = _scheduler(SjfPolicy(predictor=known, patience_ns=PATIENCE_NS))
+    scheduler.add(_request(1, asked=50), 0)
+    started: list[int] = []
+    for at_ns in range(0, 2 * PATIENCE_NS, 100):
+        rid = at_ns + 2
+        scheduler.add(_request(rid, asked=1, at_ns=at_ns), at_ns)
+        started += _step(scheduler, at_ns)
+        if 1 in started:
+            break
+    assert started[-1] == 1
+    assert len(started) == PATIENCE_NS // 100 + 1, "as soon as it has waited long enough"
+
+
+def test_who_has_been_there_too_long_does_not_yield_to_younger_ones() -> None:
+    scheduler = _scheduler(SjfPolicy(patience_ns=PATIENCE_NS), blocks=3, seqs=2)
+    scheduler.add(_request(1, tokens=16, asked=30), 0)
+    scheduler.add(_request(2, tokens=16, asked=4, at_ns=1), 1)
+    assert _step(scheduler, PATIENCE_NS) == [1, 2]
+    _step(scheduler, PATIENCE_NS)
+    assert [r.rid for r in scheduler.waiting] == [2]
+
+
+# --- the oracle ------------------------------------------------------------------------------
+def _core(policy: str, oracle: dict[int, int] | None = None) -> EngineCore:
+    configure = Configure(
+        device="unit",
+        policy=policy,
+        preemption="recompute",
+        token_budget=100,
+        min_token_budget=1,
+        max_token_budget=100,
+        max_num_seqs=1,
+        max_waiting=8,
+    )
+    profile = replace(load_profile("unit"), kv_blocks=100)
+    return build_core(configure, profile, oracle=None if oracle is None else oracle.__getitem__)
+
+
+def _first_to_start(policy: str, lengths: dict[int, int], *, oracle: bool) -> int:
+    core = _core(policy, lengths if oracle else None)
+    for rid, length in lengths.items():
+        executor = ExecutorInput(output_tokens=length)
+        core.submit(Submit(rid=rid, arrival_ns=0, input_tokens=4, executor=executor), 0)
+    core.drain()
+    core.advance(0)
+    (started,) = core.scheduler.running()
+    return started.rid
+
+
+def _one_of_three_is_short(policy: str, *, oracle: bool) -> list[int]:
+    """Who starts first where the first, the second, or the third has the shortest answer."""
+    return [
+        _first_to_start(policy, dict.fromkeys((1, 2, 3), 9) | {shortest: 2}, oracle=oracle)
+        for shortest in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["sjf", "sarathi"])
+def test_the_oracle_orders_by_true_lengths_whatever_policy_is_named(policy: str) -> None:
+    assert _one_of_three_is_short(policy, oracle=True) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_without_it_no_policy_knows_which_of_equal_requests_is_short(policy: str) -> None:
+    assert len(set(_one_of_three_is_short(policy, oracle=False))) == 1
+
+
+def test_what_the_scheduler_knows_of_a_request_has_no_place_for_its_true_length() -> None:
+    core = _core("sjf")
+    executor = ExecutorInput(output_tokens=777)
+    core.submit(Submit(rid=1, arrival_ns=0, input_tokens=4, executor=executor), 0)
+    head = core.scheduler.waiting.peek(0)
+    assert head is not None
+    assert 777 not in [getattr(head, name) for name in type(head).__slots__]
+    policy = SjfPolicy(predictor=KnownLengths({1: 777}.__getitem__))
+    assert policy.predictor.output_tokens(head) == 777, "only whoever is handed the oracle has it"
