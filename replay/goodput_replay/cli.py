@@ -165,6 +165,7 @@ def _fleet(
         source=str(options.emulate),
         promise=promise,
         timeout_ns=options.timeout_ns,
+        seed=options.seed,
     )
 
 

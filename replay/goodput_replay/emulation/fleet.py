@@ -91,7 +91,7 @@ class Fleet:
         self.replicas: list[Replica] = []
         self._on_record = on_record
         self._targets = {c.name: c.targets for c in settings.promise.classes}
-        self._router = VirtualRouter(settings.placement)
+        self._router = VirtualRouter(settings.placement, seed=settings.seed)
         self._deadlines = Deadlines(settings.timeout_ns)
         self._live: dict[int, Visit] = {}
         self._ended: list[tuple[int, int, PlannedRequest, RequestRecord]] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.placement import ReplicaLoad
+from goodput_core.placement import ReplicaLoad, is_saturated
 from goodput_replay.emulation.tokens import EpochTimes, TokenSpans
 
 if TYPE_CHECKING:
@@ -87,19 +87,23 @@ class Replica:
         """What placement may know of it; exact, as if each answer told it."""
         scheduler = self.core.scheduler
         waiting, limits = len(scheduler.waiting), scheduler.limits
-        # As the engine's admin port has it: whether one more would be refused.
-        if limits.max_waiting:
-            saturated = waiting >= limits.max_waiting
-        else:
-            saturated = scheduler.num_requests - waiting >= limits.max_num_seqs
+        total_blocks = scheduler.total_blocks
+        used_blocks = total_blocks - scheduler.free_blocks
         return ReplicaLoad(
             name=self.name,
             in_flight=len(self._visits),
             waiting=waiting,
-            kv_used_blocks=scheduler.total_blocks - scheduler.free_blocks,
-            kv_total_blocks=scheduler.total_blocks,
+            kv_used_blocks=used_blocks,
+            kv_total_blocks=total_blocks,
             ready=self.ready_ns <= now_ns,
-            saturated=saturated,
+            saturated=is_saturated(
+                running=scheduler.num_requests - waiting,
+                max_num_seqs=limits.max_num_seqs,
+                waiting=waiting,
+                max_waiting=limits.max_waiting,
+                kv_used_blocks=used_blocks,
+                kv_total_blocks=total_blocks,
+            ),
             draining=self.draining,
         )
 

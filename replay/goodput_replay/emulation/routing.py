@@ -28,11 +28,12 @@ class VirtualRouter:
 
     Args:
         policy: by which law.
+        seed: of what the law draws at random.
     """
 
-    def __init__(self, policy: RouterPolicy) -> None:
+    def __init__(self, policy: RouterPolicy, *, seed: int) -> None:
         self._place = PLACEMENTS[policy]
-        self._state = PlacementState()
+        self._state = PlacementState(seed=seed)
         bounds = Bounds()
         self._budget = RetryBudget(percent=bounds.retry_percent, burst=bounds.retry_burst)
 

@@ -30,6 +30,7 @@ class FleetSettings:
         placement: which law spreads the requests.
         promise: the classes; a request of another one is refused, unless there are none.
         timeout_ns: how long a request may take from its scheduled arrival.
+        seed: of what placement draws at random.
     """
 
     service: str
@@ -39,6 +40,7 @@ class FleetSettings:
     placement: RouterPolicy
     promise: Promise
     timeout_ns: int
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,13 @@ class FleetOutcome:
 
 
 def fleet_settings(
-    service: LLMService, *, device: str | None, source: str, promise: Promise, timeout_ns: int
+    service: LLMService,
+    *,
+    device: str | None,
+    source: str,
+    promise: Promise,
+    timeout_ns: int,
+    seed: int = 0,
 ) -> FleetSettings:
     """The fleet that a manifest describes.
 
@@ -85,6 +93,7 @@ def fleet_settings(
         source: the manifest's file, for errors.
         promise: of the manifest's `spec.slo`.
         timeout_ns: how long a request may take.
+        seed: of what placement draws at random.
 
     Raises:
         NotBuiltError: real weights, and no device.
@@ -101,4 +110,5 @@ def fleet_settings(
         placement=spec.router.policy,
         promise=promise,
         timeout_ns=timeout_ns,
+        seed=seed,
     )

@@ -91,6 +91,7 @@ def _fleet(
     placement: RouterPolicy = RouterPolicy.ROUND_ROBIN,
     device: str = "unit",
     timeout_s: float = 600,
+    seed: int = 0,
     promise: Promise = PROMISE,
     profile: dict[str, Any] | None = None,
     **configure: Any,
@@ -114,6 +115,7 @@ def _fleet(
         placement=placement,
         promise=promise,
         timeout_ns=round(timeout_s * NS_PER_S),
+        seed=seed,
     )
 
 

@@ -99,6 +99,33 @@ def test_two_replicas_are_placed_on_by_the_law_that_was_asked_for(
     assert [run[name].replica for name in names] == served_by
 
 
+def test_a_placement_that_draws_follows_the_seed(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned(f"r{i}", i * 10, 8, 2) for i in range(30)]
+
+    def served(seed: int) -> list[str]:
+        settings = fleet(replicas=5, placement=RouterPolicy.POWER_OF_TWO, seed=seed)
+        return [record.replica for record in run_fleet(requests, settings).records]
+
+    assert served(1) == served(1)
+    assert served(1) != served(2)
+
+
+def test_a_prompt_goes_where_its_prefix_is_and_finds_it_there(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [
+        planned(f"r{i}", i * 10, 200, 2, hashes=range(i % 3 * 100, i % 3 * 100 + 12))
+        for i in range(12)
+    ]
+    affine = run_fleet(requests, fleet(replicas=3, placement=RouterPolicy.PREFIX_AFFINITY))
+    for i in range(3, 12):
+        assert affine[f"r{i}"].replica == affine[f"r{i % 3}"].replica
+        assert affine[f"r{i}"].cached_tokens == 12 * 16
+    assert affine.outcome.prefix_hit_tokens == 9 * 12 * 16
+
+
 def test_a_cancelled_request_keeps_the_tokens_it_got_and_gives_its_place_away(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
