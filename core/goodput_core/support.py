@@ -34,6 +34,7 @@ BUILT_POLICIES: Final = frozenset(
         Policy.SARATHI,
         Policy.SPLITFUSE,
         Policy.SJF,
+        Policy.PRIORITY,
     }
 )
 BUILT_PREEMPTIONS: Final = frozenset(Preemption)

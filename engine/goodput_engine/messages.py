@@ -51,6 +51,7 @@ class Configure(_Message, frozen=True, kw_only=True):
         max_num_seqs: requests that may run at once, at the start.
         max_waiting: requests that may wait, at the start.
         batch_timeout_ns: how long a policy that gathers batches waits; None: its own default.
+        ageing_ns: waiting that moves a request up one level of priority; None: its own default.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
         depth: plans that may wait on the device beside the one that runs, 0 to 2; None: as the
             device profile says.
@@ -66,6 +67,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     max_num_seqs: int
     max_waiting: int
     batch_timeout_ns: int | None = None
+    ageing_ns: int | None = None
     swap_space_bytes: int = 0
     depth: int | None = None
     step_log: str | None = None

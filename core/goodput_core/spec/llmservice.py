@@ -132,6 +132,12 @@ class EngineSpec:
         minimum=0,
         maximum=3_600_000,
     )
+    ageing_seconds: int = spec_field(
+        "Waiting that moves a request up one level under priority, so that nobody starves.",
+        default=30,
+        minimum=1,
+        maximum=86_400,
+    )
     swap_space_gib: int = spec_field(
         "Host memory of a replica for the KV blocks of preempted requests; unused by recompute.",
         default=16,

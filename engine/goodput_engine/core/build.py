@@ -57,9 +57,14 @@ def build_core(
     _within("number of waiting requests", config.max_waiting, 0, None)
     if config.batch_timeout_ns is not None:
         _within("batch timeout", config.batch_timeout_ns, 0, None)
+    if config.ageing_ns is not None:
+        _within("ageing", config.ageing_ns, 1, None)
     depth = profile.default_depth if config.depth is None else config.depth
     _within("depth", depth, 0, 2)
-    policy = build_policy(config.policy, PolicySettings(batch_timeout_ns=config.batch_timeout_ns))
+    policy = build_policy(
+        config.policy,
+        PolicySettings(batch_timeout_ns=config.batch_timeout_ns, ageing_ns=config.ageing_ns),
+    )
     if oracle is not None:
         policy = SjfPolicy(predictor=KnownLengths(oracle))
     scheduler = Scheduler(

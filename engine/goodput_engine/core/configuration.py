@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from goodput_core.units import BYTES_PER_GIB
+from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.messages import Configure
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def configuration(engine: EngineSpec, *, device: str, step_log: str | None = Non
         max_num_seqs=engine.max_num_seqs,
         max_waiting=engine.max_waiting,
         batch_timeout_ns=engine.batch_timeout_ns,
+        ageing_ns=engine.ageing_seconds * NS_PER_S,
         swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
         step_log=step_log,
     )

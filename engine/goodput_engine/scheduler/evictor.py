@@ -51,6 +51,7 @@ class Evictor:
         floor, stats = self._floor, self._stats
         copied = self._blocks_to_copy(victim)
         floor.withdraw(victim, keep_tokens=True)
+        victim.ran_ns += self._view.now_ns - victim.admitted_ns
         victim.fruitless = victim.total_tokens == victim.admitted_tokens
         victim.state = RequestState.PREEMPTING
         victim.preemptions += 1

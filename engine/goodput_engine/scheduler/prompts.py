@@ -124,6 +124,7 @@ class Prompts:
         request.published_blocks = len(hits)
         request.base_planned = cached
         request.admitted_tokens = total
+        request.admitted_ns = view.now_ns
         if not request.first_scheduled_ns:
             request.first_scheduled_ns = view.now_ns
             request.cached_tokens = cached

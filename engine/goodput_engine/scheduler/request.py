@@ -89,6 +89,10 @@ class ScheduledRequest:
     """Its copy in host memory, or the place for one; empty: none."""
     copied_blocks: int = 0
     """While its blocks are copied: how many of them are done or in flight."""
+    admitted_ns: int = 0
+    """When it was last admitted."""
+    ran_ns: int = 0
+    """Time it ran before its last eviction; the rest of its time it has waited, or runs."""
     admitted_tokens: int = 0
     """Its total when it was last admitted."""
     fruitless: bool = False

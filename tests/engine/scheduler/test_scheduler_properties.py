@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goodput_core.slo import Targets
 from goodput_core.spec.llmservice import Preemption
 from goodput_core.steptime import StepShape
+from goodput_core.units import NS_PER_MS
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
@@ -163,6 +165,9 @@ class World:
             input_tokens=tokens,
             max_output_tokens=asked,
             block_hashes=[family * 1000 + i for i in range(tokens // _BLOCK)] if family else [],
+            # Four levels; a third of the requests can never be given the time that they want.
+            priority=rid % 4 - 1,
+            targets=Targets(tpot_ns=NS_PER_MS) if rid % 3 == 0 else Targets(),
         )
         self.requests[rid] = request
         self.executor.lengths[rid] = length

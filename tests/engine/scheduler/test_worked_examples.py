@@ -37,6 +37,7 @@ class Job:
     outputs: int
     prompt: int = 1
     arrival: int = 0
+    priority: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class History:
         ended: when each job ended, in steps.
         slot_steps: tokens computed.
         peak_blocks: KV blocks in use at most, between steps.
+        preempted: how often each job was evicted, of those that were.
     """
 
     steps: list[list[int]] = field(default_factory=list)
@@ -56,6 +58,7 @@ class History:
     ended: dict[int, int] = field(default_factory=dict)
     slot_steps: int = 0
     peak_blocks: int = 0
+    preempted: dict[int, int] = field(default_factory=dict)
 
 
 def _one_token(policy: SchedulingPolicy) -> SchedulingPolicy:
@@ -111,6 +114,7 @@ def _run(
                 arrival_ns=now_ns,
                 input_tokens=job.prompt,
                 max_output_tokens=job.outputs,
+                priority=job.priority,
                 executor=ExecutorInput(ignore_eos=True),
             )
             assert core.submit(submit, now_ns) is None
@@ -126,6 +130,8 @@ def _run(
         for progress in outcome.progress:
             if progress.finish_reason is not None:
                 seen.ended[progress.request.rid] = step + 1
+                if progress.request.preemptions:
+                    seen.preempted[progress.request.rid] = progress.request.preemptions
         seen.steps.append(sorted([*outcome.advanced, *(p.request.rid for p in outcome.progress)]))
         seen.slot_steps += outcome.plan.shape.num_tokens
     scheduler.check_integrity()
@@ -226,3 +232,14 @@ def test_three_slots_are_refilled_as_soon_as_one_is_free(policy: str) -> None:
     seen = _run(build_policy(policy), jobs, slots=3, blocks=16, model=16)
     assert seen.steps == [[0, 1, 2], [0, 2, 3], [0, 3, 4]]
     assert seen.peak_blocks == 3
+
+
+def test_an_urgent_request_runs_while_the_background_one_is_preempted_once() -> None:
+    background, urgent = (
+        Job(prompt=16, outputs=5, priority=-1),
+        Job(prompt=16, outputs=5, priority=2),
+    )
+    seen = _run(build_policy("priority"), [background, urgent], slots=4, blocks=2)
+    assert seen.preempted == {0: 1}
+    assert seen.steps == [[0, 1], [1], [1], [1], [1], [0], [0], [0], [0]]
+    assert seen.ended == {1: 5, 0: 9}

@@ -9,6 +9,7 @@ from goodput_core.errors import InputError
 from goodput_core.spec.llmservice import Policy
 from goodput_engine.scheduler.policies.dynamic import DynamicPolicy
 from goodput_engine.scheduler.policies.orca import OrcaPolicy
+from goodput_engine.scheduler.policies.priority import PriorityPolicy
 from goodput_engine.scheduler.policies.request import RequestPolicy
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_engine.scheduler.policies.sjf import SjfPolicy
@@ -36,6 +37,7 @@ POLICIES: Final[Mapping[Policy, type[SchedulingPolicy]]] = MappingProxyType(
             SarathiPolicy,
             SplitFusePolicy,
             SjfPolicy,
+            PriorityPolicy,
         )
     }
 )

@@ -1,0 +1,322 @@
+"""`priority`: whose turn it is, who yields, how waiting counts, and who sits out for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.errors import InputError
+from goodput_core.slo import Targets
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.core.build import build_core
+from goodput_engine.device.load import load_profile
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.messages import Configure, Submit
+from goodput_engine.scheduler.plan import StepPlan, StepResult
+from goodput_engine.scheduler.policies.priority import PriorityPolicy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+REALTIME, HIGH, NORMAL, LOW = 2, 1, 0, -1
+
+
+class Engine:
+    """A scheduler whose steps take as long as they are told to."""
+
+    def __init__(
+        self, *, ageing_ns: int = 100, blocks: int = 100, seqs: int = 8, budget: int = 100
+    ) -> None:
+        self.now_ns = 0
+        self.scheduler = Scheduler(
+            policy=PriorityPolicy(ageing_ns=ageing_ns),
+            kv=BlockPool(total_blocks=blocks, block_size=16),
+            limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=1000),
+            max_model_tokens=10_000,
+        )
+
+    def add(
+        self,
+        rid: int,
+        priority: int,
+        *,
+        tokens: int = 10,
+        asked: int = 9,
+        targets: Targets | None = None,
+    ) -> ScheduledRequest:
+        request = ScheduledRequest(
+            rid=rid,
+            arrival_ns=self.now_ns,
+            input_tokens=tokens,
+            max_output_tokens=asked,
+            priority=priority,
+            targets=targets or Targets(),
+        )
+        assert self.scheduler.add(request, self.now_ns) is None
+        return request
+
+    def step(self, step_ns: int = 1) -> StepPlan:
+        plan = self.scheduler.plan(self.now_ns)
+        assert plan is not None
+        self.now_ns += step_ns
+        result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=step_ns, stopped={})
+        self.scheduler.commit(plan, result, self.now_ns)
+        self.scheduler.check_integrity()
+        return plan
+
+
+def _started(plan: StepPlan) -> list[int]:
+    return [admitted.rid for admitted in plan.admitted]
+
+
+def test_higher_levels_start_first_and_equals_in_the_order_of_their_arrival() -> None:
+    engine = Engine()
+    for rid, priority in enumerate((LOW, -7, NORMAL, HIGH, REALTIME, 9, NORMAL)):
+        engine.add(rid, priority)
+    assert _started(engine.step()) == [4, 5, 3, 2, 6, 0, 1]
+
+
+def test_the_least_urgent_and_newest_yields_its_blocks_to_one_who_waits() -> None:
+    engine = Engine(blocks=6)
+    running = [engine.add(rid, p, tokens=15) for rid, p in ((1, LOW), (2, NORMAL), (3, LOW))]
+    engine.step()
+    engine.add(4, HIGH, tokens=60)
+    assert _started(engine.step()) == [4]
+    assert [r.preemptions for r in running] == [0, 0, 1]
+
+
+def test_for_a_place_in_the_batch_a_higher_level_displaces_and_an_equal_one_waits() -> None:
+    engine = Engine(seqs=2)
+    running = [engine.add(rid, NORMAL) for rid in (1, 2)]
+    engine.step()
+    engine.add(3, NORMAL)
+    assert _started(engine.step()) == []
+    engine.add(4, HIGH)
+    assert _started(engine.step()) == [4]
+    assert [r.preemptions for r in running] == [0, 1]
+
+
+def test_out_of_blocks_the_least_urgent_yields_although_it_is_older() -> None:
+    engine = Engine(blocks=2)
+    background, urgent = engine.add(1, LOW, tokens=16), engine.add(2, HIGH, tokens=16)
+    engine.step()
+    engine.step()
+    assert (background.preemptions, urgent.preemptions) == (1, 0)
+
+
+def test_an_urgent_prompt_goes_on_and_starts_before_a_less_urgent_one() -> None:
+    engine = Engine(budget=20)
+    engine.add(1, LOW, tokens=60)
+    engine.step()
+    engine.add(2, HIGH, tokens=30)
+    assert [(c.rid, c.num_tokens) for c in engine.step().chunks] == [(2, 20)]
+    assert [(c.rid, c.num_tokens) for c in engine.step().chunks] == [(2, 10), (1, 10)]
+
+
+def test_who_has_waited_moves_up_a_level_each_time_and_running_earns_nothing() -> None:
+    engine = Engine(ageing_ns=100, seqs=1)
+    engine.add(1, NORMAL, asked=500)
+    engine.step(10)
+    engine.add(2, LOW, asked=500)
+    started: dict[int, int] = {}
+    while len(started) < 2:
+        now_ns = engine.now_ns
+        for rid in _started(engine.step(10)):
+            started[rid] = now_ns
+    # Low is high after two W and displaces; normal needs two W to get above it.
+    assert started == {2: 10 + 200, 1: 10 + 200 + 200}
+
+
+def test_what_waiting_has_earned_is_not_lost_by_a_preemption() -> None:
+    engine = Engine(ageing_ns=100, seqs=1)
+    engine.add(1, HIGH, asked=25)
+    engine.step(10)
+    aged = engine.add(2, LOW, asked=100)
+    engine.step(50)
+    younger = engine.add(3, LOW, asked=1)
+    while aged.state is RequestState.WAITING:
+        engine.step(10)
+    assert engine.now_ns > 200
+    engine.add(4, REALTIME, asked=2)
+    engine.step(10)
+    assert aged.preemptions == 1
+    engine.step(10)
+    assert _started(engine.step(10)) == [2]
+    assert younger.state is RequestState.WAITING
+
+
+@given(
+    ageing=st.integers(1, 60),
+    seqs=st.integers(1, 4),
+    longest=st.integers(1, 12),
+    victim=st.tuples(st.integers(-2, 3), st.integers(1, 30), st.integers(1, 12)),
+    lead=st.integers(0, 20),
+)
+def test_wait_is_bounded_although_more_urgent_requests_never_cease_to_come(
+    ageing: int, seqs: int, longest: int, victim: tuple[int, int, int], lead: int
+) -> None:
+    engine = Engine(ageing_ns=ageing, seqs=seqs)
+    priority, tokens, asked = victim
+    rid = 0
+    request: ScheduledRequest | None = None
+    while request is None or request.state is not RequestState.FINISHED:
+        while len(engine.scheduler.waiting) < seqs + 1:
+            rid += 1
+            engine.add(rid, REALTIME, asked=1 + rid % longest)
+        if engine.now_ns == lead:
+            rid += 1
+            request = engine.add(rid, priority, tokens=tokens, asked=asked)
+        engine.step()
+        if request is not None:
+            # To the top, then two rounds: of those that run, and of those before it.
+            levels = max(0, min(3, 2 - priority))
+            waited_ns = engine.now_ns - request.arrival_ns - request.ran_ns
+            if request.state is RequestState.WAITING:
+                assert waited_ns <= levels * ageing + 2 * (longest + 1) + 1, "it starves"
+
+
+def _decoding(engine: Engine, targets: Targets) -> list[ScheduledRequest]:
+    """An urgent request with targets, a normal and a low one, all decoding."""
+    requests = [
+        engine.add(1, HIGH, asked=900, targets=targets),
+        engine.add(2, NORMAL, asked=900),
+        engine.add(3, LOW, asked=900),
+    ]
+    engine.step(20 * NS_PER_MS)
+    return requests
+
+
+def _who_advances(engine: Engine, requests: list[ScheduledRequest], step_ms: int) -> list[int]:
+    before = [r.output_tokens for r in requests]
+    engine.step(step_ms * NS_PER_MS)
+    gained = zip(requests, before, strict=True)
+    return [r.rid for r, tokens in gained if r.output_tokens > tokens]
+
+
+def test_lower_levels_sit_out_below_10_ms_of_slack_and_come_back_at_20() -> None:
+    engine = Engine(ageing_ns=NS_PER_S)
+    requests = _decoding(engine, Targets(tbt_p99_ns=50 * NS_PER_MS))
+    steps_ms = (40, 41, 41, 31, 30, 30, 30)
+    advanced = [_who_advances(engine, requests, ms) for ms in steps_ms]
+    assert advanced == [
+        [1, 2, 3],
+        [1, 2, 3],  # the step before it left 10 ms
+        [1, 2],
+        [1],
+        [1],  # 19 ms are not enough to come back
+        [1, 2],
+        [1, 2, 3],
+    ]
+    assert engine.scheduler.stats.preemptions == 0
+
+
+def test_slack_against_tpot_counts_the_time_that_earlier_tokens_left_over() -> None:
+    engine = Engine(ageing_ns=NS_PER_S)
+    requests = _decoding(engine, Targets(tpot_ns=50 * NS_PER_MS))
+    # Three times 25 ms early; each step of 65 ms eats 15 of them, and a sixth would be late.
+    steps_ms = (25, 25, 25, 65, 65, 65, 65, 65)
+    advanced = [_who_advances(engine, requests, ms) for ms in steps_ms]
+    assert advanced[:7] == [[1, 2, 3]] * 7
+    assert advanced[7] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("priority", "targets"),
+    [(NORMAL, Targets(tbt_p99_ns=NS_PER_MS)), (REALTIME, Targets(ttft_ns=1, e2e_ns=1))],
+    ids=["not urgent", "no target for its tokens' times"],
+)
+def test_nobody_sits_out_for_one_who_is_not_urgent_or_was_promised_nothing(
+    priority: int, targets: Targets
+) -> None:
+    engine = Engine()
+    requests = [engine.add(1, priority, targets=targets), engine.add(2, LOW)]
+    for _ in range(4):
+        assert _who_advances(engine, requests, 50) == [1, 2]
+
+
+def test_while_a_level_sits_out_nobody_of_it_starts_and_all_go_on_when_the_urgent_one_ends() -> (
+    None
+):
+    engine = Engine(ageing_ns=100 * NS_PER_S)
+    requests = _decoding(engine, Targets(tbt_p99_ns=NS_PER_MS))
+    for _ in range(3):
+        _who_advances(engine, requests, 20)
+    engine.add(4, NORMAL)
+    assert _started(engine.step(20 * NS_PER_MS)) == []
+    engine.scheduler.cancel(1)
+    assert _started(engine.step(20 * NS_PER_MS)) == [4]
+    assert _who_advances(engine, requests, 20) == [2, 3]
+
+
+def test_who_sat_out_for_a_realtime_request_goes_on_when_it_ends_however_little_slack_it_has() -> (
+    None
+):
+    engine = Engine(ageing_ns=100 * NS_PER_S)
+    hopeless = Targets(tbt_p99_ns=NS_PER_MS)
+    realtime = engine.add(1, REALTIME, asked=5, targets=hopeless)
+    high = engine.add(2, HIGH, asked=9, targets=hopeless)
+    while realtime.state is not RequestState.FINISHED:
+        engine.step(20 * NS_PER_MS)
+    assert high.output_tokens == 4, "it sat out once three levels did"
+    assert _who_advances(engine, [high], 20) == [2]
+
+
+def test_a_pause_is_over_for_a_level_that_has_sat_out_as_long_as_waiting_would_lift_it() -> None:
+    engine = Engine(ageing_ns=200 * NS_PER_MS)
+    requests = _decoding(engine, Targets(tbt_p99_ns=NS_PER_MS))
+    _who_advances(engine, requests, 20)
+    advanced = [_who_advances(engine, requests, 20) for _ in range(25)]
+    low = [number for number, rids in enumerate(advanced) if 3 in rids]
+    normal = [number for number, rids in enumerate(advanced) if 2 in rids]
+    # Low sits out from the first step on and has two levels to rise, normal from the next one.
+    assert low == list(range(20, 25))
+    assert normal == [0, *range(11, 25)]
+
+
+def _configure(ageing_ns: int | None) -> Configure:
+    return Configure(
+        device="unit",
+        policy="priority",
+        preemption="recompute",
+        token_budget=100,
+        min_token_budget=1,
+        max_token_budget=100,
+        max_num_seqs=1,
+        max_waiting=8,
+        ageing_ns=ageing_ns,
+    )
+
+
+@pytest.mark.parametrize(("ageing_ns", "first"), [(None, 3), (4 * NS_PER_MS, 2)])
+def test_w_comes_from_the_manifest(ageing_ns: int | None, first: int) -> None:
+    core = build_core(_configure(ageing_ns), replace(load_profile("unit"), kv_blocks=100))
+    submits = ((1, 0, NORMAL), (2, 0, NORMAL), (3, 5, HIGH))
+    for rid, at_ms, priority in submits:
+        now_ns = at_ms * NS_PER_MS
+        while (event_ns := core.next_event_ns()) is not None and event_ns < now_ns:
+            core.advance(event_ns)
+        submit = Submit(
+            rid=rid,
+            arrival_ns=now_ns,
+            input_tokens=4,
+            max_output_tokens=20 if rid == 1 else 1,
+            priority=priority + (rid == 1) * 9,
+        )
+        assert core.submit(submit, now_ns) is None
+        core.advance(now_ns)
+    started: list[int] = []
+    while core.scheduler.has_work:
+        event_ns = core.next_event_ns()
+        assert event_ns is not None
+        outcome = core.advance(event_ns)
+        if outcome is not None:
+            started += _started(outcome.plan)
+    assert started[0] == first
+
+
+def test_an_ageing_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="ageing must be at least 1, not 0"):
+        build_core(_configure(0), load_profile("unit"))
