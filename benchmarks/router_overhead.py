@@ -1,7 +1,7 @@
 """What the router costs: latency it adds and its CPU seconds per 1,000 streamed requests.
 
     python benchmarks/router_overhead.py            # 50, 200 and 400 requests/s, 10 s each
-    python benchmarks/router_overhead.py --json
+    python benchmarks/router_overhead.py --policy prefix-affinity
 
 A mock replica streams 16 tokens per answer on a fixed clock. The same open loop asks it once
 directly and once through `goodput router`, in its own process; the difference of the times to
@@ -199,7 +199,9 @@ def at(values: list[float], share: float) -> float:
 async def run(options: argparse.Namespace) -> list[Row]:
     mock, mock_url = started([str(HERE / "mock_server.py"), "--tokens", str(TOKENS)])
     command = ["-m", "goodput_core", "router", "-f", str(MANIFEST), "--port", "0", "--json"]
-    router, router_url = started([*command, "--upstream", f"mock={mock_url}"])
+    router, router_url = started(
+        [*command, "--policy", options.policy, "--upstream", f"mock={mock_url}"]
+    )
     try:
         await until_ready(router_url)
         return [
@@ -216,6 +218,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", type=int, nargs="+", default=[50, 200, 400])
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--policy", default="least-loaded", help="placement (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one rate, two seconds")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["block_hashes"]
+__all__ = ["block_hashes", "byte_block_hashes"]
 
 _DIGEST_BYTES: Final = 8
 
@@ -33,13 +33,26 @@ def block_hashes(tokens: Sequence[int], block_size: int, *, salt: bytes = b"") -
     Raises:
         OverflowError: a token id outside its range.
     """
-    data = memoryview(array("I", tokens).tobytes())
-    width = block_size * 4
+    return byte_block_hashes(array("I", tokens).tobytes(), block_size * 4, salt=salt)
+
+
+def byte_block_hashes(data: bytes, block_bytes: int, *, salt: bytes = b"") -> tuple[int, ...]:
+    """The same of a text's bytes, where its tokens are not known.
+
+    Args:
+        data: the bytes.
+        block_bytes: bytes per block.
+        salt: as of `block_hashes`.
+
+    Returns:
+        `len(data) // block_bytes` unsigned 64-bit integers.
+    """
+    view = memoryview(data)
     hashes: list[int] = []
     previous = blake2b(salt, digest_size=_DIGEST_BYTES).digest()
-    for start in range(0, len(tokens) // block_size * width, width):
+    for end in range(block_bytes, len(data) + 1, block_bytes):
         digest = blake2b(previous, digest_size=_DIGEST_BYTES)
-        digest.update(data[start : start + width])
+        digest.update(view[end - block_bytes : end])
         previous = digest.digest()
         hashes.append(int.from_bytes(previous, "little"))
     return tuple(hashes)

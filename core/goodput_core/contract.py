@@ -25,6 +25,9 @@ PATH_READY: Final = "/health/ready"
 PATH_METRICS: Final = "/metrics"
 PATH_CONTROL_STATE: Final = "/control/state"
 PATH_CONTROL_LIMITS: Final = "/control/limits"
+# `tokenizer` in an engine's /control/state where a router can count tokens as the engine does:
+# the rule of emulated devices.
+TOKENIZER_EMULATED: Final = "emulated"
 
 # --- HTTP headers, request ----------------------------------------------------------------
 HEADER_REQUEST_ID: Final = "X-Request-Id"
@@ -41,6 +44,9 @@ HEADER_OUTPUT_TOKENS: Final = "X-Goodput-Output-Tokens"
 HEADER_TIMINGS: Final = "X-Goodput-Timings"
 HEADER_REPLICA: Final = "X-Goodput-Replica"
 HEADER_REVISION: Final = "X-Goodput-Revision"
+# A replica's load as JSON, with the names of GET /control/state: running, waiting, max_waiting,
+# kv_free_blocks, kv_total_blocks, saturated, draining. The router reads it and keeps it back.
+HEADER_LOAD: Final = "X-Goodput-Load"
 # `owned_by` of our models in /v1/models: a client may then pin lengths by header.
 MODEL_OWNER: Final = "goodput"
 

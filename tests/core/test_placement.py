@@ -102,6 +102,14 @@ def test_round_robin_goes_on_where_a_replica_left() -> None:
             "b",
             id="most room in the cache, by share",
         ),
+        pytest.param(
+            [
+                load("a", 1, kv_used_blocks=9, kv_total_blocks=100),
+                load("b", 1, kv_used_blocks=1, kv_total_blocks=100),
+            ],
+            "a",
+            id="the next in turn where the cache differs by less than a tenth",
+        ),
         pytest.param([load("a", 1, waiting=9), load("b", 2)], "a", id="in flight before queue"),
     ],
 )

@@ -26,17 +26,18 @@ def next_in_turn(replicas: Sequence[ReplicaLoad], last: str) -> str:
 
 
 def emptiest(replicas: Sequence[ReplicaLoad]) -> list[ReplicaLoad]:
-    """Those with the fewest requests in flight; equal ones by queue, then by share of KV in use.
+    """Those with the fewest requests in flight; equal ones by queue, then by tenths of KV in use.
 
     Requests in flight come first because the caller counts them itself: the others are as old
     as the last report, and a law that trusted them first would send every request between two
-    reports to the same replica.
+    reports to the same replica. For the same reason a small difference in KV is none: a report
+    that came with an answer still counts the blocks of that answer.
     """
     fewest = min((r.in_flight, r.waiting) for r in replicas)
     equal = [r for r in replicas if (r.in_flight, r.waiting) == fewest]
     if len(equal) > 1:
-        least_used = min(r.kv_used for r in equal)
-        equal = [r for r in equal if r.kv_used == least_used]
+        least_used = min(r.kv_tenths for r in equal)
+        equal = [r for r in equal if r.kv_tenths == least_used]
     return equal
 
 

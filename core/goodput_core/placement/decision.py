@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from fractions import Fraction
 from typing import TypeAlias
 
 from goodput_core.placement.prefixes import KnownPrefixes
@@ -54,9 +53,9 @@ class ReplicaLoad:
     draining: bool = False
 
     @property
-    def kv_used(self) -> Fraction:
-        """Share of its KV blocks in use; 0 when unknown."""
-        return Fraction(self.kv_used_blocks, self.kv_total_blocks or 1)
+    def kv_tenths(self) -> int:
+        """Share of its KV blocks in use, in whole tenths; 0 when unknown."""
+        return 10 * self.kv_used_blocks // (self.kv_total_blocks or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ MAX_KEYS: Final = 512
 
 _MOST_OF_ONE: Final = 32_768
 _MOST_OF_ALL: Final = 524_288
-"""Keys held of one replica, and of all together: about 180 bytes each."""
+"""Keys held of one replica, and of all together: about 130 bytes each."""
 
 
 class KnownPrefixes:

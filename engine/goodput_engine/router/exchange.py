@@ -12,6 +12,8 @@ from goodput_core.units import NS_PER_US, ms_to_ns
 from goodput_engine.router.sse import TokenObserver
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiohttp import web
 
     from goodput_engine.router.intake import Promise
@@ -53,6 +55,7 @@ class Exchange:
 
     Attributes:
         body: the request's bytes, for as long as they may have to be sent again.
+        keys: its prompt's, for as long as it may have to be placed again.
         sent_ns: when it was last sent to a replica.
         tried: the replicas that were asked.
         retried: whether its one retry is spent.
@@ -69,6 +72,7 @@ class Exchange:
         "_taken_bytes",
         "body",
         "client_fault",
+        "keys",
         "met_stale",
         "observer",
         "outcome",
@@ -87,6 +91,7 @@ class Exchange:
         self.received_ns = received_ns
         self.promise = promise
         self.body = b""
+        self.keys: Sequence[int] = ()
         self.sent_ns: int | None = None
         self.tried: set[str] = set()
         self.retried = False
@@ -109,6 +114,7 @@ class Exchange:
     def drop_body(self) -> None:
         """Its body will not be sent again."""
         self.body = b""
+        self.keys = ()
         self._room.give(self._taken_bytes)
         self._taken_bytes = 0
 

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from yarl import URL
 
+from goodput_core.contract import TOKENIZER_EMULATED
 from goodput_core.placement import PLACEMENTS, Placement, PlacementState, ReplicaLoad
+from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS
+from goodput_engine.router.prompt_keys import PromptForm, prompt_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from goodput_core.spec.llmservice import RouterPolicy
     from goodput_engine.router.upstreams import Upstream
 
-__all__ = ["EngineReport", "Fleet", "Replica"]
+__all__ = ["EngineReport", "Fleet", "Replica", "read_report"]
 
 # A replica that said 429 is left alone this long, unless one of its requests ends sooner: a
 # full queue moves by one then. Longer, and a busy replica would idle for want of requests.
@@ -29,7 +31,10 @@ _SATURATED_NS: Final = 250 * NS_PER_MS
 
 
 class EngineReport(msgspec.Struct, frozen=True):
-    """The part of an engine's `GET /control/state` that placement needs."""
+    """What placement needs of an engine's `GET /control/state`, and of its answers' header.
+
+    `block_size` and `tokenizer` stand in the first only.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -38,6 +43,8 @@ class EngineReport(msgspec.Struct, frozen=True):
     kv_total_blocks: int = 0
     draining: bool = False
     saturated: bool | None = None
+    block_size: int = 0
+    tokenizer: str = ""
 
     @property
     def full(self) -> bool:
@@ -45,6 +52,18 @@ class EngineReport(msgspec.Struct, frozen=True):
         if self.saturated is not None:
             return self.saturated
         return self.max_waiting is not None and self.waiting >= max(1, self.max_waiting)
+
+
+_REPORT: Final = msgspec.json.Decoder(EngineReport)
+_MAX_BLOCK_SIZE: Final = 65_536
+
+
+def read_report(text: str | bytes) -> EngineReport | None:
+    """What an engine says of its load; None for what is no such account."""
+    try:
+        return _REPORT.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 class Replica:
@@ -57,6 +76,7 @@ class Replica:
         base: its URL, up to the path.
         detail: why it is not ready, for people.
         wake: set to have it probed at once.
+        form: how it cuts prompts into blocks, as far as known.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -67,7 +87,9 @@ class Replica:
         self.wake: Final = asyncio.Event()
         self._ready = False
         self._visits: dict[object, Callable[[], None]] = {}
+        self.form = PromptForm()
         self._report = EngineReport()
+        self._report_ns: int | None = None
         self._saturated_until_ns = 0
         self._load: ReplicaLoad | None = None
 
@@ -147,13 +169,25 @@ class Replica:
 
     def mark_saturated(self, now_ns: int) -> None:
         """It refused a request for load."""
-        self._saturated_until_ns = now_ns + _SATURATED_NS
+        self._saturated_until_ns = max(self._saturated_until_ns, now_ns + _SATURATED_NS)
         self._load = None
 
-    def take_report(self, report: EngineReport, now_ns: int, *, valid_ns: int) -> None:
-        """It told its load; fullness counts until the next report is due."""
+    def take_report(self, report: EngineReport, at_ns: int, *, valid_ns: int) -> None:
+        """It told its load; of two accounts the newer one stands.
+
+        Args:
+            report: what it said.
+            at_ns: as of when, as far as known.
+            valid_ns: for how long it counts as full if it said so.
+        """
+        if 0 < report.block_size <= _MAX_BLOCK_SIZE:
+            words = report.tokenizer == TOKENIZER_EMULATED
+            self.form = PromptForm(block_size=report.block_size, counts_words=words)
+        if self._report_ns is not None and at_ns < self._report_ns:
+            return
         self._report = report
-        self._saturated_until_ns = now_ns + valid_ns if report.full else 0
+        self._report_ns = at_ns
+        self._saturated_until_ns = at_ns + valid_ns if report.full else 0
         self._load = None
 
 
@@ -194,11 +228,22 @@ class Fleet:
         left = [r for name, r in before.items() if self._replicas.get(name) is not r]
         return added, left
 
-    def place(self, now_ns: int, *, but: Collection[str] = ()) -> tuple[Replica | None, Placement]:
+    def keys_of(self, body: bytes) -> Sequence[int]:
+        """What `place` wants to know of a request's prompt; nothing where no law reads it.
+
+        Replicas of one service cut prompts alike, so the first one's way is every one's.
+        """
+        if self.policy is not RouterPolicy.PREFIX_AFFINITY:
+            return ()
+        replica = next(iter(self._replicas.values()), None)
+        return () if replica is None else prompt_keys(body, replica.form)
+
+    def place(
+        self, now_ns: int, keys: Sequence[int] = (), *, but: Collection[str] = ()
+    ) -> tuple[Replica | None, Placement]:
         """Choose a replica for one request, none of those in `but`."""
         loads = [r.load(now_ns) for r in self._replicas.values() if r.name not in but]
-        # Keys stay empty until a policy that reads them is built.
-        self._state, placement = self._place(self._state, loads, (), now_ns)
+        self._state, placement = self._place(self._state, loads, keys, now_ns)
         if placement.replica is None:
             return None, placement
         return self._replicas[placement.replica], placement

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 from aiohttp import web
 
-from goodput_core.contract import HEADER_TIMINGS
+from goodput_core.contract import HEADER_LOAD, HEADER_TIMINGS
 from goodput_core.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.errors import ReplicaLost, RetryReason
@@ -161,8 +161,10 @@ class Passing:
         watchdog: Watchdog,
     ) -> web.StreamResponse:
         """Send the answer's head: from here on it is this replica's answer or none."""
+        headers = end_to_end(upstream.headers)
+        headers.popall(HEADER_LOAD, None)  # the router's to know, not the client's
         response = web.StreamResponse(
-            status=upstream.status, reason=upstream.reason, headers=end_to_end(upstream.headers)
+            status=upstream.status, reason=upstream.reason, headers=headers
         )
         exchange.response = response
         exchange.drop_body()  # no retry can need it now

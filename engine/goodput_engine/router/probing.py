@@ -11,11 +11,10 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
-import msgspec
 
 from goodput_core.contract import PATH_CONTROL_STATE, PATH_READY
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.fleet import EngineReport
+from goodput_engine.router.fleet import read_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Prober"]
 
 _MAX_STATE_BYTES: Final = 1 << 20
-_REPORT: Final = msgspec.json.Decoder(EngineReport)
 _log: Final = logging.getLogger(__name__)
 
 
@@ -126,7 +124,11 @@ class Prober:
         replica.mark_ready()
 
     async def _ask_load(self, replica: Replica, admin_url: str) -> None:
-        """Take over the replica's own account of its load; without one the last stands."""
+        """Take over the replica's own account of its load; without one the last stands.
+
+        It counts from when it was asked for: an answer's header that came meanwhile is newer.
+        """
+        asked_ns = self._clock()
         try:
             async with self._session.get(
                 admin_url.rstrip("/") + PATH_CONTROL_STATE,
@@ -136,12 +138,14 @@ class Prober:
                 body = await _read_bounded(response)
                 if response.status != 200:
                     return
-            report = _REPORT.decode(body)
-        except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             _log.debug("load unknown", extra={"replica": replica.name, "detail": _reason(error)})
             return
-        valid_ns = self._settings.interval_ns + self._settings.timeout_ns
-        replica.take_report(report, self._clock(), valid_ns=valid_ns)
+        report = read_report(body)
+        if report is None:
+            _log.debug("load unknown", extra={"replica": replica.name, "detail": "not an account"})
+            return
+        replica.take_report(report, asked_ns, valid_ns=self._settings.report_valid_ns)
 
 
 class _NotReadyError(Exception):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 from aiohttp import web
 
+from goodput_core.contract import HEADER_LOAD
 from goodput_core.placement import PlacementReason
 from goodput_core.record import Outcome
 from goodput_engine.router.errors import (
@@ -26,6 +27,7 @@ from goodput_engine.router.errors import (
     Stopping,
 )
 from goodput_engine.router.exchange import Exchange
+from goodput_engine.router.fleet import read_report
 from goodput_engine.router.intake import Promise, promise_of, read_body
 from goodput_engine.router.passing import SATURATED, Passing
 from goodput_engine.router.replies import error_response
@@ -72,6 +74,7 @@ class Relay:
         )
         self._timeouts = settings.timeouts
         self._bounds = settings.bounds
+        self._report_valid_ns = settings.probe.report_valid_ns
         self._fleet = fleet
         self._sender = sender
         self._ledger = ledger
@@ -131,13 +134,15 @@ class Relay:
             classes=self._classes,
             default_class=self._default.slo_class,
         )
+        if "Content-Encoding" not in request.headers:
+            exchange.keys = self._fleet.keys_of(exchange.body)
         self._budget.earn()
         return await self._answer(request, exchange)
 
     async def _answer(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
         if self.draining:
             return _refused(exchange, 503, "the router is stopping", "draining")
-        replica, placement = self._fleet.place(self._clock())
+        replica, placement = self._fleet.place(self._clock(), exchange.keys)
         if replica is None:
             if placement.reason is PlacementReason.ALL_SATURATED:
                 return _refused(exchange, 429, "every replica is full", "rate_limit_exceeded")
@@ -194,8 +199,10 @@ class Relay:
             with watchdog:
                 exchange.sent_ns = self._clock()
                 upstream = await self._sender.send(request, exchange, replica)
+                told = self._hear(replica, upstream.headers.get(HEADER_LOAD))
                 if upstream.status >= 500 or upstream.status in SATURATED:
-                    other = self._elsewhere(exchange, self._refused_by(replica, upstream.status))
+                    reason = self._refused_by(replica, upstream.status, told=told)
+                    other = self._elsewhere(exchange, reason)
                     if other is not None:
                         return other
                 else:
@@ -230,15 +237,24 @@ class Relay:
         """The replica to ask instead, already paid for; None: the client hears of the failure."""
         if exchange.retried:
             return None
-        replica, _ = self._fleet.place(self._clock(), but=exchange.tried)
+        replica, _ = self._fleet.place(self._clock(), exchange.keys, but=exchange.tried)
         if replica is None or not self._budget.spend():
             return None
         exchange.retried = True
         self._ledger.retry(reason)
         return replica
 
-    def _refused_by(self, replica: Replica, status: int) -> RetryReason:
-        if status in SATURATED:
+    def _hear(self, replica: Replica, account: str | None) -> bool:
+        """Take over what an answer's header says of the replica's load, if it says anything."""
+        report = None if account is None else read_report(account)
+        if report is None:
+            return False
+        replica.take_report(report, self._clock(), valid_ns=self._report_valid_ns)
+        return True
+
+    def _refused_by(self, replica: Replica, status: int, *, told: bool) -> RetryReason:
+        if status in SATURATED and not told:
+            # One that told its load may have refused this request alone.
             replica.mark_saturated(self._clock())
         if status >= 500:
             replica.wake.set()

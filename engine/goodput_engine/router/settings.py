@@ -73,6 +73,11 @@ class ProbeSettings:
     concurrency: int = 64
     file_interval_ns: int = 500 * NS_PER_MS
 
+    @property
+    def report_valid_ns(self) -> int:
+        """How long a replica's word that it is full counts: until the next is due."""
+        return self.interval_ns + self.timeout_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:

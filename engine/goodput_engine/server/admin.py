@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from aiohttp import web
 
-from goodput_core.contract import PATH_CONTROL_LIMITS, PATH_CONTROL_STATE, PATH_METRICS
+from goodput_core.contract import (
+    PATH_CONTROL_LIMITS,
+    PATH_CONTROL_STATE,
+    PATH_METRICS,
+    TOKENIZER_EMULATED,
+)
 from goodput_engine.server.limits import LimitsGate
+from goodput_engine.server.load import load_of
 from goodput_engine.server.metrics import CONTENT_TYPE
 from goodput_engine.server.refusals import Refusal
 from goodput_engine.server.serving import error_form
 
 if TYPE_CHECKING:
-    from goodput_engine.messages import EngineState
     from goodput_engine.server.front import Front
     from goodput_engine.server.metrics import EngineMetrics
 
@@ -96,15 +101,9 @@ def _state(front: Front) -> dict[str, Any]:
         state |= {name: getattr(core, name) for name in core.__struct_fields__}
         state["max_model_tokens"] = front.ready.max_model_tokens
         state["startup_seconds"] = front.startup_s
-        state["saturated"] = _saturated(core)
+        state["tokenizer"] = TOKENIZER_EMULATED
+        state |= load_of(front.core, draining=front.draining)
     return state
-
-
-def _saturated(core: EngineState) -> bool:
-    """Whether one more request would be refused: what placement keeps away from."""
-    if core.max_waiting:
-        return core.waiting >= core.max_waiting
-    return core.running >= core.max_num_seqs
 
 
 def _json(value: object) -> web.Response:

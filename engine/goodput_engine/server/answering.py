@@ -22,6 +22,7 @@ from goodput_core.contract import (
     HEADER_TIMINGS,
 )
 from goodput_engine.server.answer import DONE, Answer, EventForm, timings, usage, whole_body
+from goodput_engine.server.load import LoadHeader
 from goodput_engine.server.reading import Reading
 from goodput_engine.server.refusals import (
     bad_request,
@@ -59,6 +60,7 @@ class Answering:
     def __init__(self, front: Front, readers: Executor) -> None:
         self._front = front
         self._reading = Reading(front.settings.clients, readers)
+        self._load = LoadHeader(front)
         names = front.settings.names
         self._headers = {HEADER_REPLICA: names.replica, HEADER_REVISION: names.revision}
         self._stream_headers = {
@@ -115,7 +117,11 @@ class Answering:
             model=self._front.settings.names.llmservice,
         )
         response = web.StreamResponse(
-            headers={**self._stream_headers, HEADER_REQUEST_ID: call.request_id or answer_id}
+            headers={
+                **self._stream_headers,
+                **self._load.headers(),
+                HEADER_REQUEST_ID: call.request_id or answer_id,
+            }
         )
         await response.prepare(request)
         reason = None
@@ -217,6 +223,7 @@ class Answering:
         )
         headers = {
             **self._headers,
+            **self._load.headers(),
             HEADER_REQUEST_ID: call.request_id or answer_id,
             HEADER_TIMINGS: timings(call, answer, stream),
         }

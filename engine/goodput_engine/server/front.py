@@ -80,6 +80,11 @@ class Front:
         )
         self.phase = Phase.SERVING
 
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is admitted because the process is to stop."""
+        return self.phase is Phase.DRAINING
+
     def admitting(self) -> tuple[CoreClient, Intake]:
         """The core and the intake for a new request.
 
@@ -107,7 +112,7 @@ class Front:
         """Why nothing can be answered, or no longer."""
         if self.phase is Phase.STARTING:
             return starting()
-        return draining() if self.phase is Phase.DRAINING else engine_died()
+        return draining() if self.draining else engine_died()
 
     def next_rid(self) -> int:
         """A number for a request."""

@@ -24,6 +24,7 @@ from goodput_core.contract import (
 )
 from goodput_engine.server.answering import Answering
 from goodput_engine.server.front import Phase
+from goodput_engine.server.load import LoadHeader
 from goodput_engine.server.refusals import Refusal, error_json
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def error_form(front: Front) -> Callable[..., Awaitable[web.StreamResponse]]:
     """A middleware that turns every refusal into OpenAI's error form."""
     names = front.settings.names
     replica = {HEADER_REPLICA: names.replica, HEADER_REVISION: names.revision}
+    load = LoadHeader(front)
 
     @web.middleware
     async def middleware(
@@ -83,7 +85,7 @@ def error_form(front: Front) -> Callable[..., Awaitable[web.StreamResponse]]:
             refusal = Refusal(
                 500, "the engine made an error; its log says more", kind="server_error"
             )
-        headers = dict(replica)
+        headers = {**replica, **load.headers()}
         if refusal.retry_after_s:
             headers["Retry-After"] = str(refusal.retry_after_s)
         if refusal.status == 401:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
@@ -15,6 +20,7 @@ import msgspec
 import pytest
 from yarl import URL
 
+from goodput_core.contract import ENV_REPLICA
 from goodput_core.slo import SLOClass
 from goodput_core.spec.llmservice import RouterPolicy
 from goodput_core.units import NS_PER_S
@@ -22,6 +28,7 @@ from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import Bounds, ProbeSettings, RouterSettings, Timeouts
 from goodput_engine.router.upstreams import Upstream
 
+MANIFEST = Path(__file__).parents[3] / "examples" / "chat.yaml"
 PATIENCE_S = 10.0
 DONE = b"data: [DONE]\n\n"
 
@@ -204,6 +211,24 @@ SETTINGS = RouterSettings(
 )
 
 
+def started(stack: ExitStack, name: str, *arguments: str) -> dict[str, str]:
+    """Run `goodput ARGUMENTS` until the stack closes; the line that it prints when it listens."""
+    always = ("-f", str(MANIFEST), "--json", "--port", "0", "--admin-port", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "goodput_core", *arguments, *always, "--exit-with-parent"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, ENV_REPLICA: name},
+    )
+    stack.enter_context(process)
+    stack.callback(process.terminate)
+    assert process.stdout is not None
+    event: dict[str, str] = json.loads(process.stdout.readline())
+    return event
+
+
 async def until(true: Callable[[], bool]) -> None:
     """Give the loop its turns until something holds that no event tells of."""
     async with asyncio.timeout(PATIENCE_S):
@@ -255,6 +280,7 @@ class StartBench(Protocol):
         timeouts: Timeouts | None = None,
         bounds: Bounds | None = None,
         probe: ProbeSettings | None = None,
+        policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
     ) -> Bench: ...
 
 
@@ -269,9 +295,11 @@ async def start() -> AsyncIterator[StartBench]:
             timeouts: Timeouts | None = None,
             bounds: Bounds | None = None,
             probe: ProbeSettings | None = None,
+            policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
         ) -> Bench:
             settings = replace(
                 SETTINGS,
+                policy=policy,
                 timeouts=timeouts or SETTINGS.timeouts,
                 bounds=bounds or SETTINGS.bounds,
                 probe=probe or SETTINGS.probe,

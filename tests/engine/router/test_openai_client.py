@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import urllib.request
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import openai
 import pytest
+from tests.engine.router.conftest import started
 
-from goodput_core.contract import ENV_REPLICA, HEADER_REPLICA
+from goodput_core.contract import HEADER_REPLICA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-MANIFEST = Path(__file__).parents[3] / "examples" / "chat.yaml"
-
-
-def started(stack: ExitStack, name: str, *arguments: str) -> dict[str, str]:
-    always = ("-f", str(MANIFEST), "--json", "--port", "0", "--admin-port", "0")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "goodput_core", *arguments, *always, "--exit-with-parent"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, ENV_REPLICA: name},
-    )
-    stack.enter_context(process)
-    stack.callback(process.terminate)
-    assert process.stdout is not None
-    event: dict[str, str] = json.loads(process.stdout.readline())
-    return event
 
 
 @pytest.fixture(scope="module")

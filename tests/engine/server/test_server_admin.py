@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from goodput_core.contract import HEADER_LOAD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,6 +55,25 @@ async def test_the_state_tells_the_core_the_device_and_the_bounds(
     assert state["max_waiting"] == 1024
     assert state["saturated"] is False
     assert state["startup_seconds"] > 0
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_an_answer_tells_the_load_in_the_words_of_the_state(
+    engine: RunningEngine, admin: aiohttp.ClientSession, stream: bool
+) -> None:
+    async with aiohttp.ClientSession(engine.url) as http:
+        body = {"model": "chat", "prompt": [1] * 100, "max_tokens": 2, "stream": stream}
+        async with http.post("/v1/completions", json=body) as answer:
+            told = json.loads(answer.headers[HEADER_LOAD])
+    state = await state_of(admin)
+    assert set(told) <= set(state)
+    assert {k: told[k] for k in ("max_waiting", "kv_total_blocks", "saturated", "draining")} == {
+        k: state[k] for k in ("max_waiting", "kv_total_blocks", "saturated", "draining")
+    }
+    assert (state["block_size"], state["tokenizer"]) == (16, "emulated")
+    if stream:  # its head goes out with the first token, when it still runs
+        assert told["running"] >= 1
+        assert told["kv_total_blocks"] - told["kv_free_blocks"] >= 100 // 16
 
 
 async def test_metrics_count_steps_and_tokens_with_the_contracts_labels(

@@ -14,6 +14,8 @@ import aiohttp
 import psutil
 import pytest
 
+from goodput_core.contract import HEADER_LOAD
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import AsyncIterator, Callable
@@ -112,6 +114,7 @@ async def test_overload_is_refused_at_once_and_ends_with_the_load(
                     body = await refused.json()
                 assert refused.status == 429
                 assert int(refused.headers["Retry-After"]) >= 1
+                assert json.loads(refused.headers[HEADER_LOAD])["saturated"] is True
                 assert body["error"]["code"] == "rate_limit_exceeded"
                 # It did not wait for the answer before it.
                 assert time.monotonic() - began < 5

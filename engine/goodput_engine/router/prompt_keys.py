@@ -1,0 +1,123 @@
+"""The keys by which placement knows a prompt's beginning again.
+
+Token ids are hashed as the engine hashes its blocks. A text is too where the engines count by a
+rule that is known here; elsewhere its bytes are, exactly as the client wrote them: a turn that
+repeats the last one's messages repeats their bytes. Only as much of a prompt is read as has
+keys, and what is wrong with a body is the engine's to say: such a request has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+from goodput_core.blockhash import block_hashes, byte_block_hashes
+from goodput_core.placement import MAX_KEYS
+from goodput_engine import tokens
+
+__all__ = ["BYTES_PER_BLOCK", "PromptForm", "prompt_keys"]
+
+BYTES_PER_BLOCK: Final = 256
+"""Of a text whose tokens are not known: about 60 tokens of English."""
+
+_MAX_BODY_BYTES: Final = 4 << 20
+"""A larger body is not looked into: that takes a millisecond here, and no model reads as much."""
+
+_MAX_ID_BYTES: Final = 16
+"""More than a token id with its comma and spaces has, unless somebody pads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptForm:
+    """How the replicas cut a prompt into blocks.
+
+    Args:
+        block_size: tokens per KV block.
+        counts_words: whether a text's tokens are known (`goodput_engine.tokens`).
+    """
+
+    block_size: int = 16
+    counts_words: bool = False
+
+
+class _Peek(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    messages: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+    content: str | list[_Part] | None = None
+
+
+_PEEK: Final = msgspec.json.Decoder(_Peek)
+_IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]])
+_TEXT: Final = msgspec.json.Decoder(str | list[str])
+_CHAT: Final = msgspec.json.Decoder(list[_Message])
+
+
+def prompt_keys(body: bytes, form: PromptForm) -> tuple[int, ...]:
+    """The keys of a completion's prompt, at most `MAX_KEYS`; none of what cannot be read.
+
+    Args:
+        body: the request's, not compressed.
+        form: how the replicas cut it.
+    """
+    if len(body) > _MAX_BODY_BYTES:
+        return ()
+    try:
+        asked = _PEEK.decode(body)
+        if len(asked.messages):
+            return _chat_keys(memoryview(asked.messages), form)
+        return _completion_keys(memoryview(asked.prompt), form)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ()
+
+
+def _chat_keys(raw: memoryview, form: PromptForm) -> tuple[int, ...]:
+    if not form.counts_words:
+        return _byte_keys(raw)
+    chat = [(message.role, _content(message)) for message in _CHAT.decode(raw)]
+    return _token_keys(tokens.encode_chat(chat, limit=MAX_KEYS * form.block_size), form)
+
+
+def _completion_keys(raw: memoryview, form: PromptForm) -> tuple[int, ...]:
+    if bytes(raw[:1]) == b"[":
+        try:
+            return _token_keys(_first_ids(raw, MAX_KEYS * form.block_size), form)
+        except msgspec.MsgspecError:
+            pass  # a list of texts
+    if not form.counts_words:
+        return _byte_keys(raw)
+    text = _TEXT.decode(raw)
+    first = text if isinstance(text, str) else text[0] if text else ""
+    return _token_keys(tokens.encode(first, limit=MAX_KEYS * form.block_size), form)
+
+
+def _first_ids(raw: memoryview, count: int) -> list[int]:
+    """The first ids of a list: what lies behind them is not read."""
+    if len(raw) <= count * _MAX_ID_BYTES:
+        return _IDS.decode(raw)
+    head = bytes(raw[: count * _MAX_ID_BYTES])
+    return _IDS.decode(head[: head.rfind(b",")] + b"]")
+
+
+def _content(message: _Message) -> str:
+    content = message.content
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
+
+
+def _token_keys(ids: list[int], form: PromptForm) -> tuple[int, ...]:
+    return block_hashes(ids[: MAX_KEYS * form.block_size], form.block_size)
+
+
+def _byte_keys(raw: memoryview) -> tuple[int, ...]:
+    return byte_block_hashes(bytes(raw[: MAX_KEYS * BYTES_PER_BLOCK]), BYTES_PER_BLOCK)

@@ -1,0 +1,174 @@
+"""Placement over HTTP: the pure law's own decisions, and what replicas say of their load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.engine.router.conftest import ending, token, until
+
+from goodput_core.blockhash import block_hashes
+from goodput_core.contract import HEADER_LOAD
+from goodput_core.placement import PLACEMENTS, PlacementState, ReplicaLoad
+from goodput_core.spec.choices import RouterPolicy
+from goodput_core.units import NS_PER_S
+from goodput_engine.router.fleet import EngineReport, Fleet
+from goodput_engine.router.upstreams import Upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.engine.router.conftest import Call, StartBench
+
+
+@pytest.mark.parametrize("policy", PLACEMENTS)
+async def test_the_router_decides_as_the_law_on_the_same_keys_and_loads(
+    start: StartBench, policy: RouterPolicy
+) -> None:
+    bench = await start(4, policy=policy)
+    release: dict[bytes, asyncio.Event] = {}
+
+    async def hold(call: Call) -> None:
+        await release[call.body].wait()
+        await call.stream_head()
+        await call.chunk(token() + ending())
+        await call.end()
+
+    for replica in bench.replicas:
+        replica.behave = hold
+    random, state = Random(3), PlacementState()
+    counts = {replica.name: 0 for replica in bench.replicas}
+    running: list[tuple[bytes, str, asyncio.Task[tuple[int, bytes]]]] = []
+    taken: list[str] = []
+    for index in range(60):
+        # A few sessions, each turn longer than the one before it.
+        ids = [random.randrange(5), *range(16 * (1 + index // 6)), index]
+        body = json.dumps({"prompt": ids, "user": str(index)}).encode()
+        release[body] = asyncio.Event()
+        loads = [ReplicaLoad(name=name, in_flight=n) for name, n in counts.items()]
+        state, placement = PLACEMENTS[policy](state, loads, block_hashes(ids, 16), 0)
+        assert placement.replica is not None
+        answer = asyncio.ensure_future(bench.post(body))
+        arrivals = [asyncio.ensure_future(r.arrived.get()) for r in bench.replicas]
+        await asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
+        found = [r.name for r, at in zip(bench.replicas, arrivals, strict=True) if at.done()]
+        for waiting in arrivals:
+            waiting.cancel()
+        assert found == [placement.replica], index
+        taken += found
+        counts[placement.replica] += 1
+        running.append((body, placement.replica, answer))
+        while random.random() < 0.45 and running:
+            ended, name, task = running.pop(random.randrange(len(running)))
+            release[ended].set()
+            assert (await task)[0] == 200
+            await until(lambda: sum(r.in_flight for r in bench.router.fleet) == len(running))
+            counts[name] -= 1
+    assert set(taken) == set(counts), "nothing was compared"
+    for ended, _, task in running:
+        release[ended].set()
+        await task
+
+
+def telling(load: str, status: str = "200 OK") -> Callable[[Call], Awaitable[None]]:
+    async def answer(call: Call) -> None:
+        headers = () if status.startswith("200") else ("Retry-After: 9",)
+        await call.whole(status, b'{"choices":[]}', f"{HEADER_LOAD}: {load}", *headers)
+
+    return answer
+
+
+FULL = '{"saturated":true,"waiting":8}'
+
+
+class Full:
+    """A replica that says with its first token that it is full, and then takes its time."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await call.head(
+            "200 OK", "Content-Type: text/event-stream", f"{HEADER_LOAD}: {FULL}",
+            "Transfer-Encoding: chunked",
+        )  # fmt: skip
+        await call.chunk(token())
+        await self.end.wait()
+        await call.chunk(ending())
+        await call.end()
+
+
+async def test_a_replica_that_says_with_an_answer_that_it_is_full_gets_no_more_until_it_ends(
+    start: StartBench,
+) -> None:
+    bench = await start(2)
+    full, other = bench.replicas
+    full.behave = slow = Full()
+    first = asyncio.ensure_future(bench.post())
+    await until(lambda: next(iter(bench.router.fleet)).saturated)
+    for _ in range(5):
+        assert (await bench.post())[0] == 200
+    assert (len(full.calls), len(other.calls)) == (1, 5)
+    slow.end.set()
+    assert (await first)[0] == 200
+    assert (await bench.post())[0] == 200
+    assert len(full.calls) == 2
+
+
+async def test_all_full_is_told_at_once(start: StartBench) -> None:
+    bench = await start(2)
+    slow = Full()
+    for replica in bench.replicas:
+        replica.behave = slow
+    running = [asyncio.ensure_future(bench.post()) for _ in range(2)]
+    await until(lambda: all(replica.saturated for replica in bench.router.fleet))
+    async with bench.client.post(bench.router.url + "/v1/completions", json={}) as answer:
+        assert answer.status == 429
+        assert int(answer.headers["Retry-After"]) >= 1
+    assert [len(replica.calls) for replica in bench.replicas] == [1, 1], "nobody was asked"
+    slow.end.set()
+    await asyncio.gather(*running)
+    assert await bench.settled() == {"attained": 2, "shed": 1}
+
+
+async def test_the_account_of_a_replica_is_kept_from_the_client(start: StartBench) -> None:
+    bench = await start(1)
+    bench.replicas[0].behave = telling('{"waiting":2}')
+    async with bench.client.post(bench.router.url + "/v1/completions", json={}) as answer:
+        assert HEADER_LOAD not in answer.headers
+    (replica,) = bench.router.fleet
+    assert replica.report.waiting == 2
+
+
+async def test_a_replica_that_refuses_one_request_and_is_not_full_gets_the_next(
+    start: StartBench,
+) -> None:
+    bench = await start(1)
+    bench.replicas[0].behave = telling('{"saturated":false}', "429 Too Many Requests")
+    assert [(await bench.post())[0] for _ in range(3)] == [429] * 3
+    assert len(bench.replicas[0].calls) == 3
+
+
+@pytest.mark.parametrize("load", ["", "nonsense", "[1]", '{"waiting":"many"}', "{" * 5_000])
+async def test_nonsense_in_an_answer_s_header_changes_nothing(start: StartBench, load: str) -> None:
+    bench = await start(1)
+    bench.replicas[0].behave = telling(load)
+    assert [(await bench.post())[0] for _ in range(2)] == [200] * 2
+    assert next(iter(bench.router.fleet)).report == EngineReport()
+
+
+async def test_of_two_accounts_the_newer_one_stands() -> None:
+    fleet = Fleet(RouterPolicy.LEAST_LOADED)
+    fleet.set_upstreams([Upstream("a", "http://127.0.0.1:1")])
+    (replica,) = fleet
+    replica.mark_ready()
+    header, poll = EngineReport(saturated=True, waiting=7), EngineReport(saturated=False)
+    replica.take_report(header, 20, valid_ns=NS_PER_S)
+    replica.take_report(poll, 10, valid_ns=NS_PER_S)  # asked for before that answer came
+    assert replica.load(30).waiting == 7
+    assert fleet.place(30)[0] is None
+    replica.take_report(poll, 40, valid_ns=NS_PER_S)
+    assert fleet.place(50)[0] is replica

@@ -1,0 +1,123 @@
+"""The keys of a prompt: the engine's own where its tokens are known, its bytes' elsewhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.blockhash import byte_block_hashes
+from goodput_core.placement import MAX_KEYS
+from goodput_engine.router.prompt_keys import BYTES_PER_BLOCK, PromptForm, prompt_keys
+from goodput_engine.server.body import ChatBody, CompletionBody
+from goodput_engine.server.prompt import PromptLimits, chat_prompt, completion_prompt
+
+LIMITS = PromptLimits(vocab_size=1 << 32, max_model_tokens=1 << 20, block_size=16)
+WORDS = PromptForm(block_size=16, counts_words=True)
+BYTES = PromptForm(block_size=16)
+
+
+def body_of(**fields: Any) -> bytes:
+    return json.dumps({"model": "chat", **fields, "stream": True}).encode()
+
+
+def engine_keys(body: bytes) -> list[int]:
+    """As the engine names the blocks of the same request."""
+    if b'"messages"' in body:
+        return chat_prompt(msgspec.json.decode(body, type=ChatBody).messages, LIMITS).block_hashes
+    raw = msgspec.json.decode(body, type=CompletionBody).prompt
+    return completion_prompt(raw, LIMITS).block_hashes
+
+
+TEXT = "Grüße, dear reader of \U0001f600 tokens " * 40
+CHAT = [
+    {"role": "system", "content": "You are kind. " * 30},
+    {"role": "user", "content": [{"type": "text", "text": TEXT}, {"type": "text", "text": "?"}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "fields"),
+    [
+        pytest.param(WORDS, {"prompt": TEXT}, id="text"),
+        pytest.param(WORDS, {"prompt": [TEXT]}, id="a list of one text"),
+        pytest.param(WORDS, {"messages": CHAT}, id="chat"),
+        pytest.param(WORDS, {"prompt": list(range(300))}, id="token ids"),
+        pytest.param(BYTES, {"prompt": list(range(300))}, id="token ids of a foreign model"),
+    ],
+)
+def test_known_tokens_have_the_engine_s_own_keys(form: PromptForm, fields: dict[str, Any]) -> None:
+    body = body_of(**fields)
+    keys = prompt_keys(body, form)
+    assert len(keys) > 10
+    assert list(keys) == engine_keys(body)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"prompt": list(range(20_000))}, id="token ids"),
+        pytest.param({"prompt": "word " * 20_000}, id="text"),
+        pytest.param({"messages": [{"role": "user", "content": "word " * 20_000}]}, id="chat"),
+    ],
+)
+def test_only_the_first_blocks_have_keys(fields: dict[str, Any]) -> None:
+    body = body_of(**fields)
+    assert list(prompt_keys(body, WORDS)) == engine_keys(body)[:MAX_KEYS]
+
+
+def test_ids_behind_the_last_key_are_not_read() -> None:
+    ids = ", ".join(map(str, range(4_000_000_000, 4_000_012_000))).encode()
+    whole = prompt_keys(b'{"prompt":[%b]}' % ids, BYTES)
+    assert len(whole) == MAX_KEYS
+    assert prompt_keys(b'{"prompt":[%b, "x"]}' % ids, BYTES) == whole
+
+
+def test_a_text_without_known_tokens_goes_by_its_bytes() -> None:
+    text = "x" * 1_000
+    keys = prompt_keys(b'{"prompt":"%b"}' % text.encode(), BYTES)
+    assert keys == byte_block_hashes(f'"{text}"'.encode(), BYTES_PER_BLOCK)
+
+
+@pytest.mark.parametrize("form", [WORDS, BYTES], ids=["tokens", "bytes"])
+def test_the_next_turn_begins_with_the_keys_of_the_last(form: PromptForm) -> None:
+    chat = [{"role": "user", "content": "Tell me of the sea. " * 40}]
+    first = prompt_keys(body_of(messages=chat), form)
+    chat += [
+        {"role": "assistant", "content": "It is wide. " * 40},
+        {"role": "user", "content": "?"},
+    ]
+    second = prompt_keys(body_of(messages=chat, temperature=0.5), form)
+    # The last block may hold what closes the chat: the template's, or JSON's.
+    same = len(first) - 1
+    assert same >= 2
+    assert second[:same] == first[:same]
+    assert len(second) > len(first)
+
+
+@pytest.mark.parametrize("form", [WORDS, BYTES], ids=["tokens", "bytes"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"[1]", id="a list"),
+        pytest.param(b'{"prompt":' + b"[" * 100_000, id="deep"),
+        pytest.param(b'{"prompt":"' + b"x" * 1_000, id="cut off"),
+        pytest.param(b'{"prompt":null,"messages":3}', id="wrong types"),
+        pytest.param(b'{"prompt":[]}', id="empty"),
+        pytest.param(b'{"prompt":"%b"}' % (b"x" * (5 << 20)), id="huge"),
+    ],
+)
+def test_what_cannot_be_read_has_no_keys(form: PromptForm, body: bytes) -> None:
+    assert prompt_keys(body, form) == ()
+
+
+@given(body=st.binary(max_size=60), counts_words=st.booleans())
+def test_no_bytes_break_it(body: bytes, counts_words: bool) -> None:
+    form = PromptForm(block_size=1, counts_words=counts_words)
+    for prompt in (body, b'{"prompt":%b}' % body, b'{"messages":[%b]}' % body):
+        assert len(prompt_keys(prompt, form)) <= MAX_KEYS
