@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.attainment import Attainment, AttainmentTally, goodput_per_s
-from goodput_core.judging import Judgement, JudgementKind, MissReason
+from goodput_core.judging import Judgement, JudgementKind, MissReason, judge
 from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo import SLOClass
 
 SECOND = 1_000_000_000
+MS = 1_000_000
 ATTAINED = Judgement(kind=JudgementKind.ATTAINED)
 
 
@@ -47,6 +49,30 @@ def test_attainments_add_up_exactly() -> None:
 def test_goodput_is_good_per_second_of_the_window() -> None:
     assert goodput_per_s(1000, 300 * SECOND) == Fraction(10, 3)
     assert goodput_per_s(1, 1) == SECOND
+
+
+def test_worked_example_two_of_four_keep_both_promises() -> None:
+    promise = SLOClass(name="chat", ttft_ms=300, tpot_ms=30).targets
+    answers = [(120, 25), (450, 22), (180, 42), (190, 27)]
+    tally = AttainmentTally()
+    for ttft_ms, tpot_ms in answers:
+        first_ns = ttft_ms * MS
+        one = RequestRecord(
+            request_id="r",
+            slo_class="chat",
+            scheduled_ns=0,
+            outcome=Outcome.OK,
+            sent_ns=0,
+            first_token_ns=first_ns,
+            last_token_ns=first_ns + 10 * tpot_ms * MS,
+            end_ns=first_ns + 10 * tpot_ms * MS,
+            output_tokens=11,
+        )
+        tally.add(one, judge(one, promise))
+    judged = tally.overall().attainment
+    assert judged == Attainment(good=2, total=4)
+    assert goodput_per_s(judged.total, 10 * SECOND) == Fraction("0.40"), "throughput"
+    assert goodput_per_s(judged.good, 10 * SECOND) == Fraction("0.20")
 
 
 def test_tally_counts_by_class_outcome_and_reason() -> None:

@@ -7,11 +7,14 @@ each request (`_one_token`): its last prompt token samples the first output. Not
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 
+from goodput_core.steptime import TableForm
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.device.load import load_profile
@@ -28,6 +31,8 @@ from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from goodput_core.steptime import StepTimeForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,8 @@ class History:
         slot_steps: tokens computed.
         peak_blocks: KV blocks in use at most, between steps.
         preempted: how often each job was evicted, of those that were.
+        chunks: tokens of each job's prompt computed at a time.
+        tokens_ms: when each job's tokens came.
     """
 
     steps: list[list[int]] = field(default_factory=list)
@@ -59,6 +66,8 @@ class History:
     slot_steps: int = 0
     peak_blocks: int = 0
     preempted: dict[int, int] = field(default_factory=dict)
+    chunks: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    tokens_ms: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 def _one_token(policy: SchedulingPolicy) -> SchedulingPolicy:
@@ -75,9 +84,11 @@ def _run(
     slots: int,
     blocks: int = 4096,
     model: int = 1024,
+    budget: int = 1024,
+    form: StepTimeForm | None = None,
     input_ends: int | None = 0,
 ) -> History:
-    """All jobs to their end, in virtual time on the `unit` device.
+    """All jobs to their end, in virtual time.
 
     Args:
         policy: a fresh one.
@@ -85,13 +96,17 @@ def _run(
         slots: requests that may run at once.
         blocks: KV blocks.
         model: prompt and answer together.
+        budget: tokens of a step.
+        form: how long a step takes; None: 1 ms, as on the `unit` device.
         input_ends: the step from which no more jobs can come, once all are there; None: never.
     """
     profile = replace(load_profile("unit"), kv_blocks=blocks)
+    if form is not None:
+        profile = replace(profile, form=form)
     scheduler = Scheduler(
         policy=policy,
         kv=BlockPool(total_blocks=blocks, block_size=profile.block_size),
-        limits=SchedulerLimits(token_budget=1024, max_num_seqs=slots, max_waiting=100),
+        limits=SchedulerLimits(token_budget=budget, max_num_seqs=slots, max_waiting=100),
         max_model_tokens=model,
     )
     core = EngineCore(scheduler=scheduler, executor=EmulatedExecutor(profile))
@@ -132,7 +147,12 @@ def _run(
                 seen.ended[progress.request.rid] = step + 1
                 if progress.request.preemptions:
                     seen.preempted[progress.request.rid] = progress.request.preemptions
-        seen.steps.append(sorted([*outcome.advanced, *(p.request.rid for p in outcome.progress)]))
+        for chunk in outcome.plan.chunks:
+            seen.chunks[chunk.rid].append(chunk.num_tokens)
+        emitted = sorted([*outcome.advanced, *(p.request.rid for p in outcome.progress)])
+        for rid in emitted:
+            seen.tokens_ms[rid].append(outcome.result.at_ns // NS_PER_MS)
+        seen.steps.append(emitted)
         seen.slot_steps += outcome.plan.shape.num_tokens
     scheduler.check_integrity()
     return seen
@@ -146,10 +166,10 @@ def test_a_batch_of_four_lasts_as_long_as_its_longest_at_half_utilisation(policy
         Job(prompt=256, outputs=201),
         Job(prompt=32, outputs=31),
     ]
-    seen = _run(_one_token(build_policy(policy)), jobs, slots=4)
-    assert len(seen.steps) == 628
-    assert seen.ended == {0: 628, 1: 114, 2: 456, 3: 62}
-    assert round(1000 * seen.slot_steps / (4 * 628)) == 502
+    seen = _run(_one_token(build_policy(policy)), [*jobs, Job(outputs=1)], slots=4)
+    assert seen.ended == {0: 628, 1: 114, 2: 456, 3: 62, 4: 629}
+    assert seen.started[4] == 628, "nobody takes a place that falls free early"
+    assert round(1000 * (seen.slot_steps - 1) / (4 * 628)) == 502
 
 
 @pytest.mark.parametrize("policy", ["static", "request"])
@@ -224,6 +244,49 @@ def test_chunks_beside_decodes_make_nobody_later_than_prompts_that_stall_them() 
     chunked = _run(_one_token(build_policy("sarathi")), A_TO_E, slots=4)
     assert all(chunked.ended[rid] <= stalled.ended[rid] for rid in range(5))
     assert all(chunked.ended[rid] < stalled.ended[rid] for rid in (0, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("policy", "between"),
+    [pytest.param("sarathi", 7, id="sarathi"), pytest.param("vllm", 0, id="vllm, decodes wait")],
+)
+def test_a_prompt_of_4000_is_eight_chunks_with_seven_decodes_between_them(
+    policy: str, between: int
+) -> None:
+    jobs = [Job(outputs=20), Job(prompt=4000, outputs=1, arrival=1)]
+    budget = 513 if policy == "sarathi" else 512
+    seen = _run(build_policy(policy), jobs, slots=2, model=8192, budget=budget)
+    assert seen.chunks[1] == [512] * 7 + [416]
+    first, last = seen.started[1], seen.ended[1]
+    decodes = [at for at in seen.tokens_ms[0] if first < at < last]
+    assert len(decodes) == between
+
+
+def test_prompts_get_what_the_decodes_leave_of_the_budget() -> None:
+    jobs = [Job(outputs=9)] * 96 + [Job(prompt=1800, outputs=1, arrival=1)]
+    seen = _run(build_policy("sarathi"), jobs, slots=100, model=8192)
+    assert seen.chunks[96] == [928, 872]
+    assert seen.steps[1] == list(range(96)), "beside all the decodes"
+    assert seen.steps[2] == list(range(97))
+
+
+@pytest.mark.parametrize(
+    ("budget", "stall_ms"), [pytest.param(4096, 300, id="whole"), pytest.param(257, 35, id="256")]
+)
+def test_a_prompt_of_2048_beside_decodes_stalls_them_for_300_ms_or_in_chunks_for_35(
+    budget: int, stall_ms: int
+) -> None:
+    # As measured there: a decode step takes 30 ms, with a chunk of 256 it takes 35 ms.
+    measured = TableForm(
+        decodes=(1,),
+        prefill_tokens=(0, 256, 2048),
+        times_ns=((30 * NS_PER_MS, 35 * NS_PER_MS, 300 * NS_PER_MS),),
+    )
+    jobs = [Job(outputs=20), Job(prompt=2048, outputs=1, arrival=40)]
+    seen = _run(build_policy("sarathi"), jobs, slots=2, model=8192, budget=budget, form=measured)
+    gaps_ms = [later - at for at, later in pairwise(seen.tokens_ms[0])]
+    assert (min(gaps_ms), max(gaps_ms)) == (30, stall_ms)
+    assert len(seen.chunks[1]) == (1 if budget == 4096 else 8)
 
 
 @pytest.mark.parametrize("policy", ["orca", "sarathi"])
