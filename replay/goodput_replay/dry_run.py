@@ -64,12 +64,12 @@ def _facts(plan: Plan, stats: PlanStats) -> dict[str, Any]:
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     duration = format_duration(round(facts["duration_s"] * NS_PER_S))
     peak_at = format_duration(round(facts["peak_at_s"] * NS_PER_S))
-    warmup = f", the first {facts['warmup_requests']} not judged"
+    warmup = f", the first {facts['warmup_requests']:,} not judged"
     rows = [
-        ("requests", f"{facts['requests']}{warmup if facts['warmup_requests'] else ''}"),
+        ("requests", f"{facts['requests']:,}{warmup if facts['warmup_requests'] else ''}"),
         ("duration", duration),
         ("rate", f"{facts['requests_per_s']:.4g} a second"),
-        ("busiest second", f"{facts['peak_requests_in_1s']} requests, after {peak_at}"),
+        ("busiest second", f"{facts['peak_requests_in_1s']:,} requests, after {peak_at}"),
         ("input tokens", f"{facts['input_tokens']:,}, at most {facts['max_input_tokens']:,}"),
         ("output tokens", f"{facts['output_tokens']:,}, at most {facts['max_output_tokens']:,}"),
         ("classes", _counts(facts["classes"])),
@@ -82,9 +82,9 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("cancelled", "requests_cancelled_by_trace"),
     ):
         if facts[key]:
-            rows.append((name, f"{facts[key]} requests"))
+            rows.append((name, f"{facts[key]:,} requests"))
     return rows
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name or 'none'} {count}" for name, count in counts.items())
+    return ", ".join(f"{name or 'none'} {count:,}" for name, count in counts.items())

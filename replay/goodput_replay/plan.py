@@ -124,9 +124,9 @@ class Plan:
     def _require_clock(self) -> None:
         if self.trace.metadata.clock is Clock.SESSION_RELATIVE:
             raise InputError(
-                f"{self.trace.path}: its clock starts anew in every session, and session "
-                "arrivals (--session-arrivals) are not built yet; replay a trace with absolute "
-                "or trace-relative time"
+                f"{self.trace.path}: its clock starts anew in every session, and replaying "
+                "such arrivals is not built yet; replay a trace with absolute or trace-relative "
+                "time"
             )
 
     def _class_of(self, row: TraceRow, classes: set[str]) -> str:

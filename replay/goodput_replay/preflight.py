@@ -13,6 +13,7 @@ import msgspec
 from goodput_core.contract import MODEL_OWNER, PATH_MODELS
 from goodput_core.errors import UnreachableError, UsageError
 from goodput_replay.client.answer import error_sentence
+from goodput_replay.client.reason import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,11 +86,12 @@ async def ask(session: aiohttp.ClientSession, target: Target) -> Served:
         ) from error
     except aiohttp.ClientConnectorError as error:
         raise UnreachableError(
-            f"{url}: could not connect ({error.strerror or error}); is the server running there?"
+            f"{url}: could not connect ({reason_of(error)}); is the server running there?"
         ) from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UnreachableError(f"{url}: not an HTTP answer ({reason}); check --target") from error
+        raise UnreachableError(
+            f"{url}: not an HTTP answer ({reason_of(error)}); check --target"
+        ) from error
     if response.status in {401, 403}:
         raise UnreachableError(
             f"{url}: HTTP {response.status}, access refused; give a key with --api-key-env"

@@ -67,18 +67,23 @@ async def replay(job: Job, writer: RunWriter, console: Console) -> Finished:
     Raises:
         UnreachableError: the target did not answer as it should; nothing was sent.
         UsageError: the target cannot do what was asked; nothing was sent.
-        Interrupted: Ctrl-C or SIGTERM before anything was sent, or once the run was judged.
+        Interrupted: by a signal, before anything was sent or once the run was judged.
         DiskFullError: the disk filled up; what fitted is kept.
     """
     task = asyncio.current_task()
     assert task is not None
-    stopper = Stopper(task)
-    stopper.watch_signals(asyncio.get_running_loop())
-    try:
-        return await _replay(job, writer, stopper, console)
-    except asyncio.CancelledError:
-        what = f"{writer.path} holds the run" if writer.rows else "nothing was sent"
-        raise Interrupted(f"{stopper.reason or 'interrupted'}; {what}") from None
+
+    def give_up() -> str:
+        writer.abandon()
+        return _what_is_there(writer)
+
+    stopper = Stopper(task, give_up)
+    with stopper.watching_signals(asyncio.get_running_loop()):
+        try:
+            return await _replay(job, writer, stopper, console)
+        except asyncio.CancelledError:
+            why = stopper.reason or "interrupted"
+            raise Interrupted(f"{why}; {_what_is_there(writer)}") from None
 
 
 async def _replay(job: Job, writer: RunWriter, stopper: Stopper, console: Console) -> Finished:
@@ -108,13 +113,19 @@ async def _replay(job: Job, writer: RunWriter, stopper: Stopper, console: Consol
             pinned=pinning is not LengthPinning.NONE,
         )
         summary = await run.drive(exchange, console)
-    where = f"{writer.path} holds the {writer.rows} requests that were recorded"
+    where = _what_is_there(writer)
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.by is StoppedBy.SIGNAL:
         ended_by = Interrupted(f"{stopper.reason} after {run.sent} of {job.stats.rows}; {where}")
     elif stopper.by is StoppedBy.RULE:
         ended_by = AbortedRun(f"given up: {stopper.reason}; {where}")
     return Finished(summary=summary, ended_by=ended_by)
+
+
+def _what_is_there(writer: RunWriter) -> str:
+    if not writer.rows:
+        return "nothing was sent"
+    return f"{writer.path} holds the records of {writer.rows} request{'s' * (writer.rows != 1)}"
 
 
 async def _reach(job: Job, writer: RunWriter, stack: AsyncExitStack, console: Console) -> Target:

@@ -8,6 +8,7 @@ It runs in a session of its own, so that Ctrl-C stops the run first and the serv
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -103,6 +104,11 @@ async def _stop(child: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         child.kill()
         await child.wait()
+    except asyncio.CancelledError:
+        # Somebody is done waiting; while it stops, this kills what it runs.
+        child.send_signal(signal.SIGINT)
+        await child.wait()
+        raise
 
 
 def _failure(code: int, log: Path) -> GoodputError:

@@ -1,19 +1,32 @@
 """Who ended a run early, and how its tasks learn of it.
 
-The first Ctrl-C or SIGTERM stops sending and keeps what was recorded; the second ends the
-process at once, by the signal's own default.
+The first Ctrl-C, SIGTERM or closed terminal stops sending and keeps what was recorded. After it
+the run is closed and judged, which takes a while where there are many records; a second one
+ends the process at once, also in the middle of that.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.errors import ExitCode
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
 __all__ = ["StoppedBy", "Stopper"]
+
+_ASKED_BY: Final = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "the closed terminal",
+}
 
 
 class StoppedBy(Enum):
@@ -28,10 +41,14 @@ class Stopper:
 
     Args:
         task: what is to stop.
+        give_up: called when a second signal ends the process at once; keeps what it can and
+            returns what stands where, as the end of a sentence.
     """
 
-    def __init__(self, task: asyncio.Task[object]) -> None:
+    def __init__(self, task: asyncio.Task[object], give_up: Callable[[], str]) -> None:
         self._task = task
+        self._give_up = give_up
+        self._asked = False
         self.by: StoppedBy | None = None
         self.reason = ""
 
@@ -41,13 +58,52 @@ class Stopper:
             self.by, self.reason = by, reason
             self._task.cancel()
 
-    def watch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop on the first Ctrl-C or SIGTERM."""
-        for number, said in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
-            loop.add_signal_handler(number, self._signalled, loop, f"interrupted by {said}")
+    @contextmanager
+    def watching_signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Stop on the first signal, end the process on the second, until the block ends.
 
-    def _signalled(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-        self.stop(StoppedBy.SIGNAL, reason)
+        Args:
+            loop: the running loop of the task.
+        """
+
+        def received(number: int, _frame: FrameType | None) -> None:
+            said = _ASKED_BY[signal.Signals(number)]
+            if self._asked:
+                self._end_now(said)
+            self._asked = True
+            if number == signal.SIGHUP:
+                _silence(terminals)
+            # A shell repeats to its jobs the hang-up that the system has sent them.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            loop.call_soon_threadsafe(self.stop, StoppedBy.SIGNAL, f"interrupted by {said}")
+
+        terminals = [number for number in (1, 2) if os.isatty(number)]
+        # Not the loop's own handlers: they would wait until a judgement is over.
+        before = {
+            number: signal.signal(number, received)
+            for number in _ASKED_BY
+            if signal.getsignal(number) is not signal.SIG_IGN  # as `nohup` leaves SIGHUP
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end_now(self, said: str) -> None:
+        # Not by an exception: it would wait for the service, or vanish in a callback.
+        kept = ""
+        with suppress(Exception):
+            kept = f"; {self._give_up()}"
+        with suppress(OSError):
+            # Past the stream's own buffer, in the middle of which this signal may have come.
+            os.write(2, f"error: ended at once by {said}{kept}\n".encode())
+        os._exit(ExitCode.INTERRUPTED)
+
+
+def _silence(terminals: list[int]) -> None:
+    """Point these files at nothing: every write to a terminal that was closed is an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in terminals:
+        os.dup2(nowhere, number)
+    os.close(nowhere)

@@ -73,10 +73,11 @@ def manifest(tmp_path: Path, change: Callable[[str], str]) -> str:
         ("policy: sarathi", "policy: slo", "spec.engine.policy: slo is not built yet"),
         ("mode: Manual", "mode: Auto", "spec.control.mode: Auto is not built yet"),
         ("mode: Manual", "mode: off", "spec.control.mode: must be one of Auto, Recommend, Manual"),
-        ("replicas: 2", "replicas: 0", "asks for no replicas at all; start some with --replicas"),
+        ("replicas: 2", "replicas: 0", "spec.replicas: must be at least 1 on this machine, not 0"),
+        ("replicas: 2", "minReplicas: 0", "spec.minReplicas: must be at least 1 on this machine"),
         ("kind: LLMService", "kind: Pod", "kind: must be LLMService, not 'Pod'"),
     ],
-    ids=["policy", "mode", "mode-off", "no-replicas", "kind"],
+    ids=["policy", "mode", "mode-off", "no-replicas", "no-min-replicas", "kind"],
 )
 def test_a_manifest_that_cannot_run_is_refused_by_file_and_field(
     old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -277,3 +277,29 @@ def test_a_missing_file_and_a_folder_are_refused(
     missing = tmp_path / "none.parquet"
     assert "no such file" in one_sentence(run_trace("describe", missing), missing)
     assert "cannot be read" in one_sentence(run_trace("describe", tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("times", "rows_per_group", "sentence"),
+    [
+        ([1, None, 3], 3, "row 2, column timestamp_start_unix_ms: the value is missing"),
+        ([None, None, None], 3, "column timestamp_start_unix_ms is empty; every row needs"),
+        ([1, 3, 2], 3, "row 3, column timestamp_start_unix_ms: rows are not sorted"),
+        ([1, 5, 2], 1, "row 2, column timestamp_start_unix_ms: rows are not sorted"),
+    ],
+    ids=["null", "all null", "unsorted", "later than the last"],
+)
+def test_arrivals_in_milliseconds_are_named_by_their_own_column(
+    times: list[int | None],
+    rows_per_group: int,
+    sentence: str,
+    write_columns: Callable[..., Path],
+    run_trace: Callable[..., Outcome],
+) -> None:
+    columns = {name: v for name, v in GOOD.items() if name != "timestamp_start_unix_ns"}
+    path = write_columns(
+        columns | {"timestamp_start_unix_ms": times},
+        types={"timestamp_start_unix_ms": pa.int64()},
+        row_group_size=rows_per_group,
+    )
+    assert sentence in one_sentence(run_trace("describe", path), path)

@@ -175,12 +175,21 @@ class OrderCheck:
     """Rows must come by arrival, or by session and then arrival where sessions share no clock.
 
     Keeps only the last row's place, so it costs no memory.
+
+    Args:
+        clock: what arrivals count from.
+        path: the file, for errors.
+        remedy: what to do about disorder, for errors.
+        column: the one that arrivals were read from, for errors.
     """
 
-    def __init__(self, clock: Clock, path: Path | str, remedy: str) -> None:
+    def __init__(
+        self, clock: Clock, path: Path | str, remedy: str, *, column: str = COLUMN_NS
+    ) -> None:
         self._by_session = clock is Clock.SESSION_RELATIVE
         self._path = path
         self._remedy = remedy
+        self._column = column
         self._last_ns = -1
         self._last_session = ""
 
@@ -210,7 +219,7 @@ class OrderCheck:
             raise RowError(
                 self._path,
                 first_row + at,
-                "timestamp_start_unix_ns",
+                self._column,
                 f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it; "
                 f"{self._remedy}",
             )
@@ -229,7 +238,7 @@ class OrderCheck:
                 raise RowError(
                     self._path,
                     first_row + at,
-                    "timestamp_start_unix_ns",
+                    self._column,
                     "rows are not sorted by session and then time, this one belongs above the "
                     f"one before it; {self._remedy}",
                 )

@@ -110,8 +110,9 @@ class Trace:
         Raises:
             TraceError: as `rows`.
         """
-        order = OrderCheck(self.metadata.clock, self.path, _SORT_REMEDY)
         with open_parquet(self.path) as file:
+            arrival = _arrival_column(file)
+            order = OrderCheck(self.metadata.clock, self.path, _SORT_REMEDY, column=arrival)
             names = _columns_to_read(file, only)
             first_row = 1
             for group in range(file.metadata.num_row_groups):
@@ -125,19 +126,21 @@ class Trace:
                     columns = typed_columns(batch, self.path)
                     check_columns(columns, path=self.path, first_row=first_row)
                     arrivals = arrivals_ns(columns)
-                    self._check_last(arrivals, first_row)
+                    self._check_last(arrivals, first_row, arrival)
                     order.check(arrivals, _sessions(columns, len(arrivals)), first_row)
                     yield columns, arrivals
                     first_row += len(arrivals)
 
-    def _check_last(self, arrivals: np.ndarray[Any, np.dtype[np.int64]], first_row: int) -> None:
+    def _check_last(
+        self, arrivals: np.ndarray[Any, np.dtype[np.int64]], first_row: int, column: str
+    ) -> None:
         # `last_ns` is the last row's where rows are sorted: nothing may come after it, even
         # if the disorder itself lies further down.
         if len(arrivals) and arrivals.max() > self.last_ns:
             raise RowError(
                 self.path,
                 first_row + int(arrivals.argmax()),
-                COLUMN_NS,
+                column,
                 f"rows are not sorted, this one arrives after the last one; {_SORT_REMEDY}",
             )
 
@@ -176,6 +179,11 @@ def open_trace(path: Path | str) -> Trace:
         )
 
 
+def _arrival_column(file: pq.ParquetFile) -> str:
+    """Where arrivals stand in this file; nanoseconds win."""
+    return COLUMN_NS if COLUMN_NS in file.schema_arrow.names else COLUMN_MS
+
+
 def _span(file: pq.ParquetFile, path: Path, clock: Clock) -> tuple[int, int]:
     """The earliest and the latest arrival; one look at each end where rows are sorted."""
     groups = [
@@ -187,7 +195,9 @@ def _span(file: pq.ParquetFile, path: Path, clock: Clock) -> tuple[int, int]:
         groups = sorted({groups[0], groups[-1]}) if groups else []
     span = _arrival_bounds(file, path, groups)
     if span is None:
-        raise TraceError(path, f"column {COLUMN_NS} is empty; every row needs its arrival")
+        raise TraceError(
+            path, f"column {_arrival_column(file)} is empty; every row needs its arrival"
+        )
     return span
 
 
@@ -207,10 +217,10 @@ def _outside(
 def _arrival_bounds(
     file: pq.ParquetFile, path: Path, groups: Iterable[int]
 ) -> tuple[int, int] | None:
-    has_ns = COLUMN_NS in file.schema_arrow.names
-    scale = 1 if has_ns else NS_PER_MS
+    arrival = _arrival_column(file)
+    scale = 1 if arrival == COLUMN_NS else NS_PER_MS
     bounds: tuple[int, int] | None = None
-    for column in read_column(file, path, COLUMN_NS if has_ns else COLUMN_MS, groups):
+    for column in read_column(file, path, arrival, groups):
         found = pc.min_max(column)
         least, most = found["min"].as_py(), found["max"].as_py()
         if least is None:

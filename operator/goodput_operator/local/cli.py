@@ -162,8 +162,10 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, asked: Callable[[str], None]) 
 def _desired(service: LLMService, options: Options) -> Desired:
     replicas = service.spec.initial_replicas if options.replicas is None else options.replicas
     if replicas == 0:
+        field = "spec.minReplicas" if service.spec.replicas is None else "spec.replicas"
         raise UsageError(
-            f"{options.manifest}: asks for no replicas at all; start some with --replicas"
+            f"{options.manifest}: {field}: must be at least 1 on this machine, not 0; write 1 or "
+            "more there, or give `goodput up` --replicas N"
         )
     return Desired(
         service=service.metadata.name,

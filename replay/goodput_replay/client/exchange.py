@@ -24,6 +24,7 @@ from goodput_replay.client.answer import (
     decode_chunk,
     error_sentence,
 )
+from goodput_replay.client.reason import reason_of
 from goodput_replay.client.sse import LineTooLongError, SSEParser
 
 if TYPE_CHECKING:
@@ -298,17 +299,13 @@ def _failure(error: Exception, *, status: int | None, answered: int) -> tuple[Ou
     if isinstance(error, OSError) and error.errno in _OUR_FAULT:
         return Outcome.UNSENT, f"this machine could not send it: {error.strerror}"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return Outcome.ERROR, f"could not connect: {error.strerror or error}"
+        return Outcome.ERROR, f"could not connect: {reason_of(error)}"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return Outcome.ERROR, f"not an HTTP answer: {reason_of(error)}"
+    when = "before an answer"
     if status is not None:
-        cut = "mid-stream" if answered else "before the first token"
-        return Outcome.ERROR, f"the connection closed {cut}: {_name(error)}"
-    if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError):
-        return Outcome.ERROR, f"the connection closed before an answer: {_name(error)}"
-    return Outcome.ERROR, f"not an HTTP answer: {_name(error)}"
-
-
-def _name(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__} {error}".split())
+        when = "mid-stream" if answered else "before the first token"
+    return Outcome.ERROR, f"the connection closed {when}: {reason_of(error)}"
 
 
 def _since(at_ns: int | None, zero_ns: int) -> int | None:

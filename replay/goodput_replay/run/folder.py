@@ -181,6 +181,16 @@ class RunWriter:
             raise self._full()
         return summary
 
+    def abandon(self) -> None:
+        """Close the records and leave the rest undone; nothing after `finish`, raises nothing."""
+        # Whatever ended the run may have been the disk: closing must not hide it.
+        with suppress(Exception):
+            self._close()
+        if not self._began:
+            _clear(self._path, made=self._made)
+        with suppress(OSError):
+            (self._path / (SUMMARY_FILE + PARTIAL_SUFFIX)).unlink()
+
     def __enter__(self) -> Self:
         return self
 
@@ -190,13 +200,7 @@ class RunWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Whatever ended the run may have been the disk: closing must not hide it.
-        with suppress(Exception):
-            self._close()
-        if not self._began:
-            _clear(self._path, made=self._made)
-        with suppress(OSError):
-            (self._path / (SUMMARY_FILE + PARTIAL_SUFFIX)).unlink()
+        self.abandon()
 
     def _close(self) -> None:
         """End the records; an earlier run gives way to them only now."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -284,6 +285,7 @@ async def test_a_misbehaving_server_is_an_outcome_with_a_sentence(
     assert record.detail.startswith(detail)
     assert len(record.detail) <= 200
     assert "\n" not in record.detail
+    assert not re.search(r"[A-Z]\w+Error|b'|message=", record.detail), "a library's own words"
     assert record.sent_ns is not None
     assert record.end_ns is not None
 

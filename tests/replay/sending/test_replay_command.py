@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,42 +153,6 @@ async def test_two_runs_send_different_prompts_unless_they_share_a_salt(
     )
     assert one != two
     assert three == four
-
-
-async def test_ctrl_c_keeps_what_was_recorded_and_marks_the_run_incomplete(
-    serve: Serve, trace: Path, slo: Path, tmp_path: Path
-) -> None:
-    enough, count = asyncio.Event(), 0
-
-    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
-        nonlocal count
-        if request.startswith(b"GET"):
-            writer.write(http(MODELS))
-            return
-        count += 1
-        if count <= 3:
-            writer.write(STREAM)
-        if count == 6:
-            enough.set()
-
-    url = await serve(script)
-    child = await start(
-        "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run", "--no-report"
-    )  # fmt: skip
-    await enough.wait()
-    child.send_signal(signal.SIGINT)
-    _, err = await child.communicate()
-    assert child.returncode == 130
-    said = err.decode()
-    assert "error: interrupted by Ctrl-C after " in said
-    assert "Traceback" not in said
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert not summary["run"]["complete"]
-    assert summary["run"]["abort_reason"] == "interrupted by Ctrl-C"
-    assert summary["verdict"]["kind"] == "INVALID"
-    outcomes = [row.record.outcome.value for row in read_judged(tmp_path / "run")]
-    assert outcomes.count("ok") == 3
-    assert outcomes.count("cancelled") >= 3
 
 
 async def test_a_broken_target_ends_the_run_where_asked_to(

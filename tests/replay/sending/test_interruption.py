@@ -1,0 +1,268 @@
+"""A replay that is told to end: by whom, in which phase, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from goodput_core.units import NS_PER_S
+from goodput_replay.run.records import read_judged
+from goodput_replay.service import running_service
+from goodput_traces.row import TraceRow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+    Serve = Callable[[Script], Awaitable[str]]
+    WriteTrace = Callable[..., Path]
+
+CHAT = Path(__file__).parents[3] / "examples" / "chat.yaml"
+MODELS = b'{"data":[{"id":"m","owned_by":"goodput"}]}'
+EVENTS = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+# The judgement takes as long as it takes; this one says where it is, and never ends.
+JUDGING_FOR_EVER = """
+import signal, sys, time
+from goodput_core.dispatch import run_command
+from goodput_replay.run import folder
+
+def summarise(*_):
+    print("judging", flush=True)
+    while signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        time.sleep(0.01)
+    print("asked", flush=True)
+    time.sleep(3600)
+
+folder.summarise = summarise
+sys.exit(run_command(["replay", *sys.argv[1:]]))
+"""
+
+
+# The first terminal that the leader of a session opens is the one whose end it is told of.
+ON_A_TERMINAL = """
+import os, sys
+terminal = os.open(sys.argv[1], os.O_RDWR)
+for number in (0, 1, 2):
+    os.dup2(terminal, number)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+def http(body: bytes, kind: str = "application/json") -> bytes:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class Target:
+    """Answers the first three requests and no other; `busy` is set by the sixth."""
+
+    def __init__(self) -> None:
+        self.busy = asyncio.Event()
+        self._asked = 0
+
+    async def __call__(self, request: bytes, writer: asyncio.StreamWriter) -> None:
+        if request.startswith(b"GET"):
+            writer.write(http(MODELS))
+            return
+        self._asked += 1
+        if self._asked <= 3:
+            writer.write(http(EVENTS, "text/event-stream"))
+        if self._asked == 6:
+            self.busy.set()
+
+
+@pytest.fixture(autouse=True)
+def hang_up_as_a_shell_leaves_it() -> Iterator[None]:
+    """Under `nohup` SIGHUP is ignored, which a child inherits and honours."""
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, inherited)
+
+
+@pytest.fixture
+def trace(trace_of: WriteTrace) -> Path:
+    """Forty requests in two seconds."""
+    return trace_of(
+        TraceRow(
+            request_id=f"row-{i}",
+            timestamp_start_unix_ns=i * NS_PER_S // 20,
+            input_tokens=20,
+            output_tokens=1,
+        )
+        for i in range(40)
+    )
+
+
+def start(folder: Path, *arguments: object, program: tuple[str, ...] = ()) -> Any:
+    program = program or ("-m", "goodput_core", "replay")
+    return asyncio.create_subprocess_exec(
+        sys.executable,
+        *program,
+        *map(str, arguments),
+        "--out",
+        "run",
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200", "GOODPUT_DEBUG": ""},
+    )
+
+
+async def error_of(child: asyncio.subprocess.Process) -> str:
+    """The one sentence with which it ends."""
+    _, err = await asyncio.wait_for(child.communicate(), 60)
+    (sentence,) = [line for line in err.decode().splitlines() if not line.startswith("starting")]
+    assert sentence.startswith("error: ")
+    return sentence
+
+
+def outcomes(folder: Path) -> list[str]:
+    return sorted(row.record.outcome.value for row in read_judged(folder / "run"))
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        pytest.param(signal.SIGINT, "Ctrl-C", id="ctrl-c"),
+        pytest.param(signal.SIGTERM, "SIGTERM", id="sigterm"),
+        pytest.param(signal.SIGHUP, "the closed terminal", id="hang-up"),
+    ],
+)
+async def test_what_was_recorded_is_kept_and_the_run_marked_incomplete(
+    serve: Serve, trace: Path, tmp_path: Path, number: signal.Signals, said: str
+) -> None:
+    target = Target()
+    url = await serve(target)
+    child = await start(tmp_path, "--trace", trace, "--target", url, "--no-report")
+    await target.busy.wait()
+    child.send_signal(number)
+    assert f"error: interrupted by {said} after " in await error_of(child)
+    assert child.returncode == 130
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert not summary["run"]["complete"]
+    assert summary["run"]["abort_reason"] == f"interrupted by {said}"
+    assert summary["verdict"]["kind"] == "INVALID"
+    assert outcomes(tmp_path).count("ok") == 3
+    assert outcomes(tmp_path).count("cancelled") >= 3
+
+
+async def test_under_nohup_a_closed_terminal_is_nothing(
+    serve: Serve, trace: Path, tmp_path: Path
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    target = Target()
+    url = await serve(target)
+    child = await start(tmp_path, "--trace", trace, "--target", url, "--timeout", "3s")
+    await target.busy.wait()
+    child.send_signal(signal.SIGHUP)
+    await asyncio.wait_for(child.communicate(), 60)
+    assert outcomes(tmp_path) == ["ok"] * 3 + ["timeout"] * 37
+
+
+async def test_a_terminal_that_closes_takes_no_record_with_it(
+    serve: Serve, trace: Path, tmp_path: Path
+) -> None:
+    target = Target()
+    url = await serve(target)
+    terminal, end = pty.openpty()
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ON_A_TERMINAL, os.ttyname(end), "-m", "goodput_core", "replay",
+        "--trace", trace, "--target", url, "--out", "run", "--no-report",
+        cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    await target.busy.wait()
+    os.close(end)
+    os.close(terminal)
+    assert await asyncio.wait_for(child.wait(), 60) == 130
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["run"]["abort_reason"] == "interrupted by the closed terminal"
+    assert outcomes(tmp_path).count("ok") == 3
+
+
+@pytest.mark.parametrize("first", ["sending", "judging"])
+async def test_a_second_ctrl_c_ends_a_run_that_is_being_judged(
+    serve: Serve, trace: Path, tmp_path: Path, first: str
+) -> None:
+    target = Target()
+    url = await serve(target)
+    child = await start(
+        tmp_path, "--trace", trace, "--target", url, "--timeout", "3s",
+        program=("-c", JUDGING_FOR_EVER),
+    )  # fmt: skip
+    if first == "sending":
+        await target.busy.wait()
+        child.send_signal(signal.SIGINT)
+    assert child.stdout is not None
+    assert await child.stdout.readline() == b"judging\n"
+    if first == "judging":
+        child.send_signal(signal.SIGINT)
+    assert await child.stdout.readline() == b"asked\n"
+    child.send_signal(signal.SIGINT)
+    sentence = await error_of(child)
+    assert child.returncode == 130
+    count = len(outcomes(tmp_path))
+    assert sentence == (
+        f"error: ended at once by Ctrl-C; run holds the records of {count} requests"
+    )
+    assert outcomes(tmp_path).count("ok") == 3
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["records.parquet"]
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Every process that was started in this folder, or below it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd().startswith(str(folder)):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize("children", [0, 3], ids=["at once", "with processes"])
+async def test_ctrl_c_while_the_service_starts_leaves_nothing(
+    trace: Path, tmp_path: Path, times: int, children: int
+) -> None:
+    child = await start(tmp_path, "--trace", trace, "-f", CHAT)
+    assert child.stderr is not None
+    assert await child.stderr.readline() == b"starting chat\n"
+    while len(processes_of(tmp_path)) <= children:  # noqa: ASYNC110 - they raise no event
+        await asyncio.sleep(0.01)
+    for _ in range(times):
+        child.send_signal(signal.SIGINT)
+    assert (await error_of(child)).endswith("by Ctrl-C; nothing was sent")
+    assert child.returncode == 130
+    assert not (tmp_path / "run").exists()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes_of(tmp_path), timeout=10)
+    assert alive == []
+
+
+async def test_ctrl_c_while_the_service_stops_waits_for_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "service.log"
+    ready, leave = asyncio.Event(), asyncio.Event()
+
+    async def use() -> None:
+        async with running_service(CHAT, device=None, log=log):
+            ready.set()
+            await leave.wait()
+
+    before = psutil.Process().children(recursive=True)
+    using = asyncio.ensure_future(use())
+    await asyncio.wait_for(ready.wait(), 60)
+    leave.set()
+    await asyncio.sleep(0)  # it is being stopped now
+    using.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    assert psutil.Process().children(recursive=True) == before
