@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from goodput_core.steptime import (
+    DeviceForm,
     DistServeForm,
     LinearTime,
     RooflineForm,
@@ -117,6 +118,15 @@ def test_the_closed_form_finds_what_trying_every_size_finds(
         multiple=multiple,
     )
     assert found == _by_trial(form, beside, target_ns, start) // multiple * multiple
+
+
+@given(form=_FORMS, decodes=st.integers(1, 300), context=st.integers(0, 10**7))
+@example(_DRAWN, 256, 1_000_003)
+def test_the_law_of_steps_that_only_decode_gives_the_same_nanoseconds(
+    form: DeviceForm, decodes: int, context: int
+) -> None:
+    shape = StepShape.of(decodes=decodes, decode_context_tokens=context)
+    assert form.decode_law(decodes)(context) == form.step_ns(shape)
 
 
 class _Counting:

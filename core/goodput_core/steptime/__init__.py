@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from goodput_core.steptime.budget import largest_prefill
 from goodput_core.steptime.distserve import DistServeForm, LinearTime
-from goodput_core.steptime.form import StepTimeForm
+from goodput_core.steptime.form import DeviceForm, StepTimeForm
 from goodput_core.steptime.online import OnlineStepTime
 from goodput_core.steptime.roofline import RooflineForm
 from goodput_core.steptime.shape import StepShape
@@ -16,6 +16,7 @@ from goodput_core.steptime.table import TableForm
 from goodput_core.steptime.unit import UnitForm
 
 __all__ = [
+    "DeviceForm",
     "DistServeForm",
     "LinearTime",
     "OnlineStepTime",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from goodput_core.steptime.shape import StepShape
 
 __all__ = ["DistServeForm", "LinearTime"]
@@ -64,6 +66,14 @@ class DistServeForm:
             time_ns += self._prefill_ns(shape)
         return max(1, round(time_ns))
 
+    def decode_law(self, num_decodes: int) -> Callable[[int], int]:
+        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        law = self._decode_regime(num_decodes)
+        fixed_ns, slope_ns = law.fixed_ns, law.ns_per_context_token
+        requests_ns = law.ns_per_request * num_decodes
+        # Added in the order of `step_ns`: sums of floats depend on it.
+        return lambda context: max(1, round(fixed_ns + slope_ns * context + requests_ns))
+
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
         """The longest chunk with which a step stays within a time; see `StepTimeForm`."""
         room_ns = limit_ns - self._decode_ns(beside) - self._prefill_ns(beside)
@@ -85,9 +95,12 @@ class DistServeForm:
     def _decode_ns(self, shape: StepShape) -> float:
         if not shape.num_decodes:
             return 0
-        law = self.small if shape.num_decodes < self.large_from_requests else self.large
+        law = self._decode_regime(shape.num_decodes)
         return (
             law.fixed_ns
             + law.ns_per_context_token * shape.decode_context_tokens
             + law.ns_per_request * shape.num_decodes
         )
+
+    def _decode_regime(self, num_decodes: int) -> LinearTime:
+        return self.small if num_decodes < self.large_from_requests else self.large

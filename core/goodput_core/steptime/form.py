@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from goodput_core.steptime.shape import StepShape
 
-__all__ = ["StepTimeForm"]
+__all__ = ["DeviceForm", "StepTimeForm"]
 
 
 class StepTimeForm(Protocol):
@@ -31,5 +33,21 @@ class StepTimeForm(Protocol):
         Returns:
             Tokens, not rounded; negative where none fit, infinite where any number does.
             `largest_prefill` makes a whole number of it.
+        """
+        ...
+
+
+class DeviceForm(StepTimeForm, Protocol):
+    """A law that stays as it is: what a device profile has."""
+
+    def decode_law(self, num_decodes: int) -> Callable[[int], int]:
+        """`step_ns` for steps in which this many requests decode and nothing else happens.
+
+        Args:
+            num_decodes: requests, at least 1.
+
+        Returns:
+            From the context of all of them, in tokens, to exactly the time that `step_ns` gives;
+            a fraction of its cost, for who asks for one such step after the other.
         """
         ...

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from goodput_core.steptime.shape import StepShape
 
 __all__ = ["RooflineForm"]
@@ -41,6 +43,14 @@ class RooflineForm:
                 + self.c4_ns_per_request * shape.num_requests
             ),
         )
+
+    def decode_law(self, num_decodes: int) -> Callable[[int], int]:
+        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        roof_ns = max(self.c0_ns, self.c1_ns_per_token * num_decodes)
+        slope_ns = self.c2_ns_per_context_token
+        requests_ns = self.c4_ns_per_request * num_decodes
+        # Added in the order of `step_ns`: sums of floats depend on it.
+        return lambda context: max(1, round(roof_ns + slope_ns * context + requests_ns))
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
         """The longest chunk with which a step stays within a time; see `StepTimeForm`."""

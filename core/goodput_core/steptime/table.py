@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from goodput_core.steptime.shape import StepShape
+
 if TYPE_CHECKING:
-    from goodput_core.steptime.shape import StepShape
+    from collections.abc import Callable
 
 __all__ = ["TableForm"]
 
@@ -63,6 +65,12 @@ class TableForm:
         left_ns, right_ns = self._time_ns(shape, at - 1), self._time_ns(shape, at)
         share = (tokens - columns[at - 1]) / (columns[at] - columns[at - 1])
         return max(1, round(left_ns + share * (right_ns - left_ns)))
+
+    def decode_law(self, num_decodes: int) -> Callable[[int], int]:
+        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        # Context does not enter.
+        step_ns = self.step_ns(StepShape.of(decodes=num_decodes))
+        return lambda _: step_ns
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context does not enter
         """The longest chunk with which a step stays within a time; see `StepTimeForm`."""

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from goodput_core.steptime.shape import StepShape
+
 if TYPE_CHECKING:
-    from goodput_core.steptime.shape import StepShape
+    from collections.abc import Callable
 
 __all__ = ["UnitForm"]
 
@@ -29,6 +31,12 @@ class UnitForm:
         if self.chunk_tokens is None:
             return self.unit_ns
         return self.unit_ns * max(1, math.ceil(shape.max_chunk_tokens / self.chunk_tokens))
+
+    def decode_law(self, num_decodes: int) -> Callable[[int], int]:
+        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        # Context does not enter.
+        step_ns = self.step_ns(StepShape.of(decodes=num_decodes))
+        return lambda _: step_ns
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context does not enter
         """The longest chunk with which a step stays within a time; see `StepTimeForm`."""

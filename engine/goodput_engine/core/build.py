@@ -80,9 +80,11 @@ def build_core(
         host=_host_memory(config.swap_space_bytes, preemption, profile),
         preemption=preemption,
     )
+    executor = EmulatedExecutor(profile)
     return EngineCore(
         scheduler=scheduler,
-        executor=EmulatedExecutor(profile),
+        executor=executor,
+        ahead=executor,
         min_token_budget=low,
         max_token_budget=high,
         on_step=on_step,

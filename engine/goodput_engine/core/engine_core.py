@@ -18,8 +18,9 @@ from goodput_engine.scheduler.request import ScheduledRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from goodput_engine.executor.base import Executor
+    from goodput_engine.executor.base import Executor, RunsAhead
     from goodput_engine.messages import SetLimits, Submit
+    from goodput_engine.scheduler.fold import Folded
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.scheduler import Scheduler
 
@@ -36,6 +37,7 @@ class EngineCore:
         executor: runs them.
         min_token_budget, max_token_budget: a budget set later is kept within these.
         on_step: told of every step when it is done.
+        ahead: the executor again, where it can run ahead in virtual time.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class EngineCore:
         min_token_budget: int = 1,
         max_token_budget: int | None = None,
         on_step: Callable[[StepOutcome], None] | None = None,
+        ahead: RunsAhead | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
         self._min_token_budget = min_token_budget
         self._max_token_budget = max_token_budget
         self._on_step = on_step
+        self._ahead = ahead if on_step is None else None
         self._plans: deque[StepPlan] = deque()
         # In steady decoding a request is told the same thing in every step.
         self._one_more: dict[int, RequestOutput] = {}
@@ -154,6 +158,35 @@ class EngineCore:
             if self._on_step is not None:
                 self._on_step(outcome)
         return outcome
+
+    def fold(self, until_ns: int) -> Folded | None:
+        """Take, at once, the steps from now on in which everybody just decodes.
+
+        In virtual time alone, in place of `advance` at each `next_event_ns`:
+
+            while (due_ns := core.next_event_ns()) is not None and due_ns < until_ns:
+                folded = core.fold(until_ns)
+                if folded is None:
+                    outcome = core.advance(due_ns)
+
+        It leaves the core as `advance` would have, so it may be tried at any time. Every member
+        of the cohort got a token in each of these steps, and nothing else happened.
+
+        Args:
+            until_ns: only steps that are done before this instant are taken: the next one at
+                which something comes from outside.
+
+        Returns:
+            What was done; None: the next step is one for `advance`.
+        """
+        if self._ahead is None:
+            return None
+        steady = self.scheduler.steady()
+        folded = None if steady is None else self._ahead.run_ahead(steady, until_ns)
+        if folded is not None:
+            self.scheduler.now_ns = folded.ends_ns[-1]
+            self._plans = deque(self.scheduler.plans_in_flight())
+        return folded
 
     def step(self, now_ns: int) -> StepOutputs | None:
         """`advance`, and what the front is to be told of it, if anything."""

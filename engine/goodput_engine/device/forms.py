@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from goodput_core.errors import InputError
 from goodput_core.steptime import (
+    DeviceForm,
     DistServeForm,
     LinearTime,
     RooflineForm,
-    StepTimeForm,
     TableForm,
     UnitForm,
 )
@@ -44,10 +44,10 @@ class FormRules:
     """
 
     numbers: Mapping[str, NumberRule]
-    build: Callable[[Mapping[str, float]], StepTimeForm] | None
+    build: Callable[[Mapping[str, float]], DeviceForm] | None
 
 
-def _roofline(numbers: Mapping[str, float]) -> StepTimeForm:
+def _roofline(numbers: Mapping[str, float]) -> DeviceForm:
     return RooflineForm(
         c0_ns=numbers["c0_ms"] * NS_PER_MS,
         c1_ns_per_token=numbers["c1_us_per_token"] * NS_PER_US,
@@ -56,7 +56,7 @@ def _roofline(numbers: Mapping[str, float]) -> StepTimeForm:
     )
 
 
-def _distserve(numbers: Mapping[str, float]) -> StepTimeForm:
+def _distserve(numbers: Mapping[str, float]) -> DeviceForm:
     return DistServeForm(
         prefill_fixed_ns=numbers["prefill_fixed_ms"] * NS_PER_MS,
         prefill_ns_per_token=numbers["prefill_us_per_token"] * NS_PER_US,
@@ -75,7 +75,7 @@ def _decode(numbers: Mapping[str, float], regime: str) -> LinearTime:
     )
 
 
-def _unit(numbers: Mapping[str, float]) -> StepTimeForm:
+def _unit(numbers: Mapping[str, float]) -> DeviceForm:
     chunk = numbers.get("chunk_tokens")
     return UnitForm(
         unit_ns=ms_to_ns(numbers["unit_ms"]), chunk_tokens=None if chunk is None else int(chunk)

@@ -30,7 +30,7 @@ from goodput_engine.device.profile import DeviceProfile, Overlap
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from goodput_core.steptime import StepTimeForm
+    from goodput_core.steptime import DeviceForm
 
 __all__ = ["list_profiles", "load_profile"]
 
@@ -114,7 +114,7 @@ def _parse(data: bytes, source: str) -> DeviceProfile:
     numbers, provenance = _numbers(
         top.get("numbers"), {**rules.numbers, **_COMMON}, form_name, source
     )
-    form: StepTimeForm
+    form: DeviceForm
     if rules.build is None:
         form, provenance["table"] = read_table(top.get("table"), source)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from goodput_core.steptime import StepTimeForm
+from goodput_core.steptime import DeviceForm
 from goodput_core.units import NS_PER_S
 
 __all__ = ["DeviceProfile", "Overlap"]
@@ -53,7 +53,7 @@ class DeviceProfile:
     description: str
     illustrative: bool
     form_name: str
-    form: StepTimeForm
+    form: DeviceForm
     overlap: Overlap
     host_ns_per_step: int
     host_ns_per_request: int

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from goodput_engine.messages import Submit
+    from goodput_engine.scheduler.fold import Folded, SteadyDecoding
     from goodput_engine.scheduler.plan import StepPlan, StepResult
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "RunsAhead"]
 
 
 class Executor(Protocol):
@@ -50,4 +51,22 @@ class Executor(Protocol):
 
     def collect(self, now_ns: int) -> StepResult | None:
         """The result of the oldest plan under way, if it is done."""
+        ...
+
+
+class RunsAhead(Protocol):
+    """An executor that knows in advance how steps will come out: in virtual time."""
+
+    def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> Folded | None:
+        """Take the steps under way, and those that follow, while they only decode.
+
+        Each plan is made at the instant at which the step that opens its place is done.
+
+        Args:
+            steady: the scheduler whose plans are under way here.
+            until_ns: only steps that are done before this instant are taken.
+
+        Returns:
+            What was done; None: nothing.
+        """
         ...

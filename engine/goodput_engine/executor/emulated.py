@@ -14,6 +14,7 @@ Like the scheduler's cohort, it does not visit the members: their ends are filed
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
     from goodput_engine.device.profile import DeviceProfile
     from goodput_engine.messages import Submit
+    from goodput_engine.scheduler.fold import Folded, SteadyDecoding
     from goodput_engine.scheduler.plan import StepPlan
 
 __all__ = ["EmulatedExecutor"]
 
 _MAX_LATE_NS: Final = 100 * NS_PER_MS
+_NO_STOP: Final = 1 << 62
 
 
 class _Sequence:
@@ -126,6 +129,57 @@ class EmulatedExecutor:
             stopped=done.stopped,
         )
 
+    def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> Folded | None:
+        """Take steps that only decode at once; see `RunsAhead`.
+
+        No block tables are kept here, so of the plans in between nothing needs to be told.
+        """
+        running, ends, due = self._running, self._ends, steady.due
+        num_decodes, epoch, context = steady.num_decodes, steady.epoch, steady.context_tokens
+        law = self._profile.form.decode_law(num_decodes)
+        host_ns = self._profile.host_ns(num_decodes)
+        host_free_ns, device_free_ns = self._host_free_ns, self._device_free_ns
+        done = array("q", [step.deadline_ns for step in running])
+        took = [step.step_ns for step in running]
+        stopped: dict[int, dict[int, str]] = {}
+        depth, steps = len(running), 0
+        most = next((i for i, step in enumerate(running) if step.stopped), _NO_STOP)
+        while (ready_ns := done[steps]) < until_ns and steps < most:
+            epoch += 1
+            if epoch in due and not steady.give_slots(epoch):
+                break
+            if epoch in ends and (stops := self._take_stops(epoch)):
+                stopped[epoch] = stops
+                most = min(most, steps + depth)
+            context += num_decodes
+            host_free_ns = max(ready_ns, host_free_ns) + host_ns
+            step_ns = law(context)
+            device_free_ns = max(device_free_ns, host_free_ns) + step_ns
+            done.append(device_free_ns)
+            took.append(step_ns)
+            steps += 1
+        if not steps:
+            return None
+        self._host_free_ns, self._device_free_ns = host_free_ns, device_free_ns
+        planned_ns = done[max(0, steps - depth) : steps]
+        plan_id, epoch = running[-1].plan_id + steps, steady.epoch + steps
+        for back in range(len(planned_ns) - 1, -1, -1):
+            running.popleft()
+            running.append(
+                _Running(
+                    plan_id=plan_id - back,
+                    deadline_ns=done[-1 - back],
+                    step_ns=took[-1 - back],
+                    stopped=stopped.get(epoch - back, {}),
+                )
+            )
+        return steady.done(
+            ends_ns=done[:steps],
+            planned_ns=planned_ns,
+            step_ns=sum(took[:steps]),
+            last_step_ns=took[steps - 1],
+        )
+
     def _copy_ns(self, plan: StepPlan) -> int:
         """Time for the plan's copies: one stream out and one in, side by side."""
         out = sum(len(copy.host_blocks) for copy in plan.copies if copy.to_host)
@@ -133,7 +187,6 @@ class EmulatedExecutor:
         return max(out, back) * self._profile.swap_ns_per_block
 
     def _stops(self, plan: StepPlan) -> dict[int, str]:
-        stopped: dict[int, str] = {}
         sequences, epoch = self._sequences, plan.decode_epoch
         for rid in plan.left:
             if rid in sequences:
@@ -143,11 +196,17 @@ class EmulatedExecutor:
             if sequence.length is not None and sequence.length > join.output_tokens:
                 sequence.end_epoch = epoch + sequence.length - join.output_tokens - 1
                 self._ends.setdefault(sequence.end_epoch, []).append(join.rid)
-        if epoch:
-            for rid in self._ends.pop(epoch, ()):
-                if rid in sequences and sequences[rid].end_epoch == epoch:
-                    stopped[rid] = "stop"
+        stopped = self._take_stops(epoch) if epoch else {}
         for chunk in plan.chunks:
             if chunk.samples and sequences[chunk.rid].length == chunk.output_tokens + 1:
                 stopped[chunk.rid] = "stop"
         return stopped
+
+    def _take_stops(self, epoch: int) -> dict[int, str]:
+        """Who of the cohort stops in this epoch."""
+        sequences = self._sequences
+        return {
+            rid: "stop"
+            for rid in self._ends.pop(epoch, ())
+            if rid in sequences and sequences[rid].end_epoch == epoch
+        }

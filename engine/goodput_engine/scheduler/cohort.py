@@ -15,6 +15,8 @@ from goodput_engine.scheduler.plan import Join
 from goodput_engine.scheduler.request import RequestState
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from goodput_engine.scheduler.request import ScheduledRequest
 
 __all__ = ["DecodeCohort"]
@@ -76,9 +78,22 @@ class DecodeCohort:
         else:
             due.append(request)
 
-    def take_due(self) -> list[ScheduledRequest]:
+    @property
+    def due_epochs(self) -> Container[int]:
+        """Epochs under which somebody is filed."""
+        return self._due
+
+    def only_blocks_due(self, epoch: int, most: int) -> bool:
+        """Whether, in the next epoch, members need blocks, at most so many, and nothing else."""
+        filed = [r for r in self._due[epoch] if r.cohort is not None and r.event_epoch == epoch]
+        return len(filed) <= most and not any(self.decodes_last(r, epoch) for r in filed)
+
+    def decodes_last(self, request: ScheduledRequest, epoch: int) -> bool:
+        """Whether a member reaches its output limit in this epoch."""
+        return request.joined_epoch + request.output_limit - request.base_sampled == epoch
+
+    def take_due(self, epoch: int) -> list[ScheduledRequest]:
         """Members that need a block for the next epoch, or decode for the last time in it."""
-        epoch = self.epoch + 1
         filed = self._due.pop(epoch, None)
         if filed is None:
             return []
@@ -98,6 +113,12 @@ class DecodeCohort:
         self.epoch += 1
         self.total_context += len(self.members)
         self.last_plan = plan_id
+
+    def advance_by(self, epochs: int, *, committed: int) -> None:
+        """So many epochs have passed in which nobody joined or left; `committed` is done."""
+        self.epoch += epochs
+        self.committed_epoch = committed
+        self.total_context += epochs * len(self.members)
 
     def leave(self, request: ScheduledRequest) -> None:
         """A member decodes no more and counts for itself again; its state is for the caller."""

@@ -63,10 +63,10 @@ class Decoding:
     def _give_slots(self, draft: Draft) -> None:
         """Each member gets a slot for its next token, or sits out."""
         floor, cohort = self._floor, self._floor.cohort
-        due = cohort.take_due()
+        epoch = cohort.epoch + 1
+        due = cohort.take_due(epoch)
         if len(due) > floor.kv.free_blocks:
             due.sort(key=self._rank)
-        epoch = cohort.epoch + 1
         for request in due:
             if request.cohort is None:
                 continue  # evicted for one before it
@@ -74,7 +74,7 @@ class Decoding:
                 if request.cohort is not None:
                     self._hold(request)
                 continue
-            if request.joined_epoch + request.output_limit - request.base_sampled == epoch:
+            if cohort.decodes_last(request, epoch):
                 draft.last.append(request)
             else:
                 cohort.file(request)

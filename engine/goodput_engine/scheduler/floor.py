@@ -42,6 +42,9 @@ class Floor:
         leaving: evicted, their blocks being copied to host memory, in order of eviction.
         returning: admitted, their blocks being copied back, in order of admission.
         in_flight: plans under way, oldest first; their numbers are consecutive.
+        settled: the last plan took in nobody and left nobody out, and nothing has happened since
+            that it did not know. Whoever changes what a plan depends on, other than by
+            committing a step, must set it to False.
         waiting_blocks: blocks that all who wait would need for what they have so far.
     """
 
@@ -55,6 +58,7 @@ class Floor:
         "ready",
         "requests",
         "returning",
+        "settled",
         "waiting",
         "waiting_blocks",
     )
@@ -71,6 +75,7 @@ class Floor:
         self.cohort = DecodeCohort(kv.block_size)
         self.in_flight: deque[InFlight] = deque()
         self.waiting_blocks = 0
+        self.settled = False
 
     @property
     def num_running(self) -> int:
@@ -93,12 +98,14 @@ class Floor:
     # --- the queue -------------------------------------------------------------------------
     def enter(self, request: ScheduledRequest) -> None:
         """A new request waits."""
+        self.settled = False
         self.requests[request.rid] = request
         self.waiting_blocks += self.kv.blocks_for(request.total_tokens)
         self.waiting.push(request)
 
     def leave_queue(self, request: ScheduledRequest) -> None:
         """Admitted or cancelled: it waits no more."""
+        self.settled = False
         self.waiting.remove(request)
         self.waiting_blocks -= self.kv.blocks_for(request.total_tokens)
 
@@ -174,6 +181,7 @@ class Floor:
 
     def withdraw(self, request: ScheduledRequest, *, keep_tokens: bool = False) -> None:
         """Take a running request out of what runs; tokens in flight are kept or discarded."""
+        self.settled = False
         state = request.state
         if state is RequestState.DECODING:
             if keep_tokens:

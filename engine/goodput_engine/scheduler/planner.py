@@ -90,6 +90,11 @@ class Planner:
             return None
         return self._seal(draft)
 
+    def skip(self, plans: int) -> int:
+        """So many plans are made elsewhere; returns the number of the next one after them."""
+        self._next_plan_id += plans
+        return self._next_plan_id
+
     def _seal(self, draft: Draft) -> StepPlan:
         floor, cohort, decodes = self._floor, self._floor.cohort, draft.decodes
         epoch, decode_context, longest = 0, 0, draft.longest
@@ -128,6 +133,14 @@ class Planner:
                 decode_context_tokens=decode_context,
                 prefill_squares=draft.squares,
             ),
+        )
+        floor.settled = not (
+            draft.admitted
+            or draft.starved
+            or floor.ready
+            or floor.prefilling
+            or floor.leaving
+            or floor.returning
         )
         record = InFlight(plan, draft.requests)
         record.copied = copied

@@ -252,5 +252,20 @@ class SchedulingPolicy:
         """How wrong its predictions of answers' lengths were; None: it makes none."""
         return None
 
+    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
+        """Whether steps in which everybody just decodes may be taken without asking this policy.
+
+        Asked after a plan in which every running request decoded and nothing else was done. Yes
+        means: no hook would decide otherwise in the plans that follow, and `after_step` has
+        nothing to learn from them, until a request comes, ends, or is cancelled, blocks run
+        short, or a limit changes. Time that passes, tokens that are gained and blocks that are
+        taken from the free ones must not matter. The hooks are not called for such steps.
+
+        A subclass is never folded if it overrides `step_aside`, `phase`, `budget` or
+        `after_step`, and not while requests wait if it overrides a hook of admission, unless it
+        overrides this one too, or inherits it from a class that is at least as specific.
+        """
+        return True
+
     def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
         """A step has committed: learn from its time and from the requests that ended."""

@@ -21,6 +21,7 @@ from goodput_core.spec.llmservice import Preemption
 from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.door import Door
 from goodput_engine.scheduler.floor import Floor
+from goodput_engine.scheduler.fold import Folder
 from goodput_engine.scheduler.plan import Progress, StepOutcome
 from goodput_engine.scheduler.planner import Planner
 from goodput_engine.scheduler.request import RequestState
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.kv.blocks import BlockPool
     from goodput_engine.scheduler.door import Refusal
+    from goodput_engine.scheduler.fold import SteadyDecoding
     from goodput_engine.scheduler.plan import StepPlan, StepResult
     from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
     from goodput_engine.scheduler.prediction import PredictionError
@@ -90,6 +92,14 @@ class Scheduler:
         self._planner = Planner(
             policy=policy, floor=self._floor, door=self._door, stats=self.stats, view=self
         )
+        self._folder = Folder(
+            policy=policy,
+            floor=self._floor,
+            planner=self._planner,
+            stats=self.stats,
+            view=self,
+            depth=depth,
+        )
 
     # --- what policies and the engine core may look at -------------------------------------
     @property
@@ -146,6 +156,10 @@ class Scheduler:
     def max_total_tokens(self) -> int:
         """The longest prompt and answer together that may be asked for."""
         return self._door.max_total_tokens
+
+    def plans_in_flight(self) -> Iterator[StepPlan]:
+        """Those that have not been committed, oldest first."""
+        return (record.plan for record in self._floor.in_flight)
 
     def running(self) -> Iterator[ScheduledRequest]:
         """Every running request: decoding, ready to decode, prefilling."""
@@ -216,10 +230,12 @@ class Scheduler:
     def end_input(self) -> None:
         """No request will come any more: whoever waits for company starts with the next plan."""
         self.input_open = False
+        self._floor.settled = False
 
     def set_limits(self, limits: SchedulerLimits) -> None:
         """New bounds, in force from the next plan on."""
         self.limits = limits
+        self._floor.settled = False
 
     # --- steps -----------------------------------------------------------------------------
     def plan(self, now_ns: int) -> StepPlan | None:
@@ -285,6 +301,13 @@ class Scheduler:
             self.stats.count(plan, result.step_ns, len(outcome.advanced) + len(progress))
             self._policy.after_step(outcome, self)
         return outcome
+
+    def steady(self) -> SteadyDecoding | None:
+        """Where steps can be folded from, until anything else is asked of this scheduler.
+
+        None: the next step has to be committed and planned one by one.
+        """
+        return self._folder.steady()
 
     def _gain(
         self,

@@ -63,6 +63,14 @@ class SchedulerStats:
             old, new = self.ns_per_prompt_token, step_ns / tokens
             self.ns_per_prompt_token = old + (new - old) * _PROMPT_WEIGHT if old else new
 
+    def count_decodes(self, *, steps: int, step_ns: int, tokens: int, last_step_ns: int) -> None:
+        """Steps that only decoded have committed: `count` for all of them."""
+        self.steps += steps
+        self.step_ns += step_ns
+        self.scheduled_tokens += tokens
+        self.output_tokens += tokens
+        self.last_step_ns = last_step_ns
+
 
 class AdmissionRate:
     """How fast the queue has been moving of late."""

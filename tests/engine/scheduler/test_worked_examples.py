@@ -32,7 +32,7 @@ from goodput_engine.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_core.steptime import StepTimeForm
+    from goodput_core.steptime import DeviceForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def _run(
     blocks: int = 4096,
     model: int = 1024,
     budget: int = 1024,
-    form: StepTimeForm | None = None,
+    form: DeviceForm | None = None,
     input_ends: int | None = 0,
 ) -> History:
     """All jobs to their end, in virtual time.

@@ -62,6 +62,10 @@ class GatheredPolicy(SchedulingPolicy):
             self._batch = self._next_batch(view) if drained else _NOBODY
         return Phase(admissions=bool(self._batch))
 
+    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
+        """Nobody joins a batch while one that has started decodes."""
+        return True
+
     def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:  # noqa: ARG002
         """Only who belongs to the batch."""
         return request.rid in self._batch

@@ -43,3 +43,7 @@ class OrcaPolicy(SchedulingPolicy):
         if request.total_tokens <= view.limits.token_budget and remaining > budget_left:
             return 0
         return min(remaining, budget_left)
+
+    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
+        """Who waits starts when a place falls free, and none does while all decode."""
+        return True

@@ -37,3 +37,7 @@ class RequestPolicy(SchedulingPolicy):
     def headroom_blocks(self, view: SchedulerView) -> int:  # noqa: ARG002
         """None: those who run have all they can need."""
         return 0
+
+    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
+        """Nobody joins while anybody runs."""
+        return True

@@ -139,6 +139,10 @@ class SjfPolicy(SchedulingPolicy):
         """How wrong its predictor was."""
         return self.predictor.error
 
+    def steady(self, view: SchedulerView) -> bool:
+        """Nobody ends in such steps; but whose turn it is may change with age."""
+        return not len(view.waiting) or view.num_running >= view.limits.max_num_seqs
+
     def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:  # noqa: ARG002
         """Learn from those that ended."""
         for progress in outcome.progress:

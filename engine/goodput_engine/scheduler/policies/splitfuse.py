@@ -48,3 +48,7 @@ class SplitFusePolicy(SchedulingPolicy):
                 return most
         steps = -(-pool // room)
         return decodes + -(-pool // steps) if steps else most
+
+    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
+        """The share is of the same prompts as long as none starts."""
+        return True

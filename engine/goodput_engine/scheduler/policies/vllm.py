@@ -38,3 +38,7 @@ class VllmPolicy(SchedulingPolicy):
         if request.total_tokens <= view.limits.token_budget and remaining > budget_left:
             return 0
         return min(remaining, budget_left)
+
+    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
+        """Who waits starts when a place or blocks fall free, and none do while all decode."""
+        return True
