@@ -35,7 +35,7 @@ _COMMANDS = {
     "trace": _Command("import, describe, export and synthesize traces", "replay"),
     "engine": _Command("run one serving replica", "engine"),
     "router": _Command("run the router in front of replicas", "engine"),
-    "device": _Command("list and show device profiles", "engine"),
+    "device": _Command("list, show and fit device profiles", "engine"),
 }
 
 _USAGE = """\

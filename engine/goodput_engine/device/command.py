@@ -57,10 +57,28 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     actions = parser.add_subparsers(
         dest="action", required=True, metavar="ACTION", prog=parser.prog
     )
-    listing = actions.add_parser("list", help="the shipped profiles")
-    show = actions.add_parser("show", help="one profile, with where each number is from")
+    listing = actions.add_parser(
+        "list",
+        help="the shipped profiles",
+        summary="List the profiles that `--device` and emulated:// know by name.",
+        examples=("goodput device list", "goodput device list --json"),
+    )
+    show = actions.add_parser(
+        "show",
+        help="one profile, with where each number is from",
+        summary="Show every number of a profile, with where it is from.",
+        examples=("goodput device show llama-3-8b-h100", "goodput device show ./mine.yaml --json"),
+    )
     show.add_argument("name", metavar="NAME", help="a shipped profile, or the path of a YAML file")
-    fit = actions.add_parser("fit", help="step times from the step log of `goodput engine`")
+    fit = actions.add_parser(
+        "fit",
+        help="step times from the step log of `goodput engine`",
+        summary="Fit a law of step times to the step log of `goodput engine --step-log`.",
+        examples=(
+            "goodput device fit steps.parquet",
+            "goodput device fit steps.parquet --base llama-3-8b-h100 --out mine.yaml",
+        ),
+    )
     fit.add_argument("log", type=Path, metavar="STEPS.parquet", help="the step log")
     fit.add_argument("--out", type=Path, metavar="FILE.yaml", help="write a profile with them")
     fit.add_argument(

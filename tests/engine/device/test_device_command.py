@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UsageError
 from goodput_engine.cli import device
 from goodput_engine.device.load import list_profiles, load_profile
@@ -94,3 +95,13 @@ def test_what_cannot_be_shown_is_one_sentence(argv: list[str], error: type[Excep
     with pytest.raises(error) as caught:
         device(argv)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("action", ["list", "show", "fit"])
+def test_every_help_says_what_it_is_for_and_ends_in_examples(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["device", action, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert f"\nexamples:\n  goodput device {action}" in said
+    assert said.index(".\n") < said.index("options:"), "a sentence before the options"
