@@ -86,6 +86,12 @@ def _add_what(parser: CommandParser) -> None:
         "clock; nothing is sent",
     )
     group.add_argument(
+        "--oracle",
+        action="store_true",
+        help="with --emulate: the shortest answer first by true lengths, whatever the policy: a "
+        "bound that no server reaches",
+    )
+    group.add_argument(
         "--device",
         metavar="PROFILE",
         help="with -f and --emulate: emulate this device in place of the manifest's model.source",

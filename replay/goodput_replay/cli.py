@@ -166,6 +166,7 @@ def _fleet(
         promise=promise,
         timeout_ns=options.timeout_ns,
         seed=options.seed,
+        oracle=options.oracle,
     )
 
 

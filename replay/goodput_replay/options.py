@@ -30,6 +30,7 @@ class ReplayOptions:
         target: a running server; None: `manifest` says what to start, or nothing is sent.
         manifest: the service to start and stop around the run.
         emulate: the service to emulate in virtual time, in place of a target.
+        oracle: with it: order requests by their true lengths, as a bound.
         device: device profile for that service.
         slo: file with the promises, for a bare target.
         window, limit, speed, rate_scale, class_rules, seed: transforms of the trace.
@@ -59,6 +60,7 @@ class ReplayOptions:
     target: Target | None
     manifest: Path | None
     emulate: Path | None
+    oracle: bool
     device: str | None
     slo: Path | None
     window: Window | None
@@ -109,6 +111,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
         target=given.target,
         manifest=given.file,
         emulate=given.emulate,
+        oracle=given.oracle,
         device=given.device,
         slo=given.slo,
         window=given.window,
@@ -149,6 +152,8 @@ def _check_combinations(given: Any) -> None:
     if given.emulate is not None:
         _check_emulation(given)
         return
+    if given.oracle:
+        raise UsageError("replay: --oracle is for --emulate; no server knows true lengths")
     if given.target is None and given.file is None and not given.dry_run:
         raise UsageError(
             "replay: nowhere to send; give --target URL, -f MANIFEST to start a service, "

@@ -137,6 +137,7 @@ def _emulation(settings: FleetSettings, outcome: FleetOutcome | None) -> Emulati
         illustrative=profile.illustrative,
         replicas=settings.replicas,
         policy=configure.policy,
+        oracle=settings.oracle,
         preemption=configure.preemption,
         placement=settings.placement,
         token_budget=configure.token_budget,

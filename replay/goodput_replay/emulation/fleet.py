@@ -186,9 +186,11 @@ class Fleet:
         touched: dict[str, Replica],
     ) -> Rejected | None:
         visit = Visit(planned, submit.rid, replica)
+        self._live[submit.rid] = visit
         refused = replica.submit(visit, submit, now_ns)
-        if refused is None:
-            self._live[submit.rid] = visit
+        if refused is not None:
+            del self._live[submit.rid]
+        else:
             self._totals.in_flight(len(self._live))
             self._deadlines.add(planned, submit.rid)
             touched[replica.name] = replica
@@ -250,6 +252,10 @@ class Fleet:
             executor=ExecutorInput(output_tokens=planned.output_tokens),
         )
 
+    def _true_length(self, rid: int) -> int:
+        """For the oracle alone: no policy may ask."""
+        return self._live[rid].planned.output_tokens
+
     def _finished(self, visit: Visit, times: NDArray[np.int64], cached_tokens: int) -> None:
         """A replica is done with a request."""
         replica, end_ns = visit.replica, int(times[-1])
@@ -284,7 +290,11 @@ class Fleet:
         settings = self.settings
         replica = Replica(
             f"{settings.service}-{self._created}",
-            build_core(settings.configure, settings.profile),
+            build_core(
+                settings.configure,
+                settings.profile,
+                oracle=self._true_length if settings.oracle else None,
+            ),
             created_ns=created_ns,
             ready_ns=ready_ns,
             ended=self._finished,

@@ -31,6 +31,7 @@ class FleetSettings:
         promise: the classes; a request of another one is refused, unless there are none.
         timeout_ns: how long a request may take from its scheduled arrival.
         seed: of what placement draws at random.
+        oracle: schedule the shortest first by true lengths, whatever the policy: a bound.
     """
 
     service: str
@@ -41,6 +42,7 @@ class FleetSettings:
     promise: Promise
     timeout_ns: int
     seed: int = 0
+    oracle: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ def fleet_settings(
     promise: Promise,
     timeout_ns: int,
     seed: int = 0,
+    oracle: bool = False,
 ) -> FleetSettings:
     """The fleet that a manifest describes.
 
@@ -94,6 +97,7 @@ def fleet_settings(
         promise: of the manifest's `spec.slo`.
         timeout_ns: how long a request may take.
         seed: of what placement draws at random.
+        oracle: whether true lengths order the requests.
 
     Raises:
         NotBuiltError: real weights, and no device.
@@ -111,4 +115,5 @@ def fleet_settings(
         promise=promise,
         timeout_ns=timeout_ns,
         seed=seed,
+        oracle=oracle,
     )

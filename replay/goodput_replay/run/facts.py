@@ -126,6 +126,7 @@ class EmulationFacts:
         illustrative: whether the profile stands for no device.
         replicas: at the run's zero, all of them ready.
         policy, preemption, placement: how requests were scheduled and placed.
+        oracle: true lengths ordered the requests in the policy's place.
         token_budget: tokens that one step might compute, at the run's zero.
         max_num_seqs: requests that might run at once on a replica.
         end_ns: when the last request ended.
@@ -141,6 +142,7 @@ class EmulationFacts:
     illustrative: bool
     replicas: int
     policy: str
+    oracle: bool
     preemption: str
     placement: str
     token_budget: int

@@ -244,6 +244,7 @@ def _emulation(facts: EmulationFacts) -> EmulationSummary:
         illustrative=facts.illustrative,
         replicas=facts.replicas,
         policy=facts.policy,
+        oracle=facts.oracle,
         preemption=facts.preemption,
         placement=facts.placement,
         token_budget=facts.token_budget,

@@ -252,6 +252,9 @@ class EmulationSummary:
     illustrative: Annotated[bool, Meta(description="Whether the profile stands for no device.")]
     replicas: Annotated[int, Meta(description="Replicas at the run's zero.")]
     policy: Annotated[str, Meta(description="Scheduling policy.")]
+    oracle: Annotated[
+        bool, Meta(description="Whether true lengths ordered the requests instead: a bound.")
+    ]
     preemption: Annotated[str, Meta(description="What became of preempted requests' KV blocks.")]
     placement: Annotated[str, Meta(description="Which law spread the requests.")]
     token_budget: Annotated[int, Meta(description="Tokens a step might compute, at zero.")]

@@ -66,8 +66,9 @@ def emulation_words(one: EmulationSummary) -> str:
     """That a run was emulated, on what and how, as one sentence."""
     replicas = f"{count_words(one.replicas)} replica{'' if one.replicas == 1 else 's'}"
     figures = ", whose figures are illustrative" if one.illustrative else ""
+    policy = "shortest first by an oracle, a bound" if one.oracle else f"policy {one.policy}"
     return (
         f"Emulated in virtual time, not measured: {replicas} on device profile "
-        f"{one.device}{figures}; policy {one.policy}, {one.preemption} on preemption, token "
+        f"{one.device}{figures}; {policy}, {one.preemption} on preemption, token "
         f"budget {count_words(one.token_budget)}, {one.placement} placement."
     )

@@ -92,6 +92,7 @@ def _fleet(
     device: str = "unit",
     timeout_s: float = 600,
     seed: int = 0,
+    oracle: bool = False,
     promise: Promise = PROMISE,
     profile: dict[str, Any] | None = None,
     **configure: Any,
@@ -116,6 +117,7 @@ def _fleet(
         promise=promise,
         timeout_ns=round(timeout_s * NS_PER_S),
         seed=seed,
+        oracle=oracle,
     )
 
 

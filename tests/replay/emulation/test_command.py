@@ -125,6 +125,15 @@ def test_the_same_command_gives_the_same_bytes(
     assert found[0] == found[1]
 
 
+def test_an_oracle_is_named_as_the_bound_it_is(
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("--trace", trace, "--emulate", manifest, "--no-report", "--oracle")
+    assert run(*common, "--out", tmp_path / "run") == 0
+    assert "shortest first by an oracle, a bound, recompute" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["emulation"]["oracle"]
+
+
 def test_a_gate_exits_by_the_verdict(trace: Path, manifest: Path, tmp_path: Path) -> None:
     common = ("--trace", trace, "--emulate", manifest, "--gate", "--no-report", "--no-gaps")
     assert run(*common, "--out", tmp_path / "pass") == 0

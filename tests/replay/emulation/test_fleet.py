@@ -126,6 +126,15 @@ def test_a_prompt_goes_where_its_prefix_is_and_finds_it_there(
     assert affine.outcome.prefix_hit_tokens == 9 * 12 * 16
 
 
+def test_an_oracle_starts_the_shortest_first(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned("first", 0, 8, 9)]
+    requests += [planned(f"r{output}", 1, 8, output) for output in (7, 3, 5)]
+    run = run_fleet(requests, fleet(max_num_seqs=1, oracle=True))
+    assert [r.request_id for r in run.records] == ["first", "r3", "r5", "r7"]
+
+
 def test_a_cancelled_request_keeps_the_tokens_it_got_and_gives_its_place_away(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:

@@ -71,6 +71,7 @@ WRONG = {
     ),
     "a model of an emulation": ([*EMULATED, "--model", "m"], "--model and --emulate"),
     "permission for nothing": ([*EMULATED, "--yes"], "no machine is loaded"),
+    "an oracle for a server": ([*HERE, "--oracle"], "--oracle is for --emulate"),
     "two models": ([*HERE, "--model", "a", "--model", "b"], "map by TRACE=SERVED"),
     "no URL": (["--trace", "t", "--target", "http://"], "is not a URL"),
     "a window": ([*HERE, "--window", "5m"], "is not a window"),
