@@ -297,6 +297,7 @@ class Fleet:
             ),
             created_ns=created_ns,
             ready_ns=ready_ns,
+            folds=settings.folds,
             ended=self._finished,
         )
         if not self._input_open:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from goodput_engine.core.engine_core import EngineCore
     from goodput_engine.messages import Rejected, Submit
-    from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_engine.scheduler.fold import Folded
+    from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_replay.plan import PlannedRequest
 
 __all__ = ["Replica", "Visit"]
@@ -51,10 +52,12 @@ class Replica:
         core: its engine; belongs to this replica from now on.
         created_ns: when it was asked for.
         ready_ns: when it takes its first request.
+        folds: whether steps that are known in advance are taken at once; only speed differs.
         ended: told of each request that ends by itself: it, the times of its tokens, and how
             many prompt tokens came from the cache.
 
     Attributes:
+        events: how often the engine was called to take steps.
         due_ns: when it has something to do by itself; None: never.
         draining: whether it only finishes what it has.
     """
@@ -66,6 +69,7 @@ class Replica:
         *,
         created_ns: int,
         ready_ns: int,
+        folds: bool,
         ended: Callable[[Visit, NDArray[np.int64], int], None],
     ) -> None:
         self.name: Final = name
@@ -74,6 +78,8 @@ class Replica:
         self.ready_ns: Final = ready_ns
         self.due_ns: int | None = None
         self.draining = False
+        self.events = 0
+        self._folds = folds
         self._ended = ended
         self._visits: dict[int, Visit] = {}
         self._epochs = EpochTimes()
@@ -124,9 +130,12 @@ class Replica:
         """Every step that ends before an instant."""
         core = self.core
         while self.due_ns is not None and self.due_ns < until_ns:
-            outcome = core.advance(self.due_ns)
-            if outcome is not None:
+            folded = core.fold(until_ns) if self._folds else None
+            if folded is not None:
+                self._take_fold(folded)
+            elif (outcome := core.advance(self.due_ns)) is not None:
                 self._take(outcome)
+            self.events += 1
             self.due_ns = core.next_event_ns()
 
     def settle(self, now_ns: int) -> None:
@@ -136,23 +145,40 @@ class Replica:
             outcome = core.advance(now_ns)
             if outcome is not None:
                 self._take(outcome)
+            self.events += 1
             self.due_ns = core.next_event_ns()
             if self.due_ns is None or self.due_ns > now_ns:
                 return
 
+    def _take_fold(self, folded: Folded) -> None:
+        for plan in folded.told:
+            self._take_members(plan)
+        self._epochs.extend(folded.ends_ns)
+        self._trim()
+
+    def _take_members(self, plan: StepPlan) -> None:
+        """Who joined and who left the cohort with a plan; its own epoch is not counted yet."""
+        visits = self._visits
+        last = plan.decode_epoch - 1 if plan.decode_epoch else self._epochs.last
+        for rid in plan.left:
+            if rid in visits:
+                visits[rid].spans.leave(last)
+        for join in plan.joined:
+            if join.rid in visits:
+                visits[join.rid].spans.join(plan.decode_epoch)
+
+    def _trim(self) -> None:
+        if self._epochs.trim_due:
+            self._epochs.trim(visit.spans for visit in self._visits.values())
+
     def _take(self, outcome: StepOutcome) -> None:
         plan, at_ns = outcome.plan, outcome.result.at_ns
         visits, epochs = self._visits, self._epochs
-        for rid in plan.left:
-            if rid in visits:
-                visits[rid].spans.leave(epochs.last)
+        if plan.left or plan.joined:
+            self._take_members(plan)
         if plan.decode_epoch:
             epochs.append(at_ns)
-            for join in plan.joined:
-                if join.rid in visits:
-                    visits[join.rid].spans.join(plan.decode_epoch)
-            if epochs.trim_due:
-                epochs.trim(visit.spans for visit in visits.values())
+            self._trim()
         for chunk in plan.chunks:
             if chunk.samples and chunk.rid in visits:
                 visits[chunk.rid].spans.single(at_ns)

@@ -32,6 +32,7 @@ class FleetSettings:
         timeout_ns: how long a request may take from its scheduled arrival.
         seed: of what placement draws at random.
         oracle: schedule the shortest first by true lengths, whatever the policy: a bound.
+        folds: take steps that are known in advance at once; without, the same comes out later.
     """
 
     service: str
@@ -43,6 +44,7 @@ class FleetSettings:
     timeout_ns: int
     seed: int = 0
     oracle: bool = False
+    folds: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class FleetOutcome:
         requests: how many arrived.
         peak_in_flight: most of them on replicas at once.
         replica_ns: time for which replicas existed, from created to gone or to the end.
+        events: how often an engine was called, for a request that came or for steps to take.
         steps: steps of all replicas.
         step_ns: their summed device time.
         scheduled_tokens: computed, recomputed ones too.
@@ -67,6 +70,7 @@ class FleetOutcome:
     requests: int
     peak_in_flight: int
     replica_ns: int
+    events: int
     steps: int
     step_ns: int
     scheduled_tokens: int

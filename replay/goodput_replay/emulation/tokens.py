@@ -73,6 +73,11 @@ class EpochTimes:
         self.last += 1
         self._times.append(at_ns)
 
+    def extend(self, ends_ns: array[int]) -> None:
+        """The next epochs."""
+        self.last += len(ends_ns)
+        self._times.extend(ends_ns)
+
     @property
     def trim_due(self) -> bool:
         """Whether it is worth looking for epochs that nobody needs."""

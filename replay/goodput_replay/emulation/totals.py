@@ -36,6 +36,7 @@ class Totals:
         self.end_ns = 0
         self._peak = 0
         self._replica_ns = 0
+        self._events = 0
         self._sums: Counter[str] = Counter()
 
     def in_flight(self, count: int) -> None:
@@ -49,6 +50,7 @@ class Totals:
     def add(self, replica: Replica, gone_ns: int) -> None:
         """A replica is gone, or the run is over."""
         self._replica_ns += max(0, gone_ns - replica.created_ns)
+        self._events += replica.events
         stats = replica.core.scheduler.stats
         self._sums.update({name: getattr(stats, name) for name in _SUMMED})
 
@@ -59,5 +61,6 @@ class Totals:
             requests=requests,
             peak_in_flight=self._peak,
             replica_ns=self._replica_ns,
+            events=requests + self._events,
             **{name: self._sums[name] for name in _SUMMED},
         )

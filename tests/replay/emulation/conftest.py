@@ -93,6 +93,7 @@ def _fleet(
     timeout_s: float = 600,
     seed: int = 0,
     oracle: bool = False,
+    folds: bool = True,
     promise: Promise = PROMISE,
     profile: dict[str, Any] | None = None,
     **configure: Any,
@@ -118,6 +119,7 @@ def _fleet(
         timeout_ns=round(timeout_s * NS_PER_S),
         seed=seed,
         oracle=oracle,
+        folds=folds,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import random
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_core.record import Outcome
-from goodput_core.spec.choices import Preemption
+from goodput_core.spec.choices import Preemption, RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_US
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
+
+
+# Of those that run one request at a time, or look at every step, little can be folded.
+FOLDED = {"sarathi", "vllm", "orca"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,6 +174,37 @@ def test_every_token_comes_when_the_core_gave_it(
         if expected is Outcome.OK:
             assert record.end_ns == answer.times[-1]
             assert record.cached_tokens == answer.cached_tokens
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_folded_run_is_the_unfolded_one(
+    policy: str,
+    planned: Callable[..., PlannedRequest],
+    fleet: Callable[..., FleetSettings],
+    run_fleet: Callable[..., Run],
+) -> None:
+    draw = random.Random(7)
+    at_ms, requests = 0.0, []
+    for number in range(150):
+        at_ms += draw.expovariate(1 / 40)
+        cancel_ms = draw.uniform(0, 2_000) if draw.random() < 0.1 else None
+        prompt, output = draw.randint(1, 1_500), draw.randint(1, 150)
+        requests.append(planned(f"r{number}", at_ms, prompt, output, cancel_ms=cancel_ms))
+    settings = {
+        "policy": policy,
+        "replicas": 2,
+        "placement": RouterPolicy.LEAST_LOADED,
+        "device": "llama-3-8b-h100",
+        "max_num_seqs": 12,
+        "preemption": "hybrid",
+        "swap_space_bytes": 1 << 30,
+        "profile": {"kv_blocks": 400},
+    }
+    folded, plain = (run_fleet(requests, fleet(folds=folds, **settings)) for folds in (True, False))
+    assert folded.records == plain.records
+    assert replace(folded.outcome, events=0) == replace(plain.outcome, events=0)
+    if policy in FOLDED:
+        assert folded.outcome.events < 0.7 * plain.outcome.events
 
 
 def test_times_are_right_after_the_log_of_a_long_run_was_trimmed(
