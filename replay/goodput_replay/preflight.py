@@ -96,6 +96,12 @@ async def ask(session: aiohttp.ClientSession, target: Target) -> Served:
         raise UnreachableError(
             f"{url}: HTTP {response.status}, access refused; give a key with --api-key-env"
         )
+    location = response.headers.get("Location")
+    if location is not None and 300 <= response.status < 400:
+        raise UnreachableError(
+            f"{url}: HTTP {response.status}, a redirect to {' '.join(location.split())[:200]}; "
+            "give the address it leads to as --target"
+        )
     if response.status != 200:
         said = error_sentence(body)
         raise UnreachableError(

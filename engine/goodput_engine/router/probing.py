@@ -117,7 +117,11 @@ class Prober:
         ) as response:
             await _read_bounded(response)
             if response.status != 200:
-                raise _NotReadyError(f"says {response.status} when asked whether it is ready")
+                to = response.headers.get("Location")
+                where = "" if to is None else f" (a redirect to {to[:200]!r}, not followed)"
+                raise _NotReadyError(
+                    f"says {response.status}{where} when asked whether it is ready"
+                )
         admin_url = replica.upstream.admin_url
         if admin_url is not None:
             await self._ask_load(replica, admin_url)

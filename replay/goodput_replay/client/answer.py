@@ -11,7 +11,14 @@ from typing import Annotated, Final
 
 import msgspec
 
-__all__ = ["DONE", "Chunk", "MalformedChunkError", "decode_chunk", "error_sentence"]
+__all__ = [
+    "DONE",
+    "Chunk",
+    "MalformedChunkError",
+    "decode_chunk",
+    "error_sentence",
+    "refusal_sentence",
+]
 
 DONE: Final = b"[DONE]"
 _MAX_DETAIL: Final = 160
@@ -114,6 +121,20 @@ def decode_chunk(data: bytes) -> Chunk:
         return _CHUNK.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedChunkError(f"malformed chunk: {error}"[:_MAX_DETAIL]) from error
+
+
+def refusal_sentence(status: int, location: str | None, body: bytes) -> str:
+    """What an answer other than 200 says: its status, and where it points to or its error.
+
+    Args:
+        status: of HTTP.
+        location: its `Location` header; redirects are not followed.
+        body: its first bytes.
+    """
+    if location is not None and 300 <= status < 400:
+        where = " ".join(location.split())[:_MAX_DETAIL]
+        return f"HTTP {status}, a redirect to {where}, which is not followed"
+    return f"HTTP {status}: {error_sentence(body)}".rstrip(": ")
 
 
 def error_sentence(body: bytes) -> str:

@@ -23,6 +23,7 @@ from goodput_replay.client.answer import (
     MalformedChunkError,
     decode_chunk,
     error_sentence,
+    refusal_sentence,
 )
 from goodput_replay.client.reason import reason_of
 from goodput_replay.client.sse import LineTooLongError, SSEParser
@@ -256,10 +257,14 @@ async def _read(
     if response.status != 200:
         body = await _head(response)
         outcome = Outcome.SHED if response.status in _SHED_STATUS else Outcome.ERROR
-        return outcome, f"HTTP {response.status}: {error_sentence(body)}".rstrip(": ")
+        return outcome, refusal_sentence(response.status, response.headers.get("Location"), body)
     if response.content_type != "text/event-stream":
         response.close()
         return Outcome.ERROR, f"answered {response.content_type}, not an event stream"
+    coding = response.headers.get("Content-Encoding", "identity")
+    if coding != "identity":
+        response.close()
+        return Outcome.ERROR, f"answered in {coding}, although no compression was asked for"
     content = response.content
     lingering = False
     while True:

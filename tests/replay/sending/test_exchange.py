@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import time
@@ -194,7 +195,17 @@ FAILURES = {
     "a redirect is not followed": (
         says(answer(b"", "307 Elsewhere\r\nLocation: http://192.0.2.1/")),
         Outcome.ERROR,
-        "HTTP 307",
+        "HTTP 307, a redirect to http://192.0.2.1/, which is not followed",
+    ),
+    "a redirect to nowhere": (says(answer(b"", "307 Elsewhere")), Outcome.ERROR, "HTTP 307"),
+    "compressed": (
+        says(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n",
+            chunk(gzip.compress(token("a", "stop") + DONE)) + LAST,
+        ),
+        Outcome.ERROR,
+        "answered in gzip, although no compression was asked for",
     ),
     "an endless error body": (
         says(b"HTTP/1.1 500 No\r\nConnection: close\r\n\r\n", b"x" * 10_000_000, close=True),

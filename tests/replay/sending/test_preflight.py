@@ -55,6 +55,10 @@ async def test_a_target_may_be_written_with_v1_and_a_slash(serve: Serve) -> None
 
 
 BAD = {
+    "a redirect": (
+        says(b"", "308 Moved\r\nLocation: https://llm.example/v1/models"),
+        "HTTP 308, a redirect to https://llm.example/v1/models; give the address it leads to",
+    ),
     "500": (says(b"boom", "500 No"), "HTTP 500 (boom); is this an OpenAI server?"),
     "404": (says(b"", "404 Not Found"), "HTTP 404; is this an OpenAI server?"),
     "401": (says(b"", "401 No"), "HTTP 401, access refused; give a key with --api-key-env"),
