@@ -66,7 +66,7 @@ def build_core(
         PolicySettings(batch_timeout_ns=config.batch_timeout_ns, ageing_ns=config.ageing_ns),
     )
     if oracle is not None:
-        policy = SjfPolicy(predictor=KnownLengths(oracle))
+        policy = SjfPolicy(predictor=KnownLengths(oracle), ageing_ns=config.ageing_ns)
     scheduler = Scheduler(
         policy=policy,
         kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),

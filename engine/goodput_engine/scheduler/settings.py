@@ -14,8 +14,8 @@ class PolicySettings:
     Args:
         batch_timeout_ns: how long `static` and `dynamic` wait for a batch to fill; None: as long
             as they do unless told.
-        ageing_ns: waiting that moves a request up one level of `priority`, at least 1; None: as it
-            does unless told.
+        ageing_ns: waiting that moves a request up one level of `priority`, or to the head of
+            `sjf`, at least 1; None: as they do unless told.
     """
 
     batch_timeout_ns: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,20 +13,23 @@ from goodput_engine.device.load import load_profile
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.messages import Configure, ExecutorInput, Submit
 from goodput_engine.scheduler.plan import StepResult
-from goodput_engine.scheduler.policies.registry import POLICIES
+from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policies.sjf import ShortestFirst, SjfPolicy
-from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
 from goodput_engine.scheduler.prediction import KnownLengths, LearnedLengths
 from goodput_engine.scheduler.request import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
+from goodput_engine.scheduler.settings import PolicySettings
+from goodput_engine.server.metrics import EngineMetrics
+from goodput_engine.server.settings import Names
 
 if TYPE_CHECKING:
     from goodput_engine.core.engine_core import EngineCore
 
-PATIENCE_NS = 1000
+W_NS = 500
 
 
-def _scheduler(policy: SjfPolicy, *, blocks: int = 100, seqs: int = 1) -> Scheduler:
+def _scheduler(policy: SchedulingPolicy, *, blocks: int = 100, seqs: int = 1) -> Scheduler:
     return Scheduler(
         policy=policy,
         kv=BlockPool(total_blocks=blocks, block_size=16),
@@ -56,13 +60,18 @@ def _step(scheduler: Scheduler, at_ns: int, stops: tuple[int, ...] = ()) -> list
     return [chunk.rid for chunk in plan.chunks]
 
 
+def _head(scheduler: Scheduler, at_ns: int) -> int | None:
+    head = scheduler.waiting.peek(at_ns)
+    return None if head is None else head.rid
+
+
 def _order(scheduler: Scheduler, at_ns: int = 0) -> list[int]:
     """Who starts, in order, on one place, if every answer stops after one token."""
     order: list[int] = []
     while scheduler.has_work:
-        head = scheduler.waiting.peek(at_ns)
+        head = _head(scheduler, at_ns)
         assert head is not None
-        order += _step(scheduler, at_ns, stops=(head.rid,))
+        order += _step(scheduler, at_ns, stops=(head,))
     return order
 
 
@@ -91,7 +100,7 @@ def test_it_learns_from_finished_requests_which_class_is_short() -> None:
 
 def test_those_who_wait_are_put_in_order_again_when_it_learns() -> None:
     lengths = LearnedLengths()
-    queue = ShortestFirst(lengths, PATIENCE_NS)
+    queue = ShortestFirst(lengths, W_NS)
     one, two = _request(1, slo_class="batch"), _request(2, slo_class="chat")
     for request in (one, two):
         request.output_limit = 50
@@ -137,27 +146,39 @@ def test_out_of_blocks_who_has_the_most_left_yields() -> None:
 
 
 def test_nobody_starves_behind_shorter_ones() -> None:
-    known = KnownLengths(lambda rid: 50 if rid == 1 else 1)
-    scheduler = _scheduler(SjfPolicy(predictor=known, patience_ns=PATIENCE_NS))
+    scheduler = _scheduler(build_policy("sjf", PolicySettings(ageing_ns=W_NS)))
     scheduler.add(_request(1, asked=50), 0)
     started: list[int] = []
-    for at_ns in range(0, 2 * PATIENCE_NS, 100):
+    for at_ns in range(0, 2 * W_NS, 100):
         rid = at_ns + 2
         scheduler.add(_request(rid, asked=1, at_ns=at_ns), at_ns)
         started += _step(scheduler, at_ns)
         if 1 in started:
             break
     assert started[-1] == 1
-    assert len(started) == PATIENCE_NS // 100 + 1, "as soon as it has waited long enough"
+    assert len(started) == W_NS // 100 + 1, "as soon as it has waited long enough"
 
 
-def test_who_has_been_there_too_long_does_not_yield_to_younger_ones() -> None:
-    scheduler = _scheduler(SjfPolicy(patience_ns=PATIENCE_NS), blocks=3, seqs=2)
+def test_who_had_to_wait_too_long_does_not_yield_to_those_who_had_not() -> None:
+    scheduler = _scheduler(SjfPolicy(ageing_ns=W_NS), blocks=3, seqs=2)
     scheduler.add(_request(1, tokens=16, asked=30), 0)
     scheduler.add(_request(2, tokens=16, asked=4, at_ns=1), 1)
-    assert _step(scheduler, PATIENCE_NS) == [1, 2]
-    _step(scheduler, PATIENCE_NS)
+    assert _step(scheduler, W_NS) == [1, 2]
+    _step(scheduler, W_NS)
     assert [r.rid for r in scheduler.waiting] == [2]
+
+
+def test_running_is_not_waiting() -> None:
+    scheduler = _scheduler(SjfPolicy(ageing_ns=W_NS), blocks=3, seqs=2)
+    scheduler.add(_request(1, tokens=16, asked=30), 0)
+    assert _step(scheduler, 0) == [1]
+    scheduler.add(_request(2, tokens=16, asked=4, at_ns=W_NS), W_NS)
+    assert _step(scheduler, W_NS) == [2]
+    _step(scheduler, W_NS)
+    assert [r.rid for r in scheduler.waiting] == [1], "the longer one, which never had to wait"
+    scheduler.add(_request(3, tokens=1, asked=1, at_ns=W_NS), W_NS)
+    assert _head(scheduler, 2 * W_NS - 1) == 3
+    assert _head(scheduler, 2 * W_NS) == 1
 
 
 # --- the oracle ------------------------------------------------------------------------------
@@ -214,3 +235,29 @@ def test_what_the_scheduler_knows_of_a_request_has_no_place_for_its_true_length(
     assert 777 not in [getattr(head, name) for name in type(head).__slots__]
     policy = SjfPolicy(predictor=KnownLengths({1: 777}.__getitem__))
     assert policy.predictor.output_tokens(head) == 777, "only whoever is handed the oracle has it"
+
+
+def test_how_wrong_it_was_is_in_the_engines_state_and_metrics() -> None:
+    core = _core("sjf")
+    for rid in range(1, 4):
+        executor = ExecutorInput(output_tokens=10)
+        core.submit(
+            Submit(rid=rid, arrival_ns=0, input_tokens=4, max_output_tokens=20, executor=executor),
+            0,
+        )
+    core.advance(0)
+    while (event_ns := core.next_event_ns()) is not None:
+        core.advance(event_ns)
+    state = core.state(0)
+    assert state.predicted_lengths == 3
+    assert state.length_error == pytest.approx(math.log(2)), "20 were asked for, 10 came"
+    names = Names(llmservice="chat", replica="r", revision="1")
+    lines = EngineMetrics(names, lambda: state).text().decode().splitlines()
+    labels = '{llmservice="chat",revision="1",role="engine"}'
+    assert f"goodput_engine_predicted_lengths_total{labels} 3.0" in lines
+    assert f"goodput_engine_length_error_log_ratio{labels} {state.length_error}" in lines
+
+
+def test_a_policy_that_predicts_nothing_reports_none() -> None:
+    state = _core("sarathi").state(0)
+    assert (state.predicted_lengths, state.length_error) == (0, 0)

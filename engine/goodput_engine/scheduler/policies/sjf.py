@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from goodput_core.spec.llmservice import Policy
 from goodput_core.units import NS_PER_S
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
     from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.settings import PolicySettings
 
 __all__ = ["ShortestFirst", "SjfPolicy"]
 
-_PATIENCE_NS: Final = 30 * NS_PER_S
+_AGEING_NS: Final = 30 * NS_PER_S
 
 
 def _left_tokens(request: ScheduledRequest, predictor: LengthPredictor) -> int:
@@ -29,12 +30,17 @@ def _left_tokens(request: ScheduledRequest, predictor: LengthPredictor) -> int:
     return request.total_tokens - request.computed_tokens + answer - 1
 
 
+def _age(request: ScheduledRequest) -> tuple[int, int]:
+    """Since when it waits, the time it ran left out; the smaller, the longer."""
+    return request.arrival_ns + request.ran_ns, request.rid
+
+
 class ShortestFirst:
     """Who has the fewest tokens left goes first, but for those who have waited too long.
 
     Args:
         predictor: of the answers' lengths; the order follows it when it learns.
-        patience_ns: from its arrival, after which a request goes before all younger ones.
+        patience_ns: waiting after which a request goes before all who have waited less.
     """
 
     __slots__ = (
@@ -61,16 +67,17 @@ class ShortestFirst:
         self._waiting[request.rid] = request
         self._keys[request.rid] = key = self._key(request)
         insort(self._by_length, key)
-        insort(self._by_age, (request.arrival_ns, request.rid))
+        insort(self._by_age, _age(request))
 
     push_back = push
+    """A preempted request goes where what it has left puts it."""
 
     def peek(self, now_ns: int) -> ScheduledRequest | None:
-        """The oldest, if it has waited too long; else the shortest."""
+        """Who has waited longest, if that is too long; else the shortest."""
         if not self._waiting:
             return None
-        arrival_ns, rid = self._by_age[0]
-        if now_ns - arrival_ns < self._patience_ns:
+        since_ns, rid = self._by_age[0]
+        if now_ns - since_ns < self._patience_ns:
             if self._revision != self._predictor.revision:
                 self._sort()
             rid = self._by_length[0][-1]
@@ -81,7 +88,7 @@ class ShortestFirst:
         rid = request.rid
         del self._waiting[rid]
         del self._by_length[bisect_left(self._by_length, self._keys.pop(rid))]
-        del self._by_age[bisect_left(self._by_age, (request.arrival_ns, rid))]
+        del self._by_age[bisect_left(self._by_age, _age(request))]
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -103,12 +110,13 @@ class SjfPolicy(SchedulingPolicy):
     """Who has the fewest tokens left starts first; who runs is not displaced by a shorter one.
 
     Steps are as `sarathi`'s. The answer's length is predicted, from answers of the same class that
-    have ended. Out of blocks, who has the most left yields. A request that has been there for half
-    a minute goes before all younger ones and yields after them, so that nobody starves.
+    have ended. Out of blocks, who has the most left yields. A request that has waited for W goes
+    before all who have waited less, and once it runs it yields after those who had to wait less,
+    so that nobody starves.
 
     Args:
         predictor: of the answers' lengths; None: one that learns.
-        patience_ns: after which a request goes first.
+        ageing_ns: W; None: half a minute.
 
     Source: Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024 (order by
     predicted length, and starvation prevention by a bound on waiting); here the prediction is
@@ -118,21 +126,26 @@ class SjfPolicy(SchedulingPolicy):
     name: ClassVar[Policy] = Policy.SJF
 
     def __init__(
-        self, *, predictor: LengthPredictor | None = None, patience_ns: int = _PATIENCE_NS
+        self, *, predictor: LengthPredictor | None = None, ageing_ns: int | None = None
     ) -> None:
         self.predictor: LengthPredictor = LearnedLengths() if predictor is None else predictor
-        self._patience_ns = patience_ns
+        self._patience_ns = _AGEING_NS if ageing_ns is None else ageing_ns
+
+    @classmethod
+    def configured(cls, settings: PolicySettings) -> Self:
+        """With the manifest's W."""
+        return cls(ageing_ns=settings.ageing_ns)
 
     def new_queue(self) -> ShortestFirst:
         """The fewest predicted tokens first."""
         return ShortestFirst(self.predictor, self._patience_ns)
 
-    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:
-        """Those with the most left yield, before those who have been there too long."""
-        arrival_ns, rid = request.arrival_ns, request.rid
-        if view.now_ns - arrival_ns >= self._patience_ns:
-            return (0, arrival_ns, rid)
-        return (1, _left_tokens(request, self.predictor), arrival_ns, rid)
+    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:  # noqa: ARG002
+        """Those with the most left yield, before those who had to wait too long."""
+        age = _age(request)
+        if request.admitted_ns - age[0] >= self._patience_ns:
+            return (0, *age)
+        return (1, _left_tokens(request, self.predictor), *age)
 
     @property
     def prediction_error(self) -> PredictionError:
