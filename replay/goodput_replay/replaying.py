@@ -40,7 +40,7 @@ from goodput_replay.sending.pacer import open_pacer
 from goodput_replay.sending.quiet import LoopWatch, cpu_ns, cpus, quiet
 from goodput_replay.sending.sender import Sender
 from goodput_replay.service import running_service
-from goodput_replay.stopping import StoppedBy, Stopper
+from goodput_replay.stopping import StoppedBy, Stopper, watching_signals
 from goodput_replay.target import Target, parse_target
 
 if TYPE_CHECKING:
@@ -72,18 +72,18 @@ async def replay(job: Job, writer: RunWriter, console: Console) -> Finished:
     """
     task = asyncio.current_task()
     assert task is not None
+    loop = asyncio.get_running_loop()
+    stopper = Stopper(task)
 
-    def give_up() -> str:
-        writer.abandon()
-        return _what_is_there(writer)
+    def interrupted(reason: str) -> None:
+        loop.call_soon_threadsafe(stopper.stop, StoppedBy.SIGNAL, reason)
 
-    stopper = Stopper(task, give_up)
-    with stopper.watching_signals(asyncio.get_running_loop()):
+    with watching_signals(interrupted, writer):
         try:
             return await _replay(job, writer, stopper, console)
         except asyncio.CancelledError:
             why = stopper.reason or "interrupted"
-            raise Interrupted(f"{why}; {_what_is_there(writer)}") from None
+            raise Interrupted(f"{why}; {writer.holds}") from None
 
 
 async def _replay(job: Job, writer: RunWriter, stopper: Stopper, console: Console) -> Finished:
@@ -113,19 +113,14 @@ async def _replay(job: Job, writer: RunWriter, stopper: Stopper, console: Consol
             pinned=pinning is not LengthPinning.NONE,
         )
         summary = await run.drive(exchange, console)
-    where = _what_is_there(writer)
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.by is StoppedBy.SIGNAL:
-        ended_by = Interrupted(f"{stopper.reason} after {run.sent} of {job.stats.rows}; {where}")
+        ended_by = Interrupted(
+            f"{stopper.reason} after {run.sent} of {job.stats.rows}; {writer.holds}"
+        )
     elif stopper.by is StoppedBy.RULE:
-        ended_by = AbortedRun(f"given up: {stopper.reason}; {where}")
+        ended_by = AbortedRun(f"given up: {stopper.reason}; {writer.holds}")
     return Finished(summary=summary, ended_by=ended_by)
-
-
-def _what_is_there(writer: RunWriter) -> str:
-    if not writer.rows:
-        return "nothing was sent"
-    return f"{writer.path} holds the records of {writer.rows} request{'s' * (writer.rows != 1)}"
 
 
 async def _reach(job: Job, writer: RunWriter, stack: AsyncExitStack, console: Console) -> Target:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["StoppedBy", "Stopper"]
+    from goodput_replay.run.folder import RunWriter
+
+__all__ = ["StoppedBy", "Stopper", "watching_signals"]
 
 _ASKED_BY: Final = {
     signal.SIGINT: "Ctrl-C",
@@ -41,14 +43,10 @@ class Stopper:
 
     Args:
         task: what is to stop.
-        give_up: called when a second signal ends the process at once; keeps what it can and
-            returns what stands where, as the end of a sentence.
     """
 
-    def __init__(self, task: asyncio.Task[object], give_up: Callable[[], str]) -> None:
+    def __init__(self, task: asyncio.Task[object]) -> None:
         self._task = task
-        self._give_up = give_up
-        self._asked = False
         self.by: StoppedBy | None = None
         self.reason = ""
 
@@ -58,47 +56,50 @@ class Stopper:
             self.by, self.reason = by, reason
             self._task.cancel()
 
-    @contextmanager
-    def watching_signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Stop on the first signal, end the process on the second, until the block ends.
 
-        Args:
-            loop: the running loop of the task.
-        """
+@contextmanager
+def watching_signals(first: Callable[[str], object], writer: RunWriter) -> Iterator[None]:
+    """Tell of the first signal and end the process on the second; the main thread only.
 
-        def received(number: int, _frame: FrameType | None) -> None:
-            said = _ASKED_BY[signal.Signals(number)]
-            if self._asked:
-                self._end_now(said)
-            self._asked = True
-            if number == signal.SIGHUP:
-                _silence(terminals)
-            # A shell repeats to its jobs the hang-up that the system has sent them.
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            loop.call_soon_threadsafe(self.stop, StoppedBy.SIGNAL, f"interrupted by {said}")
+    Args:
+        first: called with "interrupted by Ctrl-C" or the like, between any two instructions.
+        writer: keeps what it has when the process ends at once.
+    """
+    asked = False
 
-        terminals = [number for number in (1, 2) if os.isatty(number)]
-        # Not the loop's own handlers: they would wait until a judgement is over.
-        before = {
-            number: signal.signal(number, received)
-            for number in _ASKED_BY
-            if signal.getsignal(number) is not signal.SIG_IGN  # as `nohup` leaves SIGHUP
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def received(number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        said = _ASKED_BY[signal.Signals(number)]
+        if asked:
+            _end_now(said, writer)
+        asked = True
+        if number == signal.SIGHUP:
+            _silence(terminals)
+        # A shell repeats to its jobs the hang-up that the system has sent them.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        first(f"interrupted by {said}")
 
-    def _end_now(self, said: str) -> None:
-        # Not by an exception: it would wait for the service, or vanish in a callback.
-        kept = ""
-        with suppress(Exception):
-            kept = f"; {self._give_up()}"
-        with suppress(OSError):
-            # Past the stream's own buffer, in the middle of which this signal may have come.
-            os.write(2, f"error: ended at once by {said}{kept}\n".encode())
-        os._exit(ExitCode.INTERRUPTED)
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+    # Not an event loop's own handlers: they would wait until a judgement is over.
+    before = {
+        number: signal.signal(number, received)
+        for number in _ASKED_BY
+        if signal.getsignal(number) is not signal.SIG_IGN  # as `nohup` leaves SIGHUP
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_now(said: str, writer: RunWriter) -> None:
+    # Not by an exception: it would wait for the service, or vanish in a callback.
+    writer.abandon()
+    with suppress(OSError):
+        # Past the stream's own buffer, in the middle of which this signal may have come.
+        os.write(2, f"error: ended at once by {said}; {writer.holds}\n".encode())
+    os._exit(ExitCode.INTERRUPTED)
 
 
 def _silence(terminals: list[int]) -> None:

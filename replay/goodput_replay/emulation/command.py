@@ -52,13 +52,13 @@ def emulated_run(
 
     Raises:
         InputError: the fleet asks for what cannot be.
-        Interrupted: Ctrl-C or SIGTERM before the first request had ended.
+        Interrupted: by a signal before the first request had ended.
         DiskFullError: the disk filled up; what fitted is kept.
     """
     outcome: FleetOutcome | None = None
     stopped = ""
     failure: Exception | None = None
-    with stoppable() as check, display(job.stats, console) as ended:
+    with stoppable(writer) as check, display(job.stats, console) as ended:
 
         def record(planned: PlannedRequest, one: RequestRecord) -> None:
             check()
@@ -85,8 +85,9 @@ def emulated_run(
     summary = writer.finish(facts, report=job.options.report)
     interrupted = None
     if stopped:
-        where = f"{writer.path} holds the {writer.rows} requests that were recorded"
-        interrupted = Interrupted(f"{stopped} after {writer.rows} of {job.stats.rows}; {where}")
+        interrupted = Interrupted(
+            f"{stopped} after {writer.rows} of {job.stats.rows}; {writer.holds}"
+        )
     return Finished(summary=summary, ended_by=interrupted)
 
 

@@ -1,21 +1,21 @@
 """Ending a computation at a point where nothing is half done.
 
-The first Ctrl-C or SIGTERM is noted and raised by the next `check`; the second ends the process
-at once, by the signal's own default.
+The first signal is noted and raised by the next `check`; the second ends the process at once.
 """
 
 from __future__ import annotations
 
-import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from goodput_replay.stopping import watching_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Stopped", "stoppable"]
+    from goodput_replay.run.folder import RunWriter
 
-_WORDS: Final = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGTERM: "interrupted by SIGTERM"}
+__all__ = ["Stopped", "stoppable"]
 
 
 class Stopped(Exception):
@@ -23,26 +23,20 @@ class Stopped(Exception):
 
 
 @contextmanager
-def stoppable() -> Iterator[Callable[[], None]]:
+def stoppable(writer: RunWriter) -> Iterator[Callable[[], None]]:
     """Watch for signals; the main thread only.
+
+    Args:
+        writer: keeps what it has when a second signal ends the process.
 
     Yields:
         `check`, which raises `Stopped` once a signal has come.
     """
-    stopped_by: list[signal.Signals] = []
-
-    def note(number: int, _: Any) -> None:
-        stopped_by.append(signal.Signals(number))
-        for watched in _WORDS:
-            signal.signal(watched, signal.SIG_DFL)
+    reasons: list[str] = []
 
     def check() -> None:
-        if stopped_by:
-            raise Stopped(_WORDS[stopped_by[0]])
+        if reasons:
+            raise Stopped(reasons[0])
 
-    before = {number: signal.signal(number, note) for number in _WORDS}
-    try:
+    with watching_signals(reasons.append, writer):
         yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -132,6 +132,13 @@ class RunWriter:
         return self._rows
 
     @property
+    def holds(self) -> str:
+        """What became of the run so far, as the end of a sentence."""
+        if not self._rows:
+            return "nothing was recorded"
+        return f"{self._path} holds the records of {self._rows} request{'s' * (self._rows != 1)}"
+
+    @property
     def _began(self) -> bool:
         """Whether there is something to keep."""
         return self._finishing or self._rows > 0

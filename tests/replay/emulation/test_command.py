@@ -14,6 +14,7 @@ from goodput_core.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.interrupt import Stopped, stoppable
 from goodput_replay.report.page import render
+from goodput_replay.run.facts import Promise
 from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.records import read_judged
 from goodput_traces.row import TraceRow
@@ -189,24 +190,35 @@ def test_a_class_without_a_promise_is_refused_before_anything_runs(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "the closed terminal")],
+    ids=["sigterm", "hang-up"],
+)
 def test_a_signal_ends_a_run_between_two_records_and_what_was_recorded_is_kept(
     trace: Path,
     manifest: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    said: str,
 ) -> None:
     real = RunWriter.append
+    inherited = signal.signal(number, lambda *_: None)  # ignored under `nohup`
 
     def append(self: RunWriter, record: RequestRecord, *, warmup: bool = False) -> Judgement | None:
         if self.rows == 99:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return real(self, record, warmup=warmup)
 
     monkeypatch.setattr(RunWriter, "append", append)
     out = tmp_path / "run"
-    assert run("--trace", trace, "--emulate", manifest, "--out", out, "--no-report") == 130
-    assert "interrupted by SIGTERM after 100 of 600" in capsys.readouterr().err
+    try:
+        assert run("--trace", trace, "--emulate", manifest, "--out", out, "--no-report") == 130
+    finally:
+        signal.signal(number, inherited)
+    assert f"interrupted by {said} after 100 of 600" in capsys.readouterr().err
     summary = json.loads((out / "summary.json").read_text())
     assert not summary["run"]["complete"]
     assert summary["verdict"]["kind"] == "INVALID"
@@ -214,9 +226,10 @@ def test_a_signal_ends_a_run_between_two_records_and_what_was_recorded_is_kept(
     assert all(row.record.outcome is not Outcome.UNSENT for row in read_judged(out))
 
 
-def test_signals_are_as_before_once_a_run_is_over() -> None:
+def test_signals_are_as_before_once_a_run_is_over(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with stoppable() as check:
+    writer = RunWriter.create(tmp_path / "run", promise=Promise())
+    with writer, stoppable(writer) as check:
         check()
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped, match="interrupted by SIGTERM"):

@@ -241,7 +241,7 @@ async def test_ctrl_c_while_the_service_starts_leaves_nothing(
         await asyncio.sleep(0.01)
     for _ in range(times):
         child.send_signal(signal.SIGINT)
-    assert (await error_of(child)).endswith("by Ctrl-C; nothing was sent")
+    assert (await error_of(child)).endswith("by Ctrl-C; nothing was recorded")
     assert child.returncode == 130
     assert not (tmp_path / "run").exists()
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes_of(tmp_path), timeout=10)
