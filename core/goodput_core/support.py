@@ -35,6 +35,7 @@ BUILT_POLICIES: Final = frozenset(
         Policy.SPLITFUSE,
         Policy.SJF,
         Policy.PRIORITY,
+        Policy.SLO,
     }
 )
 BUILT_PREEMPTIONS: Final = frozenset(Preemption)

@@ -196,6 +196,7 @@ class EngineState(_Value, frozen=True, kw_only=True):
         host_total_blocks, host_free_blocks: host memory for copies of KV blocks.
         predicted_lengths, length_error: answers whose length was predicted, and the mean of
             |ln(predicted / true)| over the recent ones; 0 where the policy predicts nothing.
+        step_time_error: recent mean of |measured / predicted − 1| of step times; likewise.
     """
 
     at_ns: int
@@ -225,6 +226,7 @@ class EngineState(_Value, frozen=True, kw_only=True):
     host_free_blocks: int = 0
     predicted_lengths: int = 0
     length_error: float = 0.0
+    step_time_error: float = 0.0
 
 
 class Ready(_Message, frozen=True, kw_only=True):

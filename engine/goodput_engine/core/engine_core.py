@@ -243,6 +243,7 @@ class EngineCore:
             host_free_blocks=host_free,
             predicted_lengths=predicted.judged,
             length_error=predicted.mean_abs_log_ratio,
+            step_time_error=scheduler.policy.step_time_error,
         )
 
     def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:

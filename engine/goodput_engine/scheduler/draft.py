@@ -32,6 +32,7 @@ class Draft:
         "left",
         "longest",
         "new_blocks",
+        "owed",
         "plan_id",
         "promised",
         "requests",
@@ -62,6 +63,8 @@ class Draft:
         self.longest = 0
         self.promised: int | None = None
         """Blocks that commits will free and nobody in this plan waits for; None: not counted."""
+        self.owed = 0
+        """Blocks that requests need which were running before and have not got one yet."""
         self.starved = False
         """A running request found no block: nobody new may start in this plan."""
 

@@ -159,6 +159,15 @@ class Floor:
             for r in chain(self.leaving.values(), self.returning.values())
         )
 
+    @property
+    def blocks_owed(self) -> int:
+        """Blocks that running requests need to go on at all: they come before who is new.
+
+        Somebody may have been evicted for one of them, whose blocks were free only later.
+        """
+        size = self.kv.block_size
+        return sum(r.base_planned == len(r.blocks) * size for r in self.ready.values())
+
     def promised_blocks(self) -> int:
         """Blocks that are in use and will be free without anybody else being evicted."""
         kv = self.kv

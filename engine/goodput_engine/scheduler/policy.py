@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.llmservice import Policy, Preemption
     from goodput_engine.scheduler.door import Refusal
-    from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.prediction import PredictionError
     from goodput_engine.scheduler.settings import PolicySettings
 
@@ -73,6 +73,20 @@ class SchedulerView(Protocol):
     @property
     def num_decoding(self) -> int:
         """Members of the cohort."""
+        ...
+
+    @property
+    def decode_context_tokens(self) -> int:
+        """Computed tokens of all members of the cohort."""
+        ...
+
+    @property
+    def num_prefilling(self) -> int:
+        """Admitted requests that are more than one step from their next token."""
+        ...
+
+    def plans_in_flight(self) -> Iterable[StepPlan]:
+        """Those that have not been committed, oldest first."""
         ...
 
     @property
@@ -246,6 +260,11 @@ class SchedulingPolicy:
     def evict_mode(self, victim: ScheduledRequest, view: SchedulerView) -> Preemption:  # noqa: ARG002
         """What becomes of a victim's blocks; without room in host memory they are recomputed."""
         return view.preemption
+
+    @property
+    def step_time_error(self) -> float:
+        """Recent mean of |measured / predicted − 1| of step times; 0 without predictions."""
+        return 0.0
 
     @property
     def prediction_error(self) -> PredictionError | None:

@@ -69,6 +69,8 @@ class Prompts:
         """Put prompts into what the plan has left."""
         floor, policy, view = self._floor, self._policy, self._view
         admits = phase.admissions and not draft.starved and len(floor.waiting) > 0
+        if admits:
+            draft.owed = floor.blocks_owed
         if phase.prefills and floor.prefilling:
             for request in list(policy.prefill_order(floor.prefilling.values(), view)):
                 while admits and draft.left > 0:
@@ -114,6 +116,7 @@ class Prompts:
         reserved = min(policy.reserve_tokens(request, view), self._door.max_total_tokens - 1)
         needed = kv.blocks_for(max(total, reserved)) - len(hits)
         headroom = policy.headroom_blocks(view) if floor.num_running else 0
+        headroom += draft.owed
         if not self._make_room(request, needed + kv.idle(hits) + headroom, draft):
             if needed + kv.idle(hits) + headroom > kv.free_blocks and not self._displaces:
                 self._blocked = blocked

@@ -82,7 +82,7 @@ class Scheduler:
         self.input_open = True
         self.preemption = preemption
         self.waiting: WaitingQueue = policy.new_queue()
-        self._policy = policy
+        self.policy = policy
         self._kv = kv
         self._door = Door(
             max_total_tokens=min(max_model_tokens, kv.total_blocks * kv.block_size + 1)
@@ -111,6 +111,16 @@ class Scheduler:
     def num_decoding(self) -> int:
         """Members of the cohort."""
         return len(self._floor.cohort.members)
+
+    @property
+    def decode_context_tokens(self) -> int:
+        """Computed tokens of all members of the cohort."""
+        return self._floor.cohort.total_context
+
+    @property
+    def num_prefilling(self) -> int:
+        """Admitted requests that are more than one step from their next token."""
+        return len(self._floor.prefilling)
 
     @property
     def num_requests(self) -> int:
@@ -172,7 +182,7 @@ class Scheduler:
     @property
     def prediction_error(self) -> PredictionError | None:
         """How wrong the policy's predictions of answers' lengths were; None: it makes none."""
-        return self._policy.prediction_error
+        return self.policy.prediction_error
 
     # --- requests --------------------------------------------------------------------------
     def add(self, request: ScheduledRequest, now_ns: int) -> Refusal | None:
@@ -184,7 +194,7 @@ class Scheduler:
         starting = 0
         blocks = self.free_blocks - self._floor.waiting_blocks
         if self._floor.requests:
-            blocks -= self._policy.headroom_blocks(self)
+            blocks -= self.policy.headroom_blocks(self)
         if needed <= blocks:
             starting = max(0, self.limits.max_num_seqs - self.num_running)
         refusal = self._door.check(
@@ -195,7 +205,7 @@ class Scheduler:
         )
         if refusal is None:
             request.output_limit = self._door.output_limit(request)
-            refusal = self._policy.refuse(request, self)
+            refusal = self.policy.refuse(request, self)
         if refusal is not None:
             self.stats.shed += refusal.overload
             return refusal
@@ -249,7 +259,7 @@ class Scheduler:
         """When to plan again although nothing is in flight and nothing came; None: never."""
         if self._floor.in_flight or not len(self.waiting):
             return None
-        wake_ns = self._policy.wake_ns(self)
+        wake_ns = self.policy.wake_ns(self)
         return wake_ns if wake_ns is not None and wake_ns > self.now_ns else None
 
     def commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> StepOutcome:
@@ -299,7 +309,7 @@ class Scheduler:
         )
         if plan.shape.num_tokens:
             self.stats.count(plan, result.step_ns, len(outcome.advanced) + len(progress))
-            self._policy.after_step(outcome, self)
+            self.policy.after_step(outcome, self)
         return outcome
 
     def steady(self) -> SteadyDecoding | None:

@@ -141,3 +141,17 @@ def test_a_prompt_longer_than_the_whole_budget_is_split(policy: str) -> None:
         (0, [(1, 100)]),
         (0, [(1, 50)]),
     ]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_block_that_somebody_was_evicted_for_is_not_taken_by_a_prompt(depth: int) -> None:
+    scheduler = _scheduler("vllm", blocks=5, depth=depth)
+    flying: list[StepPlan] = []
+    _add(scheduler, 1, 31, 20)
+    _add(scheduler, 2, 33, 20)
+    while scheduler.has_work:
+        while (plan := scheduler.plan(0)) is not None:
+            flying.append(plan)
+        _commit(scheduler, flying.pop(0))
+    # Once, for the one block: whoever it was for has it, and ends before the other starts again.
+    assert scheduler.stats.preemptions == 1

@@ -273,7 +273,9 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
     [
         pytest.param([], {"source": "emulated://uni"}, "spec.model.source: no device", id="source"),
         pytest.param(["--device", "uni"], {}, "--device: no device profile", id="device"),
-        pytest.param([], {"policy": "slo"}, "spec.engine.policy: slo is not built", id="policy"),
+        pytest.param(
+            [], {"policy": "fastserve"}, "spec.engine.policy: fastserve is not built", id="policy"
+        ),
         pytest.param([], {"polic": "orca"}, "spec.engine.polic: unknown field", id="field"),
         pytest.param(["--admin-port", "70000"], {}, "is not a port", id="a port"),
         pytest.param(["--grace", "30"], {}, "is not a duration", id="grace"),

@@ -13,6 +13,7 @@ from goodput_engine.scheduler.policies.priority import PriorityPolicy
 from goodput_engine.scheduler.policies.request import RequestPolicy
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_engine.scheduler.policies.sjf import SjfPolicy
+from goodput_engine.scheduler.policies.slo import SloPolicy
 from goodput_engine.scheduler.policies.splitfuse import SplitFusePolicy
 from goodput_engine.scheduler.policies.static import StaticPolicy
 from goodput_engine.scheduler.policies.vllm import VllmPolicy
@@ -38,6 +39,7 @@ POLICIES: Final[Mapping[Policy, type[SchedulingPolicy]]] = MappingProxyType(
             SplitFusePolicy,
             SjfPolicy,
             PriorityPolicy,
+            SloPolicy,
         )
     }
 )

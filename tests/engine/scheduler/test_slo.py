@@ -1,0 +1,281 @@
+"""Deadline-aware scheduling: each thing it does, and what that is worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.slo import Targets
+from goodput_core.steptime import RooflineForm, StepShape
+from goodput_core.units import NS_PER_MS
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.scheduler.plan import StepPlan, StepResult
+from goodput_engine.scheduler.policies.slo import SloPolicy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.prediction import PredictionError
+from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.door import Refusal
+
+# A step takes 5 ms, or 0.05 ms per token: it bends at 100 tokens.
+_FORM = RooflineForm(
+    c0_ns=5_000_000, c1_ns_per_token=50_000, c2_ns_per_context_token=0, c4_ns_per_request=0
+)
+
+
+class ExactModel:
+    """Knows the device."""
+
+    error = 0.0
+    step_ns = _FORM.step_ns
+    chunk_within = _FORM.chunk_within
+
+    def observe(self, shape: StepShape, step_ns: int) -> None:
+        pass
+
+
+class FixedLengths:
+    """Every answer is expected to have as many more tokens."""
+
+    revision = 0
+    error = PredictionError()
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def output_tokens(self, request: ScheduledRequest) -> int:
+        return request.sampled_tokens + self._left
+
+    def learn(self, request: ScheduledRequest) -> None:
+        pass
+
+
+class Bench:
+    """A scheduler on the device above, stepped in its time."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 1000,
+        seqs: int = 64,
+        budget: int = 2000,
+        depth: int = 0,
+        left: int = 20,
+    ) -> None:
+        self.now_ns = 0
+        self.refusals: list[Refusal | None] = []
+        self.policy = SloPolicy(model=ExactModel(), predictor=FixedLengths(left))
+        self.scheduler = Scheduler(
+            policy=self.policy,
+            kv=BlockPool(total_blocks=blocks, block_size=16),
+            limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=1000),
+            max_model_tokens=100_000,
+            depth=depth,
+        )
+
+    def add(
+        self,
+        rid: int,
+        tokens: int,
+        *,
+        outputs: int = 1000,
+        ttft_ms: int | None = None,
+        tpot_ms: int | None = None,
+        tbt_ms: int | None = None,
+    ) -> ScheduledRequest:
+        request = ScheduledRequest(
+            rid=rid,
+            arrival_ns=self.now_ns,
+            input_tokens=tokens,
+            max_output_tokens=outputs,
+            targets=Targets(
+                ttft_ns=None if ttft_ms is None else ttft_ms * NS_PER_MS,
+                tpot_ns=None if tpot_ms is None else tpot_ms * NS_PER_MS,
+                tbt_p99_ns=None if tbt_ms is None else tbt_ms * NS_PER_MS,
+            ),
+        )
+        self.refusals.append(self.scheduler.add(request, self.now_ns))
+        return request
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.plan(self.now_ns)
+        assert plan is not None
+        step_ns = _FORM.step_ns(plan.shape)
+        self.now_ns += step_ns
+        result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=step_ns, stopped={})
+        self.scheduler.commit(plan, result, self.now_ns)
+        self.scheduler.check_integrity()
+        return plan
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ns += ms * NS_PER_MS
+
+
+def _chunks(plan: StepPlan) -> list[tuple[int, int]]:
+    return [(chunk.rid, chunk.num_tokens) for chunk in plan.chunks]
+
+
+def test_the_most_urgent_prompt_starts_first_and_overtakes_one_that_has_started() -> None:
+    bench = Bench(budget=100)
+    bench.add(1, 150, ttft_ms=9000)
+    assert _chunks(bench.step()) == [(1, 100)]
+    bench.add(2, 120, ttft_ms=8000)
+    bench.add(3, 40, ttft_ms=500)
+    assert _chunks(bench.step()) == [(3, 40), (2, 60)]
+
+
+def test_a_step_ends_before_the_next_token_of_a_running_request_is_due() -> None:
+    bench = Bench()
+    bench.add(1, 50, ttft_ms=1000, tpot_ms=40)
+    bench.step()
+    bench.add(2, 3000, ttft_ms=10_000, tpot_ms=40)
+    plan = bench.step()
+    # 0.95 of 40 ms at 0.05 ms per token, the decode among them.
+    assert (plan.num_decodes, _chunks(plan)) == (1, [(2, 759)])
+
+
+def test_who_ran_ahead_of_its_schedule_leaves_time_for_prompts() -> None:
+    bench = Bench()
+    bench.add(1, 50, ttft_ms=1000, tpot_ms=40)
+    for _ in range(3):
+        bench.step()  # 5 ms each: 70 ms ahead after the two that follow the first token
+    bench.add(2, 3000, ttft_ms=10_000, tpot_ms=40)
+    assert _chunks(bench.step()) == [(2, 1999)]
+
+
+def test_a_promise_on_gaps_bounds_a_step_whatever_is_ahead() -> None:
+    bench = Bench()
+    bench.add(1, 50, ttft_ms=1000, tpot_ms=40, tbt_ms=20)
+    for _ in range(3):
+        bench.step()
+    bench.add(2, 3000, ttft_ms=10_000, tpot_ms=40)
+    assert _chunks(bench.step()) == [(2, 379)]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_the_steps_in_flight_are_part_of_the_wait(depth: int) -> None:
+    bench = Bench(depth=depth)
+    bench.add(1, 50, ttft_ms=1000, tpot_ms=40, outputs=3000)
+    bench.step()
+    flying = []
+    while (plan := bench.scheduler.plan(bench.now_ns)) is not None:
+        flying.append(plan)
+        bench.add(2 + len(flying), 3000, ttft_ms=60_000, tpot_ms=60)
+    spent_ns = sum(_FORM.step_ns(plan.shape) for plan in flying[:-1])
+    due_ns = 40 * NS_PER_MS * len(flying)
+    assert _FORM.step_ns(flying[-1].shape) <= due_ns - spent_ns
+
+
+def test_prompts_get_on_even_where_decodes_fill_the_step() -> None:
+    bench = Bench()
+    bench.add(1, 50, ttft_ms=1000, tpot_ms=5)
+    bench.step()
+    bench.pass_time(3)
+    bench.add(2, 500, ttft_ms=60_000)
+    assert _chunks(bench.step()) == [(2, 64)]
+
+
+def test_who_cannot_be_in_time_is_turned_away_at_once_and_told_when_to_come_back() -> None:
+    bench = Bench()
+    for rid in range(1, 11):
+        bench.add(rid, 1000, ttft_ms=510)  # 50 ms each: ten are in time
+    bench.add(11, 1000, ttft_ms=510)
+    bench.add(12, 1000, ttft_ms=600)
+    assert bench.refusals[:10] == [None] * 10
+    assert bench.refusals[11] is None
+    refusal = bench.refusals[10]
+    assert refusal is not None
+    assert (refusal.reason, refusal.retry_after_s) == ("unattainable", 1)
+    assert bench.scheduler.stats.shed == 1
+
+
+def test_nobody_is_turned_away_who_was_promised_nothing() -> None:
+    bench = Bench()
+    for rid in range(1, 30):
+        bench.add(rid, 1000)
+    assert bench.refusals == [None] * 29
+
+
+def test_as_many_as_possible_are_in_time_rather_than_the_first() -> None:
+    bench = Bench(budget=1000)
+    long = bench.add(1, 9000, ttft_ms=470)
+    short = [bench.add(rid, 900, ttft_ms=480) for rid in range(2, 11)]
+    while bench.scheduler.has_work and not all(r.output_tokens for r in (long, *short)):
+        bench.step()
+    in_time = [r.first_token_ns <= r.arrival_ns + 480 * NS_PER_MS for r in (long, *short)]
+    assert in_time == [False] + [True] * 9
+
+
+def test_who_has_missed_stands_back_while_others_can_be_in_time() -> None:
+    bench = Bench(blocks=3000)
+    bench.add(1, 50, ttft_ms=1)  # favoured, as the oldest
+    late = bench.add(2, 50, ttft_ms=4)
+    bench.step()
+    assert late.output_tokens == 1
+    bench.add(3, 30_000, ttft_ms=60_000)
+    tokens = late.output_tokens
+    for _ in range(8):
+        bench.step()
+    assert late.output_tokens - tokens == 2, "one step in four"
+    assert late.state in {RequestState.READY, RequestState.DECODING}
+
+
+def test_the_oldest_late_request_gets_a_share_of_every_step() -> None:
+    bench = Bench(budget=1600, blocks=3000)
+    bench.add(1, 1000, ttft_ms=500)
+    bench.add(2, 1000, ttft_ms=500)
+    bench.pass_time(600)
+    bench.add(3, 20_000, ttft_ms=60_000)
+    assert _chunks(bench.step()) == [(1, 100), (3, 1500)]
+    assert _chunks(bench.step()) == [(1, 100), (3, 1500)]
+
+
+def test_who_is_late_has_everything_when_nobody_can_be_in_time() -> None:
+    bench = Bench(budget=1600)
+    bench.add(1, 1000, ttft_ms=500)
+    bench.add(2, 1000, ttft_ms=500)
+    bench.pass_time(600)
+    assert _chunks(bench.step()) == [(1, 1000), (2, 600)]
+
+
+def test_who_has_the_most_time_left_yields_its_blocks() -> None:
+    bench = Bench(blocks=6, left=1)
+    patient = bench.add(1, 40, ttft_ms=1000, tpot_ms=900, outputs=40)
+    urgent = bench.add(2, 40, ttft_ms=1000, tpot_ms=20, outputs=40)
+    while not bench.scheduler.stats.preemptions:
+        bench.step()
+    assert (patient.preemptions, urgent.preemptions) == (1, 0)
+
+
+def test_who_has_missed_yields_its_blocks_to_one_who_can_be_in_time() -> None:
+    bench = Bench(blocks=5)
+    bench.add(1, 10, ttft_ms=1, outputs=5)  # favoured, as the oldest
+    late = bench.add(2, 40, ttft_ms=4, outputs=8)
+    bench.step()
+    bench.step()
+    assert late.output_tokens == 2
+    bench.add(3, 40, ttft_ms=500, outputs=8)
+    assert _chunks(bench.step()) == [(3, 40)]
+    assert late.preemptions == 1
+
+
+def test_nobody_starts_whose_decodes_would_break_a_running_promise() -> None:
+    bench = Bench(seqs=200)
+    for rid in range(130):
+        bench.add(rid, 1, ttft_ms=5000, tpot_ms=6)
+    for _ in range(4):
+        bench.step()
+    # 0.95 of 6 ms at 0.05 ms per token.
+    assert bench.scheduler.num_running == 114
+
+
+def test_nobody_starts_whom_the_pool_cannot_bear_to_its_expected_end() -> None:
+    bench = Bench(blocks=20)  # 320 tokens
+    for rid in range(8):
+        bench.add(rid, 40, ttft_ms=5000, outputs=60)
+    bench.step()
+    # Each is expected to grow to 60 or 61 tokens.
+    assert bench.scheduler.num_running == 5
