@@ -123,8 +123,6 @@ class Floor:
         request.state = RequestState.RETURNING
         request.copied_blocks = found
         self.returning[request.rid] = request
-        if found == len(request.host_blocks):
-            self.copied(request)
 
     def copied(self, request: ScheduledRequest) -> None:
         """The last of its blocks is where it was to go."""

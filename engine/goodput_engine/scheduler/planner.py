@@ -85,8 +85,10 @@ class Planner:
             self._prompts.draft(draft, phase)
         if phase.decodes and phase.prompts_alone and not draft.chunks:
             self._decoding.draft(draft, phase.only)
-        computes = draft.decodes or draft.chunks
-        if not computes and (floor.in_flight or not (floor.leaving or floor.returning)):
+        if draft.decodes or draft.chunks or draft.admitted:
+            return self._seal(draft)
+        # Copies alone make a step only where no other one can take them along.
+        if floor.in_flight or not (floor.leaving or floor.returning):
             return None
         return self._seal(draft)
 

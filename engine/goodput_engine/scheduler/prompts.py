@@ -102,11 +102,10 @@ class Prompts:
             return False
         swapped = bool(request.host_blocks)
         total = request.input_tokens + request.base_sampled
-        # Of a prompt the last token is always computed: that is what samples the next one.
-        hits = kv.match(
-            request.block_hashes,
-            (request.base_planned if swapped else total - 1) // kv.block_size,
-        )
+        # Of a prompt the last token is always computed: that is what samples the next one. Of a
+        # copy the last block is always brought back: that is what makes it go on.
+        most = len(request.host_blocks) - 1 if swapped else (total - 1) // kv.block_size
+        hits = kv.match(request.block_hashes, most)
         cached = request.base_planned if swapped else len(hits) * kv.block_size
         tokens = 0
         if not swapped:

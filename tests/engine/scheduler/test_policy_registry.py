@@ -22,7 +22,7 @@ def test_a_built_policy_knows_its_name_and_belongs_to_one_scheduler(name: str) -
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("slo", "is not built yet"), ("fifo", "is not a policy")],
+    [("fastserve", "is not built yet"), ("fifo", "is not a policy")],
 )
 def test_what_there_is_not_is_refused_by_name(name: str, problem: str) -> None:
     with pytest.raises(InputError, match=f"'{name}' {problem}; this version has dynamic, .*, vllm"):
