@@ -110,6 +110,9 @@ class FakeReplica:
         self.ready = True
         self.silent = False
         self.state: bytes = b"{}"
+        self.may_tell = asyncio.Event()
+        self.may_tell.set()
+        self.asked = 0
         self.calls: list[Call] = []
         self.arrived: asyncio.Queue[Call] = asyncio.Queue()
         self._server: asyncio.Server | None = None
@@ -175,7 +178,10 @@ class FakeReplica:
                 await call.whole(status, b"{}", "Connection: close")
                 return
             if path == "/control/state":
-                await call.whole("200 OK", self.state, "Connection: close")
+                state = self.state
+                self.asked += 1
+                await self.may_tell.wait()
+                await call.whole("200 OK", state, "Connection: close")
                 return
             await self._behave(call, reader)
 

@@ -1,22 +1,24 @@
-"""Placement over HTTP: the pure law's own decisions, and what replicas say of their load."""
+"""Placement over HTTP: as in virtual time, and by what replicas say of their load."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.engine.router.conftest import ending, token, until
 
 from goodput_core.blockhash import block_hashes
 from goodput_core.contract import HEADER_LOAD
-from goodput_core.placement import PLACEMENTS, PlacementState, ReplicaLoad
+from goodput_core.placement import PLACEMENTS, ReplicaLoad
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.fleet import EngineReport, Fleet
 from goodput_engine.router.upstreams import Upstream
+from goodput_replay.emulation.routing import VirtualRouter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,8 +26,19 @@ if TYPE_CHECKING:
     from tests.engine.router.conftest import Call, StartBench
 
 
+@dataclass
+class Stub:
+    """A replica of virtual time, with as many requests as the test says."""
+
+    name: str
+    in_flight: int = 0
+
+    def load(self, _now_ns: int) -> ReplicaLoad:
+        return ReplicaLoad(name=self.name, in_flight=self.in_flight)
+
+
 @pytest.mark.parametrize("policy", PLACEMENTS)
-async def test_the_router_decides_as_the_law_on_the_same_keys_and_loads(
+async def test_the_router_decides_as_in_virtual_time_on_the_same_keys_and_loads(
     start: StartBench, policy: RouterPolicy
 ) -> None:
     bench = await start(4, policy=policy)
@@ -39,35 +52,33 @@ async def test_the_router_decides_as_the_law_on_the_same_keys_and_loads(
 
     for replica in bench.replicas:
         replica.behave = hold
-    random, state = Random(3), PlacementState()
-    counts = {replica.name: 0 for replica in bench.replicas}
-    running: list[tuple[bytes, str, asyncio.Task[tuple[int, bytes]]]] = []
+    random, virtual = Random(3), VirtualRouter(policy, seed=0)
+    stubs: Any = [Stub(replica.name) for replica in bench.replicas]
+    running: list[tuple[bytes, Any, asyncio.Task[tuple[int, bytes]]]] = []
     taken: list[str] = []
     for index in range(60):
         # A few sessions, each turn longer than the one before it.
         ids = [random.randrange(5), *range(16 * (1 + index // 6)), index]
         body = json.dumps({"prompt": ids, "user": str(index)}).encode()
         release[body] = asyncio.Event()
-        loads = [ReplicaLoad(name=name, in_flight=n) for name, n in counts.items()]
-        state, placement = PLACEMENTS[policy](state, loads, block_hashes(ids, 16), 0)
-        assert placement.replica is not None
+        expected: Any = virtual.first(stubs, block_hashes(ids, 16), 0)
         answer = asyncio.ensure_future(bench.post(body))
         arrivals = [asyncio.ensure_future(r.arrived.get()) for r in bench.replicas]
         await asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
         found = [r.name for r, at in zip(bench.replicas, arrivals, strict=True) if at.done()]
         for waiting in arrivals:
             waiting.cancel()
-        assert found == [placement.replica], index
+        assert found == [expected.name], index
         taken += found
-        counts[placement.replica] += 1
-        running.append((body, placement.replica, answer))
+        expected.in_flight += 1
+        running.append((body, expected, answer))
         while random.random() < 0.45 and running:
-            ended, name, task = running.pop(random.randrange(len(running)))
+            ended, stub, task = running.pop(random.randrange(len(running)))
             release[ended].set()
             assert (await task)[0] == 200
             await until(lambda: sum(r.in_flight for r in bench.router.fleet) == len(running))
-            counts[name] -= 1
-    assert set(taken) == set(counts), "nothing was compared"
+            stub.in_flight -= 1
+    assert len(set(taken)) == 4, "nothing was compared"
     for ended, _, task in running:
         release[ended].set()
         await task
@@ -158,6 +169,26 @@ async def test_nonsense_in_an_answer_s_header_changes_nothing(start: StartBench,
     bench.replicas[0].behave = telling(load)
     assert [(await bench.post())[0] for _ in range(2)] == [200] * 2
     assert next(iter(bench.router.fleet)).report == EngineReport()
+
+
+async def test_an_answer_that_came_while_a_poll_was_under_way_is_newer(start: StartBench) -> None:
+    bench = await start(1)
+    (replica,), (fake,) = bench.router.fleet, bench.replicas
+    fake.state = b'{"waiting":1}'
+    fake.may_tell.clear()
+    asked = fake.asked
+    replica.wake.set()
+    await until(lambda: fake.asked > asked)
+    fake.behave = telling('{"waiting":5}')
+    assert (await bench.post())[0] == 200
+    fake.state = b"nothing of use"
+    fake.may_tell.set()
+    replica.wake.set()
+    await until(lambda: fake.asked > asked + 1)  # so the first poll was taken in
+    assert replica.report.waiting == 5
+    fake.state = b'{"waiting":2}'
+    replica.wake.set()
+    await until(lambda: replica.report.waiting == 2)
 
 
 async def test_of_two_accounts_the_newer_one_stands() -> None:
