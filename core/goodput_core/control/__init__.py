@@ -1,0 +1,53 @@
+"""The control laws: token budget and replicas, as functions of values.
+
+`service_law` is called once per interval by whoever runs a service: the operator in a cluster,
+the fleet in virtual time. It turns two knobs in one order, budget before replicas, and records
+with each decision what it was made from. Nothing here reads a clock, a metric or a file.
+"""
+
+from __future__ import annotations
+
+from goodput_core.control.bounds import Bounds, BoundsDecision, BoundsState, bounds_law
+from goodput_core.control.lengths import LengthBin, LengthMix
+from goodput_core.control.observation import (
+    DeviceCapacity,
+    ReplicaPhase,
+    ReplicaWindow,
+    ServiceObservation,
+    Signal,
+    Traffic,
+)
+from goodput_core.control.params import ServiceParams
+from goodput_core.control.promises import ClassWindow, PromiseCounts, Standing, WindowTally
+from goodput_core.control.reasons import BoundsReason, ReplicaReason
+from goodput_core.control.replicas import ReplicaDecision, replicas_law
+from goodput_core.control.service import ServiceDecision, ServiceState, service_law
+from goodput_core.control.weighing import ReplicaState
+
+__all__ = [
+    "Bounds",
+    "BoundsDecision",
+    "BoundsReason",
+    "BoundsState",
+    "ClassWindow",
+    "DeviceCapacity",
+    "LengthBin",
+    "LengthMix",
+    "PromiseCounts",
+    "ReplicaDecision",
+    "ReplicaPhase",
+    "ReplicaReason",
+    "ReplicaState",
+    "ReplicaWindow",
+    "ServiceDecision",
+    "ServiceObservation",
+    "ServiceParams",
+    "ServiceState",
+    "Signal",
+    "Standing",
+    "Traffic",
+    "WindowTally",
+    "bounds_law",
+    "replicas_law",
+    "service_law",
+]

@@ -1,0 +1,171 @@
+"""The law in the loop: a service that batches, starts slowly and reports late, for hours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.control import (
+    LengthMix,
+    ReplicaReason,
+    ServiceState,
+    Signal,
+    service_law,
+)
+from goodput_core.control.capacity import carried
+from goodput_core.spec.choices import ControlMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.core.control.conftest import Plant
+
+    MakePlant = Callable[..., Plant]
+
+
+def _one_carries(plant: Plant) -> float:
+    """Requests per second that one replica of this service carries, by prediction."""
+    assert plant.device is not None
+    mix = LengthMix.of_requests([(400, 0, 60)] * 3 + [(2000, 0, 150)])
+    one = carried(plant.device, mix, tpot_ns=180_000_000, max_num_seqs=64)
+    assert one is not None
+    return 1 / one.device_s
+
+
+CARRIES = 1.1
+
+
+def test_prediction_and_service_agree_on_what_a_replica_carries(plant: MakePlant) -> None:
+    service = plant(rate=lambda _: 10, max_replicas=1)
+    assert _one_carries(service) == pytest.approx(CARRIES, rel=0.02)
+    service.run(600)
+    assert service.judged / 600 == pytest.approx(CARRIES, rel=0.1), "it is busy all the time"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.4, 0.75, 1.6, 3.2])
+def test_constant_load_changes_nothing_once_it_is_met(plant: MakePlant, load: float) -> None:
+    service = plant(rate=lambda _: load * CARRIES)
+    service.run(3600)
+    settled = len(service.asked)
+    service.judged = service.good = 0
+    service.run(2 * 3600)
+    assert len(set(service.asked[settled:])) == 1, "no oscillation"
+    assert service.asked[-1] <= load / 0.8 + 2
+    assert service.good / service.judged > 0.95
+
+
+def test_constant_load_moves_no_bounds(plant: MakePlant) -> None:
+    service = plant(rate=lambda _: 1.2 * CARRIES, replicas=2)
+    service.run(2 * 3600)
+    assert len({d.apply_bounds for d in service.decisions}) == 1
+
+
+def test_a_step_of_load_is_followed_up_and_down_without_overshoot_beyond_the_cap(
+    plant: MakePlant,
+) -> None:
+    service = plant(rate=lambda s: (3.0 if 900 <= s < 4500 else 0.5) * CARRIES)
+    service.run(900)
+    assert service.asked[-1] == 1
+    service.run(1200)
+    risen = service.asked[-1]
+    assert 4 <= risen <= 6, "3 device seconds per second take 4 replicas at 0.8"
+    assert max(service.asked) == risen
+    service.judged = service.good = 0
+    service.run(2400)
+    assert service.good / service.judged > 0.95
+    assert service.asked[-1] == risen
+    service.run(1500)
+    assert service.asked[-1] == 1
+
+
+@pytest.mark.slow
+def test_a_slow_ramp_is_met_by_replicas_that_start_slowly(plant: MakePlant) -> None:
+    service = plant(rate=lambda s: (0.5 + s / 900) * CARRIES, startup_s=240)
+    service.run(2 * 3600)
+    assert service.good / service.judged > 0.9
+    assert ReplicaReason.TREND in {d.replicas.reason for d in service.decisions if d.replicas}
+    assert max(service.asked) <= 12
+
+
+def test_while_replicas_start_no_more_are_asked_for(plant: MakePlant) -> None:
+    """2, 4, 8, 16 while pods load: the cascade that other controllers are known for."""
+    service = plant(rate=lambda _: 3.5 * CARRIES, startup_s=600, max_replicas=64)
+    service.run(2400)
+    assert max(service.asked) <= 8
+
+
+@pytest.mark.parametrize("signal", [Signal.MISSING, Signal.FAILED])
+def test_an_outage_of_metrics_holds_the_number_and_the_law_recovers(
+    plant: MakePlant, signal: Signal
+) -> None:
+    service = plant(rate=lambda s: (2.4 if s < 3600 else 1.2) * CARRIES, replicas=4)
+    service.signal = lambda s: signal if 2400 <= s < 4800 else Signal.FRESH
+    service.run(2400)
+    before = service.asked[-1]
+    service.run(2400)
+    assert service.asked[-1] == before
+    service.run(2400)
+    assert service.asked[-1] < before
+    assert service.good / service.judged > 0.95
+
+
+def test_a_device_that_gets_slower_is_met_by_more_replicas(plant: MakePlant) -> None:
+    service = plant(rate=lambda _: 1.4 * CARRIES, replicas=2)
+    service.run(1800)
+    assert service.asked[-1] == 2
+    service.slowness = 1.5
+    service.run(3600)
+    assert service.asked[-1] > 2
+    service.judged = service.good = 0
+    service.run(1800)
+    assert service.good / service.judged > 0.9
+
+
+def test_a_service_without_traffic_sleeps_and_wakes(plant: MakePlant) -> None:
+    service = plant(rate=lambda s: 0 if 600 <= s < 3600 else 0.5 * CARRIES, min_replicas=0)
+    service.run(3590)
+    assert service.asked[-1] == 0
+    service.run(600)
+    assert service.asked[-1] == 1
+    assert service.replicas[0].steps > 0
+
+
+def test_every_decision_replays_to_itself_from_what_it_carries(plant: MakePlant) -> None:
+    service = plant(rate=lambda s: (0.5 + s / 600) * CARRIES, startup_s=90)
+    service.run(1800)
+    state = ServiceState()
+    for decision in service.decisions:
+        state, again = service_law(state, decision.observation, decision.params, decision.at_ns)
+        assert again == decision
+    assert state == service.state
+
+
+@pytest.mark.parametrize("mode", [ControlMode.RECOMMEND, ControlMode.MANUAL])
+def test_what_does_not_act_keeps_budget_and_replicas(plant: MakePlant, mode: ControlMode) -> None:
+    service = plant(rate=lambda _: 2 * CARRIES, mode=mode, min_replicas=1)
+    service.run(900)
+    assert set(service.asked) == {1}
+    assert {d.apply_bounds.max_tokens for d in service.decisions} == {512}
+    if mode is ControlMode.MANUAL:
+        assert {d.replicas for d in service.decisions} == {None}
+        assert {d.bounds for d in service.decisions} == {None}
+    else:
+        wanted = {d.replicas.replicas for d in service.decisions if d.replicas is not None}
+        assert max(wanted) >= 2
+
+
+def test_replicas_that_a_human_has_set_stay_and_ours_are_a_recommendation(
+    plant: MakePlant,
+) -> None:
+    service = plant(rate=lambda _: 2 * CARRIES, replicas=1)
+    service.params = replace(service.params, replicas=1)
+    service.run(900)
+    assert set(service.asked) == {1}
+    last = service.decisions[-1]
+    assert last.replicas is not None
+    assert last.replicas.replicas >= 2
+    assert last.bounds is not None
+    assert last.apply_bounds == last.bounds.bounds, "the budget is ours all the same"
