@@ -68,6 +68,11 @@ class Draft:
         self.starved = False
         """A running request found no block: nobody new may start in this plan."""
 
+    @property
+    def empty(self) -> bool:
+        """Whether it computes nothing and takes nobody in."""
+        return not (self.decodes or self.chunks or self.admitted)
+
     def add(self, request: ScheduledRequest, tokens: int, total: int) -> bool:
         """A chunk of a request outside the cohort; returns whether it reaches its end."""
         start = request.base_planned

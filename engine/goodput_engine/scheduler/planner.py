@@ -6,6 +6,7 @@ of each. How each kind is drafted has a module of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from goodput_core.steptime import StepShape
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.door import Door
     from goodput_engine.scheduler.floor import Floor
     from goodput_engine.scheduler.plan import Copy
-    from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
+    from goodput_engine.scheduler.policy import Phase, SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request import ScheduledRequest
     from goodput_engine.scheduler.stats import SchedulerStats
 
@@ -79,18 +80,23 @@ class Planner:
         phase = policy.phase(view)
         budget = min(policy.budget(view), view.limits.token_budget)
         draft = Draft(plan_id=self._next_plan_id, left=budget)
+        self._draft(draft, phase)
+        if draft.empty and phase.only is not None and not floor.in_flight:
+            # Whoever it was for cannot get on: nobody sits out for nothing, or time would stop.
+            self._draft(draft, replace(phase, only=None))
+        # Copies alone make a step only where no other one can take them along.
+        if draft.empty and (floor.in_flight or not (floor.leaving or floor.returning)):
+            return None
+        return self._seal(draft)
+
+    def _draft(self, draft: Draft, phase: Phase) -> None:
+        """Fill the plan with the kinds of work that it may hold."""
         if phase.decodes and not phase.prompts_alone:
             self._decoding.draft(draft, phase.only)
         if draft.left > 0:
             self._prompts.draft(draft, phase)
         if phase.decodes and phase.prompts_alone and not draft.chunks:
             self._decoding.draft(draft, phase.only)
-        if draft.decodes or draft.chunks or draft.admitted:
-            return self._seal(draft)
-        # Copies alone make a step only where no other one can take them along.
-        if floor.in_flight or not (floor.leaving or floor.returning):
-            return None
-        return self._seal(draft)
 
     def skip(self, plans: int) -> int:
         """So many plans are made elsewhere; returns the number of the next one after them."""

@@ -215,6 +215,26 @@ def test_who_sits_out_keeps_its_blocks_and_goes_on_later() -> None:
     assert len(two.blocks) == 1
 
 
+class NobodyYet(SchedulingPolicy):
+    """Who runs sits out for somebody who may not start."""
+
+    name = Policy.SLO
+
+    def phase(self, view: SchedulerView) -> Phase:
+        return Phase(only=lambda request: len(view.waiting) == 0)
+
+    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
+        return view.num_running == 0
+
+
+def test_nobody_sits_out_when_nobody_else_gets_on() -> None:
+    scheduler = _scheduler(NobodyYet(), blocks=100)
+    requests = [_add(scheduler, rid, 10, 3, 0) for rid in (1, 2)]
+    while scheduler.has_work:
+        _step(scheduler)
+    assert [r.output_tokens for r in requests] == [3, 3]
+
+
 def test_what_a_policy_turns_away_is_shed_and_may_try_again() -> None:
     scheduler = _scheduler(Choosy())
     request = ScheduledRequest(rid=1, arrival_ns=0, input_tokens=4, max_output_tokens=6)
