@@ -133,8 +133,8 @@ class EngineSpec:
         maximum=3_600_000,
     )
     ageing_seconds: int = spec_field(
-        "Waiting that moves a request up one level under priority, and to the head of the queue "
-        "under sjf, so that nobody starves.",
+        "Waiting that moves a request up one level under priority, and after which every fourth "
+        "start goes by waiting under sjf, so that nobody starves.",
         default=30,
         minimum=1,
         maximum=86_400,

@@ -14,7 +14,7 @@ class PolicySettings:
     Args:
         batch_timeout_ns: how long `static` and `dynamic` wait for a batch to fill; None: as long
             as they do unless told.
-        ageing_ns: waiting that moves a request up one level of `priority`, or to the head of
+        ageing_ns: waiting that moves a request up one level of `priority`, and is too long for
             `sjf`, at least 1; None: as they do unless told.
     """
 

@@ -159,6 +159,22 @@ def test_nobody_starves_behind_shorter_ones() -> None:
     assert len(started) == W_NS // 100 + 1, "as soon as it has waited long enough"
 
 
+def test_however_many_have_waited_too_long_most_starts_go_to_the_shortest() -> None:
+    known = KnownLengths(lambda rid: 100 - rid)
+    queue = ShortestFirst(known, W_NS)
+    for rid in range(20):
+        request = _request(rid, asked=100, at_ns=rid)
+        request.output_limit = 100
+        queue.push(request)
+    started = []
+    for _ in range(9):
+        head = queue.peek(2 * W_NS)
+        assert head is not None
+        started.append(head.rid)
+        queue.remove(head)
+    assert started == [0, 19, 18, 17, 1, 16, 15, 14, 2]
+
+
 def test_who_had_to_wait_too_long_does_not_yield_to_those_who_had_not() -> None:
     scheduler = _scheduler(SjfPolicy(ageing_ns=W_NS), blocks=3, seqs=2)
     scheduler.add(_request(1, tokens=16, asked=30), 0)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ShortestFirst", "SjfPolicy"]
 
+_BETWEEN: Final = 3
+"""Starts of the shortest between two that go to those who have waited too long: were each to go
+to them, a backlog longer than the patience would end all order by length."""
 _AGEING_NS: Final = 30 * NS_PER_S
 
 
@@ -36,17 +39,18 @@ def _age(request: ScheduledRequest) -> tuple[int, int]:
 
 
 class ShortestFirst:
-    """Who has the fewest tokens left goes first, but for those who have waited too long.
+    """Who has the fewest tokens left goes first, but for one in four who has waited too long.
 
     Args:
         predictor: of the answers' lengths; the order follows it when it learns.
-        patience_ns: waiting after which a request goes before all who have waited less.
+        patience_ns: waiting that is too long.
     """
 
     __slots__ = (
         "_by_age",
         "_by_length",
         "_keys",
+        "_owed",
         "_patience_ns",
         "_predictor",
         "_revision",
@@ -57,6 +61,7 @@ class ShortestFirst:
         self._predictor = predictor
         self._patience_ns = patience_ns
         self._revision = predictor.revision
+        self._owed = 0
         self._waiting: dict[int, ScheduledRequest] = {}
         self._keys: dict[int, tuple[int, int, int]] = {}
         self._by_length: list[tuple[int, int, int]] = []
@@ -73,11 +78,11 @@ class ShortestFirst:
     """A preempted request goes where what it has left puts it."""
 
     def peek(self, now_ns: int) -> ScheduledRequest | None:
-        """Who has waited longest, if that is too long; else the shortest."""
+        """Who has waited longest, if that is too long and it is their turn; else the shortest."""
         if not self._waiting:
             return None
         since_ns, rid = self._by_age[0]
-        if now_ns - since_ns < self._patience_ns:
+        if self._owed or now_ns - since_ns < self._patience_ns:
             if self._revision != self._predictor.revision:
                 self._sort()
             rid = self._by_length[0][-1]
@@ -86,6 +91,8 @@ class ShortestFirst:
     def remove(self, request: ScheduledRequest) -> None:
         """Admitted or cancelled: it waits no more."""
         rid = request.rid
+        shortest = self._by_length[0][-1] == rid
+        self._owed = max(0, self._owed - 1) if shortest else _BETWEEN
         del self._waiting[rid]
         del self._by_length[bisect_left(self._by_length, self._keys.pop(rid))]
         del self._by_age[bisect_left(self._by_age, _age(request))]
@@ -110,9 +117,9 @@ class SjfPolicy(SchedulingPolicy):
     """Who has the fewest tokens left starts first; who runs is not displaced by a shorter one.
 
     Steps are as `sarathi`'s. The answer's length is predicted, from answers of the same class that
-    have ended. Out of blocks, who has the most left yields. A request that has waited for W goes
-    before all who have waited less, and once it runs it yields after those who had to wait less,
-    so that nobody starves.
+    have ended. Out of blocks, who has the most left yields. Of those who have waited for W, the
+    one who has waited longest gets every fourth start, and yields after those who had to wait
+    less: nobody starves, and however long the queue is, most starts go to the shortest.
 
     Args:
         predictor: of the answers' lengths; None: one that learns.
