@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,8 @@ from goodput_core.steptime import (
     RooflineForm,
     StepShape,
     StepTimeForm,
+    TableForm,
+    UnitForm,
     largest_prefill,
 )
 
@@ -57,10 +60,27 @@ def _errors(model: OnlineStepTime, form: StepTimeForm, *, factor: float = 1.0) -
     )
 
 
+# A model a tenth of the size, on which arithmetic shows only in long prompts.
+_SMALL = RooflineForm(
+    c0_ns=900_000, c1_ns_per_token=2_300, c2_ns_per_context_token=40, c4_ns_per_request=5_000
+)
+# As long as its table goes on, a straight line with an early bend.
+_TABLE = TableForm(
+    decodes=(32,),
+    prefill_tokens=(0, 128, 256, 512, 1024),
+    times_ns=((21_000_000, 72_000_000, 126_000_000, 237_000_000, 460_000_000),),
+)
+
+
 @pytest.mark.parametrize(
     ("form", "p50", "p95"),
-    [(_ROOFLINE, 0.02, 0.05), (_DISTSERVE, 0.05, 0.15)],
-    ids=["a roofline", "DistServe's form, of another kind"],
+    [
+        pytest.param(_ROOFLINE, 0.01, 0.02, id="a roofline"),
+        pytest.param(_SMALL, 0.01, 0.02, id="a small model"),
+        pytest.param(_DISTSERVE, 0.02, 0.05, id="DistServe's form"),
+        pytest.param(_TABLE, 0.05, 0.15, id="a table"),
+        pytest.param(UnitForm(), 0.01, 0.02, id="every step alike"),
+    ],
 )
 def test_a_device_is_known_after_two_hundred_steps(
     form: StepTimeForm, p50: float, p95: float
@@ -70,15 +90,71 @@ def test_a_device_is_known_after_two_hundred_steps(
     assert errors[380] < p95
 
 
-def test_a_device_that_turns_a_third_slower_is_followed_within_twenty_steps() -> None:
+def test_noise_of_three_percent_averages_out() -> None:
+    rng = random.Random(5)
+    model = OnlineStepTime()
+    for shape in _shapes(1, 1000):
+        model.observe(shape, round(_ROOFLINE.step_ns(shape) * rng.gauss(1, 0.03)))
+    errors = _errors(model, _ROOFLINE)
+    assert errors[200] < 0.02
+    assert errors[380] < 0.05
+    assert 0.015 < model.error < 0.035, "the mean of |N(0, 3 %)| is 2.4 %"
+
+
+def test_a_prior_is_what_it_predicts_until_it_knows_better() -> None:
+    model = OnlineStepTime(prior=_ROOFLINE)
+    assert _errors(model, _ROOFLINE)[380] < 0.1
+    for shape in _shapes(1, 200):
+        model.observe(shape, _DISTSERVE.step_ns(shape))
+    assert _errors(model, _DISTSERVE)[200] < 0.02
+
+
+def test_the_first_step_tells_the_scale_of_a_device_of_which_nothing_is_known() -> None:
+    model = OnlineStepTime()
+    prompt = StepShape.of(chunks=[(0, 1000)])
+    model.observe(prompt, _ROOFLINE.step_ns(prompt))
+    assert _errors(model, _ROOFLINE)[380] < 0.2
+
+
+_DECODES = StepShape.of(decodes=32, decode_context_tokens=32_000)
+
+
+@pytest.mark.parametrize("mix", [True, False], ids=["prompts and decodes", "decodes alone"])
+def test_a_device_that_turns_a_third_slower_is_followed_within_twenty_steps(mix: bool) -> None:
     model = _taught(_ROOFLINE, 300)
-    slower = [(shape, round(_ROOFLINE.step_ns(shape) * 1.3)) for shape in _shapes(3, 25)]
+    slower = [
+        (shape, round(_ROOFLINE.step_ns(shape) * 1.3))
+        for shape in (_shapes(3, 60) if mix else [_DECODES] * 60)
+    ]
     wrong: list[float] = []
     for shape, step_ns in slower:
         wrong.append(abs(model.step_ns(shape) / step_ns - 1))
         model.observe(shape, step_ns)
     assert wrong[0] > 0.2
     assert max(wrong[20:]) < 0.05
+    errors = _errors(model, _ROOFLINE, factor=1.3)
+    assert errors[200] < 0.1, "so are steps of the kind that was not seen since"
+    assert errors[380] < 0.15
+
+
+def test_one_step_that_was_held_up_moves_it_little() -> None:
+    model = _taught(_ROOFLINE, 300)
+    model.observe(_DECODES, 1_000 * _ROOFLINE.step_ns(_DECODES))
+    assert max(_errors(model, _ROOFLINE)) < 0.5
+    for _ in range(10):
+        model.observe(_DECODES, _ROOFLINE.step_ns(_DECODES))
+    assert max(_errors(model, _ROOFLINE)) < 0.1
+
+
+def test_it_learns_on_after_a_hundred_thousand_steps() -> None:
+    model = _taught(_ROOFLINE, 100)
+    for _ in range(100_000):
+        model.observe(_DECODES, _ROOFLINE.step_ns(_DECODES))
+    assert _errors(model, _ROOFLINE)[200] < 0.02
+    dearer = replace(_ROOFLINE, c1_ns_per_token=2 * _ROOFLINE.c1_ns_per_token)
+    for shape in _shapes(1, 300):
+        model.observe(shape, dearer.step_ns(shape))
+    assert _errors(model, dearer)[200] < 0.02
 
 
 def test_its_own_error_tells_how_far_it_can_be_trusted() -> None:
@@ -93,9 +169,8 @@ def test_its_own_error_tells_how_far_it_can_be_trusted() -> None:
 
 def test_steady_decoding_does_not_make_it_forget_what_prompts_take() -> None:
     model = _taught(_ROOFLINE, 300)
-    decode = StepShape.of(decodes=32, decode_context_tokens=32_000)
     for _ in range(2000):
-        model.observe(decode, _ROOFLINE.step_ns(decode))
+        model.observe(_DECODES, _ROOFLINE.step_ns(_DECODES))
     assert _errors(model, _ROOFLINE)[200] < 0.02
 
 

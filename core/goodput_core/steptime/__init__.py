@@ -10,16 +10,19 @@ from goodput_core.steptime.budget import largest_prefill
 from goodput_core.steptime.distserve import DistServeForm, LinearTime
 from goodput_core.steptime.form import DeviceForm, StepTimeForm
 from goodput_core.steptime.online import OnlineStepTime
+from goodput_core.steptime.regimes import ArithmeticTime, RegimesForm
 from goodput_core.steptime.roofline import RooflineForm
 from goodput_core.steptime.shape import StepShape
 from goodput_core.steptime.table import TableForm
 from goodput_core.steptime.unit import UnitForm
 
 __all__ = [
+    "ArithmeticTime",
     "DeviceForm",
     "DistServeForm",
     "LinearTime",
     "OnlineStepTime",
+    "RegimesForm",
     "RooflineForm",
     "StepShape",
     "StepTimeForm",
