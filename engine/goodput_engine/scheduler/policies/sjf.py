@@ -91,8 +91,10 @@ class ShortestFirst:
     def remove(self, request: ScheduledRequest) -> None:
         """Admitted or cancelled: it waits no more."""
         rid = request.rid
-        shortest = self._by_length[0][-1] == rid
-        self._owed = max(0, self._owed - 1) if shortest else _BETWEEN
+        if rid == self._by_length[0][-1]:
+            self._owed = max(0, self._owed - 1)
+        elif rid == self._by_age[0][-1]:
+            self._owed = _BETWEEN
         del self._waiting[rid]
         del self._by_length[bisect_left(self._by_length, self._keys.pop(rid))]
         del self._by_age[bisect_left(self._by_age, _age(request))]
