@@ -106,7 +106,7 @@ def test_a_batch_that_is_not_full_starts_after_the_timeout(
 def test_a_batch_is_full_when_memory_holds_no_longer_answer(
     kind: type[StaticPolicy | DynamicPolicy],
 ) -> None:
-    scheduler = _scheduler(kind(), blocks=5)
+    scheduler = _scheduler(kind(), blocks=5, seqs=8)
     _add(scheduler, 1, asked=23)
     _add(scheduler, 2, asked=23)
     assert _step(scheduler, 0) is None, "they need four blocks: another might fit"
