@@ -1,0 +1,151 @@
+"""How fast a fleet runs in virtual time: simulated requests and steps per second of one core.
+
+    python benchmarks/virtual_time.py --trace azure.parquet
+    python benchmarks/virtual_time.py --trace azure.parquet --json
+
+Four replicas of the profile llama-3-8b-h100 under examples/chat.yaml (least-loaded placement),
+every row in a process of its own. *library*: requests in, records out, gaps between tokens
+included, nothing written; *unfolded* takes every step by itself; *twice* plays the trace once
+more after its end, to show that memory does not grow. *command*: `replay --emulate` whole, from
+reading the trace twice to the verdict; with gaps and the report, and without. Seconds are
+processor time; requests/s are over it. *Events*: calls of an engine, for a request that comes
+or for steps to take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from goodput_core.dispatch import run_command
+from goodput_core.units import NS_PER_S
+from goodput_engine.manifest_file import read_manifest
+from goodput_replay.emulation.fleet import emulate
+from goodput_replay.emulation.settings import fleet_settings
+from goodput_replay.plan import Plan
+from goodput_replay.promises import promise_of
+from goodput_traces.reader import open_trace
+from goodput_traces.sample import sample_path
+from goodput_traces.transforms import TransformPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_replay.plan import PlannedRequest
+
+MANIFEST = Path(__file__).parents[1] / "examples" / "chat.yaml"
+REPLICAS = 4
+ROWS = ("library", "unfolded", "twice", "command", "command, no gaps, no report")
+
+
+def library(trace: str, policy: str, *, folds: bool, times: int) -> dict[str, object]:
+    service = read_manifest(MANIFEST)
+    promise = promise_of(service.spec.slo)
+    settings = fleet_settings(
+        service,
+        device=None,
+        source=str(MANIFEST),
+        promise=promise,
+        timeout_ns=600 * NS_PER_S,
+    )
+    settings = replace(
+        settings,
+        replicas=REPLICAS,
+        folds=folds,
+        configure=msgspec.structs.replace(settings.configure, policy=policy),
+    )
+    opened = open_trace(sample_path() if trace == "sample" else trace)
+    plan = Plan(trace=opened, transforms=TransformPlan(first_ns=opened.first_ns), promise=promise)
+    start = time.process_time()
+    outcome = emulate(_repeated(plan, times), settings, lambda *_: None)
+    took_s = time.process_time() - start
+    return {
+        "requests": outcome.requests,
+        "seconds": round(took_s, 2),
+        "requests_per_s": round(outcome.requests / took_s),
+        "steps_per_s": round(outcome.steps / took_s),
+        "steps_per_request": round(outcome.steps / outcome.requests, 1),
+        "events_per_request": round(outcome.events / outcome.requests, 1),
+    }
+
+
+def _repeated(plan: Plan, times: int) -> Iterator[PlannedRequest]:
+    length_ns = plan.trace.last_ns - plan.trace.first_ns + NS_PER_S
+    for turn in range(times):
+        for request in plan.requests():
+            yield replace(
+                request,
+                request_id=f"{turn}-{request.request_id}",
+                scheduled_ns=request.scheduled_ns + turn * length_ns,
+            )
+
+
+def command(trace: str, policy: str, extra: list[str]) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = Path(folder, "chat.yaml")
+        text = MANIFEST.read_text().replace("policy: sarathi", f"policy: {policy}")
+        manifest.write_text(text.replace("replicas: 2", f"replicas: {REPLICAS}"))
+        arguments = ["replay", "--trace", trace, "--emulate", str(manifest), "--json"]
+        said = io.StringIO()
+        start = time.process_time()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+            code = run_command([*arguments, "--out", f"{folder}/run", *extra])
+        took_s = time.process_time() - start
+    assert code == 0, code
+    requests = json.loads(said.getvalue())["overall"]["requests"]
+    return {
+        "requests": requests,
+        "seconds": round(took_s, 2),
+        "requests_per_s": round(requests / took_s),
+    }
+
+
+def measure(row: str, trace: str, policy: str) -> dict[str, object]:
+    if row == "command":
+        found = command(trace, policy, [])
+    elif row.startswith("command"):
+        found = command(trace, policy, ["--no-gaps", "--no-report"])
+    else:
+        found = library(trace, policy, folds=row != "unfolded", times=2 if row == "twice" else 1)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"row": row, **found, "peak_mib": round(peak_mib)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", default="sample", help="a trace (default: sample)")
+    parser.add_argument("--policy", default="sarathi")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--quick", action="store_true", help="for `make bench`: the sample trace")
+    parser.add_argument("--only", choices=ROWS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.only is not None:
+        print(json.dumps(measure(args.only, args.trace, args.policy)))
+        return
+    rows = []
+    for row in ROWS:
+        child = [sys.executable, __file__, "--only", row, "--policy", args.policy]
+        child += ["--trace", "sample" if args.quick else args.trace]
+        said = subprocess.run(child, check=True, capture_output=True, text=True).stdout
+        rows.append(json.loads(said))
+        if not args.json:
+            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    if args.json:
+        print(json.dumps({"python": platform.python_version(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
