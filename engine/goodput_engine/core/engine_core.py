@@ -64,8 +64,14 @@ class EngineCore:
         self._refused_draining = 0
         self._changed = False
 
-    def submit(self, submit: Submit, now_ns: int) -> Rejected | None:
-        """A new request; `step` afterwards, or nothing happens while the device is idle."""
+    def submit(self, submit: Submit, now_ns: int, *, keeps_blocks: bool = False) -> Rejected | None:
+        """A new request; `step` afterwards, or nothing happens while the device is idle.
+
+        Args:
+            submit: it.
+            now_ns: the time.
+            keeps_blocks: when it is over, its blocks are kept until `let_go`.
+        """
         if self._draining:
             self._refused_draining += 1
             return Rejected(
@@ -74,24 +80,7 @@ class EngineCore:
                 detail="this replica is shutting down; send the request elsewhere",
                 retry_after_s=1,
             )
-        refusal = self.scheduler.add(
-            ScheduledRequest(
-                rid=submit.rid,
-                arrival_ns=submit.arrival_ns,
-                input_tokens=submit.input_tokens,
-                max_output_tokens=submit.max_output_tokens,
-                block_hashes=submit.block_hashes,
-                slo_class=submit.slo_class,
-                targets=Targets(
-                    ttft_ns=submit.ttft_ns,
-                    tpot_ns=submit.tpot_ns,
-                    tbt_p99_ns=submit.tbt_p99_ns,
-                    e2e_ns=submit.e2e_ns,
-                ),
-                priority=submit.priority,
-            ),
-            now_ns,
-        )
+        refusal = self.scheduler.add(_scheduled(submit, keeps_blocks=keeps_blocks), now_ns)
         if refusal is not None:
             return Rejected(
                 rid=submit.rid,
@@ -101,6 +90,31 @@ class EngineCore:
             )
         self._executor.add(submit)
         return None
+
+    def take_over(self, submit: Submit, now_ns: int, *, emitted: int, first_token_ns: int) -> bool:
+        """Reserve room for a request that got its first tokens elsewhere; see `HandOver`.
+
+        Until `arrived` its blocks are being filled, and it computes nothing.
+        """
+        if self._draining:
+            return False
+        self.scheduler.now_ns = now_ns
+        taken = self.scheduler.handover.take_over(
+            _scheduled(submit), emitted=emitted, first_token_ns=first_token_ns
+        )
+        if taken:
+            self._executor.add(submit)
+        return taken
+
+    def arrived(self, rid: int) -> None:
+        """A request that was taken over is here; `step` afterwards."""
+        self.scheduler.handover.arrived(rid)
+        self._one_more[rid] = RequestOutput(rid=rid, new_tokens=1)
+
+    def let_go(self, rid: int) -> None:
+        """The blocks of a request that is over and kept them are free; `step` afterwards."""
+        self.scheduler.handover.let_go(rid)
+        self._forget([rid])
 
     def cancel(self, rid: int) -> None:
         """Nobody waits for this request any more; an unknown one is no error."""
@@ -271,3 +285,23 @@ class EngineCore:
         self._executor.forget(rids)
         for rid in rids:
             self._one_more.pop(rid, None)
+
+
+def _scheduled(submit: Submit, *, keeps_blocks: bool = False) -> ScheduledRequest:
+    """What the scheduler may know of a request."""
+    return ScheduledRequest(
+        rid=submit.rid,
+        arrival_ns=submit.arrival_ns,
+        input_tokens=submit.input_tokens,
+        max_output_tokens=submit.max_output_tokens,
+        block_hashes=submit.block_hashes,
+        slo_class=submit.slo_class,
+        targets=Targets(
+            ttft_ns=submit.ttft_ns,
+            tpot_ns=submit.tpot_ns,
+            tbt_p99_ns=submit.tbt_p99_ns,
+            e2e_ns=submit.e2e_ns,
+        ),
+        priority=submit.priority,
+        keeps_blocks=keeps_blocks,
+    )

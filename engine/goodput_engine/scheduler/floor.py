@@ -39,6 +39,7 @@ class Floor:
         prefilling: admitted, and more than one step from the next token, in order of admission.
         ready: one token behind and not in the cohort: new to it, or held back.
         cohort: who decodes.
+        arriving: taken over from elsewhere, their blocks being filled.
         leaving: evicted, their blocks being copied to host memory, in order of eviction.
         returning: admitted, their blocks being copied back, in order of admission.
         in_flight: plans under way, oldest first; their numbers are consecutive.
@@ -49,6 +50,7 @@ class Floor:
     """
 
     __slots__ = (
+        "arriving",
         "cohort",
         "host",
         "in_flight",
@@ -70,6 +72,7 @@ class Floor:
         self.requests: dict[int, ScheduledRequest] = {}
         self.prefilling: dict[int, ScheduledRequest] = {}
         self.ready: dict[int, ScheduledRequest] = {}
+        self.arriving: dict[int, ScheduledRequest] = {}
         self.leaving: dict[int, ScheduledRequest] = {}
         self.returning: dict[int, ScheduledRequest] = {}
         self.cohort = DecodeCohort(kv.block_size)
@@ -80,9 +83,8 @@ class Floor:
     @property
     def num_running(self) -> int:
         """Admitted requests whose last token is not in flight."""
-        return (
-            len(self.cohort.members) + len(self.ready) + len(self.prefilling) + len(self.returning)
-        )
+        coming = len(self.returning) + len(self.arriving)
+        return len(self.cohort.members) + len(self.ready) + len(self.prefilling) + coming
 
     def running(self) -> Iterator[ScheduledRequest]:
         """Every running request, but those whose blocks are still being copied back."""
@@ -170,7 +172,7 @@ class Floor:
         """Blocks that are in use and will be free without anybody else being evicted."""
         kv = self.kv
         going = chain(self.leaving.values(), *(record.releases for record in self.in_flight))
-        return sum(kv.exclusive(r.blocks) for r in going)
+        return sum(kv.exclusive(r.blocks) for r in going if not r.keeps_blocks)
 
     # --- running ---------------------------------------------------------------------------
     def get_ready(self, request: ScheduledRequest) -> None:
@@ -201,7 +203,9 @@ class Floor:
             del self.leaving[request.rid]
         elif state is RequestState.RETURNING:
             del self.returning[request.rid]
-        else:
+        elif state is RequestState.ARRIVING:
+            del self.arriving[request.rid]
+        elif state is not RequestState.KEPT:
             assert state is RequestState.PREFILLING, state
             del self.prefilling[request.rid]
 

@@ -40,6 +40,10 @@ class RequestState(Enum):
     """Evicted; its blocks are being copied to host memory."""
     RETURNING = auto()
     """Admitted; its blocks are being copied back from host memory."""
+    ARRIVING = auto()
+    """Taken over from another replica; its blocks are being filled."""
+    KEPT = auto()
+    """It is over, and its blocks are kept until another replica has them."""
     FINISHED = auto()
     CANCELLED = auto()
 
@@ -61,6 +65,7 @@ class ScheduledRequest:
         slo_class: its class's name.
         targets: what it was promised; `arrival_ns + targets.ttft_ns` is its first deadline.
         priority: larger is more urgent.
+        keeps_blocks: when it is over, its blocks are kept until `HandOver.let_go`.
     """
 
     rid: int
@@ -71,6 +76,7 @@ class ScheduledRequest:
     slo_class: str = ""
     targets: Targets = field(default_factory=Targets)
     priority: int = 0
+    keeps_blocks: bool = False
 
     # --- the scheduler's own ---------------------------------------------------------------
     state: RequestState = RequestState.WAITING

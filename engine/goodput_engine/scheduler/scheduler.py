@@ -22,6 +22,7 @@ from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.door import Door
 from goodput_engine.scheduler.floor import Floor
 from goodput_engine.scheduler.fold import Folder
+from goodput_engine.scheduler.handover import HandOver
 from goodput_engine.scheduler.plan import Progress, StepOutcome
 from goodput_engine.scheduler.planner import Planner
 from goodput_engine.scheduler.request import RequestState
@@ -46,6 +47,7 @@ _FINISHING = RequestState.FINISHING
 _PREEMPTING = RequestState.PREEMPTING
 _LEAVING = RequestState.LEAVING
 _RETURNING = RequestState.RETURNING
+_KEPT = RequestState.KEPT
 _FINISHED = RequestState.FINISHED
 _CANCELLED = RequestState.CANCELLED
 
@@ -92,6 +94,7 @@ class Scheduler:
         self._planner = Planner(
             policy=policy, floor=self._floor, door=self._door, stats=self.stats, view=self
         )
+        self.handover = HandOver(policy=policy, floor=self._floor, door=self._door, view=self)
         self._folder = Folder(
             policy=policy,
             floor=self._floor,
@@ -294,6 +297,8 @@ class Scheduler:
         for request in record.releases:
             if request.state is _PREEMPTING:
                 floor.vacate(request)
+            elif request.keeps_blocks and request.state is _FINISHED:
+                request.state = _KEPT
             else:
                 floor.free(request)
                 released.append(request.rid)

@@ -1,0 +1,138 @@
+"""Prefill here, decode there: what the scheduler keeps, reserves and lets go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.units import NS_PER_MS
+from goodput_engine.core.build import build_core
+from goodput_engine.device.load import load_profile
+from goodput_engine.messages import Configure, ExecutorInput, Submit
+
+if TYPE_CHECKING:
+    from goodput_engine.core.engine_core import EngineCore
+
+
+def _core(*, blocks: int, depth: int, width: int = 8) -> EngineCore:
+    configure = Configure(
+        device="unit",
+        policy="sarathi",
+        preemption="recompute",
+        token_budget=1024,
+        min_token_budget=1,
+        max_token_budget=1024,
+        max_num_seqs=width,
+        max_waiting=100,
+        depth=depth,
+    )
+    return build_core(configure, replace(load_profile("unit"), kv_blocks=blocks))
+
+
+def _submit(rid: int, prompt: int, output: int, *, limit: int | None = None) -> Submit:
+    return Submit(
+        rid=rid,
+        arrival_ns=0,
+        input_tokens=prompt,
+        max_output_tokens=limit,
+        block_hashes=range(rid * 100, rid * 100 + prompt // 16),
+        executor=ExecutorInput(output_tokens=output),
+    )
+
+
+def _run(core: EngineCore, now_ns: int) -> dict[int, list[int]]:
+    """Everything until the core is idle: when each request got tokens."""
+    times: dict[int, list[int]] = {}
+    due: int | None = now_ns
+    while due is not None:
+        outputs = core.step(due)
+        for output in outputs.outputs if outputs is not None else ():
+            times.setdefault(output.rid, []).append(outputs.at_ns if outputs else 0)
+        core.scheduler.check_integrity()
+        due = core.next_event_ns()
+    return times
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_request_that_keeps_its_blocks_holds_them_until_it_is_let_go(depth: int) -> None:
+    core = _core(blocks=10, depth=depth)
+    core.submit(_submit(1, 96, 1, limit=1), 0, keeps_blocks=True)
+    core.submit(_submit(2, 96, 1, limit=1), 0)
+    assert set(_run(core, 0)) == {1}, "the other one does not fit beside it"
+    assert core.scheduler.free_blocks == 4
+    core.let_go(1)
+    assert set(_run(core, 5 * NS_PER_MS)) == {2}
+    assert not core.scheduler.has_work
+    core.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_request_that_is_taken_over_decodes_once_it_has_arrived(depth: int) -> None:
+    core = _core(blocks=10, depth=depth)
+    submit = _submit(1, 40, 5)
+    assert core.take_over(submit, 0, emitted=1, first_token_ns=7)
+    assert core.scheduler.free_blocks == 7, "three blocks for 41 tokens"
+    assert _run(core, 0) == {}
+    core.arrived(1)
+    # One token was given elsewhere, and no step is spent on the prompt.
+    assert _run(core, 3 * NS_PER_MS) == {1: [at * NS_PER_MS for at in (4, 5, 6, 7)]}
+    assert 4 <= core.scheduler.stats.scheduled_tokens <= 4 + depth, "beside what is surplus"
+    assert not core.scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    ("blocks", "width", "room"),
+    [(6, 8, True), (5, 8, False), (20, 1, False)],
+    ids=["room for both", "too few blocks", "too narrow"],
+)
+def test_what_does_not_fit_is_not_taken_over(blocks: int, width: int, room: bool) -> None:
+    core = _core(blocks=blocks, depth=0, width=width)
+    assert core.take_over(_submit(1, 40, 5), 0, emitted=1, first_token_ns=0)
+    assert core.take_over(_submit(2, 40, 5), 0, emitted=1, first_token_ns=0) is room
+    core.scheduler.check_integrity()
+
+
+def test_who_waits_comes_before_who_is_taken_over() -> None:
+    core = _core(blocks=20, depth=0, width=1)
+    core.submit(_submit(1, 16, 9), 0)
+    core.step(0)
+    core.submit(_submit(2, 16, 9), 0)
+    assert not core.take_over(_submit(3, 16, 9), 0, emitted=1, first_token_ns=0)
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_one_that_was_taken_over_can_be_cancelled(arrived: bool) -> None:
+    core = _core(blocks=10, depth=1)
+    core.take_over(_submit(1, 40, 50), 0, emitted=1, first_token_ns=0)
+    if arrived:
+        core.arrived(1)
+        core.step(0)
+    core.cancel(1)
+    _run(core, NS_PER_MS)
+    assert core.scheduler.free_blocks == 10
+    assert not core.scheduler.has_work
+
+
+@pytest.mark.parametrize("when_ms", [0, 1, 9])
+def test_one_that_keeps_its_blocks_can_be_cancelled(when_ms: int) -> None:
+    core = _core(blocks=10, depth=1)
+    core.submit(_submit(1, 40, 1, limit=1), 0, keeps_blocks=True)
+    core.step(0)
+    if when_ms:
+        core.step(when_ms * NS_PER_MS)
+    core.cancel(1)
+    _run(core, (when_ms + 1) * NS_PER_MS)
+    assert core.scheduler.free_blocks == 10
+    assert not core.scheduler.has_work
+
+
+def test_one_that_was_taken_over_and_evicted_is_computed_again_here() -> None:
+    core = _core(blocks=6, depth=0)
+    for rid in (1, 2):
+        assert core.take_over(_submit(rid, 46, 30), 0, emitted=1, first_token_ns=0)
+        core.arrived(rid)
+    times = _run(core, 0)
+    assert core.scheduler.stats.preemptions
+    assert {rid: len(at) for rid, at in times.items()} == {1: 29, 2: 29}
