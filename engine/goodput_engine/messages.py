@@ -278,7 +278,7 @@ class Rejected(_Message, frozen=True, kw_only=True):
 
     Args:
         rid: the request.
-        reason: "queue_full", "unattainable", "too_long", "draining" or "invalid".
+        reason: "queue_full", "memory_full", "unattainable", "too_long", "draining" or "invalid".
         detail: one sentence for the client.
         retry_after_s: when to try again; 0 where trying again cannot help.
     """

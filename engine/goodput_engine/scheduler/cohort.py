@@ -104,6 +104,23 @@ class DecodeCohort:
                 due.append(request)
         return due
 
+    def most_blocks_due(self, epochs: int) -> int:
+        """A bound on the blocks that members can need within the next epochs."""
+        return len(self.members) * (-(-epochs // self._block_size))
+
+    def blocks_due(self, epochs: int) -> list[ScheduledRequest]:
+        """Members that need a block within the next epochs, in that order, each once."""
+        due: list[ScheduledRequest] = []
+        for epoch in range(self.epoch + 1, self.epoch + epochs + 1):
+            due += [
+                r
+                for r in self._due.get(epoch, ())
+                if r.cohort is not None
+                and r.event_epoch == epoch
+                and r.computed_tokens + epoch - self.epoch > len(r.blocks) * self._block_size
+            ]
+        return due
+
     def needs_block(self, request: ScheduledRequest) -> bool:
         """Whether this member has no slot for its next token."""
         return request.computed_tokens == len(request.blocks) * self._block_size

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.draft import Draft
     from goodput_engine.scheduler.evictor import Evictor
     from goodput_engine.scheduler.floor import Floor
+    from goodput_engine.scheduler.offloading import Offloading
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request import ScheduledRequest
 
@@ -26,17 +27,25 @@ class Decoding:
         policy: its preferences.
         floor: its requests.
         evictor: makes room.
+        offloading: makes it ahead of time.
         view: what the policy may look at.
     """
 
-    __slots__ = ("_evictor", "_floor", "_policy", "_view")
+    __slots__ = ("_evictor", "_floor", "_offloading", "_policy", "_view")
 
     def __init__(
-        self, *, policy: SchedulingPolicy, floor: Floor, evictor: Evictor, view: SchedulerView
+        self,
+        *,
+        policy: SchedulingPolicy,
+        floor: Floor,
+        evictor: Evictor,
+        offloading: Offloading,
+        view: SchedulerView,
     ) -> None:
         self._policy = policy
         self._floor = floor
         self._evictor = evictor
+        self._offloading = offloading
         self._view = view
 
     def draft(self, draft: Draft, only: Callable[[ScheduledRequest], bool] | None) -> None:
@@ -47,6 +56,7 @@ class Decoding:
             only: who may take part; None: everybody.
         """
         floor, cohort = self._floor, self._floor.cohort
+        self._offloading.look_ahead()
         if only is not None:
             for request in [r for r in cohort.members.values() if not only(r)]:
                 self._hold(request)

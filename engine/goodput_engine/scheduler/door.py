@@ -22,7 +22,7 @@ class Refusal:
     """A request that never waits.
 
     Args:
-        reason: "too_long", "invalid", "queue_full", or a policy's "unattainable".
+        reason: "too_long", "invalid", "queue_full", "memory_full", or a policy's "unattainable".
         detail: one sentence for the client.
         retry_after_s: when to try again; 0 where trying again cannot help.
     """
@@ -98,6 +98,19 @@ class Door:
                 retry_after_s=self.rate.retry_after_s(waiting, now_ns),
             )
         return None
+
+    def memory_full(self, waiting: int, now_ns: int) -> Refusal:
+        """Why a request may not wait for memory of which there is too little already.
+
+        Args:
+            waiting: requests that would wait, it included.
+            now_ns: the time.
+        """
+        return Refusal(
+            reason="memory_full",
+            detail="too many requests wait for memory already; try again later",
+            retry_after_s=self.rate.retry_after_s(waiting, now_ns),
+        )
 
     def output_limit(self, request: ScheduledRequest) -> int:
         """Output tokens at most, for a request that passed."""

@@ -49,7 +49,7 @@ class Evictor:
     def evict(self, victim: ScheduledRequest) -> int:
         """Send a running request back to wait; returns the blocks that commits will free."""
         floor, stats = self._floor, self._stats
-        copied = self._blocks_to_copy(victim)
+        copied = self.blocks_to_copy(victim)
         floor.withdraw(victim, keep_tokens=True)
         victim.ran_ns += self._view.now_ns - victim.admitted_ns
         victim.fruitless = victim.total_tokens == victim.admitted_tokens
@@ -70,8 +70,8 @@ class Evictor:
                 return 0
         return floor.kv.exclusive(victim.blocks)
 
-    def _blocks_to_copy(self, victim: ScheduledRequest) -> int:
-        """Blocks to copy to host memory; 0: it is recomputed."""
+    def blocks_to_copy(self, victim: ScheduledRequest) -> int:
+        """Blocks that would be copied to host memory; 0: it would be recomputed."""
         kv, host = self._floor.kv, self._floor.host
         blocks = kv.blocks_for(victim.computed_tokens)
         if not 0 < blocks <= host.free_blocks:

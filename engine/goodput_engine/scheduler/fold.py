@@ -104,10 +104,10 @@ class SteadyDecoding:
 
         Returns:
             Whether that was all they need. If not, nothing has changed, and this step is one to
-            plan: somebody decodes for the last time, or there are not enough blocks.
+            plan: somebody decodes for the last time, or blocks run short.
         """
         cohort, kv = self._floor.cohort, self._floor.kv
-        if not cohort.only_blocks_due(epoch, kv.free_blocks):
+        if not cohort.only_blocks_due(epoch, kv.free_blocks - self._planner.offloading.margin()):
             return False
         given: list[tuple[int, int]] = []
         for request in cohort.take_due(epoch):
@@ -219,6 +219,8 @@ class Folder:
             if record.leavers or record.releases or record.copied:
                 return None
         if not self._ignores_queue and len(floor.waiting):
+            return None
+        if floor.kv.free_blocks < self._planner.offloading.margin():
             return None
         if not self._policy.steady(self._view):
             return None

@@ -79,9 +79,14 @@ class Pausing:
             if watched.tokens != watched.request.output_tokens:
                 watched.tokens = watched.request.output_tokens
                 watched.last_ns = now_ns
-        if outcome.plan.num_decodes:
+        if outcome.plan.num_decodes and self._watched:
             self._step_ns = outcome.result.step_ns
             self._news = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nobody for whom others could have to sit out."""
+        return not self._watched
 
     def bar(self, now_ns: int) -> int:
         """Those of a lower level sit out now; 0: nobody does."""

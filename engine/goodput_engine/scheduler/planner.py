@@ -14,6 +14,7 @@ from goodput_engine.scheduler.copies import take_copies
 from goodput_engine.scheduler.decoding import Decoding
 from goodput_engine.scheduler.draft import Draft, InFlight
 from goodput_engine.scheduler.evictor import Evictor
+from goodput_engine.scheduler.offloading import Offloading
 from goodput_engine.scheduler.plan import StepPlan
 from goodput_engine.scheduler.prompts import Prompts
 from goodput_engine.scheduler.request import RequestState
@@ -38,6 +39,10 @@ class Planner:
         door: knows the longest request and is told of admissions.
         stats: its counters.
         view: what the policy may look at.
+        depth: plans that may wait uncommitted beside the one that runs.
+
+    Attributes:
+        offloading: makes room ahead of time.
     """
 
     __slots__ = (
@@ -49,6 +54,7 @@ class Planner:
         "_prompts",
         "_stats",
         "_view",
+        "offloading",
     )
 
     def __init__(
@@ -59,6 +65,7 @@ class Planner:
         door: Door,
         stats: SchedulerStats,
         view: SchedulerView,
+        depth: int,
     ) -> None:
         self._policy = policy
         self._floor = floor
@@ -66,7 +73,16 @@ class Planner:
         self._view = view
         self._next_plan_id = 1
         self._evictor = Evictor(policy=policy, floor=floor, stats=stats, view=view)
-        self._decoding = Decoding(policy=policy, floor=floor, evictor=self._evictor, view=view)
+        self.offloading = Offloading(
+            policy=policy, floor=floor, evictor=self._evictor, view=view, depth=depth
+        )
+        self._decoding = Decoding(
+            policy=policy,
+            floor=floor,
+            evictor=self._evictor,
+            offloading=self.offloading,
+            view=view,
+        )
         self._prompts = Prompts(
             policy=policy, floor=floor, evictor=self._evictor, door=door, stats=stats, view=view
         )

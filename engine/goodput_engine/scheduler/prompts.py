@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from goodput_engine.scheduler.plan import Admitted
 from goodput_engine.scheduler.policy import SchedulingPolicy
+from goodput_engine.scheduler.pressure import room_to_widen
 from goodput_engine.scheduler.request import RequestState
 
 if TYPE_CHECKING:
@@ -153,6 +154,11 @@ class Prompts:
         floor, kv = self._floor, self._floor.kv
         places = self._view.limits.max_num_seqs - floor.num_running - draft.ended
         missing = blocks - kv.free_blocks
+        if floor.host.free_blocks < floor.host.total_blocks and not (
+            room_to_widen(free_blocks=-missing, running=floor.num_running + draft.ended)
+            or any(self._policy.displaced_by(request, self._view))
+        ):
+            return False
         if places > 0 and missing <= 0:
             return True
         if missing > 0:

@@ -25,6 +25,7 @@ from goodput_engine.scheduler.fold import Folder
 from goodput_engine.scheduler.handover import HandOver
 from goodput_engine.scheduler.plan import Progress, StepOutcome
 from goodput_engine.scheduler.planner import Planner
+from goodput_engine.scheduler.pressure import host_is_full
 from goodput_engine.scheduler.request import RequestState
 from goodput_engine.scheduler.stats import SchedulerStats
 
@@ -92,7 +93,12 @@ class Scheduler:
         self._host = HostPool(total_blocks=0, ns_per_block=1) if host is None else host
         self._floor = Floor(kv, self._host, self.waiting)
         self._planner = Planner(
-            policy=policy, floor=self._floor, door=self._door, stats=self.stats, view=self
+            policy=policy,
+            floor=self._floor,
+            door=self._door,
+            stats=self.stats,
+            view=self,
+            depth=depth,
         )
         self.handover = HandOver(policy=policy, floor=self._floor, door=self._door, view=self)
         self._folder = Folder(
@@ -209,11 +215,24 @@ class Scheduler:
         if refusal is None:
             request.output_limit = self._door.output_limit(request)
             refusal = self.policy.refuse(request, self)
+        if refusal is None and needed > blocks and self._host_is_full(request):
+            refusal = self._door.memory_full(len(self.waiting) + 1, now_ns)
         if refusal is not None:
             self.stats.shed += refusal.overload
             return refusal
         self._floor.enter(request)
         return None
+
+    def _host_is_full(self, request: ScheduledRequest) -> bool:
+        """Whether a request would wait for memory although too many do already."""
+        free, total = self.host_blocks
+        used = self.total_blocks - self.free_blocks
+        full = host_is_full(
+            free_blocks=free,
+            total_blocks=total,
+            typical_blocks=used // max(1, self.num_running),
+        )
+        return full and not any(self.policy.displaced_by(request, self))
 
     def cancel(self, rid: int) -> bool:
         """Nobody wants this request any more; unknown and finished ones are no error.

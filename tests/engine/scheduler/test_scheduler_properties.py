@@ -134,6 +134,7 @@ class World:
     gained: dict[int, int] = field(default_factory=dict)
     finished: dict[int, str] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
     requests: dict[int, ScheduledRequest] = field(default_factory=dict)
     preempted_at: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -175,6 +176,10 @@ class World:
         self.executor.prompts[rid] = tokens
         refusal = self.scheduler.add(request, self.now_ns)
         if refusal is not None:
+            self.refused.add(rid)
+            if refusal.reason == "memory_full":
+                assert self.host.free_blocks < self.host.total_blocks
+                return
             assert refusal.reason == "too_long"
             bound = self.total_blocks * _BLOCK + 1
             assert tokens >= bound or (asked is not None and tokens + asked > bound)
@@ -308,7 +313,7 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
     _run(world, actions)
     world.run_dry()
     for rid, request in world.requests.items():
-        if request.output_limit and rid not in world.cancelled:
+        if rid not in world.refused | world.cancelled:
             length = world.executor.lengths[rid]
             assert world.gained[rid] == min(length, request.output_limit)
             assert world.finished[rid] == ("stop" if length <= request.output_limit else "length")

@@ -98,6 +98,10 @@ class PriorityPolicy(SchedulingPolicy):
         """The lowest level yields first, in it the newest."""
         return (-self._ageing.running(request), self._ageing.top_ns(request), request.rid)
 
+    def steady(self, view: SchedulerView) -> bool:
+        """Not while time may lift somebody who waits, or an urgent answer run late."""
+        return not len(view.waiting) and self._pausing.idle
+
     def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
         """See how much slack the urgent ones have."""
         self._pausing.observe(outcome, view.now_ns)

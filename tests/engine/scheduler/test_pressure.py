@@ -1,0 +1,267 @@
+"""The ladder before memory runs out: what each rung does, what it is good for, when it is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_core.units import NS_PER_MS
+from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.kv.host import HostPool
+from goodput_engine.scheduler import pressure, prompts, scheduler
+from goodput_engine.scheduler.door import Refusal
+from goodput_engine.scheduler.offloading import Offloading
+from goodput_engine.scheduler.plan import StepPlan, StepResult
+from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+_STEP_NS = 10 * NS_PER_MS
+
+
+@dataclass
+class Engine:
+    """A scheduler with steps of 10 ms, and how long everybody had to wait for each token."""
+
+    blocks: int
+    host: int
+    steps_per_block: float = 0.1
+    depth: int = 0
+    preemption: Preemption = Preemption.SWAP
+    policy: str = Policy.SARATHI
+    now_ns: int = 0
+    gaps: dict[int, list[int]] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    flying: list[StepPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(
+            policy=build_policy(self.policy),
+            kv=BlockPool(total_blocks=self.blocks, block_size=16),
+            limits=SchedulerLimits(token_budget=512, max_num_seqs=64, max_waiting=1000),
+            max_model_tokens=2000,
+            depth=self.depth,
+            host=HostPool(
+                total_blocks=self.host, ns_per_block=int(self.steps_per_block * _STEP_NS)
+            ),
+            preemption=self.preemption,
+        )
+
+    def offer(
+        self, rid: int, tokens: int, asked: int, priority: int = 0
+    ) -> ScheduledRequest | Refusal:
+        request = ScheduledRequest(
+            rid=rid,
+            arrival_ns=self.now_ns,
+            input_tokens=tokens,
+            max_output_tokens=asked,
+            priority=priority,
+        )
+        return self.scheduler.add(request, self.now_ns) or request
+
+    def add(self, rid: int, tokens: int, asked: int, priority: int = 0) -> ScheduledRequest:
+        request = self.offer(rid, tokens, asked, priority)
+        assert isinstance(request, ScheduledRequest)
+        return request
+
+    def step(self) -> StepPlan:
+        """One commit, and as many plans as may be under way before it; returns the committed."""
+        while (plan := self.scheduler.plan(self.now_ns)) is not None:
+            self.flying.append(plan)
+        plan = self.flying.pop(0)
+        self.now_ns += _STEP_NS
+        result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=_STEP_NS, stopped={})
+        outcome = self.scheduler.commit(plan, result, self.now_ns)
+        for rid in [*outcome.advanced, *(p.request.rid for p in outcome.progress)]:
+            before_ns = self.last.get(rid)
+            if before_ns is not None:
+                self.gaps.setdefault(rid, []).append((self.now_ns - before_ns) // _STEP_NS)
+            self.last[rid] = self.now_ns
+        self.scheduler.check_integrity()
+        return plan
+
+    def run(self) -> int:
+        """Everything to its end; returns the steps it took."""
+        begin_ns = self.now_ns
+        while self.scheduler.has_work:
+            self.step()
+        return (self.now_ns - begin_ns) // _STEP_NS
+
+
+# --- the first rung ----------------------------------------------------------------------------
+def _crowd(depth: int = 0, steps_per_block: float = 1.0) -> Engine:
+    """Four answers that outgrow the pool, over a link that copies a block in each step."""
+    engine = Engine(blocks=16, host=64, steps_per_block=steps_per_block, depth=depth)
+    for rid in range(4):
+        engine.add(rid, 40 + 3 * rid, 60)
+    engine.run()
+    return engine
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("steps_per_block", [0.01, 1.0, 3.0])
+def test_whoever_yields_leaves_early_enough_that_nobody_else_waits_for_its_blocks(
+    depth: int, steps_per_block: float
+) -> None:
+    engine = _crowd(depth, steps_per_block)
+    assert engine.scheduler.stats.swapped_tokens > 0
+    assert engine.gaps[0] == [1] * 59, "the oldest had to wait"
+
+
+def test_without_offloading_ahead_the_others_wait_for_the_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead = max(_crowd().gaps[0])
+    monkeypatch.setattr(Offloading, "look_ahead", lambda _: None)
+    assert (ahead, max(_crowd().gaps[0])) == (1, 4)
+
+
+def test_a_pool_that_will_be_just_full_offloads_nobody() -> None:
+    engine = Engine(blocks=8, host=64, steps_per_block=2.0)
+    for rid in range(2):
+        engine.add(rid, 40, 25)  # 64 tokens are stored at the end: four blocks each
+    engine.run()
+    assert engine.scheduler.stats.preemptions == 0
+
+
+@pytest.mark.parametrize("policy", ["orca", "request"])
+def test_blocks_that_were_reserved_are_not_mistaken_for_a_shortage(policy: str) -> None:
+    engine = Engine(blocks=128, host=64, steps_per_block=2.0, policy=policy)
+    engine.add(0, 1000, 1000)
+    engine.run()
+    assert engine.scheduler.stats.preemptions == 0
+
+
+def test_who_would_be_recomputed_stays_until_its_blocks_are_needed() -> None:
+    preempted_in: dict[Preemption, int] = {}
+    for mode in (Preemption.RECOMPUTE, Preemption.HYBRID):
+        # So slow a link that hybrid recomputes.
+        engine = Engine(blocks=4, host=16, steps_per_block=50.0, preemption=mode)
+        engine.add(1, 30, 20)
+        victim = engine.add(2, 30, 20)
+        steps = 0
+        while not victim.preemptions:
+            engine.step()
+            steps += 1
+        assert engine.scheduler.stats.recomputed_tokens == 32
+        preempted_in[mode] = steps
+    assert len(set(preempted_in.values())) == 1
+
+
+# --- the second rung ---------------------------------------------------------------------------
+def _stream(*, host: int, preemption: Preemption = Preemption.SWAP) -> tuple[Engine, int, int]:
+    """A hundred answers, one begun every four steps, of which the pool holds ten to their ends.
+
+    Returns:
+        The engine at the end; how many were refused; the longest that an accepted one took.
+    """
+    engine = Engine(blocks=200, host=host, preemption=preemption)
+    begun: dict[int, int] = {}
+    offered = 0
+    while offered < 100 or engine.scheduler.has_work:
+        while offered < 100 and offered * 4 * _STEP_NS <= engine.now_ns:
+            answer = engine.offer(offered, 100 + offered * 7 % 20, 300 + offered * 13 % 40)
+            if isinstance(answer, ScheduledRequest):
+                begun[offered] = engine.now_ns
+            else:
+                assert answer.reason == "memory_full"
+                assert answer.retry_after_s > 0
+            offered += 1
+        engine.step()
+    return engine, 100 - len(begun), max(engine.last[rid] - at for rid, at in begun.items())
+
+
+def test_while_a_copy_waits_nobody_starts_unless_all_who_run_can_grow() -> None:
+    engine = Engine(blocks=24, host=200)
+    for rid in range(8):
+        engine.add(rid, 30, 90)
+    while engine.scheduler.has_work:
+        host_free, host_total = engine.scheduler.host_blocks
+        free, running = engine.scheduler.free_blocks, engine.scheduler.num_running
+        plan = engine.step()
+        if host_free < host_total and running:
+            for admitted in plan.admitted:
+                free -= len(admitted.blocks)
+                assert free > running
+                running += 1
+
+
+def test_keeping_the_width_saves_a_quarter_of_the_copies_and_costs_a_hundredth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, _, _ = _stream(host=2000)
+    monkeypatch.setattr(prompts, "room_to_widen", lambda **_: True)
+    eager, _, _ = _stream(host=2000)
+    assert kept.scheduler.stats.preemptions < 0.75 * eager.scheduler.stats.preemptions
+    assert kept.scheduler.stats.swapped_tokens <= 0.76 * eager.scheduler.stats.swapped_tokens
+    assert kept.now_ns <= 1.01 * eager.now_ns
+
+
+# --- the third rung ----------------------------------------------------------------------------
+def test_with_host_memory_full_refusing_spares_the_accepted_recomputation_and_half_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    picky, refused, longest_ns = _stream(host=60)
+    assert refused > 0
+    monkeypatch.setattr(scheduler, "host_is_full", lambda **_: False)
+    patient, none, patient_ns = _stream(host=60)
+    assert none == 0
+    assert longest_ns < patient_ns / 2
+    shares = [
+        e.scheduler.stats.recomputed_tokens / e.scheduler.stats.output_tokens
+        for e in (picky, patient)
+    ]
+    assert shares[0] < 0.8 * shares[1]
+
+
+@pytest.mark.parametrize(
+    ("host", "preemption"),
+    [(60, Preemption.RECOMPUTE), (0, Preemption.SWAP), (2000, Preemption.SWAP)],
+    ids=["recompute", "no host memory", "enough of it"],
+)
+def test_nobody_is_refused_for_memory_while_there_is_none_to_fill_or_room_in_it(
+    host: int, preemption: Preemption
+) -> None:
+    host = 0 if preemption is Preemption.RECOMPUTE else host  # as `build_core` has it
+    _, refused, _ = _stream(host=host, preemption=preemption)
+    assert refused == 0
+
+
+def _full() -> Engine:
+    """Both memories are full of background requests."""
+    engine = Engine(blocks=12, host=8, policy=Policy.PRIORITY)
+    for rid in range(8):
+        engine.add(rid, 30, 90, priority=-1)
+    while engine.scheduler.host_blocks[0] >= 4:
+        engine.step()
+    return engine
+
+
+def test_who_may_displace_others_is_not_refused_for_memory_that_they_hold() -> None:
+    engine = _full()
+    assert isinstance(engine.offer(98, 30, 9, priority=-1), Refusal)
+    assert engine.scheduler.stats.shed == 1
+    urgent = engine.add(99, 30, 9, priority=2)
+    while urgent.state is not RequestState.FINISHED:
+        engine.step()
+    assert max(engine.gaps[99]) == 1
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "typical", "full"),
+    [
+        (9, 100, 1, True),
+        (10, 100, 1, False),
+        (10, 100, 11, True),
+        (3, 3, 4, False),
+        (0, 0, 1, False),
+    ],
+    ids=["a tenth", "more", "no place for a typical copy", "too small for any", "none"],
+)
+def test_host_memory_is_full(*, free: int, total: int, typical: int, full: bool) -> None:
+    assert (
+        pressure.host_is_full(free_blocks=free, total_blocks=total, typical_blocks=typical) is full
+    )
