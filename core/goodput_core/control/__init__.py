@@ -2,7 +2,8 @@
 
 `service_law` is called once per interval by whoever runs a service: the operator in a cluster,
 the fleet in virtual time. It turns two knobs in one order, budget before replicas, and records
-with each decision what it was made from. Nothing here reads a clock, a metric or a file.
+with each decision what it was made from. `share_law` is the loop inside it: an engine asks it
+before each step. Nothing here reads a clock, a metric or a file.
 """
 
 from __future__ import annotations
@@ -19,12 +20,21 @@ from goodput_core.control.observation import (
 )
 from goodput_core.control.params import ServiceParams
 from goodput_core.control.promises import ClassWindow, PromiseCounts, Standing, WindowTally
-from goodput_core.control.reasons import BoundsReason, ReplicaReason
+from goodput_core.control.reasons import BoundsReason, ReplicaReason, ShareReason
 from goodput_core.control.replicas import ReplicaDecision, replicas_law
 from goodput_core.control.service import ServiceDecision, ServiceState, service_law
+from goodput_core.control.share import (
+    QUANTUM_TOKENS,
+    ShareDecision,
+    ShareObservation,
+    ShareParams,
+    ShareState,
+    share_law,
+)
 from goodput_core.control.weighing import ReplicaState
 
 __all__ = [
+    "QUANTUM_TOKENS",
     "Bounds",
     "BoundsDecision",
     "BoundsReason",
@@ -43,6 +53,11 @@ __all__ = [
     "ServiceObservation",
     "ServiceParams",
     "ServiceState",
+    "ShareDecision",
+    "ShareObservation",
+    "ShareParams",
+    "ShareReason",
+    "ShareState",
     "Signal",
     "Standing",
     "Traffic",
@@ -50,4 +65,5 @@ __all__ = [
     "bounds_law",
     "replicas_law",
     "service_law",
+    "share_law",
 ]

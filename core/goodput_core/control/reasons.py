@@ -8,7 +8,26 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["BoundsReason", "ReplicaReason"]
+__all__ = ["BoundsReason", "ReplicaReason", "ShareReason"]
+
+
+class ShareReason(StrEnum):
+    """Of the prompt tokens of one step."""
+
+    CEILING = "Ceiling"
+    """As many as the budget has left beside the decodes."""
+    UNPROMISED = "Unpromised"
+    """The same: nobody who decodes was promised a time per token."""
+    KEEPS_TPOT = "KeepsTPOT"
+    """As many as keep the tightest time per token."""
+    RISING = "Rising"
+    """More would keep it, but the share rises slowly."""
+    FLOOR = "Floor"
+    """Fewer would keep it, but the lower bound of the budget lets prompts go on."""
+    SKIPPED = "Skipped"
+    """None: fewer than 64 tokens are left for prompts."""
+    OVERDUE = "Overdue"
+    """The same, but a prompt has waited past its promise for too many such steps: 64."""
 
 
 class BoundsReason(StrEnum):

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 __all__ = [
     "Baseline",
+    "BudgetLaw",
     "ControlMode",
     "OnInconclusive",
     "Policy",
@@ -53,6 +54,17 @@ class ControlMode(StrEnum):
     AUTO = "Auto"
     RECOMMEND = "Recommend"
     MANUAL = "Manual"
+
+
+class BudgetLaw(StrEnum):
+    """What sizes a step's share of prompts, where the control laws act."""
+
+    FIXED = "fixed"
+    """The token budget that is set, whatever a step takes."""
+    EMA = "ema"
+    """The tightest time per token over a moving average of time per computed token."""
+    MODEL = "model"
+    """The largest step that a fitted model predicts to keep the tightest time per token."""
 
 
 class Baseline(StrEnum):

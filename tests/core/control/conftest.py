@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.control import (
+    Bounds,
     DeviceCapacity,
     LengthMix,
     ReplicaPhase,
@@ -28,7 +29,7 @@ from goodput_core.control import (
 from goodput_core.record import Outcome, RequestRecord
 from goodput_core.slo import SLOClass, Targets
 from goodput_core.spec.choices import ControlMode
-from goodput_core.steptime import RooflineForm, StepShape, largest_prefill
+from goodput_core.steptime import RooflineForm, StepShape
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ class PlantReplica:
         beside = StepShape.of(decodes=len(batch), decode_context_tokens=self.context + len(batch))
         tokens = bounds.max_tokens - len(batch)
         if batch:
-            target_ns = CLASS.tpot_ms * NS_PER_MS * bounds.safety_percent // 100
-            tokens = largest_prefill(
-                FORM, beside=beside, target_ns=target_ns, most_tokens=tokens, multiple=32
-            )
-            tokens = max(tokens, 32)
+            target_ns = CLASS.tpot_ms * NS_PER_MS * bounds.safety_percent / 100
+            spare_ns = target_ns - FORM.c2_ns_per_context_token * beside.context_tokens
+            spare_ns -= FORM.c4_ns_per_request * (len(batch) + 1)
+            in_time = int(spare_ns // FORM.c1_ns_per_token) - len(batch)
+            tokens = min(tokens, max(32, in_time))
         shape = beside
         first: list[Request] = []
         while tokens > 0:
@@ -174,10 +175,7 @@ class Plant:
         for _ in range(replicas):
             self._add(0)
         self._asked = replicas
-        self.bounds = service_law(
-            ServiceState(), self._observe(0), replace(self.params, mode=ControlMode.MANUAL), 0
-        )[1].apply_bounds
-        self.bounds = self.bounds
+        self.bounds = Bounds.initial(self.params)
 
     def run(self, seconds: float) -> None:
         """So many seconds more."""

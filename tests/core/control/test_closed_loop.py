@@ -44,7 +44,6 @@ def test_prediction_and_service_agree_on_what_a_replica_carries(plant: MakePlant
     assert service.judged / 600 == pytest.approx(CARRIES, rel=0.1), "it is busy all the time"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.4, 0.75, 1.6, 3.2])
 def test_constant_load_changes_nothing_once_it_is_met(plant: MakePlant, load: float) -> None:
     service = plant(rate=lambda _: load * CARRIES)
@@ -81,7 +80,6 @@ def test_a_step_of_load_is_followed_up_and_down_without_overshoot_beyond_the_cap
     assert service.asked[-1] == 1
 
 
-@pytest.mark.slow
 def test_a_slow_ramp_is_met_by_replicas_that_start_slowly(plant: MakePlant) -> None:
     service = plant(rate=lambda s: (0.5 + s / 900) * CARRIES, startup_s=240)
     service.run(2 * 3600)

@@ -1,0 +1,138 @@
+"""What one replica carries of a mix of lengths, predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from goodput_core.control import DeviceCapacity, LengthBin, LengthMix
+from goodput_core.control.capacity import carried
+from goodput_core.steptime import RooflineForm
+from goodput_core.units import NS_PER_MS
+
+MS = NS_PER_MS
+FORM = RooflineForm(
+    c0_ns=10 * MS, c1_ns_per_token=100_000, c2_ns_per_context_token=0, c4_ns_per_request=0
+)
+DEVICE = DeviceCapacity(form=FORM, kv_tokens=1_000_000)
+
+
+def test_answers_alone_are_carried_by_the_largest_batch_that_is_in_time() -> None:
+    mix = LengthMix.of_requests([(0, 0, 100)])
+    one = carried(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000)
+    assert one is not None
+    # 200 requests decode in 20 ms: each costs 100 steps of 20 ms, shared by 200.
+    assert one.batch == 200
+    assert one.device_s == pytest.approx(0.010)
+
+
+def test_prompts_alone_cost_their_tokens() -> None:
+    mix = LengthMix.of_requests([(4000, 0, 1)])
+    one = carried(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000)
+    assert one is not None
+    assert one.batch == 0
+    assert one.device_s == pytest.approx(0.4, rel=0.02)
+
+
+def test_cached_prompt_tokens_are_not_computed() -> None:
+    def device_s(cached: int) -> float:
+        mix = LengthMix.of_requests([(4000, cached, 1)])
+        one = carried(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000)
+        assert one is not None
+        return one.device_s
+
+    assert device_s(3000) == pytest.approx(device_s(0) / 4, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("device", "width"),
+    [(DEVICE, 20), (replace(DEVICE, kv_tokens=1120), 1000)],
+    ids=["slots", "memory"],
+)
+def test_slots_and_memory_bound_the_batch(device: DeviceCapacity, width: int) -> None:
+    mix = LengthMix.of_requests([(0, 0, 100)])
+    one = carried(device, mix, tpot_ns=20 * MS, max_num_seqs=width)
+    assert one is not None
+    assert one.batch == 20
+    assert one.device_s == pytest.approx(0.050), "a step of 10 ms is shared by 20 only"
+
+
+def test_host_time_counts() -> None:
+    mix = LengthMix.of_requests([(0, 0, 100)])
+    busy = replace(DEVICE, host_ns_per_step=10 * MS)
+    one = carried(busy, mix, tpot_ns=20 * MS, max_num_seqs=1000)
+    assert one is not None
+    assert one.device_s == pytest.approx(0.020), "half of the time, half of the batch"
+
+
+def test_a_time_per_token_that_one_request_alone_exceeds_is_infeasible() -> None:
+    mix = LengthMix.of_requests([(10, 0, 100)])
+    one = carried(DEVICE, mix, tpot_ns=9 * MS, max_num_seqs=50)
+    assert one is not None
+    assert not one.feasible
+    assert one.device_s > 0
+
+
+def test_nothing_seen_is_nothing_known() -> None:
+    assert carried(DEVICE, LengthMix(), tpot_ns=MS, max_num_seqs=1) is None
+
+
+def test_uneven_requests_make_counts_less_sure() -> None:
+    even = carried(
+        DEVICE, LengthMix.of_requests([(100, 0, 50)] * 10), tpot_ns=50 * MS, max_num_seqs=64
+    )
+    uneven = carried(
+        DEVICE,
+        LengthMix.of_requests([(10, 0, 5)] * 9 + [(900, 0, 450)]),
+        tpot_ns=50 * MS,
+        max_num_seqs=64,
+    )
+    assert even is not None
+    assert uneven is not None
+    assert even.spread == 1.0
+    assert uneven.spread > 5
+
+
+_LENGTHS = st.tuples(st.integers(1, 20_000), st.integers(1, 2000))
+
+
+@given(
+    lengths=st.lists(_LENGTHS, min_size=1, max_size=4),
+    tpot_ms=st.integers(11, 400),
+    width=st.integers(1, 512),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_more_time_more_slots_and_shorter_requests_never_cost_more(
+    lengths: list[tuple[int, int]], tpot_ms: int, width: int
+) -> None:
+    def device_s(tpot_ms: int, width: int, shorter: int = 1) -> float:
+        mix = LengthMix.of_requests([(max(1, p // shorter), 0, o) for p, o in lengths])
+        one = carried(DEVICE, mix, tpot_ns=tpot_ms * MS, max_num_seqs=width)
+        assert one is not None
+        assert one.spread >= 1
+        return one.device_s
+
+    # Whole tokens and whole requests round by a little.
+    here = device_s(tpot_ms, width) * 1.1 + 1e-4
+    assert device_s(2 * tpot_ms, width) <= here
+    assert device_s(tpot_ms, 2 * width) <= here
+    assert device_s(tpot_ms, width, shorter=2) <= here
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9999), st.integers(0, 99), st.integers(0, 999)), max_size=20)
+)
+@settings(deadline=None)
+def test_mixes_add_up_whatever_the_order(requests: list[tuple[int, int, int]]) -> None:
+    whole = LengthMix.of_requests(requests)
+    half = len(requests) // 2
+    parts = LengthMix.of_requests(requests[half:]) + LengthMix.of_requests(requests[:half])
+    assert whole.requests == parts.requests == len(requests)
+    assert sum(b.input_tokens for b in parts.bins) == sum(r[0] for r in requests)
+    assert sum(b.output_tokens for b in parts.bins) == sum(r[2] for r in requests)
+    assert len({b.key for b in parts.bins}) == len(parts.bins) <= 15 * 11
+    one = LengthBin(requests=1, input_tokens=5, cached_tokens=0, output_tokens=5)
+    assert LengthMix.of([one, one]).bins == (one + one,)

@@ -1,0 +1,155 @@
+"""What the service's law rests on: promises counted apart, and demand with its uncertainty."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from goodput_core.control import (
+    ClassWindow,
+    LengthMix,
+    PromiseCounts,
+    Standing,
+    WindowTally,
+)
+from goodput_core.control.capacity import Carried
+from goodput_core.control.demand import Arrivals, growth, load
+from goodput_core.control.promises import standing
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo import Targets
+from goodput_core.units import NS_PER_MS, NS_PER_S
+
+MS, S = NS_PER_MS, NS_PER_S
+TARGETS = Targets(ttft_ns=1000 * MS, tpot_ns=100 * MS)
+
+
+def _record(
+    ttft_ms: int | None = 100, tpot_ms: int = 10, outcome: Outcome = Outcome.OK, tokens: int = 11
+) -> RequestRecord:
+    first = None if ttft_ms is None else ttft_ms * MS
+    last = None if first is None else first + (tokens - 1) * tpot_ms * MS
+    return RequestRecord(
+        request_id="r",
+        slo_class="chat",
+        scheduled_ns=0,
+        outcome=outcome,
+        first_token_ns=first,
+        last_token_ns=last,
+        end_ns=5 * S if last is None else last,
+        output_tokens=0 if first is None else tokens,
+    )
+
+
+KEPT, CLOSE, MISSED = (
+    PromiseCounts(judged=1),
+    PromiseCounts(judged=1, close=1),
+    PromiseCounts(judged=1, missed=1),
+)
+NOBODY = PromiseCounts()
+
+
+@pytest.mark.parametrize(
+    ("record", "ttft", "tpot"),
+    [
+        pytest.param(_record(), KEPT, KEPT, id="both kept"),
+        pytest.param(_record(ttft_ms=800), KEPT, KEPT, id="a fifth to spare is slack"),
+        pytest.param(_record(ttft_ms=801), CLOSE, KEPT, id="less is close"),
+        pytest.param(_record(tpot_ms=81), KEPT, CLOSE, id="close in TPOT"),
+        pytest.param(_record(ttft_ms=1001), MISSED, KEPT, id="TTFT missed"),
+        pytest.param(_record(tpot_ms=101), KEPT, MISSED, id="TPOT missed"),
+        pytest.param(_record(tokens=1), KEPT, NOBODY, id="one token has no TPOT"),
+        pytest.param(_record(None, outcome=Outcome.SHED), MISSED, NOBODY, id="shed"),
+        pytest.param(_record(None, outcome=Outcome.TIMEOUT), MISSED, NOBODY, id="timed out"),
+        pytest.param(_record(outcome=Outcome.TIMEOUT), KEPT, MISSED, id="timed out after a token"),
+    ],
+)
+def test_a_request_counts_for_each_promise_apart(
+    record: RequestRecord, ttft: PromiseCounts, tpot: PromiseCounts
+) -> None:
+    tally = WindowTally()
+    tally.add(record, TARGETS)
+    assert tally.take() == (ClassWindow(name="chat", ttft=ttft, tpot=tpot),)
+    assert tally.take() == ()
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.UNSENT, Outcome.CANCELLED])
+def test_what_has_nothing_to_do_with_load_is_left_out(outcome: Outcome) -> None:
+    tally = WindowTally()
+    tally.add(_record(outcome=outcome), TARGETS)
+    assert tally.take() == ()
+
+
+def test_an_answer_that_is_late_as_a_whole_counts_against_both() -> None:
+    tally = WindowTally()
+    tally.add(_record(), Targets(ttft_ns=1000 * MS, tpot_ns=100 * MS, e2e_ns=1))
+    assert tally.take() == (ClassWindow(name="chat", ttft=MISSED, tpot=MISSED),)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        (PromiseCounts(judged=19, missed=19), Standing.UNKNOWN),
+        (PromiseCounts(judged=100, missed=30), Standing.MISSED),
+        (PromiseCounts(judged=100, missed=12), Standing.KEPT),
+        (PromiseCounts(judged=100, missed=5, close=10), Standing.KEPT),
+        (PromiseCounts(judged=100, missed=5, close=5), Standing.SLACK),
+    ],
+)
+def test_a_promise_is_missed_only_when_chance_does_not_explain_it(
+    counts: PromiseCounts, expected: Standing
+) -> None:
+    assert standing(counts, Fraction(9, 10)) is expected
+
+
+CARRIED = Carried(device_s=0.1, spread=1.0, batch=1, feasible=True)
+
+
+def _samples(rates: list[float]) -> list[Arrivals]:
+    """One every ten seconds."""
+    return [
+        Arrivals(
+            at_ns=(i + 1) * 10 * S,
+            interval_ns=10 * S,
+            requests=round(rate * 10),
+            finished=LengthMix(),
+        )
+        for i, rate in enumerate(rates)
+    ]
+
+
+def test_demand_is_what_is_counted_and_less_is_sure() -> None:
+    demand = load(_samples([9.0] * 60), CARRIED, 600 * S)
+    assert demand.likely == pytest.approx(0.9)
+    assert 0.8 < demand.sustained <= demand.least < 0.9
+
+
+def test_few_requests_and_uneven_ones_are_less_sure() -> None:
+    many = load(_samples([100.0] * 30), CARRIED, 300 * S)
+    few = load(_samples([1.0] * 30), CARRIED, 300 * S)
+    uneven = load(
+        _samples([100.0] * 30),
+        Carried(device_s=0.1, spread=9.0, batch=1, feasible=True),
+        300 * S,
+    )
+    assert few.least / few.likely < many.least / many.likely
+    assert uneven.least < many.least
+    assert uneven.likely == many.likely
+
+
+def test_a_gap_in_the_samples_is_no_time_without_requests() -> None:
+    samples = [s for s in _samples([9.0] * 30) if not 100 * S < s.at_ns < 250 * S]
+    assert load(samples, CARRIED, 300 * S).likely == pytest.approx(0.9)
+
+
+def test_a_ramp_is_a_trend_and_a_step_is_none() -> None:
+    ramp = _samples([20 + i / 2 for i in range(60)])
+    assert growth(ramp, CARRIED, 600 * S, 300 * S) == pytest.approx(1.5, rel=0.2)
+    for at in range(0, 60, 3):
+        step = _samples([20.0] * (60 - at) + [50.0] * at)
+        assert growth(step, CARRIED, 600 * S, 300 * S) == pytest.approx(0, abs=0.01)
+
+
+def test_a_trend_needs_twice_the_horizon_to_show() -> None:
+    ramp = _samples([20 + i / 2 for i in range(30)])
+    assert growth(ramp, CARRIED, 300 * S, 300 * S) == 0.0
