@@ -146,6 +146,14 @@ def test_one_step_that_was_held_up_moves_it_little() -> None:
     assert max(_errors(model, _ROOFLINE)) < 0.1
 
 
+def test_a_step_that_only_copied_teaches_nothing() -> None:
+    model = _taught(_ROOFLINE, 300)
+    for _ in range(100):
+        model.observe(StepShape.of(), 50_000_000)
+    assert model.steps == 300
+    assert max(_errors(model, _ROOFLINE)) < 0.05
+
+
 def test_it_learns_on_after_a_hundred_thousand_steps() -> None:
     model = _taught(_ROOFLINE, 100)
     for _ in range(100_000):

@@ -131,12 +131,14 @@ class OnlineStepTime:
         return self._law.chunk_within(beside, start, limit_ns / self._correction)
 
     def observe(self, shape: StepShape, step_ns: int) -> None:
-        """A step was timed.
+        """A step was timed; one that computed nothing tells nothing.
 
         Args:
             shape: what it computed.
             step_ns: device time it took, at least 1.
         """
+        if not shape.num_requests:
+            return
         wrong = abs(step_ns / self.step_ns(shape) - 1)
         self.steps += 1
         self.error += (wrong - self.error) * max(_ERROR_SHARE, 1 / self.steps)

@@ -77,8 +77,8 @@ class StepLog:
         self._empty = True
 
     def add(self, outcome: StepOutcome) -> None:
-        """A step was done."""
-        if not self._room:
+        """A step was done; one that copied blocks is left out, its time may be theirs."""
+        if not self._room or outcome.plan.copies:
             return
         result = outcome.result
         self._rows.extend((result.at_ns, result.step_ns, *_shape_of(outcome.plan.shape)))

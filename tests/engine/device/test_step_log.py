@@ -15,7 +15,7 @@ from goodput_core.errors import InputError, UsageError
 from goodput_core.steptime import StepShape
 from goodput_core.steptime.fitting import StepSample
 from goodput_engine.device.step_log import STEP_COLUMNS, StepLog, read_step_log
-from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
+from goodput_engine.scheduler.plan import Copy, StepOutcome, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from tests.engine.conftest import RunEngine, StartEngine
 
 
-def outcome(number: int, shape: StepShape) -> StepOutcome:
+def outcome(number: int, shape: StepShape, *, copies: tuple[Copy, ...] = ()) -> StepOutcome:
     plan = StepPlan(
         plan_id=number,
         at_ns=0,
         left=(),
         admitted=(),
+        copies=copies,
         joined=(),
         new_blocks=(),
         decode_epoch=1,
@@ -56,6 +57,16 @@ def test_a_log_holds_every_step_in_order(count: int, tmp_path: Path) -> None:
     assert read_step_log(path) == expected
     assert pq.read_table(path)["at_ns"].to_pylist()[-1] == count * 10
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_step_that_copied_blocks_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "steps.parquet"
+    copy = Copy(rid=1, to_host=True, device_blocks=(1,), host_blocks=(2,))
+    log = StepLog(path)
+    log.add(outcome(1, shape_of(1)))
+    log.add(outcome(2, shape_of(2), copies=(copy,)))
+    log.close()
+    assert read_step_log(path) == [StepSample(shape_of(1), 1)]
 
 
 def test_a_log_without_a_step_leaves_no_file(tmp_path: Path) -> None:
