@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,6 +52,31 @@ class Run:
         for gap_us in record.gaps_us:
             times.append(times[-1] + gap_us / 1000)
         return times
+
+    def ttft_ms(self, percent: int, names: str = "") -> float:
+        """A percentile of the TTFT of the requests whose names begin so."""
+        return _percentile(
+            (
+                (record.first_token_ns - record.scheduled_ns) / NS_PER_MS
+                for record in self._named(names)
+                if record.first_token_ns is not None
+            ),
+            percent,
+        )
+
+    def tbt_ms(self, percent: int, names: str = "") -> float:
+        """A percentile of all gaps between the tokens of these requests."""
+        gaps_us = chain.from_iterable(record.gaps_us for record in self._named(names))
+        return _percentile((gap_us / 1000 for gap_us in gaps_us), percent)
+
+    def _named(self, names: str) -> Iterable[RequestRecord]:
+        return (record for record in self.records if record.request_id.startswith(names))
+
+
+def _percentile(values: Iterable[float], percent: int) -> float:
+    """Nearest rank."""
+    ranked = sorted(values)
+    return ranked[-(-len(ranked) * percent // 100) - 1]
 
 
 def _planned(

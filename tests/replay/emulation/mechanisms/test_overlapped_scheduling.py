@@ -1,0 +1,61 @@
+"""Host work hidden behind the device: plans are made before the results ahead of them are known.
+
+Source: Zheng et al., SGLang v0.4 ("zero-overhead batch scheduler", 2024); Srivatsa et al., "Can
+Scheduling Overhead Dominate LLM Inference Performance?", 2024.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from goodput_core.units import NS_PER_MS
+from goodput_engine.device.profile import Overlap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.replay.emulation.conftest import Run
+
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+    Planned = Callable[..., PlannedRequest]
+    Settings = Callable[..., FleetSettings]
+    RunFleet = Callable[..., Run]
+
+
+def test_host_time_is_hidden_where_it_is_large(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = [planned(f"r{i}", 0, 100, 300) for i in range(32)]
+    runs = {
+        overlap: run_fleet(
+            requests,
+            fleet(
+                device="llama-3-8b-h100",
+                profile={"overlap": overlap, "host_ns_per_step": 5 * NS_PER_MS},
+            ),
+        )
+        for overlap in Overlap
+    }
+    one_by_one, overlapped = runs[Overlap.ADD], runs[Overlap.MAX]
+    assert one_by_one.tbt_ms(50) > 11, "6 ms of device and 5 ms of host"
+    assert overlapped.tbt_ms(50) < 7, "6 ms of device, which hide 5 ms of host"
+    assert overlapped.outcome.end_ns < 0.65 * one_by_one.outcome.end_ns
+
+
+def test_a_stop_is_noticed_a_step_late(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    # No host time to hide, and answers of two tokens: each computes a third one for nobody and
+    # keeps its place meanwhile.
+    requests = [planned(f"r{i}", 0, 16, 2) for i in range(40)]
+    runs = {
+        overlap: run_fleet(requests, fleet(max_num_seqs=4, profile={"overlap": overlap}))
+        for overlap in Overlap
+    }
+    one_by_one, overlapped = runs[Overlap.ADD], runs[Overlap.MAX]
+    assert one_by_one.outcome.end_ns == 20 * NS_PER_MS
+    assert overlapped.outcome.end_ns >= 1.4 * one_by_one.outcome.end_ns
+    assert overlapped.outcome.scheduled_tokens == one_by_one.outcome.scheduled_tokens + 40
+    assert overlapped.outcome.output_tokens == one_by_one.outcome.output_tokens == 80

@@ -1,0 +1,121 @@
+"""Prefix reuse in a fleet: what it gains, and where it is useless or in the way.
+
+Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
+NeurIPS 2024 (RadixAttention: shared prefixes are computed once, evicted least recently used).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_engine.kv.blocks import BlockPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tests.replay.emulation.conftest import Run
+
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+    Planned = Callable[..., PlannedRequest]
+    Settings = Callable[..., FleetSettings]
+    RunFleet = Callable[..., Run]
+
+BLOCK = 16
+
+
+@pytest.fixture(name="without_reuse")
+def without_reuse_fixture(
+    run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Iterable[PlannedRequest], FleetSettings], Run]:
+    """The same run on engines that find nothing."""
+
+    def nothing(self: BlockPool, hashes: Sequence[int], limit: int) -> list[int]:
+        return []
+
+    def run(requests: Iterable[PlannedRequest], settings: FleetSettings) -> Run:
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockPool, "match", nothing)
+            return run_fleet(requests, settings)
+
+    return run
+
+
+def _sessions(planned: Planned, *, every_ms: int = 40) -> list[PlannedRequest]:
+    """20 sessions of 6 turns: each brings what was said before and 200 tokens more."""
+    requests = []
+    for turn in range(6):
+        for session in range(20):
+            prompt = 2_000 + 200 * turn
+            hashes = range(session * 1000, session * 1000 + prompt // BLOCK)
+            at_ms = (turn * 20 + session) * every_ms
+            requests.append(planned(f"s{session}t{turn}", at_ms, prompt, 40, hashes=hashes))
+    return requests
+
+
+def test_turns_of_a_session_find_what_was_said_before(
+    planned: Planned,
+    fleet: Settings,
+    run_fleet: RunFleet,
+    without_reuse: Callable[..., Run],
+) -> None:
+    requests, settings = _sessions(planned), fleet(device="llama-3-8b-h100")
+    reuse, none = run_fleet(requests, settings), without_reuse(requests, settings)
+    assert none.outcome.prefix_hit_tokens == 0
+    assert reuse.outcome.prefix_hit_tokens > 0.7 * reuse.outcome.prefix_queried_tokens
+    assert reuse.ttft_ms(50) < none.ttft_ms(50) / 3
+    assert reuse.outcome.step_ns < 0.8 * none.outcome.step_ns, "the device has less to do"
+
+
+def test_prompts_that_share_nothing_gain_nothing_and_pay_nothing(
+    planned: Planned,
+    fleet: Settings,
+    run_fleet: RunFleet,
+    without_reuse: Callable[..., Run],
+) -> None:
+    requests = [planned(f"r{i}", i * 40, 2_000, 40) for i in range(100)]
+    settings = fleet(device="llama-3-8b-h100")
+    reuse, none = run_fleet(requests, settings), without_reuse(requests, settings)
+    assert reuse.outcome.prefix_hit_tokens == 0
+    assert reuse.records == none.records
+
+
+def test_a_stream_of_one_off_prompts_pushes_a_hot_set_out(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    # 20 sessions of up to 3,000 tokens fit into the memory; what nobody asks for again is as
+    # recent as they are, and least-recently-used lets go of them for it.
+    settings = fleet(device="llama-3-8b-h100", profile={"kv_blocks": 4_500})
+    sessions = _sessions(planned, every_ms=200)
+    one_off = [planned(f"o{i}", i * 200 + 100, 6_000, 2) for i in range(len(sessions))]
+    mixed = sorted([*sessions, *one_off], key=lambda r: r.scheduled_ns)
+    alone, beside = run_fleet(sessions, settings), run_fleet(mixed, settings)
+    found = [
+        sum(r.cached_tokens or 0 for r in run.records if r.request_id.startswith("s"))
+        for run in (alone, beside)
+    ]
+    assert found[0] > 200_000
+    assert found[1] < found[0] / 10
+    assert beside.ttft_ms(50, "s") > 2 * alone.ttft_ms(50, "s")
+
+
+def test_sharing_lets_more_in_at_once_than_can_grow_together(
+    planned: Planned,
+    fleet: Settings,
+    run_fleet: RunFleet,
+    without_reuse: Callable[..., Run],
+) -> None:
+    # A shared prompt takes up room once, so admission by what is free lets everybody in; what
+    # they generate is nobody else's, and they evict each other.
+    shared = range(128)
+    requests = [planned("first", 0, 2_048, 2, hashes=shared)]
+    requests += [planned(f"r{i}", 100, 2_060, 400, hashes=shared) for i in range(24)]
+    settings = fleet(device="llama-3-8b-h100", profile={"kv_blocks": 480}, policy="vllm")
+    reuse, none = run_fleet(requests, settings), without_reuse(requests, settings)
+    assert reuse.outcome.end_ns < none.outcome.end_ns, "and yet it is worth it"
+    assert reuse.tbt_ms(50, "r") > none.tbt_ms(50, "r"), "a wider batch is a slower one"
+    assert none.outcome.preemptions == 0
+    assert reuse.outcome.preemptions > 0
