@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from goodput_core.record import RequestRecord
     from goodput_core.slo import Targets
-    from goodput_engine.messages import Rejected
+    from goodput_engine.messages import Configure, Rejected
     from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
     from goodput_replay.plan import PlannedRequest
 
@@ -68,7 +68,14 @@ def emulate(
     Raises:
         InputError: the settings ask for what cannot be.
     """
-    return Fleet(settings, on_record).run(requests, actors)
+    fleet: Fleet
+    if settings.decode is None:
+        fleet = Fleet(settings, on_record)
+    else:
+        from goodput_replay.emulation.disaggregated import DisaggregatedFleet  # noqa: PLC0415
+
+        fleet = DisaggregatedFleet(settings, settings.decode, on_record)
+    return fleet.run(requests, actors)
 
 
 class Fleet:
@@ -107,7 +114,7 @@ class Fleet:
         rid = 0
         while coming is not None or self._live:
             now_ns = self._next_instant(coming, actors)
-            for replica in self.replicas:
+            for replica in self._everyone():
                 replica.run(now_ns)
             touched: dict[str, Replica] = {}
             while coming is not None and coming.scheduled_ns <= now_ns:
@@ -123,7 +130,7 @@ class Fleet:
                     actor.act(self, now_ns)
                     self._settle({r.name: r for r in self.replicas}, now_ns)
             self._tell()
-        for replica in self.replicas:
+        for replica in self._everyone():
             self._totals.add(replica, self._totals.end_ns)
         return self._totals.outcome(requests=rid)
 
@@ -137,6 +144,10 @@ class Fleet:
         replica.draining = True
         replica.core.drain()
         self._part_with(replica, now_ns)
+
+    def _everyone(self) -> list[Replica]:
+        """All replicas, whatever they do."""
+        return self.replicas
 
     # --- an instant ------------------------------------------------------------------------
     def _next_instant(self, coming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
@@ -187,7 +198,7 @@ class Fleet:
     ) -> Rejected | None:
         visit = Visit(planned, submit.rid, replica)
         self._live[submit.rid] = visit
-        refused = replica.submit(visit, submit, now_ns)
+        refused = self._submit_to(replica, visit, submit, now_ns)
         if refused is not None:
             del self._live[submit.rid]
         else:
@@ -196,8 +207,13 @@ class Fleet:
             touched[replica.name] = replica
         return refused
 
+    def _submit_to(
+        self, replica: Replica, visit: Visit, submit: Submit, now_ns: int
+    ) -> Rejected | None:
+        return replica.submit(visit, submit, now_ns)
+
     def _settle(self, touched: dict[str, Replica], now_ns: int) -> None:
-        for replica in self.replicas:
+        for replica in self._everyone():
             if replica.due_ns == now_ns or replica.name in touched:
                 replica.settle(now_ns)
 
@@ -211,19 +227,23 @@ class Fleet:
             detail = ""
             if outcome is Outcome.TIMEOUT:
                 detail = f"nothing complete within {self.settings.timeout_ns / NS_PER_S:g} s"
-            times = replica.cancel(visit)
+            times, replicas = self._cancel(visit)
             record = record_of(
                 planned, outcome, now_ns, times=times, replica=replica.name, detail=detail
             )
-            touched[replica.name] = replica
+            touched.update({r.name: r for r in replicas})
             self._end(rid, planned, record)
             self._part_with(replica, now_ns)
         self._settle(touched, now_ns)
 
+    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], Iterator[Replica]]:
+        """Give a request up: the times of its tokens, and the replicas to settle."""
+        return visit.replica.cancel(visit), iter((visit.replica,))
+
     def _close_input(self, touched: dict[str, Replica]) -> None:
         """No request comes any more: nobody needs to wait for company."""
         self._input_open = False
-        for replica in self.replicas:
+        for replica in self._everyone():
             replica.core.scheduler.end_input()
             touched[replica.name] = replica
 
@@ -288,22 +308,32 @@ class Fleet:
     # --- replicas --------------------------------------------------------------------------
     def _add(self, created_ns: int, ready_ns: int) -> Replica:
         settings = self.settings
+        name = f"{settings.service}-{self._created}"
+        replica = self._build(name, settings.configure, created_ns, ready_ns, self._finished)
+        self._created += 1
+        self.replicas.append(replica)
+        return replica
+
+    def _build(
+        self,
+        name: str,
+        configure: Configure,
+        created_ns: int,
+        ready_ns: int,
+        ended: Callable[[Visit, NDArray[np.int64], int], None],
+    ) -> Replica:
+        settings = self.settings
+        oracle = self._true_length if settings.oracle else None
         replica = Replica(
-            f"{settings.service}-{self._created}",
-            build_core(
-                settings.configure,
-                settings.profile,
-                oracle=self._true_length if settings.oracle else None,
-            ),
+            name,
+            build_core(configure, settings.profile, oracle=oracle),
             created_ns=created_ns,
             ready_ns=ready_ns,
             folds=settings.folds,
-            ended=self._finished,
+            ended=ended,
         )
         if not self._input_open:
             replica.core.scheduler.end_input()
-        self._created += 1
-        self.replicas.append(replica)
         return replica
 
     def _part_with(self, replica: Replica, now_ns: int) -> None:

@@ -33,11 +33,20 @@ class Visit:
         planned: it.
         rid: its number in the engines.
         replica: where it is.
+        earlier: when it got the tokens that it brought along from another replica.
+
+    Attributes:
+        spans: when it gets those that it gets here.
+        cached_tokens: of its prompt, found in a cache elsewhere.
     """
 
-    __slots__ = ("planned", "replica", "rid", "spans")
+    __slots__ = ("cached_tokens", "earlier", "planned", "replica", "rid", "spans")
 
-    def __init__(self, planned: PlannedRequest, rid: int, replica: Replica) -> None:
+    def __init__(
+        self, planned: PlannedRequest, rid: int, replica: Replica, earlier: tuple[int, ...] = ()
+    ) -> None:
+        self.earlier: Final = earlier
+        self.cached_tokens = 0
         self.planned: Final = planned
         self.rid: Final = rid
         self.replica: Final = replica
@@ -113,12 +122,32 @@ class Replica:
             draining=self.draining,
         )
 
-    def submit(self, visit: Visit, submit: Submit, now_ns: int) -> Rejected | None:
+    def submit(
+        self, visit: Visit, submit: Submit, now_ns: int, *, keeps_blocks: bool = False
+    ) -> Rejected | None:
         """A request comes; `settle` afterwards."""
-        rejected = self.core.submit(submit, now_ns)
+        rejected = self.core.submit(submit, now_ns, keeps_blocks=keeps_blocks)
         if rejected is None:
             self._visits[visit.rid] = visit
         return rejected
+
+    def hold(self, visit: Visit) -> None:
+        """A request that ended here still takes up room, until it is let go."""
+        self._visits[visit.rid] = visit
+
+    def let_go(self, visit: Visit) -> None:
+        """Its room is free; `settle` afterwards."""
+        self.core.let_go(visit.rid)
+        del self._visits[visit.rid]
+
+    def take_over(self, visit: Visit, submit: Submit, now_ns: int, *, first_token_ns: int) -> bool:
+        """Reserve room for a request that has got its first tokens, if there is any."""
+        taken = self.core.take_over(
+            submit, now_ns, emitted=len(visit.earlier), first_token_ns=first_token_ns
+        )
+        if taken:
+            self._visits[visit.rid] = visit
+        return taken
 
     def cancel(self, visit: Visit) -> NDArray[np.int64]:
         """Nobody waits for it any more; the times of the tokens it got. `settle` afterwards."""
@@ -187,5 +216,5 @@ class Replica:
                 continue
             request = progress.request
             visit = visits.pop(request.rid)
-            times = epochs.tokens(visit.spans, request.output_tokens)
+            times = epochs.tokens(visit.spans, request.output_tokens - len(visit.earlier))
             self._ended(visit, times, request.cached_tokens)

@@ -15,7 +15,22 @@ from goodput_replay.run.facts import Promise
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
 
-__all__ = ["FleetOutcome", "FleetSettings", "fleet_settings"]
+__all__ = ["DecodePool", "FleetOutcome", "FleetSettings", "fleet_settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePool:
+    """Replicas that decode what others have prefilled.
+
+    Args:
+        replicas: how many.
+        configure: what the core of each runs.
+        link_bytes_per_s: at which keys and values come to one, and leave one that prefills.
+    """
+
+    replicas: int
+    configure: Configure
+    link_bytes_per_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +48,7 @@ class FleetSettings:
         seed: of what placement draws at random.
         oracle: schedule the shortest first by true lengths, whatever the policy: a bound.
         folds: take steps that are known in advance at once; without, the same comes out later.
+        decode: with it `replicas` and `configure` are those of replicas that only prefill.
     """
 
     service: str
@@ -45,6 +61,7 @@ class FleetSettings:
     seed: int = 0
     oracle: bool = False
     folds: bool = True
+    decode: DecodePool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

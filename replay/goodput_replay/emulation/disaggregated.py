@@ -1,0 +1,228 @@
+"""A fleet in which some replicas compute prompts and others decode.
+
+A request is placed on a prefill replica, which gives it its first token and keeps its blocks. The
+decode replicas pull, first come first served: one that has room reserves blocks, the keys and
+values travel over the link of both, one transfer of a replica at a time, and then the prefill
+replica lets go and the decode replica goes on. While none has room the prefill replicas' memory
+is the queue: they stop admitting when it is full, and their queues fill in turn.
+
+Source: Zhong et al., "DistServe", OSDI 2024, section 4.3; Patel et al., "Splitwise", ISCA 2024.
+Unlike Splitwise, a transfer does not overlap with the prompt's own computation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from goodput_core.units import NS_PER_S
+from goodput_engine.messages import ExecutorInput, Rejected
+from goodput_replay.emulation.fleet import Fleet
+from goodput_replay.emulation.replica import Replica, Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from goodput_core.record import RequestRecord
+    from goodput_engine.messages import Submit
+    from goodput_replay.emulation.fleet import Actor
+    from goodput_replay.emulation.settings import DecodePool, FleetOutcome, FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+__all__ = ["DisaggregatedFleet"]
+
+
+class _Journey:
+    """A request between two replicas.
+
+    Args:
+        visit: on the replica that computed its prompt.
+        first_token_ns: when it got its first token.
+        cached_tokens: of its prompt, found in the cache.
+    """
+
+    __slots__ = ("cached_tokens", "first_token_ns", "target", "visit")
+
+    def __init__(self, visit: Visit, first_token_ns: int, cached_tokens: int) -> None:
+        self.visit: Final = visit
+        self.first_token_ns: Final = first_token_ns
+        self.cached_tokens: Final = cached_tokens
+        self.target: Visit | None = None
+        """On the replica that decodes, while its blocks travel there."""
+
+
+class DisaggregatedFleet(Fleet):
+    """Two pools; `replicas` are those that prefill.
+
+    Args:
+        settings: of the fleet.
+        pool: the replicas that decode.
+        on_record: told of each request that ended.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        pool: DecodePool,
+        on_record: Callable[[PlannedRequest, RequestRecord], None],
+    ) -> None:
+        self._pool = pool
+        self._submits: dict[int, Submit] = {}
+        self._journeys: dict[int, _Journey] = {}
+        self._queue: deque[_Journey] = deque()
+        self._transfers: list[tuple[int, int]] = []
+        self._link_free_ns: dict[str, int] = {}
+        self._freed: dict[str, Replica] = {}
+        super().__init__(settings, on_record)
+        self._decoders = [
+            self._build(f"{settings.service}-decode-{i}", pool.configure, 0, 0, self._decoded)
+            for i in range(pool.replicas)
+        ]
+
+    def _everyone(self) -> list[Replica]:
+        return [*self.replicas, *self._decoders]
+
+    def _add(self, created_ns: int, ready_ns: int) -> Replica:
+        settings = self.settings
+        name = f"{settings.service}-prefill-{self._created}"
+        replica = self._build(name, settings.configure, created_ns, ready_ns, self._prefilled)
+        self._created += 1
+        self.replicas.append(replica)
+        return replica
+
+    # --- an instant ------------------------------------------------------------------------
+    def _next_instant(self, coming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
+        """Also the end of a transfer or of a prefill's step, and with a queue of any step."""
+        instants = [super()._next_instant(coming, actors)]
+        if self._transfers:
+            instants.append(self._transfers[0][0])
+        watched = self._everyone() if self._queue else self.replicas
+        instants += [replica.due_ns for replica in watched if replica.due_ns is not None]
+        return min(instants)
+
+    def _settle(self, touched: dict[str, Replica], now_ns: int) -> None:
+        while self._transfers and self._transfers[0][0] <= now_ns:
+            _, rid = heapq.heappop(self._transfers)
+            if rid in self._journeys:
+                self._arrive_at_decoder(self._journeys.pop(rid), touched)
+        super()._settle(touched, now_ns)
+        self._pull(now_ns)
+        if self._freed:
+            freed, self._freed = self._freed, {}
+            super()._settle(freed, now_ns)
+
+    # --- prefill ---------------------------------------------------------------------------
+    def _submit_to(
+        self, replica: Replica, visit: Visit, submit: Submit, now_ns: int
+    ) -> Rejected | None:
+        """The prompt alone; the rest of the request follows it later."""
+        longest = self._decoders[0].core.scheduler.max_total_tokens
+        asked = submit.max_output_tokens
+        if asked is not None and submit.input_tokens + asked > longest:
+            detail = (
+                f"{submit.input_tokens} prompt tokens and {asked} output tokens are more than the "
+                f"{longest} that prompt and answer have together here"
+            )
+            return Rejected(rid=submit.rid, reason="too_long", detail=detail)
+        prompt = msgspec.structs.replace(
+            submit, max_output_tokens=1, executor=ExecutorInput(output_tokens=1)
+        )
+        refused = replica.submit(visit, prompt, now_ns, keeps_blocks=True)
+        if refused is None:
+            self._submits[submit.rid] = submit
+        return refused
+
+    def _prefilled(self, visit: Visit, times: NDArray[np.int64], cached_tokens: int) -> None:
+        """A prompt is computed, and its first token is there."""
+        replica, rid = visit.replica, visit.rid
+        submit = self._submits[rid]
+        if submit.executor.output_tokens == 1 or submit.max_output_tokens == 1:
+            replica.core.let_go(rid)
+            self._freed[replica.name] = replica
+            self._finished(visit, times, cached_tokens)
+            return
+        replica.hold(visit)
+        journey = _Journey(visit, int(times[0]), cached_tokens)
+        self._journeys[rid] = journey
+        self._queue.append(journey)
+
+    # --- hand-over -------------------------------------------------------------------------
+    def _pull(self, now_ns: int) -> None:
+        """Start the transfers for which there is room, in the order of the queue."""
+        while self._queue:
+            journey = self._queue[0]
+            if journey.visit.rid in self._journeys:
+                target = self._reserve(journey, now_ns)
+                if target is None:
+                    return
+                self._start_transfer(journey, target, now_ns)
+            self._queue.popleft()
+
+    def _reserve(self, journey: _Journey, now_ns: int) -> Visit | None:
+        """A place on the decode replica with the fewest requests that has room."""
+        visit = journey.visit
+        for replica in sorted(self._decoders, key=lambda r: r.in_flight):
+            target = Visit(visit.planned, visit.rid, replica, earlier=(journey.first_token_ns,))
+            submit = self._submits[visit.rid]
+            if replica.take_over(target, submit, now_ns, first_token_ns=journey.first_token_ns):
+                return target
+        return None
+
+    def _start_transfer(self, journey: _Journey, target: Visit, now_ns: int) -> None:
+        journey.target = target
+        tokens = journey.visit.planned.prompt.input_tokens
+        size = tokens * self.settings.profile.kv_bytes_per_token
+        ends = (journey.visit.replica.name, target.replica.name)
+        start_ns = max(now_ns, *(self._link_free_ns.get(name, 0) for name in ends))
+        end_ns = start_ns + max(1, -(-size * NS_PER_S // self._pool.link_bytes_per_s))
+        self._link_free_ns.update(dict.fromkeys(ends, end_ns))
+        heapq.heappush(self._transfers, (end_ns, target.rid))
+
+    def _arrive_at_decoder(self, journey: _Journey, touched: dict[str, Replica]) -> None:
+        source, target = journey.visit.replica, journey.target
+        assert target is not None
+        source.let_go(journey.visit)
+        target.replica.core.arrived(target.rid)
+        target.cached_tokens = journey.cached_tokens
+        self._live[target.rid] = target
+        for replica in (source, target.replica):
+            touched[replica.name] = replica
+
+    # --- the end ---------------------------------------------------------------------------
+    def _decoded(self, visit: Visit, times: NDArray[np.int64], _: int) -> None:
+        """All tokens are there; what its prompt found in a cache was found at its prefill."""
+        self._finished(visit, _all_times(visit, times), visit.cached_tokens)
+
+    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], Iterator[Replica]]:
+        journey = self._journeys.pop(visit.rid, None)
+        replicas = [visit.replica]
+        if journey is not None and journey.target is not None:
+            journey.target.replica.cancel(journey.target)
+            replicas.append(journey.target.replica)
+        times, _ = super()._cancel(visit)
+        return _all_times(visit, times), iter(replicas)
+
+    def _end(self, rid: int, planned: PlannedRequest, record: RequestRecord) -> None:
+        self._submits.pop(rid, None)
+        super()._end(rid, planned, record)
+
+    def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
+        """See `emulate`; actors know of one kind of replica only.
+
+        Raises:
+            ValueError: there are actors.
+        """
+        if actors:
+            raise ValueError("actors cannot act on a fleet of two kinds of replicas")
+        return super().run(requests, actors)
+
+
+def _all_times(visit: Visit, times: NDArray[np.int64]) -> NDArray[np.int64]:
+    earlier: NDArray[np.int64] = np.array(visit.earlier, dtype=np.int64)
+    return np.concatenate((earlier, times))

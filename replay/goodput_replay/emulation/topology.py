@@ -1,0 +1,106 @@
+"""`--topology FILE`: a fleet whose replicas prefill or decode; in virtual time only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from goodput_core.errors import SpecError
+from goodput_core.spec.decode import decode
+from goodput_core.spec.fields import spec_field
+from goodput_engine.manifest_file import read_document
+from goodput_replay.emulation.settings import DecodePool, FleetSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from goodput_engine.messages import Configure
+
+__all__ = ["LinkSpec", "PoolSpec", "TopologySpec", "apply_topology", "read_topology"]
+
+_MAX_TOKENS: Final = 1_048_576
+_BYTES_PER_GB: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """Replicas that do one of the two."""
+
+    replicas: int = spec_field("How many there are.", minimum=1, maximum=1_000)
+    token_budget: int | None = spec_field(
+        "Tokens that one of their steps may compute; the manifest's without it.",
+        default=None,
+        minimum=1,
+        maximum=_MAX_TOKENS,
+    )
+    max_num_seqs: int | None = spec_field(
+        "Most requests that run at once on one; the manifest's without it.",
+        default=None,
+        minimum=1,
+        maximum=65_536,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """What keys and values travel over."""
+
+    gb_per_second: int | None = spec_field(
+        "Of one replica, 10⁹ bytes; the device profile's without it.",
+        default=None,
+        minimum=1,
+        maximum=100_000,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologySpec:
+    """Prefill here, decode there."""
+
+    prefill: PoolSpec = spec_field("Replicas that compute prompts and first tokens.")
+    decode: PoolSpec = spec_field("Replicas that compute all other tokens.")
+    link: LinkSpec = spec_field("Between the two.", factory=LinkSpec)
+
+
+def read_topology(path: Path) -> TopologySpec:
+    """The topology of a file.
+
+    Raises:
+        InputError: the file cannot be read, is too large, or is no YAML.
+        SpecError: a field that breaks a rule, by file and path.
+    """
+    try:
+        return decode(TopologySpec, read_document(path), "")
+    except SpecError as error:
+        raise error.at(str(path)) from error
+
+
+def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSettings:
+    """The same service on that topology, in place of the manifest's replicas."""
+    rate, profile = topology.link.gb_per_second, settings.profile
+    return replace(
+        settings,
+        replicas=topology.prefill.replicas,
+        configure=_of_pool(settings.configure, topology.prefill),
+        decode=DecodePool(
+            replicas=topology.decode.replicas,
+            configure=_of_pool(settings.configure, topology.decode),
+            link_bytes_per_s=profile.link_bytes_per_s if rate is None else rate * _BYTES_PER_GB,
+        ),
+    )
+
+
+def _of_pool(configure: Configure, pool: PoolSpec) -> Configure:
+    budget = pool.token_budget
+    if budget is not None:
+        configure = msgspec.structs.replace(
+            configure,
+            token_budget=budget,
+            min_token_budget=min(budget, configure.min_token_budget),
+            max_token_budget=max(budget, configure.max_token_budget),
+        )
+    if pool.max_num_seqs is not None:
+        configure = msgspec.structs.replace(configure, max_num_seqs=pool.max_num_seqs)
+    return configure

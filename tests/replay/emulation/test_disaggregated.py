@@ -1,0 +1,243 @@
+"""Prefill here, decode there. A step takes 1 ms and a token's keys and values travel in 1 ms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from goodput_core.errors import SpecError
+from goodput_core.judging import JudgementKind, judge, targets_for
+from goodput_core.record import Outcome
+from goodput_core.slo import SLOClass
+from goodput_replay.emulation.disaggregated import DisaggregatedFleet
+from goodput_replay.emulation.settings import DecodePool
+from goodput_replay.emulation.topology import apply_topology, read_topology
+from goodput_replay.run.facts import Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.replay.emulation.conftest import Run
+
+    from goodput_core.record import RequestRecord
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+    Planned = Callable[..., PlannedRequest]
+    Settings = Callable[..., FleetSettings]
+    RunFleet = Callable[..., Run]
+
+GB = 1_000_000_000
+
+
+def split(
+    fleet: FleetSettings, *, decoders: int = 1, link: int = GB, **changes: int
+) -> FleetSettings:
+    """The fleet's replicas prefill; others, with `changes` to their cores, decode."""
+    configure = msgspec.structs.replace(fleet.configure, **changes)
+    return replace(
+        fleet,
+        decode=DecodePool(replicas=decoders, configure=configure, link_bytes_per_s=link),
+    )
+
+
+@pytest.fixture
+def two(fleet: Settings) -> Callable[..., FleetSettings]:
+    """One replica that prefills and one that decodes."""
+
+    def build(kv_blocks: int = 100, **changes: int) -> FleetSettings:
+        plain = fleet(profile={"kv_bytes_per_token": 1_000_000, "kv_blocks": kv_blocks})
+        return split(plain, **changes)
+
+    return build
+
+
+def test_the_first_token_is_given_here_and_the_others_there(
+    planned: Planned, two: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 0, 8, 4)], two())
+    # Eight tokens travel from 1 to 9 ms.
+    assert run.tokens_ms("a") == [1, 10, 11, 12]
+    record = run["a"]
+    assert (record.outcome, record.output_tokens) == (Outcome.OK, 4)
+    assert record.replica == "chat-decode-0"
+    assert record.end_ns == record.last_token_ns
+
+
+def test_an_answer_of_one_token_is_not_handed_over(
+    planned: Planned, two: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 0, 8, 1), planned("b", 1, 8, 9, max_output_tokens=1)], two())
+    assert run.tokens_ms("a") == [1]
+    assert run.tokens_ms("b") == [2]
+    assert {record.replica for record in run.records} == {"chat-prefill-0"}
+
+
+def test_a_link_carries_one_request_at_a_time(
+    planned: Planned, two: Settings, run_fleet: RunFleet
+) -> None:
+    run = run_fleet([planned("a", 0, 8, 3), planned("b", 0, 8, 3)], two())
+    assert run.tokens_ms("a") == [1, 10, 11]
+    assert run.tokens_ms("b") == [1, 18, 19]
+
+
+def test_without_room_to_decode_requests_stay_where_their_prompts_were_computed(
+    planned: Planned, two: Settings, run_fleet: RunFleet
+) -> None:
+    # Two prompts fill the memory of the replica that prefills; one request decodes at a time.
+    requests = [planned(name, 0, 32, 3) for name in ("a", "b", "c")]
+    run = run_fleet(requests, two(kv_blocks=4, max_num_seqs=1))
+    assert run.tokens_ms("a") == [1, 34, 35]
+    assert run.tokens_ms("b") == [1, 35 + 33, 35 + 34], "pulled when a has ended"
+    # The prompt of c is computed once the blocks of a are free, at 33 ms.
+    assert run.tokens_ms("c") == [34, 69 + 33, 69 + 34]
+
+
+@pytest.mark.parametrize(
+    ("cancel_ms", "tokens"),
+    [(0.5, 0), (5, 1), (33.5, 1), (34.5, 2), (50, 1)],
+    ids=["prefilling", "travelling", "arrived", "decoding", "queued"],
+)
+def test_a_request_can_be_given_up_at_every_stage_and_everything_is_free_after(
+    planned: Planned, two: Settings, cancel_ms: float, tokens: int
+) -> None:
+    queued = cancel_ms == 50
+    requests = [
+        planned("a", 0, 32, 40, cancel_ms=None if queued else cancel_ms),
+        planned("b", 0.25, 32, 20, cancel_ms=cancel_ms if queued else None),
+    ]
+    records: dict[str, RequestRecord] = {}
+    built = two(kv_blocks=8, max_num_seqs=1)
+    assert built.decode is not None
+    fleet = DisaggregatedFleet(built, built.decode, lambda _, r: records.update({r.request_id: r}))
+    fleet.run(iter(requests), ())
+    given_up, other = ("b", "a") if queued else ("a", "b")
+    assert records[given_up].outcome is Outcome.CANCELLED
+    assert records[given_up].output_tokens == tokens
+    assert records[other].outcome is Outcome.OK
+    assert records[other].output_tokens == (40 if queued else 20)
+    _assert_idle(fleet)
+
+
+def _assert_idle(fleet: DisaggregatedFleet) -> None:
+    for replica in fleet._everyone():
+        replica.settle(1 << 60)
+        scheduler = replica.core.scheduler
+        scheduler.check_integrity()
+        assert not scheduler.has_work
+        assert replica.in_flight == 0
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 20), st.integers(1, 60), st.integers(1, 30), st.integers(0, 400)),
+        min_size=1,
+        max_size=12,
+    ),
+    depth=st.integers(0, 2),
+    blocks=st.integers(6, 14),
+    width=st.integers(1, 4),
+)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_every_request_ends_and_nothing_is_left_folded_or_not(
+    *,
+    rows: list[tuple[int, int, int, int]],
+    depth: int,
+    blocks: int,
+    width: int,
+    planned: Planned,
+    fleet: Settings,
+) -> None:
+    requests, at_ms = [], 0
+    for number, (wait_ms, prompt, output, patience_ms) in enumerate(rows):
+        at_ms += wait_ms
+        requests.append(planned(f"r{number}", at_ms, prompt, output, cancel_ms=100 + patience_ms))
+    found: list[list[RequestRecord]] = []
+    for folds in (True, False):
+        plain = fleet(
+            replicas=2,
+            depth=depth,
+            token_budget=64,
+            folds=folds,
+            profile={"kv_blocks": blocks, "kv_bytes_per_token": 100_000},
+        )
+        built = split(plain, decoders=2, max_num_seqs=width)
+        assert built.decode is not None
+        records: list[RequestRecord] = []
+        running = DisaggregatedFleet(built, built.decode, lambda _, r: records.append(r))  # noqa: B023
+        running.run(iter(requests), ())
+        _assert_idle(running)
+        found.append(records)
+    assert found[0] == found[1]
+    assert {r.request_id for r in found[0]} == {r.request_id for r in requests}
+    for record in found[0]:
+        if record.outcome is Outcome.OK:
+            assert record.output_tokens == record.pinned_output_tokens
+
+
+# --- where it helps and where it hurts --------------------------------------------------------
+TIGHT = Promise(classes=(SLOClass(name="fast", ttft_ms=2_000, tpot_ms=9),), default="fast")
+
+
+def attained(records: Sequence[RequestRecord], promise: Promise) -> float:
+    kinds = [judge(r, targets_for(r, promise.by_name())).kind for r in records]
+    return kinds.count(JudgementKind.ATTAINED) / len(kinds)
+
+
+def steady_load(
+    planned: Planned, *, every_ms: float, prompt: int, output: int
+) -> list[PlannedRequest]:
+    return [planned(f"r{i}", i * every_ms, prompt, output) for i in range(150)]
+
+
+def test_long_prompts_and_tight_promises_per_token_gain_from_two_pools(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = steady_load(planned, every_ms=55, prompt=4_000, output=60)
+    common = {"device": "llama-3-8b-h100", "policy": "vllm", "promise": TIGHT, "token_budget": 4096}
+    together = run_fleet(requests, fleet(replicas=4, **common))
+    apart = run_fleet(requests, split(fleet(replicas=3, **common), decoders=1, link=50 * GB))
+    # A whole prompt stalls the decodes beside it for 118 ms; apart, it stalls nobody.
+    assert attained(together.records, TIGHT) < 0.1
+    assert attained(apart.records, TIGHT) == 1.0
+
+
+def test_short_prompts_and_long_answers_lose_with_a_pool_that_only_prefills(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    requests = steady_load(planned, every_ms=10, prompt=32, output=400)
+    common = {"device": "llama-3-8b-h100", "policy": "vllm", "promise": TIGHT}
+    common |= {"max_num_seqs": 40}
+    together = run_fleet(requests, fleet(replicas=4, **common))
+    apart = run_fleet(requests, split(fleet(replicas=2, **common), decoders=2, link=50 * GB))
+    assert attained(together.records, TIGHT) == 1.0
+    # Half of the devices do next to nothing, and the other half has half of the places.
+    assert attained(apart.records, TIGHT) < 0.7
+    assert apart.outcome.end_ns > 1.4 * together.outcome.end_ns
+
+
+def test_a_topology_is_read_strictly(tmp_path: Path, fleet: Settings) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "prefill: {replicas: 3, tokenBudget: 9000}\n"
+        "decode: {replicas: 2, maxNumSeqs: 7}\nlink: {gbPerSecond: 25}\n"
+    )
+    built = apply_topology(fleet(), read_topology(path))
+    assert built.replicas == 3
+    assert (built.configure.token_budget, built.configure.max_token_budget) == (9000, 9000)
+    assert built.configure.max_num_seqs == 64
+    assert built.decode is not None
+    assert (built.decode.replicas, built.decode.configure.max_num_seqs) == (2, 7)
+    assert built.decode.configure.token_budget == 1024
+    assert built.decode.link_bytes_per_s == 25 * GB
+    path.write_text("prefill: {replicas: 3}\ndecode: {replicas: 0}\n")
+    with pytest.raises(SpecError, match=r"two.yaml: decode.replicas: must lie in 1 to 1000, not 0"):
+        read_topology(path)
