@@ -30,6 +30,7 @@ _EXAMPLES: Final = (
     "replay --trace prod.parquet --target https://llm.example.org --yes --api-key-env LLM_KEY",
     "replay --trace prod.parquet -f chat.yaml --gate --warmup 50 --out runs/candidate",
     "replay --trace prod.parquet --emulate chat.yaml",
+    "replay --trace prod.parquet --emulate chat.yaml --topology two-pools.yaml",
     "replay --trace prod.parquet --emulate chat.yaml --device llama-3-8b-h100 --rate-scale 2",
     "replay report runs/candidate",
 )
@@ -84,6 +85,13 @@ def _add_what(parser: CommandParser) -> None:
         type=Path,
         help="an LLMService: its scheduler and placement in virtual time, far faster than the "
         "clock; nothing is sent",
+    )
+    group.add_argument(
+        "--topology",
+        metavar="FILE",
+        type=Path,
+        help="with --emulate: replicas that prefill and others that decode, in place of the "
+        "manifest's replicas",
     )
     group.add_argument(
         "--oracle",

@@ -158,8 +158,9 @@ def _fleet(
     if options.emulate is None or service is None:
         return None
     from goodput_replay.emulation.settings import fleet_settings  # noqa: PLC0415
+    from goodput_replay.emulation.topology import apply_topology, read_topology  # noqa: PLC0415
 
-    return fleet_settings(
+    settings = fleet_settings(
         service,
         device=options.device,
         source=str(options.emulate),
@@ -168,6 +169,9 @@ def _fleet(
         seed=options.seed,
         oracle=options.oracle,
     )
+    if options.topology is None:
+        return settings
+    return apply_topology(settings, read_topology(options.topology))
 
 
 def _transforms(options: ReplayOptions, trace: Trace) -> TransformPlan:

@@ -31,6 +31,7 @@ class ReplayOptions:
         manifest: the service to start and stop around the run.
         emulate: the service to emulate in virtual time, in place of a target.
         oracle: with it: order requests by their true lengths, as a bound.
+        topology: with it: a file that says which replicas prefill and which decode.
         device: device profile for that service.
         slo: file with the promises, for a bare target.
         window, limit, speed, rate_scale, class_rules, seed: transforms of the trace.
@@ -61,6 +62,7 @@ class ReplayOptions:
     manifest: Path | None
     emulate: Path | None
     oracle: bool
+    topology: Path | None
     device: str | None
     slo: Path | None
     window: Window | None
@@ -112,6 +114,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
         manifest=given.file,
         emulate=given.emulate,
         oracle=given.oracle,
+        topology=given.topology,
         device=given.device,
         slo=given.slo,
         window=given.window,
@@ -152,6 +155,8 @@ def _check_combinations(given: Any) -> None:
     if given.emulate is not None:
         _check_emulation(given)
         return
+    if given.topology is not None:
+        raise UsageError("replay: --topology is for --emulate; it is not built in real time")
     if given.oracle:
         raise UsageError("replay: --oracle is for --emulate; no server knows true lengths")
     if given.target is None and given.file is None and not given.dry_run:

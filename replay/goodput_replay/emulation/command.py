@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["emulated_run"]
 
+_BYTES_PER_GB: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -131,12 +132,19 @@ def _zero_of(job: Job) -> datetime:
 
 
 def _emulation(settings: FleetSettings, outcome: FleetOutcome | None) -> EmulationFacts:
-    profile, configure = settings.profile, settings.configure
+    profile, configure, decode = settings.profile, settings.configure, settings.decode
+    topology = ""
+    if decode is not None:
+        topology = (
+            f"{settings.replicas} prefill, {decode.replicas} decode, "
+            f"{decode.link_bytes_per_s / _BYTES_PER_GB:g} GB/s between them"
+        )
     facts = EmulationFacts(
         device=profile.name,
         device_note=profile.description,
         illustrative=profile.illustrative,
-        replicas=settings.replicas,
+        replicas=settings.replicas + (decode.replicas if decode else 0),
+        topology=topology,
         policy=configure.policy,
         oracle=settings.oracle,
         preemption=configure.preemption,

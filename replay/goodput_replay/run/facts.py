@@ -125,6 +125,7 @@ class EmulationFacts:
         device_note: its own sentence, which says where its numbers are from.
         illustrative: whether the profile stands for no device.
         replicas: at the run's zero, all of them ready.
+        topology: how they share the work, as words; empty: each does all of it.
         policy, preemption, placement: how requests were scheduled and placed.
         oracle: true lengths ordered the requests in the policy's place.
         token_budget: tokens that one step might compute, at the run's zero.
@@ -141,6 +142,7 @@ class EmulationFacts:
     device_note: str
     illustrative: bool
     replicas: int
+    topology: str
     policy: str
     oracle: bool
     preemption: str

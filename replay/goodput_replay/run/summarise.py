@@ -243,6 +243,7 @@ def _emulation(facts: EmulationFacts) -> EmulationSummary:
         device_note=facts.device_note,
         illustrative=facts.illustrative,
         replicas=facts.replicas,
+        topology=facts.topology,
         policy=facts.policy,
         oracle=facts.oracle,
         preemption=facts.preemption,

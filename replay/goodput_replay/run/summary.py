@@ -251,6 +251,9 @@ class EmulationSummary:
     device_note: Annotated[str, Meta(description="The profile's own sentence about itself.")]
     illustrative: Annotated[bool, Meta(description="Whether the profile stands for no device.")]
     replicas: Annotated[int, Meta(description="Replicas at the run's zero.")]
+    topology: Annotated[
+        str, Meta(description="How they share the work; empty: each does all of it.")
+    ]
     policy: Annotated[str, Meta(description="Scheduling policy.")]
     oracle: Annotated[
         bool, Meta(description="Whether true lengths ordered the requests instead: a bound.")

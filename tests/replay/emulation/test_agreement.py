@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest
 
 
-# Of those that run one request at a time, or look at every step, little can be folded.
-FOLDED = {"sarathi", "vllm", "orca"}
+# Where little memory is left, or a policy looks at every step, little can be folded.
+FOLDED = {"sarathi", "vllm"}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -135,6 +135,22 @@ def test_an_oracle_is_named_as_the_bound_it_is(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["emulation"]["oracle"]
 
 
+def test_a_topology_replaces_the_replicas_and_is_told(
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topology = tmp_path / "two.yaml"
+    topology.write_text("prefill: {replicas: 1}\ndecode: {replicas: 3}\n")
+    common = ("--trace", trace, "--emulate", manifest, "--no-report", "--topology", topology)
+    assert run(*common, "--out", tmp_path / "run") == 0
+    words = "4 replicas (1 prefill, 3 decode, 50 GB/s between them) on device profile unit"
+    assert words in " ".join(capsys.readouterr().out.split())
+    served = {row.record.replica for row in read_judged(tmp_path / "run")}
+    assert served == {"chat-prefill-0", *(f"chat-decode-{i}" for i in range(3))}
+    topology.write_text("prefill: {replicas: 1}\n")
+    assert run(*common, "--out", tmp_path / "other") == 64
+    assert f"error: {topology}: decode: is required" in capsys.readouterr().err
+
+
 def test_a_gate_exits_by_the_verdict(trace: Path, manifest: Path, tmp_path: Path) -> None:
     common = ("--trace", trace, "--emulate", manifest, "--gate", "--no-report", "--no-gaps")
     assert run(*common, "--out", tmp_path / "pass") == 0

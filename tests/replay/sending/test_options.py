@@ -71,6 +71,7 @@ WRONG = {
     ),
     "a model of an emulation": ([*EMULATED, "--model", "m"], "--model and --emulate"),
     "permission for nothing": ([*EMULATED, "--yes"], "no machine is loaded"),
+    "a topology for a server": ([*HERE, "--topology", "t"], "--topology is for --emulate"),
     "an oracle for a server": ([*HERE, "--oracle"], "--oracle is for --emulate"),
     "two models": ([*HERE, "--model", "a", "--model", "b"], "map by TRACE=SERVED"),
     "no URL": (["--trace", "t", "--target", "http://"], "is not a URL"),
