@@ -165,9 +165,12 @@ class DisaggregatedFleet(Fleet):
             self._queue.popleft()
 
     def _reserve(self, journey: _Journey, now_ns: int) -> Visit | None:
-        """A place on the decode replica with the fewest requests that has room."""
-        visit = journey.visit
-        for replica in sorted(self._decoders, key=lambda r: r.in_flight):
+        """A place on the decode replica with the fewest requests that has room.
+
+        Of equal ones on that whose link has been free longest.
+        """
+        visit, free_ns = journey.visit, self._link_free_ns
+        for replica in sorted(self._decoders, key=lambda r: (r.in_flight, free_ns.get(r.name, 0))):
             target = Visit(visit.planned, visit.rid, replica, earlier=(journey.first_token_ns,))
             submit = self._submits[visit.rid]
             if replica.take_over(target, submit, now_ns, first_token_ns=journey.first_token_ns):
