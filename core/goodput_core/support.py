@@ -24,20 +24,7 @@ __all__ = [
     "require_built",
 ]
 
-BUILT_POLICIES: Final = frozenset(
-    {
-        Policy.REQUEST,
-        Policy.STATIC,
-        Policy.DYNAMIC,
-        Policy.ORCA,
-        Policy.VLLM,
-        Policy.SARATHI,
-        Policy.SPLITFUSE,
-        Policy.SJF,
-        Policy.PRIORITY,
-        Policy.SLO,
-    }
-)
+BUILT_POLICIES: Final = frozenset(Policy)
 BUILT_PREEMPTIONS: Final = frozenset(Preemption)
 BUILT_ROUTER_POLICIES: Final = frozenset(RouterPolicy)
 BUILT_CONTROL_MODES: Final = frozenset({ControlMode.MANUAL})

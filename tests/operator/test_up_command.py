@@ -70,7 +70,7 @@ def manifest(tmp_path: Path, change: Callable[[str], str]) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("policy: sarathi", "policy: fastserve", "spec.engine.policy: fastserve is not built yet"),
+        ("policy: sarathi", "policy: fifo", "spec.engine.policy: must be one of request, static,"),
         ("mode: Manual", "mode: Auto", "spec.control.mode: Auto is not built yet"),
         ("mode: Manual", "mode: off", "spec.control.mode: must be one of Auto, Recommend, Manual"),
         ("replicas: 2", "replicas: 0", "spec.replicas: must be at least 1 on this machine, not 0"),

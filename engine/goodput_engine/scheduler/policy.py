@@ -105,6 +105,15 @@ class SchedulerView(Protocol):
         ...
 
     @property
+    def host_blocks(self) -> tuple[int, int]:
+        """Blocks of host memory that are free, and all of them."""
+        ...
+
+    def promised_blocks(self) -> int:
+        """KV blocks that are in use and will be free without anybody else being evicted."""
+        ...
+
+    @property
     def max_total_tokens(self) -> int:
         """The longest prompt and answer together that may be asked for."""
         ...

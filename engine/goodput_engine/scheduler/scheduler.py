@@ -171,6 +171,10 @@ class Scheduler:
         """Blocks of host memory that are free, and all of them."""
         return self._host.free_blocks, self._host.total_blocks
 
+    def promised_blocks(self) -> int:
+        """KV blocks that are in use and will be free without anybody else being evicted."""
+        return self._floor.promised_blocks()
+
     @property
     def max_total_tokens(self) -> int:
         """The longest prompt and answer together that may be asked for."""

@@ -197,7 +197,6 @@ def test_every_token_is_told_under_block_shortage(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"policy": "fastserve"}, "policy 'fastserve' is not built yet"),
         ({"policy": "nope"}, "policy 'nope' is not a policy"),
         ({"preemption": "swop"}, "preemption 'swop' is not one of recompute, swap, hybrid"),
         ({"token_budget": 32}, "the token budget must be 64 to 1024, not 32"),

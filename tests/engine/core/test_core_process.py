@@ -188,7 +188,7 @@ def test_a_signal_to_the_whole_terminal_leaves_the_core_to_the_front() -> None:
     ("message", "detail", "exit_code"),
     [
         (_configure(device="h200"), "no device profile is called 'h200'", 64),
-        (_configure(policy="fastserve"), "policy 'fastserve' is not built yet", 64),
+        (_configure(policy="fifo"), "policy 'fifo' is not a policy", 64),
         (_configure(budget=8), "the token budget must be 64 to 1024, not 8", 64),
         (Drain(), "the first message must be Configure, not Drain", 70),
     ],

@@ -274,7 +274,7 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
         pytest.param([], {"source": "emulated://uni"}, "spec.model.source: no device", id="source"),
         pytest.param(["--device", "uni"], {}, "--device: no device profile", id="device"),
         pytest.param(
-            [], {"policy": "fastserve"}, "spec.engine.policy: fastserve is not built", id="policy"
+            [], {"policy": "fifo"}, "spec.engine.policy: must be one of request, s", id="policy"
         ),
         pytest.param([], {"polic": "orca"}, "spec.engine.polic: unknown field", id="field"),
         pytest.param(["--admin-port", "70000"], {}, "is not a port", id="a port"),
