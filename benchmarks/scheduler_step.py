@@ -1,7 +1,7 @@
 """Microseconds per `plan` + `commit` of the scheduler alone, by how many requests run.
 
     python benchmarks/scheduler_step.py
-    python benchmarks/scheduler_step.py --json
+    python benchmarks/scheduler_step.py --policy slo --json
 
 *steady*: everybody decodes, nobody comes or goes; blocks are still allocated as they fill.
 *mixed*: as steady, but every request has a short answer, and each one that ends is replaced at
@@ -18,9 +18,11 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
+from goodput_core.slo import Targets
+from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import StepResult
-from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.request import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
@@ -32,18 +34,21 @@ if TYPE_CHECKING:
 
 RUNNING = (32, 256, 1024)
 WORKLOADS = ("steady", "mixed")
+STEP_NS = 20 * NS_PER_MS
+# Loose enough that everybody can be in time.
+TARGETS = Targets(ttft_ns=600 * NS_PER_S, tpot_ns=100 * NS_PER_MS)
 
 
 class Load:
     """A scheduler kept at a number of running requests."""
 
-    def __init__(self, running: int, workload: str, depth: int) -> None:
+    def __init__(self, policy: str, running: int, workload: str, depth: int) -> None:
         from collections import deque
 
         self.random = random.Random(running)
         self.mixed = workload == "mixed"
         self.scheduler = Scheduler(
-            policy=build_policy("sarathi"),
+            policy=build_policy(policy),
             kv=BlockPool(total_blocks=running * 140, block_size=16),
             limits=SchedulerLimits(
                 token_budget=running + 2048, max_num_seqs=running, max_waiting=10**6
@@ -53,6 +58,7 @@ class Load:
         )
         self.plans: deque[StepPlan] = deque()
         self.rid = 0
+        self.now_ns = 0
         for _ in range(running):
             self.arrive()
         while self.scheduler.num_decoding < running * 0.9:
@@ -65,25 +71,27 @@ class Load:
         self.scheduler.add(
             ScheduledRequest(
                 rid=self.rid,
-                arrival_ns=self.rid,
+                arrival_ns=self.now_ns,
+                targets=TARGETS,
                 input_tokens=prompt,
                 max_output_tokens=limit,
                 block_hashes=[self.rid * 1000 + i for i in range(prompt // 16)],
             ),
-            self.rid,
+            self.now_ns,
         )
 
     def step(self) -> int:
         """One plan and one commit; nanoseconds of the two."""
         scheduler, plans = self.scheduler, self.plans
         start = time.perf_counter_ns()
-        while (plan := scheduler.plan(self.rid)) is not None:
+        while (plan := scheduler.plan(self.now_ns)) is not None:
             plans.append(plan)
         planned = time.perf_counter_ns()
         oldest = plans.popleft()
-        result = StepResult(plan_id=oldest.plan_id, at_ns=0, step_ns=1, stopped={})
+        self.now_ns += STEP_NS
+        result = StepResult(plan_id=oldest.plan_id, at_ns=self.now_ns, step_ns=STEP_NS, stopped={})
         middle = time.perf_counter_ns()
-        outcome = scheduler.commit(oldest, result, self.rid)
+        outcome = scheduler.commit(oldest, result, self.now_ns)
         end = time.perf_counter_ns()
         for progress in outcome.progress:
             if progress.finish_reason is not None:
@@ -91,16 +99,19 @@ class Load:
         return end - middle + planned - start
 
 
-def measure(running: int, workload: str, steps: int, repeats: int, depth: int) -> dict[str, object]:
+def measure(
+    policy: str, running: int, workload: str, *, steps: int, repeats: int, depth: int
+) -> dict[str, object]:
     medians, p99s = [], []
     for _ in range(repeats):
-        load = Load(running, workload, depth)
+        load = Load(policy, running, workload, depth)
         for _ in range(50):
             load.step()
         times = sorted(load.step() for _ in range(steps))
         medians.append(times[len(times) // 2] / 1000)
         p99s.append(times[len(times) * 99 // 100] / 1000)
     return {
+        "policy": policy,
         "workload": workload,
         "running": running,
         "depth": depth,
@@ -113,6 +124,7 @@ def measure(running: int, workload: str, steps: int, repeats: int, depth: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--policy", default="sarathi", choices=sorted(POLICIES))
     parser.add_argument("--steps", type=int, default=500, help="steps per repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--depth", type=int, default=0, choices=(0, 1, 2))
@@ -121,7 +133,14 @@ def main() -> None:
     if args.quick:
         args.steps, args.repeats = 100, 1
     rows = [
-        measure(running, workload, args.steps, args.repeats, args.depth)
+        measure(
+            args.policy,
+            running,
+            workload,
+            steps=args.steps,
+            repeats=args.repeats,
+            depth=args.depth,
+        )
         for workload in WORKLOADS
         for running in RUNNING
     ]
