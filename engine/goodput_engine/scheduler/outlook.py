@@ -18,10 +18,19 @@ from goodput_engine.scheduler.request import ScheduledRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from goodput_core.slo import Targets
     from goodput_core.steptime import StepTimeForm
     from goodput_engine.scheduler.policy import SchedulerView
 
-__all__ = ["SAFETY", "TRICKLE_TOKENS", "Outlook", "look"]
+__all__ = [
+    "SAFETY",
+    "TRICKLE_TOKENS",
+    "Outlook",
+    "Prospects",
+    "look",
+    "next_step_ns",
+    "weigh",
+]
 
 TRICKLE_TOKENS: Final = 64
 """Prompt tokens that a step takes along however little time it has, so that prompts get on."""
@@ -35,6 +44,7 @@ class Outlook:
 
     Args:
         begins_ns: when the next step will begin: after those in flight.
+        token_ns: time of a step with everybody's decodes alone; 0: nobody decodes.
         all_decodes, kept_decodes: the decodes of a step with everybody, and of one without those
             who have missed.
         missed: requests, by rid, that have missed a promise or cannot be in time.
@@ -49,6 +59,7 @@ class Outlook:
     """
 
     begins_ns: int
+    token_ns: int
     all_decodes: StepShape
     kept_decodes: StepShape
     missed: frozenset[int]
@@ -65,13 +76,28 @@ class Outlook:
         return self.tokens_in_time > 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospects:
+    """Who of those with prompts to compute can be in time.
+
+    Args:
+        doomed: prompts that have begun and cannot, by rid.
+        in_time, late: waiting requests, as in `Outlook`.
+        tokens_in_time: as in `Outlook`.
+    """
+
+    doomed: frozenset[int]
+    in_time: tuple[ScheduledRequest, ...]
+    late: tuple[ScheduledRequest, ...]
+    tokens_in_time: int
+
+
 def look(
     view: SchedulerView,
     model: StepTimeForm,
     tokens_left: Callable[[ScheduledRequest], float],
     *,
     favoured: int | None = None,
-    newcomer: ScheduledRequest | None = None,
 ) -> Outlook:
     """Look at everybody.
 
@@ -80,56 +106,109 @@ def look(
         model: predicts steps.
         tokens_left: how many more tokens a request is expected to get.
         favoured: a request that goes on whatever is due; nothing is expected of it.
-        newcomer: a request to be counted among the waiting.
     """
+    begins_ns = next_step_ns(view, model)
+    running = _Running(view, model, begins_ns, tokens_left)
+    rate = _prompt_rate(view, model, running.kept, running.tightest_ns)
+    prospects = weigh(
+        view,
+        tokens_left,
+        begins_ns=begins_ns,
+        ns_per_prompt_token=rate,
+        token_ns=running.token_ns,
+        favoured=favoured,
+    )
+    late = (r.rid for r in prospects.late)
+    return Outlook(
+        begins_ns=begins_ns,
+        token_ns=running.token_ns,
+        all_decodes=running.everybody,
+        kept_decodes=running.kept,
+        missed=frozenset(running.missed.union(prospects.doomed, late)),
+        step_within_ns=running.within_ns,
+        tightest_tpot_ns=running.tightest_ns,
+        ns_per_prompt_token=rate,
+        tokens_in_time=prospects.tokens_in_time,
+        in_time=prospects.in_time,
+        late=prospects.late,
+    )
+
+
+def next_step_ns(view: SchedulerView, model: StepTimeForm) -> int:
+    """When the next step will begin: after those in flight."""
     begins_ns = view.now_ns
     for plan in view.plans_in_flight():
         if plan.shape.num_requests:
             begins_ns += model.step_ns(plan.shape)
-    running = _Running(view, model, begins_ns, tokens_left, favoured)
-    missed = running.missed
-    rate = _prompt_rate(view, model, running.kept, running.tightest_ns)
+    return begins_ns
+
+
+def weigh(
+    view: SchedulerView,
+    tokens_left: Callable[[ScheduledRequest], float],
+    *,
+    begins_ns: int,
+    ns_per_prompt_token: float,
+    token_ns: int,
+    favoured: int | None = None,
+    newcomer: ScheduledRequest | None = None,
+) -> Prospects:
+    """Find who can be in time, at a known rate; it looks at prompts alone.
+
+    Args:
+        view: the scheduler.
+        tokens_left: how many more tokens a request is expected to get.
+        begins_ns: when the next step begins.
+        ns_per_prompt_token: the rate.
+        token_ns: how soon one token can follow another.
+        favoured: a request of which nothing is expected.
+        newcomer: a request to be counted among the waiting.
+    """
+
+    def missed(request: ScheduledRequest) -> bool:
+        return request.rid == favoured or has_missed(
+            request, request.base_sampled, begins_ns, tokens_left=tokens_left, token_ns=token_ns
+        )
+
+    def work_ns(request: ScheduledRequest) -> int:
+        left = request.input_tokens + request.base_sampled - request.base_planned
+        return int(left * ns_per_prompt_token)
+
+    doomed: set[int] = set()
     start_ns = begins_ns
-    for request, sampled, left in running.begun:
+    for request in view.prefilling():
+        if missed(request):
+            continue
         # What has begun is not given up for others, but where it cannot be in time even alone.
-        work_ns = int(left * rate)
-        if begins_ns + work_ns > next_due_ns(request, sampled, begins_ns):
-            missed.add(request.rid)
+        took_ns = work_ns(request)
+        if begins_ns + took_ns > next_due_ns(request, request.base_sampled, begins_ns):
+            doomed.add(request.rid)
         else:
-            start_ns += work_ns
+            start_ns += took_ns
     late: list[ScheduledRequest] = []
     jobs: list[Job[ScheduledRequest]] = []
     for request in view.waiting if newcomer is None else (*view.waiting, newcomer):
-        sampled = request.base_sampled
-        if request.rid == favoured or has_missed(
-            request, sampled, begins_ns, tokens_left=tokens_left, token_ns=running.token_ns
-        ):
+        if missed(request):
             late.append(request)
         else:
-            work_ns = int((request.input_tokens + sampled - request.base_planned) * rate)
-            due_ns = next_due_ns(request, sampled, begins_ns)
-            jobs.append(Job(item=request, due_ns=due_ns, work_ns=work_ns))
+            due_ns = next_due_ns(request, request.base_sampled, begins_ns)
+            jobs.append(Job(item=request, due_ns=due_ns, work_ns=work_ns(request)))
     chosen, others = most_in_time(jobs, start_ns)
     late += [job.item for job in others]
     late.sort(key=lambda r: (r.arrival_ns, r.rid))
-    return Outlook(
-        begins_ns=begins_ns,
-        all_decodes=running.everybody,
-        kept_decodes=running.kept,
-        missed=frozenset(missed.union(r.rid for r in late)),
-        step_within_ns=running.within_ns,
-        tightest_tpot_ns=running.tightest_ns,
-        ns_per_prompt_token=rate,
-        tokens_in_time=math.ceil((start_ns - begins_ns + sum(j.work_ns for j in chosen)) / rate),
+    all_ns = start_ns - begins_ns + sum(job.work_ns for job in chosen)
+    return Prospects(
+        doomed=frozenset(doomed),
         in_time=tuple(job.item for job in chosen),
         late=tuple(late),
+        tokens_in_time=math.ceil(all_ns / ns_per_prompt_token),
     )
 
 
 class _Running:
-    """Those who run: their decodes, the time they leave, and prompts that have begun."""
+    """Those who run: their decodes, and the time they leave."""
 
-    __slots__ = ("begun", "everybody", "kept", "missed", "tightest_ns", "token_ns", "within_ns")
+    __slots__ = ("everybody", "kept", "missed", "tightest_ns", "token_ns", "within_ns")
 
     def __init__(
         self,
@@ -137,51 +216,61 @@ class _Running:
         model: StepTimeForm,
         begins_ns: int,
         tokens_left: Callable[[ScheduledRequest], float],
-        favoured: int | None,
     ) -> None:
-        seen: list[tuple[ScheduledRequest, int, int]] = []
+        # All who run are visited in every step with prompts: few calls, few attributes.
+        self.within_ns = self.tightest_ns = NEVER_NS
+        self.missed: set[int] = set()
         decodes = context = 0
+        doubtful: list[tuple[ScheduledRequest, int, bool]] = []
         for request in view.running():
-            sampled, computed = request.sampled_tokens, request.computed_tokens
-            left = request.input_tokens + sampled - computed
-            if left == 1 and sampled:
+            sampled, computed = request.base_sampled, request.base_planned
+            cohort = request.cohort
+            if cohort is not None:
+                since = cohort.epoch - request.joined_epoch
+                sampled += since
+                computed += since
+            decoding = sampled > 0 and request.input_tokens + sampled - computed == 1
+            if decoding:
                 decodes += 1
                 context += computed + 1
-                left = 0
-            seen.append((request, sampled, left))
+            targets, first_ns = request.targets, request.first_token_ns
+            tpot_ns = targets.tpot_ns
+            if (
+                first_ns
+                and tpot_ns is not None
+                and targets.e2e_ns is None
+                and (targets.ttft_ns is None or first_ns - request.arrival_ns <= targets.ttft_ns)
+            ):
+                left_ns = first_ns + sampled * tpot_ns - begins_ns
+                if left_ns >= 0:
+                    self._leave(targets, left_ns, decoding=decoding)
+                    continue
+            doubtful.append((request, sampled, decoding))
         self.everybody = StepShape.of(decodes=decodes, decode_context_tokens=context)
         self.token_ns = model.step_ns(self.everybody) if decodes else 0
-        self.missed: set[int] = set()
-        self.begun: list[tuple[ScheduledRequest, int, int]] = []
-        self.within_ns = self.tightest_ns = NEVER_NS
-        for request, sampled, left in seen:
+        for request, sampled, decoding in doubtful:
             if has_missed(
                 request, sampled, begins_ns, tokens_left=tokens_left, token_ns=self.token_ns
             ):
                 self.missed.add(request.rid)
-                if not left:
+                if decoding:
                     decodes -= 1
                     context -= request.computed_tokens + 1
-                continue
-            if left and request.rid != favoured:
-                self.begun.append((request, sampled, left))
-            self._leaves(request, sampled, begins_ns, decodes=not left)
+            else:
+                left_ns = next_due_ns(request, sampled, begins_ns) - begins_ns
+                self._leave(request.targets, left_ns, decoding=decoding)
         self.kept = StepShape.of(decodes=decodes, decode_context_tokens=context)
 
-    def _leaves(
-        self, request: ScheduledRequest, sampled: int, begins_ns: int, *, decodes: bool
-    ) -> None:
+    def _leave(self, targets: Targets, left_ns: int, *, decoding: bool) -> None:
         """Count the time that a running request leaves for the next step."""
-        targets = request.targets
         tpot_ns, tbt_ns = targets.tpot_ns, targets.tbt_p99_ns
         if tpot_ns is not None:
             self.tightest_ns = min(self.tightest_ns, tpot_ns)
-            if decodes:
+            if decoding and left_ns < self.within_ns:
                 # Who is behind catches up in steps half as long as its target, not at once.
-                left_ns = next_due_ns(request, sampled, begins_ns) - begins_ns
                 self.within_ns = min(self.within_ns, max(left_ns, tpot_ns // 2))
-        if tbt_ns is not None and decodes:
-            self.within_ns = min(self.within_ns, tbt_ns)
+        if tbt_ns is not None and decoding and tbt_ns < self.within_ns:
+            self.within_ns = tbt_ns
 
 
 def _prompt_rate(

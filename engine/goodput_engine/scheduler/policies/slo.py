@@ -12,7 +12,7 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.door import Refusal
 from goodput_engine.scheduler.due import NEVER_NS, next_due_ns
 from goodput_engine.scheduler.memory import peak_tokens
-from goodput_engine.scheduler.outlook import SAFETY, TRICKLE_TOKENS, look
+from goodput_engine.scheduler.outlook import SAFETY, TRICKLE_TOKENS, look, next_step_ns, weigh
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths
 from goodput_engine.scheduler.ranked import RankedQueue
@@ -213,16 +213,20 @@ class SloPolicy(SchedulingPolicy):
         """Turn away who could not get its first token in time, all who are more urgent counted."""
         if request.targets.ttft_ns is None or not (len(view.waiting) or view.num_prefilling):
             return None
-        outlook = look(
+        # Who runs is as the last step found it; who comes changes the prompts alone.
+        outlook = self._see(view)
+        prospects = weigh(
             view,
-            self.model,
             self._tokens_left,
+            begins_ns=next_step_ns(view, self.model),
+            ns_per_prompt_token=outlook.ns_per_prompt_token,
+            token_ns=outlook.token_ns,
             favoured=self._favoured,
             newcomer=request,
         )
-        if request in outlook.in_time:
+        if request in prospects.in_time:
             return None
-        wait_s = math.ceil(outlook.tokens_in_time * outlook.ns_per_prompt_token / NS_PER_S)
+        wait_s = math.ceil(prospects.tokens_in_time * outlook.ns_per_prompt_token / NS_PER_S)
         return Refusal(
             reason="unattainable",
             detail="the promised time to the first token cannot be kept now; try again later",
