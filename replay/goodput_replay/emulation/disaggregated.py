@@ -202,14 +202,13 @@ class DisaggregatedFleet(Fleet):
         """All tokens are there; what its prompt found in a cache was found at its prefill."""
         self._finished(visit, _all_times(visit, times), visit.cached_tokens)
 
-    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], Iterator[Replica]]:
+    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[Replica]]:
         journey = self._journeys.pop(visit.rid, None)
-        replicas = [visit.replica]
+        times, left = super()._cancel(visit)
         if journey is not None and journey.target is not None:
             journey.target.replica.cancel(journey.target)
-            replicas.append(journey.target.replica)
-        times, _ = super()._cancel(visit)
-        return _all_times(visit, times), iter(replicas)
+            left.append(journey.target.replica)
+        return _all_times(visit, times), left
 
     def _end(self, rid: int, planned: PlannedRequest, record: RequestRecord) -> None:
         self._submits.pop(rid, None)

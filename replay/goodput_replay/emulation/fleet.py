@@ -72,6 +72,7 @@ def emulate(
     if settings.decode is None:
         fleet = Fleet(settings, on_record)
     else:
+        # It is a fleet itself, so that module needs this one.
         from goodput_replay.emulation.disaggregated import DisaggregatedFleet  # noqa: PLC0415
 
         fleet = DisaggregatedFleet(settings, settings.decode, on_record)
@@ -227,18 +228,18 @@ class Fleet:
             detail = ""
             if outcome is Outcome.TIMEOUT:
                 detail = f"nothing complete within {self.settings.timeout_ns / NS_PER_S:g} s"
-            times, replicas = self._cancel(visit)
+            times, left = self._cancel(visit)
             record = record_of(
                 planned, outcome, now_ns, times=times, replica=replica.name, detail=detail
             )
-            touched.update({r.name: r for r in replicas})
+            touched |= {r.name: r for r in left}
             self._end(rid, planned, record)
             self._part_with(replica, now_ns)
         self._settle(touched, now_ns)
 
-    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], Iterator[Replica]]:
-        """Give a request up: the times of its tokens, and the replicas to settle."""
-        return visit.replica.cancel(visit), iter((visit.replica,))
+    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[Replica]]:
+        """Give a request up: the times of its tokens, and the replicas that it leaves."""
+        return visit.replica.cancel(visit), [visit.replica]
 
     def _close_input(self, touched: dict[str, Replica]) -> None:
         """No request comes any more: nobody needs to wait for company."""
