@@ -1,0 +1,51 @@
+"""The display of a run in virtual time: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.units import NS_PER_S
+from goodput_replay.emulation import progress
+from goodput_replay.plan import PlanStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _records(count: int) -> Iterator[RequestRecord]:
+    for number in range(count):
+        yield RequestRecord(
+            request_id=f"r{number}",
+            slo_class="",
+            scheduled_ns=0,
+            end_ns=number * NS_PER_S,
+            outcome=Outcome.OK,
+        )
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
+def test_it_says_how_far_a_run_has_come_and_how_fast(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_LINE_EVERY_NS", 0)
+    monkeypatch.setattr(progress, "_BAR_EVERY_NS", 0)
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=terminal, width=120)
+    with progress.display(PlanStats(rows=1_000), console) as ended:
+        for record in _records(640):
+            ended(record)
+    assert "10 min 39 s of virtual time, 640 of 1,000 requests, " in said.getvalue()
+    assert " requests/s" in said.getvalue()
+
+
+def test_a_short_run_is_silent_where_nobody_watches() -> None:
+    said = io.StringIO()
+    with progress.display(PlanStats(rows=300), Console(file=said)) as ended:
+        for record in _records(300):
+            ended(record)
+    assert said.getvalue() == ""
