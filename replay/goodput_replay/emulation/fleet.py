@@ -219,8 +219,11 @@ class Fleet:
                 replica.settle(now_ns)
 
     def _give_up(self, now_ns: int) -> None:
+        given_up = self._deadlines.take(now_ns)
+        if not given_up:
+            return
         touched: dict[str, Replica] = {}
-        for rid, outcome in self._deadlines.take(now_ns):
+        for rid, outcome in given_up:
             visit = self._live.get(rid)
             if visit is None:
                 continue

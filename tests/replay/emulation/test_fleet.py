@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from copy import copy
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -227,6 +228,18 @@ def test_without_a_replica_everything_is_shed(
     run = run_fleet([planned("a", 0, 8, 1)], fleet(replicas=0))
     assert run["a"].outcome is Outcome.SHED
     assert run["a"].detail == "no replica is ready; try again shortly"
+
+
+def test_settings_and_outcomes_can_be_sent_to_worker_processes(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    settings = fleet(device="llama-3-8b-h100")
+    copied = pickle.loads(pickle.dumps(settings))
+    assert copied == settings
+    requests = [planned("a", 0, 100, 9)]
+    outcome = run_fleet(requests, copied).outcome
+    assert outcome == run_fleet(requests, settings).outcome
+    assert pickle.loads(pickle.dumps(outcome)) == outcome
 
 
 class Scaler:
