@@ -41,6 +41,14 @@ class Targets:
             and self.e2e_ns is None
         )
 
+    @property
+    def pace_ns(self) -> int | None:
+        """How long a step may take: the smaller of TPOT and TBT; None: neither was promised."""
+        tpot_ns, tbt_ns = self.tpot_ns, self.tbt_p99_ns
+        if tpot_ns is None or (tbt_ns is not None and tbt_ns < tpot_ns):
+            return tbt_ns
+        return tpot_ns
+
     def overridden_by(self, row: Targets) -> Targets:
         """These targets with every bound that `row` states taken from `row`: a row's own win."""
         return Targets(

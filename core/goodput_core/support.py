@@ -30,8 +30,16 @@ BUILT_ROUTER_POLICIES: Final = frozenset(RouterPolicy)
 BUILT_CONTROL_MODES: Final = frozenset({ControlMode.MANUAL})
 
 
-def require_built(service: LLMService) -> None:
+def require_built(
+    service: LLMService, *, control_modes: frozenset[ControlMode] = BUILT_CONTROL_MODES
+) -> None:
     """Refuse a manifest that asks for what this version does not have.
+
+    Args:
+        service: the manifest.
+        control_modes: those that the caller honours. `BUILT_CONTROL_MODES` are those of a whole
+            local service; an engine alone does its part of every mode, the budget's inner loop,
+            whoever does the rest.
 
     Raises:
         NotBuiltError: the field, what it asks for, and what may stand there today.
@@ -40,7 +48,7 @@ def require_built(service: LLMService) -> None:
     _one_of("spec.engine.policy", spec.engine.policy, BUILT_POLICIES)
     _one_of("spec.engine.preemption", spec.engine.preemption, BUILT_PREEMPTIONS)
     _one_of("spec.router.policy", spec.router.policy, BUILT_ROUTER_POLICIES)
-    _one_of("spec.control.mode", spec.control.mode, BUILT_CONTROL_MODES)
+    _one_of("spec.control.mode", spec.control.mode, control_modes)
     if spec.rollout.gate is not None:
         raise NotBuiltError("spec.rollout.gate", "gated rollouts are not built yet; remove it")
 

@@ -50,6 +50,8 @@ class Configure(_Message, frozen=True, kw_only=True):
         min_token_budget, max_token_budget: a later budget is kept within these.
         max_num_seqs: requests that may run at once, at the start.
         max_waiting: requests that may wait, at the start.
+        budget_law: a name of `goodput_core.spec.choices.BudgetLaw`: what sizes the prompts'
+            share of a step; None: the token budget alone, whatever a step takes.
         batch_timeout_ns: how long a policy that gathers batches waits; None: its own default.
         ageing_ns: waiting that moves a request up one level of priority; None: its own default.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
@@ -66,6 +68,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     max_token_budget: int
     max_num_seqs: int
     max_waiting: int
+    budget_law: str | None = None
     batch_timeout_ns: int | None = None
     ageing_ns: int | None = None
     swap_space_bytes: int = 0
@@ -131,11 +134,15 @@ class Limits(_Value, frozen=True, kw_only=True):
         token_budget: tokens that one step may compute.
         max_num_seqs: requests that may run at once.
         max_waiting: requests that may wait.
+        budget_law: which law sizes the prompts' share of a step.
+        safety_percent: share of the tightest time per token that a step is planned to take.
     """
 
     token_budget: int | None = None
     max_num_seqs: int | None = None
     max_waiting: int | None = None
+    budget_law: str | None = None
+    safety_percent: int | None = None
 
 
 class SetLimits(_Message, frozen=True, kw_only=True):
@@ -184,6 +191,9 @@ class EngineState(_Value, frozen=True, kw_only=True):
         block_size: tokens per KV block.
         limits_revision: of the bounds in force.
         token_budget, max_num_seqs, max_waiting: the bounds in force.
+        budget_law, safety_percent: which law sizes the prompts' share of a step, and the share of
+            the tightest time per token that it plans a step to take; empty and 0: none does.
+        prompt_tokens, prompt_reason: its latest decision, and why; 0 and empty before any.
         steps, step_ns: steps committed and their summed device time.
         scheduled_tokens, output_tokens: computed and emitted.
         preemptions: requests sent back to wait.
@@ -227,6 +237,10 @@ class EngineState(_Value, frozen=True, kw_only=True):
     predicted_lengths: int = 0
     length_error: float = 0.0
     step_time_error: float = 0.0
+    budget_law: str = ""
+    safety_percent: int = 0
+    prompt_tokens: int = 0
+    prompt_reason: str = ""
 
 
 class Ready(_Message, frozen=True, kw_only=True):

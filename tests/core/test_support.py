@@ -59,6 +59,10 @@ def test_a_choice_is_run_or_refused_by_name(field: str, path: str, value: str, b
     assert caught.value.exit_code is ExitCode.USAGE
 
 
+def test_who_does_a_part_of_a_service_says_which_modes_it_honours() -> None:
+    require_built(service(control__mode="Auto"), control_modes=frozenset(ControlMode))
+
+
 def test_a_part_that_is_not_built_is_refused_by_name() -> None:
     with pytest.raises(NotBuiltError) as caught:
         require_built(service(rollout__gate={"trace": "file://t"}))

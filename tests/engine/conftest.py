@@ -23,7 +23,7 @@ StartEngine = Callable[..., "RunningEngine"]
 RunEngine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def manifest_text(*, source: str = "emulated://unit", **engine: Any) -> str:
+def manifest_text(*, source: str = "emulated://unit", mode: str = "Manual", **engine: Any) -> str:
     """An LLMService of two classes; `engine` adds to or changes `spec.engine`."""
     return yaml.safe_dump(
         {
@@ -41,7 +41,7 @@ def manifest_text(*, source: str = "emulated://unit", **engine: Any) -> str:
                         {"name": "batch", "ttftMs": 30000, "tpotMs": 200},
                     ],
                 },
-                "control": {"mode": "Manual"},
+                "control": {"mode": mode},
             },
         }
     )

@@ -60,6 +60,7 @@ class ShareObservation:
     Args:
         decodes: what the step computes anyway.
         tightest_ns: the smallest time per token promised to any of them; None: to nobody.
+        begun_tokens: computed tokens of the prompt that goes on, which its next chunk reads.
         overdue: whether a prompt waits past its promised time to the first token. It is only
             read when `ShareState.skipped` has reached its limit.
         measured: the latest step that computed prompts, once; for law `ema` alone.
@@ -67,6 +68,7 @@ class ShareObservation:
 
     decodes: StepShape
     tightest_ns: int | None
+    begun_tokens: int = 0
     overdue: bool = False
     measured: StepSample | None = None
 
@@ -130,7 +132,7 @@ def share_law(
         reason = ShareReason.UNPROMISED
     elif params.law is not BudgetLaw.FIXED:
         target_ns = observation.tightest_ns * params.safety_percent // 100
-        share, reason = _in_time(average, target_ns, beside, params, room)
+        share, reason = _in_time(average, target_ns, observation, params, room)
         share, reason = _slowly(share, reason, state.share)
         least = _rounded_up(params.min_tokens - beside.num_decodes)
         if share < min(least, room):
@@ -152,16 +154,23 @@ def share_law(
 
 
 def _in_time(
-    average: float, target_ns: int, beside: StepShape, params: ShareParams, room: int
+    average: float, target_ns: int, observation: ShareObservation, params: ShareParams, room: int
 ) -> tuple[int, ShareReason]:
     """As many prompt tokens as the law says are in time."""
+    beside = observation.decodes
     if params.law is BudgetLaw.EMA:
         # Before the first step with a prompt nothing is known of one.
         fits = target_ns / average - beside.num_decodes if average else QUANTUM_TOKENS
-        share = min(room, max(0, int(fits)))
+        share = int(max(0, min(room, fits)))
     else:
         assert params.form is not None, "law `model` predicts by a form"
-        share = largest_prefill(params.form, beside=beside, target_ns=target_ns, most_tokens=room)
+        share = largest_prefill(
+            params.form,
+            beside=beside,
+            target_ns=target_ns,
+            most_tokens=room,
+            start=observation.begun_tokens,
+        )
     if share == room:
         return share, ShareReason.CEILING
     return share - share % QUANTUM_TOKENS, ShareReason.KEEPS_TPOT

@@ -16,6 +16,7 @@ from goodput_core.errors import SpecError
 from goodput_core.slo import OBJECTIVE_PATTERN, parse_objective
 from goodput_core.spec.choices import (
     Baseline,
+    BudgetLaw,
     ControlMode,
     OnInconclusive,
     Policy,
@@ -87,6 +88,11 @@ class TokenBudgetSpec:
     )
     initial: int = spec_field(
         "Tokens per iteration at the start.", default=2048, minimum=1, maximum=_MAX_TOKENS
+    )
+    law: BudgetLaw = spec_field(
+        "What sizes the prompts' share of an iteration under control mode Auto; the other modes "
+        "keep the initial budget.",
+        default=BudgetLaw.MODEL,
     )
 
 

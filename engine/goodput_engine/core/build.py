@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import InputError
+from goodput_core.spec.choices import BudgetLaw
 from goodput_core.spec.llmservice import Preemption
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.kv.host import HostPool
+from goodput_engine.scheduler.pacing import Pacer
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policies.sjf import SjfPolicy
 from goodput_engine.scheduler.policy import SchedulerLimits
@@ -67,6 +69,9 @@ def build_core(
     )
     if oracle is not None:
         policy = SjfPolicy(predictor=KnownLengths(oracle), ageing_ns=config.ageing_ns)
+    pacer = None
+    if config.budget_law is not None and policy.paced:
+        pacer = Pacer(_budget_law(config.budget_law), min_tokens=low)
     scheduler = Scheduler(
         policy=policy,
         kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
@@ -79,6 +84,7 @@ def build_core(
         depth=depth,
         host=_host_memory(config.swap_space_bytes, preemption, profile),
         preemption=preemption,
+        pacer=pacer,
     )
     executor = EmulatedExecutor(profile)
     return EngineCore(
@@ -99,6 +105,12 @@ def _host_memory(size: int, preemption: Preemption, profile: DeviceProfile) -> H
         total_blocks=0 if preemption is Preemption.RECOMPUTE else blocks,
         ns_per_block=profile.swap_ns_per_block,
     )
+
+
+def _budget_law(name: str) -> BudgetLaw:
+    if name not in set(BudgetLaw):
+        raise InputError(f"token budget law {name!r} is not one of {', '.join(BudgetLaw)}")
+    return BudgetLaw(name)
 
 
 def _within(what: str, value: int, low: int, high: int | None) -> None:

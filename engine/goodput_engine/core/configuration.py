@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from goodput_core.spec.choices import ControlMode
 from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.messages import Configure
 
@@ -13,11 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["configuration"]
 
 
-def configuration(engine: EngineSpec, *, device: str, step_log: str | None = None) -> Configure:
+def configuration(
+    engine: EngineSpec, *, mode: ControlMode, device: str, step_log: str | None = None
+) -> Configure:
     """What a replica of this service runs.
 
     Args:
         engine: the manifest's `spec.engine`.
+        mode: the manifest's `spec.control.mode`: only `Auto` sizes steps by a law.
         device: the device profile's name or path.
         step_log: a file to write the step log to, absolute; None: none.
     """
@@ -29,6 +33,7 @@ def configuration(engine: EngineSpec, *, device: str, step_log: str | None = Non
         token_budget=budget.initial,
         min_token_budget=budget.min,
         max_token_budget=budget.max,
+        budget_law=budget.law if mode is ControlMode.AUTO else None,
         max_num_seqs=engine.max_num_seqs,
         max_waiting=engine.max_waiting,
         batch_timeout_ns=engine.batch_timeout_ns,

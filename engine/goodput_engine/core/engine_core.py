@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from goodput_core.slo import Targets
+from goodput_core.spec.choices import BudgetLaw
 from goodput_engine.messages import EngineState, Rejected, RequestOutput, StepOutputs
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.prediction import PredictionError
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from goodput_engine.executor.base import Executor, RunsAhead
     from goodput_engine.messages import SetLimits, Submit
     from goodput_engine.scheduler.fold import Folded
+    from goodput_engine.scheduler.pacing import Pacer
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.scheduler import Scheduler
 
@@ -140,6 +144,10 @@ class EngineCore:
                 max_waiting=max(0, waiting),
             )
         )
+        pacer = self.scheduler.pacer
+        if pacer is not None:
+            law = None if new.budget_law is None else BudgetLaw(new.budget_law)
+            pacer.change(law=law, safety_percent=new.safety_percent)
         self._changed = True
 
     def drain(self) -> None:
@@ -229,7 +237,7 @@ class EngineCore:
         waiting, limits = len(scheduler.waiting), scheduler.limits
         host_free, host_total = scheduler.host_blocks
         predicted = scheduler.prediction_error or _NO_PREDICTIONS
-        return EngineState(
+        state = EngineState(
             at_ns=now_ns,
             running=scheduler.num_requests - waiting,
             waiting=waiting,
@@ -259,6 +267,7 @@ class EngineCore:
             length_error=predicted.mean_abs_log_ratio,
             step_time_error=scheduler.policy.step_time_error,
         )
+        return state if scheduler.pacer is None else _paced(state, scheduler.pacer)
 
     def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:
         one_more = self._one_more
@@ -304,4 +313,17 @@ def _scheduled(submit: Submit, *, keeps_blocks: bool = False) -> ScheduledReques
         ),
         priority=submit.priority,
         keeps_blocks=keeps_blocks,
+    )
+
+
+def _paced(state: EngineState, pacer: Pacer) -> EngineState:
+    """With what sizes the prompts' share of its steps."""
+    latest = pacer.latest
+    return structs.replace(
+        state,
+        budget_law=pacer.law,
+        safety_percent=pacer.safety_percent,
+        step_time_error=pacer.step_time_error,
+        prompt_tokens=0 if latest is None else latest.tokens,
+        prompt_reason="" if latest is None else latest.reason,
     )

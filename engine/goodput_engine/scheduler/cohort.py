@@ -8,6 +8,7 @@ the epoch in which it joined, and its counters follow by subtraction. What a mem
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ class DecodeCohort:
         "_due",
         "_joined",
         "_left",
+        "_paces",
         "committed_epoch",
         "epoch",
         "last_plan",
@@ -53,6 +55,8 @@ class DecodeCohort:
         self._due: dict[int, list[ScheduledRequest]] = {}
         self._joined: list[ScheduledRequest] = []
         self._left: list[int] = []
+        self._paces: dict[int, int] = {}
+        """Of the times per token that members were promised, to how many."""
 
     def join(self, request: ScheduledRequest) -> None:
         """A request that is one token behind decodes from the next epoch on.
@@ -65,7 +69,15 @@ class DecodeCohort:
         self.members[request.rid] = request
         self.total_context += request.base_planned
         self._joined.append(request)
+        pace_ns = request.targets.pace_ns
+        if pace_ns is not None:
+            self._paces[pace_ns] = self._paces.get(pace_ns, 0) + 1
         self.file(request)
+
+    @property
+    def tightest_ns(self) -> int | None:
+        """The smallest time per token that any member was promised; None: nobody was."""
+        return min(self._paces, default=None)
 
     def file(self, request: ScheduledRequest) -> None:
         """File the next epoch in which a member needs attention."""
@@ -145,6 +157,11 @@ class DecodeCohort:
         request.base_emitted += max(0, self.committed_epoch - request.joined_epoch)
         request.cohort = None
         del self.members[request.rid]
+        pace_ns = request.targets.pace_ns
+        if pace_ns is not None:
+            self._paces[pace_ns] -= 1
+            if not self._paces[pace_ns]:
+                del self._paces[pace_ns]
         self.total_context -= request.base_planned
         if decoded:
             request.last_plan = self.last_plan
@@ -182,6 +199,8 @@ class DecodeCohort:
         assert self.total_context == sum(r.computed_tokens for r in self.members.values())
         epochs = [r.joined_epoch for r in self.members.values()]
         assert epochs == sorted(epochs), "members are out of order"
+        paces = [r.targets.pace_ns for r in self.members.values()]
+        assert self._paces == Counter(pace for pace in paces if pace is not None)
         for request in self.members.values():
             assert request.state is RequestState.DECODING
             assert request.total_tokens == request.computed_tokens + 1

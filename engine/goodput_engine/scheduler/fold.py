@@ -218,7 +218,9 @@ class Folder:
                 return None
             if record.leavers or record.releases or record.copied:
                 return None
-        if not self._ignores_queue and len(floor.waiting):
+        # With a pacer, who waits may be waiting for a larger share of the next step.
+        heeds_queue = not self._ignores_queue or self._planner.pacer is not None
+        if heeds_queue and len(floor.waiting):
             return None
         if floor.kv.free_blocks < self._planner.offloading.margin():
             return None

@@ -22,6 +22,7 @@ from goodput_engine.scheduler.request import RequestState
 if TYPE_CHECKING:
     from goodput_engine.scheduler.door import Door
     from goodput_engine.scheduler.floor import Floor
+    from goodput_engine.scheduler.pacing import Pacer
     from goodput_engine.scheduler.plan import Copy
     from goodput_engine.scheduler.policy import Phase, SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request import ScheduledRequest
@@ -40,6 +41,7 @@ class Planner:
         stats: its counters.
         view: what the policy may look at.
         depth: plans that may wait uncommitted beside the one that runs.
+        pacer: sizes the prompts' share of each step; None: the token budget alone does.
 
     Attributes:
         offloading: makes room ahead of time.
@@ -55,6 +57,7 @@ class Planner:
         "_stats",
         "_view",
         "offloading",
+        "pacer",
     )
 
     def __init__(
@@ -66,7 +69,9 @@ class Planner:
         stats: SchedulerStats,
         view: SchedulerView,
         depth: int,
+        pacer: Pacer | None = None,
     ) -> None:
+        self.pacer = pacer
         self._policy = policy
         self._floor = floor
         self._stats = stats
@@ -107,8 +112,17 @@ class Planner:
 
     def _draft(self, draft: Draft, phase: Phase) -> None:
         """Fill the plan with the kinds of work that it may hold."""
+        floor = self._floor
         if phase.decodes and not phase.prompts_alone:
             self._decoding.draft(draft, phase.only)
+        if self.pacer is not None and (floor.prefilling or len(floor.waiting)):
+            share = self.pacer.prompt_tokens(
+                floor,
+                decodes=draft.decodes,
+                max_tokens=draft.left + draft.decodes,
+                now_ns=self._view.now_ns,
+            )
+            draft.left = min(draft.left, share)
         if draft.left > 0:
             self._prompts.draft(draft, phase)
         if phase.decodes and phase.prompts_alone and not draft.chunks:

@@ -156,6 +156,9 @@ class SchedulingPolicy:
     """First come, first served, everything mixed: what a policy changes, it overrides."""
 
     name: ClassVar[Policy]
+    paced: ClassVar[bool] = False
+    """Whether a step's share of prompts may be cut to keep running requests in time: not for one
+    that keeps prompts whole, or that sizes steps by the promises itself."""
 
     @classmethod
     def configured(cls, settings: PolicySettings) -> Self:  # noqa: ARG003 - for those that have any

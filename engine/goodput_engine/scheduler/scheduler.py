@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from goodput_engine.kv.blocks import BlockPool
     from goodput_engine.scheduler.door import Refusal
     from goodput_engine.scheduler.fold import SteadyDecoding
+    from goodput_engine.scheduler.pacing import Pacer
     from goodput_engine.scheduler.plan import StepPlan, StepResult
     from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
     from goodput_engine.scheduler.prediction import PredictionError
@@ -64,6 +65,7 @@ class Scheduler:
         limits: the bounds to start with.
         max_model_tokens: prompt and answer together.
         depth: plans that may wait uncommitted beside the one that runs, 0 to 2.
+        pacer: sizes the prompts' share of each step; None: the token budget alone does.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Scheduler:
         depth: int = 0,
         host: HostPool | None = None,
         preemption: Preemption = Preemption.RECOMPUTE,
+        pacer: Pacer | None = None,
     ) -> None:
         assert 0 <= depth <= 2, depth
         self.now_ns = 0
@@ -86,6 +89,7 @@ class Scheduler:
         self.preemption = preemption
         self.waiting: WaitingQueue = policy.new_queue()
         self.policy = policy
+        self.pacer = pacer
         self._kv = kv
         self._door = Door(
             max_total_tokens=min(max_model_tokens, kv.total_blocks * kv.block_size + 1)
@@ -99,6 +103,7 @@ class Scheduler:
             stats=self.stats,
             view=self,
             depth=depth,
+            pacer=pacer,
         )
         self.handover = HandOver(policy=policy, floor=self._floor, door=self._door, view=self)
         self._folder = Folder(
@@ -336,9 +341,16 @@ class Scheduler:
             released=released,
         )
         if plan.shape.num_tokens:
-            self.stats.count(plan, result.step_ns, len(outcome.advanced) + len(progress))
-            self.policy.after_step(outcome, self)
+            self._learn(outcome)
         return outcome
+
+    def _learn(self, outcome: StepOutcome) -> None:
+        """Count a step that computed, and let those learn from it who decide by it."""
+        plan, step_ns = outcome.plan, outcome.result.step_ns
+        self.stats.count(plan, step_ns, len(outcome.advanced) + len(outcome.progress))
+        if self.pacer is not None:
+            self.pacer.observe(plan, step_ns)
+        self.policy.after_step(outcome, self)
 
     def steady(self) -> SteadyDecoding | None:
         """Where steps can be folded from, until anything else is asked of this scheduler.

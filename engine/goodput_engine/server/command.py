@@ -14,6 +14,7 @@ import uvloop
 from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
+from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_engine.core.configuration import configuration
 from goodput_engine.logs import configure_logging
@@ -107,7 +108,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> EngineSettings:
-    service = read_manifest(args.manifest)
+    service = read_manifest(args.manifest, control_modes=frozenset(ControlMode))
     engine, slo = service.spec.engine, service.spec.slo
     device, profile = choose_device(service.spec, asked=args.device, source=str(args.manifest))
     return EngineSettings(
@@ -121,6 +122,7 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
         slo=SLOBook(classes=slo.by_name(), default=slo.default_class),
         configure=configuration(
             engine,
+            mode=service.spec.control.mode,
             device=device,
             step_log=None if args.step_log is None else str(args.step_log.absolute()),
         ),

@@ -12,7 +12,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from goodput_core.spec.choices import BudgetLaw, Policy
 from goodput_engine.messages import Configure, Limits, SetLimits
+from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_engine.server.refusals import Refusal, bad_request
 
 __all__ = ["LimitsGate"]
@@ -25,6 +27,8 @@ class _Patch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token_budget: int | None = None
     max_num_seqs: int | None = None
     max_waiting: int | None = None
+    budget_law: BudgetLaw | None = None
+    safety_percent: int | None = None
 
 
 _PATCH: Final = msgspec.json.Decoder(_Patch)
@@ -41,6 +45,7 @@ class LimitsGate:
 
     def __init__(self, configure: Configure, *, token: str | None, revision: int) -> None:
         self._configure = configure
+        self._paced = configure.budget_law is not None and POLICIES[Policy(configure.policy)].paced
         self._token = token
         self._revision = revision
 
@@ -86,6 +91,14 @@ class LimitsGate:
         )
         _within("max_num_seqs", patch.max_num_seqs, 1, bounds.max_num_seqs)
         _within("max_waiting", patch.max_waiting, 0, bounds.max_waiting)
+        _within("safety_percent", patch.safety_percent, 1, 100)
+        if not self._paced and (patch.budget_law or patch.safety_percent):
+            raise bad_request(
+                "nothing sizes the prompts' share of a step here: control.mode is not Auto, or "
+                "the policy keeps prompts whole or sizes steps itself",
+                "budget_law" if patch.budget_law else "safety_percent",
+                "not_paced",
+            )
         if patch.revision <= self._revision:
             raise Refusal(
                 HTTPStatus.CONFLICT,
@@ -100,6 +113,8 @@ class LimitsGate:
                 token_budget=patch.token_budget,
                 max_num_seqs=patch.max_num_seqs,
                 max_waiting=patch.max_waiting,
+                budget_law=patch.budget_law,
+                safety_percent=patch.safety_percent,
             ),
         )
 

@@ -130,7 +130,7 @@ def fleet_settings(
     return FleetSettings(
         service=service.metadata.name,
         profile=profile,
-        configure=configuration(spec.engine, device=name),
+        configure=configuration(spec.engine, mode=spec.control.mode, device=name),
         replicas=spec.initial_replicas,
         placement=spec.router.policy,
         promise=promise,

@@ -82,7 +82,7 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
         pytest.param(["-f", "BROKEN", *UPSTREAM], "spec.model", id="broken manifest"),
         pytest.param(["-f", "BINARY", *UPSTREAM], "UTF-8", id="binary manifest"),
         pytest.param(["-f", "TWICE", *UPSTREAM], "already stands above", id="a field twice"),
-        pytest.param(["-f", "FANCY", *UPSTREAM], "fancy.yaml: spec.control", id="mode not built"),
+        pytest.param(["-f", "FANCY", *UPSTREAM], "fancy.yaml: spec.rollout", id="gate not built"),
         pytest.param(["-f", "MANIFEST", "--upstreams", "none.json"], "none.json", id="no file"),
         pytest.param(["-f", "MANIFEST", "--upstreams", "BROKEN"], "broken.yaml", id="bad file"),
         pytest.param(["-f", "MANIFEST", "--upstream", "r0"], "NAME=URL", id="bad upstream"),
@@ -115,7 +115,7 @@ def test_bad_input_is_one_sentence(
     Path("broken.yaml").write_text(BROKEN, encoding="utf-8")
     Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
     text = MANIFEST.read_text(encoding="utf-8")
-    Path("fancy.yaml").write_text(text.replace("mode: Manual", "mode: Auto"), encoding="utf-8")
+    Path("fancy.yaml").write_text(text + "  rollout: {gate: {trace: file://t}}\n", encoding="utf-8")
     Path("twice.yaml").write_text(f"{text}\nkind: LLMService\n", encoding="utf-8")
     files = {
         "MANIFEST": str(MANIFEST),

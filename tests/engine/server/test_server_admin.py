@@ -164,6 +164,8 @@ async def test_limits_change_with_rising_revisions_only(start_engine: StartEngin
         pytest.param({"revision": 1, "max_num_seqs": 257}, id="more than the manifest runs"),
         pytest.param({"revision": 1, "max_waiting": -1}, id="a negative queue"),
         pytest.param({"revision": 1, "max_waiting": 1025}, id="more than the manifest lets wait"),
+        pytest.param({"revision": 1, "safety_percent": 80}, id="a factor that nothing reads"),
+        pytest.param({"revision": 1, "budget_law": "ema"}, id="a law where none decides"),
         pytest.param({"revision": 0}, id="revision 0"),
         pytest.param({"token_budget": 512}, id="no revision"),
         pytest.param({"revision": 1, "tokenBudget": 512}, id="a misspelt field"),
@@ -177,6 +179,24 @@ async def test_a_change_beyond_the_manifest_is_refused_and_counts_for_nothing(
     status, body = await patch(admin, f"Bearer {engine.token}", change)
     assert status == 400, body
     assert (await state_of(admin))["limits_revision"] == 0
+
+
+async def test_under_auto_the_law_of_the_budget_and_its_safety_can_be_changed(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine(mode="Auto", tokenBudget={"law": "ema"})
+    token = f"Bearer {engine.token}"
+    async with aiohttp.ClientSession(engine.admin_url) as admin:
+        state = await state_of(admin)
+        assert (state["budget_law"], state["safety_percent"]) == ("ema", 90)
+        for bad in ({"budget_law": "pid"}, {"safety_percent": 0}, {"safety_percent": 101}):
+            status, body = await patch(admin, token, {"revision": 1, **bad})
+            assert status == 400, body
+        change = {"revision": 1, "budget_law": "model", "safety_percent": 75}
+        assert await patch(admin, token, change) == (200, {"revision": 1})
+        while state["limits_revision"] != 1:
+            state = await state_of(admin)
+    assert (state["budget_law"], state["safety_percent"]) == ("model", 75)
 
 
 async def test_the_admin_port_serves_no_models(admin: aiohttp.ClientSession) -> None:

@@ -46,6 +46,7 @@ class FastServePolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.FASTSERVE
+    paced: ClassVar[bool] = True
 
     def __init__(self, *, model: StepTimeForm | None = None) -> None:
         self._learned = OnlineStepTime()

@@ -47,6 +47,7 @@ class PriorityPolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.PRIORITY
+    paced: ClassVar[bool] = True
 
     def __init__(self, *, ageing_ns: int | None = None) -> None:
         self._ageing = Ageing(_AGEING_NS if ageing_ns is None else ageing_ns)

@@ -23,3 +23,4 @@ class SarathiPolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.SARATHI
+    paced: ClassVar[bool] = True

@@ -133,6 +133,7 @@ class SjfPolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.SJF
+    paced: ClassVar[bool] = True
 
     def __init__(
         self, *, predictor: LengthPredictor | None = None, ageing_ns: int | None = None

@@ -31,6 +31,7 @@ class SplitFusePolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.SPLITFUSE
+    paced: ClassVar[bool] = True
 
     def budget(self, view: SchedulerView) -> int:
         """The decodes and an equal share of the prompts' tokens."""
