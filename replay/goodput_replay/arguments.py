@@ -33,6 +33,7 @@ _EXAMPLES: Final = (
     "replay --trace prod.parquet --emulate chat.yaml --topology two-pools.yaml",
     "replay --trace prod.parquet --emulate chat.yaml --device llama-3-8b-h100 --rate-scale 2",
     "replay report runs/candidate",
+    "replay capacity --trace prod.parquet --emulate chat.yaml",
 )
 
 
@@ -50,10 +51,12 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         "replay",
         summary="Fire a trace at a service at its real timestamps, or at a model of it in "
-        "virtual time, and judge every request. `replay report DIR` rebuilds a run's report.",
+        "virtual time, and judge every request. `replay report DIR` rebuilds a run's report; "
+        "`replay capacity` finds the highest rate that holds.",
         usage="replay --trace TRACE (--target URL | -f MANIFEST | --emulate MANIFEST) "
         "[OPTION ...]\n"
-        "       replay report DIR",
+        "       replay report DIR\n"
+        "       replay capacity --trace TRACE … [OPTION ...]",
         examples=_EXAMPLES,
     )
     _add_what(parser)

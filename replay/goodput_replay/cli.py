@@ -61,6 +61,10 @@ def main(argv: list[str]) -> int:
         from goodput_replay.report.command import main as report  # noqa: PLC0415
 
         return report(argv[1:])
+    if argv[:1] == ["capacity"]:
+        from goodput_replay.capacity.command import main as capacity  # noqa: PLC0415
+
+        return capacity(argv[1:])
     options = parse_options(argv)
     trace = open_trace(sample_path() if options.trace == _SAMPLE else options.trace)
     promise, service = _promise(options)

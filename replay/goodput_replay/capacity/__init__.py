@@ -1,0 +1,1 @@
+"""The highest rate at which promises are kept: `replay capacity`."""

@@ -1,0 +1,118 @@
+"""One probe: a replay at one rate in a process of its own, and what its verdict says.
+
+Each probe leaves a whole run folder, so that every figure of the search can be looked at. A
+process of its own makes no difference between virtual time, a service that is started and a
+server elsewhere, and takes Ctrl-C as any replay does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from goodput_core.errors import (
+    ExitCode,
+    GoodputError,
+    InternalError,
+    Interrupted,
+    UsageError,
+)
+from goodput_core.slo import parse_objective
+from goodput_core.verdict import VerdictKind
+from goodput_replay.capacity.search import Level, Probe
+from goodput_replay.run.summary import Summary, read_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["PlanLength", "Tried", "level_of", "survey_plan", "try_rate"]
+
+
+class PlanLength(msgspec.Struct, frozen=True):
+    """What `--dry-run --json` says of a plan, as far as a search needs it."""
+
+    requests: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A probe and the run behind it.
+
+    Args:
+        probe: the rate and what it says.
+        summary: of the run.
+        folder: the run's.
+    """
+
+    probe: Probe
+    summary: Summary
+    folder: Path
+
+
+def level_of(summary: Summary) -> Level:
+    """What a valid run says of its rate."""
+    if summary.verdict.kind is VerdictKind.PASS:
+        return Level.SHOWN
+    judged = [c for c in summary.classes if c.objective is not None and c.total]
+    if not judged or summary.verdict.kind is VerdictKind.FAIL:
+        return Level.BROKEN
+    enough = (Fraction(c.good, c.total) >= parse_objective(c.objective or "") for c in judged)
+    return Level.SEEMS if all(enough) else Level.BROKEN
+
+
+def survey_plan(arguments: Sequence[str]) -> PlanLength:
+    """What one replay would send, without sending it; every wrong argument is found here.
+
+    Args:
+        arguments: of `replay`.
+
+    Raises:
+        UsageError: the replay refused them.
+        InternalError: it failed.
+    """
+    done = _replay([*arguments, "--dry-run", "--json"])
+    if done.returncode != ExitCode.PASS:
+        raise _error(done, "")
+    return msgspec.json.decode(done.stdout, type=PlanLength)
+
+
+def try_rate(arguments: Sequence[str], scale: Fraction, folder: Path) -> Tried:
+    """Replay at a rate.
+
+    Args:
+        arguments: of `replay`, without a rate, a folder or an output format.
+        scale: of the trace's rate.
+        folder: the run's, which must not exist.
+
+    Raises:
+        UsageError: the replay refused its arguments or could not reach its target.
+        Interrupted: by a signal.
+        InternalError: the replay failed.
+    """
+    at = f"{float(scale):.10g}"
+    done = _replay([*arguments, "--rate-scale", at, "--out", str(folder), "--json", "--no-report"])
+    if done.returncode not in (ExitCode.PASS, ExitCode.INVALID):
+        raise _error(done, f"at {float(scale):g} times the trace's rate: ")
+    summary = read_summary(folder)
+    return Tried(probe=Probe(scale=scale, level=level_of(summary)), summary=summary, folder=folder)
+
+
+def _replay(arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "goodput_core", "replay", *arguments]
+    return subprocess.run(command, capture_output=True, check=False)
+
+
+def _error(done: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
+    """The replay's last sentence, as an error of its kind."""
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    sentence = said[-1].removeprefix("error: ") if said else f"replay ended with {done.returncode}"
+    kinds = {ExitCode.USAGE: UsageError, ExitCode.INTERRUPTED: Interrupted}
+    kind = next((k for code, k in kinds.items() if code == done.returncode), InternalError)
+    return kind(f"{where}{sentence}")
