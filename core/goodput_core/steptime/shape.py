@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["StepShape"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepShape:
+class StepShape(NamedTuple):
     """What a step computes, summed over its requests.
 
     A request either decodes, one token on top of a known context, or has a *chunk*: some tokens

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from array import array
-from dataclasses import fields
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +27,7 @@ __all__ = ["MAX_STEPS", "STEP_COLUMNS", "StepLog", "read_step_log"]
 
 _log = logging.getLogger(__name__)
 
-_SHAPE: Final = tuple(field.name for field in fields(StepShape))
+_SHAPE: Final = StepShape._fields
 _shape_of: Final = attrgetter(*_SHAPE)
 STEP_COLUMNS: Final = ("at_ns", "step_ns", *_SHAPE)
 """All int64: when a step was done on the engine's monotonic clock, its device time, its shape."""
@@ -158,7 +157,7 @@ def read_step_log(path: Path) -> list[StepSample]:
             raise InputError(f"{path}: {name}: every step has one of at least {least}")
     shapes = zip(*(columns[name] for name in _SHAPE), strict=True)
     return [
-        StepSample(StepShape(**dict(zip(_SHAPE, shape, strict=True))), step_ns)
+        StepSample(StepShape(*shape), step_ns)
         for step_ns, shape in zip(columns["step_ns"], shapes, strict=True)
     ]
 

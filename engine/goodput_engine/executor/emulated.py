@@ -139,11 +139,12 @@ class EmulatedExecutor:
         law = self._profile.form.decode_law(num_decodes)
         host_ns = self._profile.host_ns(num_decodes)
         host_free_ns, device_free_ns = self._host_free_ns, self._device_free_ns
-        done = array("q", [step.deadline_ns for step in running])
+        done = [step.deadline_ns for step in running]
         took = [step.step_ns for step in running]
         stopped: dict[int, dict[int, str]] = {}
         depth, steps = len(running), 0
         most = next((i for i, step in enumerate(running) if step.stopped), _NO_STOP)
+        # The hot loop of virtual time: comparisons instead of `max`, which costs twice as much.
         while (ready_ns := done[steps]) < until_ns and steps < most:
             epoch += 1
             if epoch in due and not steady.give_slots(epoch):
@@ -152,11 +153,13 @@ class EmulatedExecutor:
                 stopped[epoch] = stops
                 most = min(most, steps + depth)
             context += num_decodes
-            host_free_ns = max(ready_ns, host_free_ns) + host_ns
-            step_ns = law(context)
-            device_free_ns = max(device_free_ns, host_free_ns) + step_ns
-            done.append(device_free_ns)
-            took.append(step_ns)
+            if ready_ns > host_free_ns:  # noqa: PLR1730
+                host_free_ns = ready_ns
+            host_free_ns += host_ns
+            if host_free_ns > device_free_ns:  # noqa: PLR1730
+                device_free_ns = host_free_ns
+            took.append(step_ns := law(context))
+            done.append(device_free_ns := device_free_ns + step_ns)
             steps += 1
         if not steps:
             return None
@@ -174,7 +177,7 @@ class EmulatedExecutor:
                 )
             )
         return steady.done(
-            ends_ns=done[:steps],
+            ends_ns=array("q", done[:steps]),
             planned_ns=planned_ns,
             step_ns=sum(took[:steps]),
             last_step_ns=took[steps - 1],

@@ -14,7 +14,7 @@ hashes as in vLLM's automatic prefix caching.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class BlockPool:
         blank = self._blank
         taken = blank[len(blank) - count :][::-1] if count <= len(blank) else blank[::-1]
         del blank[len(blank) - len(taken) :]
-        while len(taken) < count:
-            taken.append(self._evict())
+        if len(taken) < count:
+            taken += self._evict(count - len(taken))
         references = self._references
         for block in taken:
             references[block] = 1
@@ -114,33 +114,41 @@ class BlockPool:
         if self._blank:
             block = self._blank.pop()
         elif self._cached:
-            block = self._evict()
+            (block,) = self._evict(1)
         else:
             return None
         self._references[block] = 1
         return block
 
-    def publish(self, block: int, block_hash: int) -> None:
-        """This live block is full and computed: others may find it by its hash.
+    def publish(self, blocks: Sequence[int], block_hashes: Sequence[int]) -> None:
+        """These live blocks are full and computed: others may find them by their hashes.
 
         A second block with an equal prefix stays private; it is blank when freed.
         """
-        if block_hash not in self._by_hash and self._hashes[block] is None:
-            self._by_hash[block_hash] = block
-            self._hashes[block] = block_hash
-            self.generation += 1
+        by_hash, hashes = self._by_hash, self._hashes
+        before = len(by_hash)
+        for block, block_hash in zip(blocks, block_hashes, strict=True):
+            if block_hash not in by_hash and hashes[block] is None:
+                by_hash[block_hash] = block
+                hashes[block] = block_hash
+        self.generation += len(by_hash) - before
 
     def release(self, table: Sequence[int]) -> None:
         """A table lets go of its blocks: last first, so that prefixes survive longest."""
-        references, hashes = self._references, self._hashes
+        references, hashes, blank, cached = (
+            self._references,
+            self._hashes,
+            self._blank,
+            self._cached,
+        )
         for block in reversed(table):
-            references[block] -= 1
-            if references[block]:
+            references[block] = left = references[block] - 1
+            if left:
                 continue
             if hashes[block] is None:
-                self._blank.append(block)
+                blank.append(block)
             else:
-                self._cached[block] = None
+                cached[block] = None
         self.generation += 1
 
     def exclusive(self, table: Iterable[int]) -> int:
@@ -166,10 +174,14 @@ class BlockPool:
         assert all(self._hashes[block] is None for block in self._blank), "a blank block is hashed"
         assert sum(h is not None for h in self._hashes) == len(self._by_hash)
 
-    def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
-        evicted = self._hashes[block]
-        assert evicted is not None
-        del self._by_hash[evicted]
-        self._hashes[block] = None
-        return block
+    def _evict(self, count: int) -> list[int]:
+        """Blank the cached blocks that were freed longest ago; there are as many."""
+        cached, by_hash, hashes = self._cached, self._by_hash, self._hashes
+        blocks = list(islice(cached, count))
+        for block in blocks:
+            del cached[block]
+            evicted = hashes[block]
+            assert evicted is not None
+            del by_hash[evicted]
+            hashes[block] = None
+        return blocks

@@ -18,6 +18,7 @@ from goodput_engine.scheduler.request import RequestState
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from goodput_engine.kv.blocks import BlockPool
     from goodput_engine.scheduler.request import ScheduledRequest
 
 __all__ = ["DecodeCohort"]
@@ -66,6 +67,7 @@ class DecodeCohort:
         request.cohort = self
         request.state = RequestState.DECODING
         request.joined_epoch = self.epoch
+        request.last_epoch = self.epoch + request.output_limit - request.base_sampled
         self.members[request.rid] = request
         self.total_context += request.base_planned
         self._joined.append(request)
@@ -82,8 +84,10 @@ class DecodeCohort:
     def file(self, request: ScheduledRequest) -> None:
         """File the next epoch in which a member needs attention."""
         slots = len(request.blocks) * self._block_size - request.base_planned
-        outputs = request.output_limit - request.base_sampled
-        request.event_epoch = epoch = request.joined_epoch + min(slots + 1, outputs)
+        self._file(request, min(request.joined_epoch + slots + 1, request.last_epoch))
+
+    def _file(self, request: ScheduledRequest, epoch: int) -> None:
+        request.event_epoch = epoch
         due = self._due.get(epoch)
         if due is None:
             self._due[epoch] = [request]
@@ -95,14 +99,35 @@ class DecodeCohort:
         """Epochs under which somebody is filed."""
         return self._due
 
-    def only_blocks_due(self, epoch: int, most: int) -> bool:
-        """Whether, in the next epoch, members need blocks, at most so many, and nothing else."""
-        filed = [r for r in self._due[epoch] if r.cohort is not None and r.event_epoch == epoch]
-        return len(filed) <= most and not any(self.decodes_last(r, epoch) for r in filed)
+    def give_blocks(self, epoch: int, kv: BlockPool, spare: int) -> list[tuple[int, int]] | None:
+        """A block for each member that is due in the next epoch.
 
-    def decodes_last(self, request: ScheduledRequest, epoch: int) -> bool:
-        """Whether a member reaches its output limit in this epoch."""
-        return request.joined_epoch + request.output_limit - request.base_sampled == epoch
+        Args:
+            epoch: its number; somebody is filed under it.
+            kv: where from.
+            spare: blocks that must be left there.
+
+        Returns:
+            (rid, block) of each; None: that is not all they need, and nothing has changed.
+            Somebody decodes for the last time, or there may not be enough blocks.
+        """
+        filed = self._due[epoch]
+        if len(filed) > kv.free_blocks - spare:
+            return None
+        for request in filed:
+            if request.last_epoch == epoch and request.event_epoch == epoch:
+                return None
+        del self._due[epoch]
+        next_epoch = epoch + self._block_size
+        given: list[tuple[int, int]] = []
+        for request in filed:
+            if request.event_epoch == epoch and request.cohort is not None:
+                block = kv.allocate_one()
+                assert block is not None
+                request.blocks.append(block)
+                given.append((request.rid, block))
+                self._file(request, min(next_epoch, request.last_epoch))
+        return given
 
     def take_due(self, epoch: int) -> list[ScheduledRequest]:
         """Members that need a block for the next epoch, or decode for the last time in it."""

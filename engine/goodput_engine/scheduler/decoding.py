@@ -84,7 +84,7 @@ class Decoding:
                 if request.cohort is not None:
                     self._hold(request)
                 continue
-            if cohort.decodes_last(request, epoch):
+            if request.last_epoch == epoch:
                 draft.last.append(request)
             else:
                 cohort.file(request)

@@ -212,9 +212,10 @@ class Floor:
     def publish(self, request: ScheduledRequest, computed: int) -> None:
         """Full blocks that a committed step computed may be found by others."""
         full = min(computed // self.kv.block_size, len(request.block_hashes))
-        for position in range(request.published_blocks, full):
-            self.kv.publish(request.blocks[position], request.block_hashes[position])
-        request.published_blocks = max(full, request.published_blocks)
+        known = request.published_blocks
+        if full > known:
+            self.kv.publish(request.blocks[known:full], request.block_hashes[known:full])
+            request.published_blocks = full
 
     # --- the end ---------------------------------------------------------------------------
     def let_go(self, request: ScheduledRequest) -> bool:

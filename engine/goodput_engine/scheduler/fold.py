@@ -69,6 +69,7 @@ class SteadyDecoding:
         floor: its requests.
         planner: numbers its plans.
         stats: its counters.
+        spare: KV blocks that are to stay free.
 
     Attributes:
         num_decodes: requests that decode in each step to come.
@@ -81,6 +82,7 @@ class SteadyDecoding:
         "_floor",
         "_new_blocks",
         "_planner",
+        "_spare",
         "_stats",
         "context_tokens",
         "due",
@@ -88,12 +90,15 @@ class SteadyDecoding:
         "num_decodes",
     )
 
-    def __init__(self, *, floor: Floor, planner: Planner, stats: SchedulerStats) -> None:
+    def __init__(
+        self, *, floor: Floor, planner: Planner, stats: SchedulerStats, spare: int
+    ) -> None:
         cohort = floor.cohort
         self._floor = floor
         self._planner = planner
         self._stats = stats
-        self._new_blocks: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._spare = spare
+        self._new_blocks: dict[int, list[tuple[int, int]]] = {}
         self.num_decodes = len(cohort.members)
         self.context_tokens = cohort.total_context
         self.epoch = cohort.epoch
@@ -106,17 +111,10 @@ class SteadyDecoding:
             Whether that was all they need. If not, nothing has changed, and this step is one to
             plan: somebody decodes for the last time, or blocks run short.
         """
-        cohort, kv = self._floor.cohort, self._floor.kv
-        if not cohort.only_blocks_due(epoch, kv.free_blocks - self._planner.offloading.margin()):
+        given = self._floor.cohort.give_blocks(epoch, self._floor.kv, self._spare)
+        if given is None:
             return False
-        given: list[tuple[int, int]] = []
-        for request in cohort.take_due(epoch):
-            block = kv.allocate_one()
-            assert block is not None
-            request.blocks.append(block)
-            given.append((request.rid, block))
-            cohort.file(request)
-        self._new_blocks[epoch] = tuple(given)
+        self._new_blocks[epoch] = given
         return True
 
     def done(
@@ -161,7 +159,7 @@ class SteadyDecoding:
             left=(),
             admitted=(),
             joined=(),
-            new_blocks=self._new_blocks.get(epoch, ()),
+            new_blocks=tuple(self._new_blocks.get(epoch, ())),
             decode_epoch=epoch,
             num_decodes=self.num_decodes,
             chunks=(),
@@ -222,11 +220,10 @@ class Folder:
         heeds_queue = not self._ignores_queue or self._planner.pacer is not None
         if heeds_queue and len(floor.waiting):
             return None
-        if floor.kv.free_blocks < self._planner.offloading.margin():
+        spare = self._planner.offloading.margin()
+        if floor.kv.free_blocks < spare or not self._policy.steady(self._view):
             return None
-        if not self._policy.steady(self._view):
-            return None
-        return SteadyDecoding(floor=floor, planner=self._planner, stats=self._stats)
+        return SteadyDecoding(floor=floor, planner=self._planner, stats=self._stats, spare=spare)
 
 
 def _speaks_for(kind: type[SchedulingPolicy], hooks: Sequence[str]) -> bool:

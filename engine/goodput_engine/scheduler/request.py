@@ -109,6 +109,8 @@ class ScheduledRequest:
     joined_epoch: int = 0
     event_epoch: int = 0
     """The epoch in which, as a member, it needs a block or decodes for the last time."""
+    last_epoch: int = 0
+    """The epoch in which, as a member, it decodes for the last time, at its output limit."""
     base_planned: int = 0
     base_sampled: int = 0
     base_emitted: int = 0

@@ -22,8 +22,7 @@ def test_lengths_17_31_48_65_waste_31_of_192_slots() -> None:
 def test_a_freed_prefix_is_found_again_and_shared() -> None:
     pool = _pool()
     table = pool.allocate(2)
-    for block, block_hash in zip(table, (1, 2), strict=True):
-        pool.publish(block, block_hash)
+    pool.publish(table, (1, 2))
     pool.release(table)
     assert (pool.free_blocks, pool.cached_blocks) == (4, 2)
     hits = pool.match([1, 2, 3], 9)
@@ -38,8 +37,7 @@ def test_a_freed_prefix_is_found_again_and_shared() -> None:
 def test_a_match_ends_at_the_first_unknown_block_and_at_the_limit() -> None:
     pool = _pool()
     table = pool.allocate(3)
-    for block, block_hash in zip(table, (1, 2, 3), strict=True):
-        pool.publish(block, block_hash)
+    pool.publish(table, (1, 2, 3))
     assert pool.match([1, 9, 3], 9) == table[:1]
     assert pool.match([1, 2, 3], 2) == table[:2]
 
@@ -47,8 +45,7 @@ def test_a_match_ends_at_the_first_unknown_block_and_at_the_limit() -> None:
 def test_blank_blocks_go_first_then_the_tail_of_the_prefix_freed_longest_ago() -> None:
     pool = _pool(5)
     old, new = pool.allocate(2), pool.allocate(2)
-    for block, block_hash in zip(old + new, (1, 2, 3, 4), strict=True):
-        pool.publish(block, block_hash)
+    pool.publish(old + new, (1, 2, 3, 4))
     pool.release(old)
     pool.release(new)
     assert pool.allocate(1)[0] not in old + new
@@ -60,8 +57,8 @@ def test_blank_blocks_go_first_then_the_tail_of_the_prefix_freed_longest_ago() -
 def test_a_second_block_with_the_same_prefix_stays_private() -> None:
     pool = _pool()
     one, two = pool.allocate(1), pool.allocate(1)
-    pool.publish(one[0], 7)
-    pool.publish(two[0], 7)
+    pool.publish(one, [7])
+    pool.publish(two, [7])
     assert pool.match([7], 1) == one
     assert pool.writable(two[0])
     pool.release(two)
@@ -92,8 +89,8 @@ def test_free_live_and_cached_blocks_are_all_there_are(actions: list[tuple[int, 
         elif action == 1 and tables:
             pool.release(tables.pop(number % len(tables)))
         elif action == 2 and tables:
-            for position, block in enumerate(tables[number % len(tables)]):
-                pool.publish(block, position)
+            table = tables[number % len(tables)]
+            pool.publish(table, range(len(table)))
         elif action == 3:
             hits = pool.match(range(number), number)
             pool.share(hits)

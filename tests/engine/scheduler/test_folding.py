@@ -82,11 +82,14 @@ class Life:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: list[tuple[int, int, str]] = field(default_factory=list)
     steps_folded: int = 0
+    turns: int = 0
 
     def run(self, until_ns: int) -> None:
         """Every step that is done before an instant."""
         core = self.core
         while (due_ns := core.next_event_ns()) is not None and due_ns < until_ns:
+            self.turns += 1
+            assert self.turns < 10_000, "a cycle without progress"
             if self.folds:
                 cohort = core.scheduler._floor.cohort
                 folded = core.fold(until_ns)

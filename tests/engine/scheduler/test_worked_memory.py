@@ -48,7 +48,7 @@ def test_a_prompt_of_4096_on_a_70b_model_is_swapped_out_in_25_ms() -> None:
     executor = EmulatedExecutor(profile)
     copy = Copy(rid=1, to_host=True, device_blocks=blocks, host_blocks=tuple(range(len(blocks))))
     executor.submit(
-        replace(plan, admitted=(), chunks=(), copies=(copy,), shape=StepShape.of()), ready_ns=0
+        plan._replace(admitted=(), chunks=(), copies=(copy,), shape=StepShape.of()), ready_ns=0
     )
     done_ns = executor.next_event_ns()
     assert done_ns is not None
