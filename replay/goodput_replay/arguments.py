@@ -93,8 +93,8 @@ def _add_what(parser: CommandParser) -> None:
         "--topology",
         metavar="FILE",
         type=Path,
-        help="with --emulate: replicas that prefill and others that decode, in place of the "
-        "manifest's replicas",
+        help="with --emulate: replicas that prefill and others that decode, or requests that move "
+        "between replicas while they decode",
     )
     group.add_argument(
         "--oracle",

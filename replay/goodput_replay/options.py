@@ -31,7 +31,7 @@ class ReplayOptions:
         manifest: the service to start and stop around the run.
         emulate: the service to emulate in virtual time, in place of a target.
         oracle: with it: order requests by their true lengths, as a bound.
-        topology: with it: a file that says which replicas prefill and which decode.
+        topology: with it: a file that says how replicas share the work.
         device: device profile for that service.
         slo: file with the promises, for a bare target.
         window, limit, speed, rate_scale, class_rules, seed: transforms of the trace.

@@ -110,6 +110,14 @@ class EngineCore:
             self._executor.add(submit)
         return taken
 
+    def grow(self, rid: int, *, emitted: int) -> bool:
+        """More of a request that was taken over is to come; whether there is room for it."""
+        return self.scheduler.handover.grow(rid, emitted=emitted)
+
+    def depart(self, rid: int) -> None:
+        """A request that decodes here goes on elsewhere, and is kept until `let_go`."""
+        self.scheduler.handover.depart(rid)
+
     def arrived(self, rid: int) -> None:
         """A request that was taken over is here; `step` afterwards."""
         self.scheduler.handover.arrived(rid)

@@ -2,11 +2,12 @@
 
 Prefill and decode on different replicas need three moves that a replica alone does not: keep the
 blocks of a request that is over until another replica has them; reserve blocks for one that comes
-with its tokens computed; let it decode when they are there. How long the copy takes and over what
-it goes is the caller's to say; nothing here copies anything.
+with its tokens computed; let it decode when they are there. One that moves while it decodes needs
+two more: it departs when most of it is copied, and its reservation grows with it until then. How
+long the copy takes and over what it goes is the caller's to say; nothing here copies anything.
 
 Source: Zhong et al., "DistServe", OSDI 2024, section 4.3: the decoding side pulls when it has
-room, and the prefill side's memory is the queue.
+room, and the prefill side's memory is the queue. Sun et al., "Llumnix", OSDI 2024, section 4.2.
 """
 
 from __future__ import annotations
@@ -77,6 +78,36 @@ class HandOver:
         floor.requests[request.rid] = request
         floor.arriving[request.rid] = request
         return True
+
+    def grow(self, rid: int, *, emitted: int) -> bool:
+        """A request that was taken over has got more tokens elsewhere; whether there is room."""
+        floor = self._floor
+        request = floor.arriving[rid]
+        more = floor.kv.blocks_for(request.input_tokens + emitted) - len(request.blocks)
+        if more > floor.kv.free_blocks:
+            return False
+        floor.settled = False
+        request.blocks += floor.kv.allocate(max(0, more))
+        request.base_planned = request.input_tokens + emitted - 1
+        request.base_sampled = request.base_emitted = emitted
+        request.admitted_tokens = request.total_tokens
+        return True
+
+    def depart(self, rid: int) -> None:
+        """A request that decodes gets no further tokens here but those in flight.
+
+        It is `KEPT` as soon as no step in flight uses its blocks, unless it ends with one of them.
+        """
+        floor = self._floor
+        request = floor.requests[rid]
+        floor.withdraw(request, keep_tokens=True)
+        request.keeps_blocks = True
+        record = floor.record_of(request.last_plan)
+        if record is None:
+            request.state = RequestState.KEPT
+        else:
+            request.state = RequestState.DEPARTING
+            record.releases.append(request)
 
     def arrived(self, rid: int) -> None:
         """The blocks of a request that was taken over are filled: it decodes from now on."""

@@ -42,8 +42,10 @@ class RequestState(Enum):
     """Admitted; its blocks are being copied back from host memory."""
     ARRIVING = auto()
     """Taken over from another replica; its blocks are being filled."""
+    DEPARTING = auto()
+    """It goes on elsewhere; `KEPT` when the last step that uses its blocks commits."""
     KEPT = auto()
-    """It is over, and its blocks are kept until another replica has them."""
+    """It is over here, and its blocks are kept until another replica has them."""
     FINISHED = auto()
     CANCELLED = auto()
 
@@ -65,7 +67,7 @@ class ScheduledRequest:
         slo_class: its class's name.
         targets: what it was promised; `arrival_ns + targets.ttft_ns` is its first deadline.
         priority: larger is more urgent.
-        keeps_blocks: when it is over, its blocks are kept until `HandOver.let_go`.
+        keeps_blocks: when it is over here, its blocks are kept until `HandOver.let_go`.
     """
 
     rid: int

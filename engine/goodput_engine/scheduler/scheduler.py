@@ -49,9 +49,12 @@ _FINISHING = RequestState.FINISHING
 _PREEMPTING = RequestState.PREEMPTING
 _LEAVING = RequestState.LEAVING
 _RETURNING = RequestState.RETURNING
+_DEPARTING = RequestState.DEPARTING
 _KEPT = RequestState.KEPT
 _FINISHED = RequestState.FINISHED
 _CANCELLED = RequestState.CANCELLED
+_RELEASED_LATER = (_FINISHING, _PREEMPTING, _DEPARTING)
+"""Some record's releases hold it already."""
 
 
 class Scheduler:
@@ -261,7 +264,7 @@ class Scheduler:
             self._floor.leave_queue(request)
             self._floor.free(request)
             gone = True
-        elif state is not _FINISHING and state is not _PREEMPTING:
+        elif state not in _RELEASED_LATER:
             # Else the commit that would have moved it on lets it go.
             self._floor.withdraw(request)
             gone = self._floor.let_go(request)
@@ -325,7 +328,7 @@ class Scheduler:
         for request in record.releases:
             if request.state is _PREEMPTING:
                 floor.vacate(request)
-            elif request.keeps_blocks and request.state is _FINISHED:
+            elif request.keeps_blocks and request.state in (_FINISHED, _DEPARTING):
                 request.state = _KEPT
             else:
                 floor.free(request)
@@ -379,8 +382,9 @@ class Scheduler:
         progress.append(Progress(request=request, finish_reason=stopped))
 
     def _finish(self, request: ScheduledRequest, released: list[int]) -> None:
-        if request.state is not _FINISHING and request.state is not _PREEMPTING:
-            # Else some record's releases hold it already.
+        if request.state is _DEPARTING:
+            request.keeps_blocks = False
+        if request.state not in _RELEASED_LATER:
             self._floor.withdraw(request)
             if self._floor.let_go(request):
                 released.append(request.rid)

@@ -134,7 +134,13 @@ def _zero_of(job: Job) -> datetime:
 def _emulation(settings: FleetSettings, outcome: FleetOutcome | None) -> EmulationFacts:
     profile, configure, decode = settings.profile, settings.configure, settings.decode
     topology = ""
-    if decode is not None:
+    if settings.migration is not None:
+        rules = settings.migration
+        topology = (
+            f"requests move where each has under {rules.below_blocks} free blocks, "
+            f"{rules.link_bytes_per_s / _BYTES_PER_GB:g} GB/s between any two"
+        )
+    elif decode is not None:
         topology = (
             f"{settings.replicas} prefill, {decode.replicas} decode, "
             f"{decode.link_bytes_per_s / _BYTES_PER_GB:g} GB/s between them"

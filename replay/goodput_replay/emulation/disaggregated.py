@@ -17,7 +17,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
 
 from goodput_core.units import NS_PER_S
 from goodput_engine.messages import ExecutorInput, Rejected
@@ -27,6 +26,7 @@ from goodput_replay.emulation.replica import Replica, Visit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from goodput_core.record import RequestRecord
@@ -81,7 +81,7 @@ class DisaggregatedFleet(Fleet):
         self._freed: dict[str, Replica] = {}
         super().__init__(settings, on_record)
         self._decoders = [
-            self._build(f"{settings.service}-decode-{i}", pool.configure, 0, 0, self._decoded)
+            self._build(f"{settings.service}-decode-{i}", pool.configure, 0, 0, self._finished)
             for i in range(pool.replicas)
         ]
 
@@ -198,17 +198,13 @@ class DisaggregatedFleet(Fleet):
             touched[replica.name] = replica
 
     # --- the end ---------------------------------------------------------------------------
-    def _decoded(self, visit: Visit, times: NDArray[np.int64], _: int) -> None:
-        """All tokens are there; what its prompt found in a cache was found at its prefill."""
-        self._finished(visit, _all_times(visit, times), visit.cached_tokens)
-
     def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[Replica]]:
         journey = self._journeys.pop(visit.rid, None)
         times, left = super()._cancel(visit)
         if journey is not None and journey.target is not None:
             journey.target.replica.cancel(journey.target)
             left.append(journey.target.replica)
-        return _all_times(visit, times), left
+        return times, left
 
     def _end(self, rid: int, planned: PlannedRequest, record: RequestRecord) -> None:
         self._submits.pop(rid, None)
@@ -223,8 +219,3 @@ class DisaggregatedFleet(Fleet):
         if actors:
             raise ValueError("actors cannot act on a fleet of two kinds of replicas")
         return super().run(requests, actors)
-
-
-def _all_times(visit: Visit, times: NDArray[np.int64]) -> NDArray[np.int64]:
-    earlier: NDArray[np.int64] = np.array(visit.earlier, dtype=np.int64)
-    return np.concatenate((earlier, times))

@@ -10,6 +10,7 @@ the same requests and settings give the same records, in the same order.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from goodput_core.record import Outcome
@@ -17,6 +18,7 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_replay.emulation.deadlines import Deadlines
+from goodput_replay.emulation.migration import Migration
 from goodput_replay.emulation.prefixes import block_keys
 from goodput_replay.emulation.records import record_of
 from goodput_replay.emulation.replica import Replica, Visit
@@ -76,7 +78,19 @@ def emulate(
         from goodput_replay.emulation.disaggregated import DisaggregatedFleet  # noqa: PLC0415
 
         fleet = DisaggregatedFleet(settings, settings.decode, on_record)
-    return fleet.run(requests, actors)
+    rules = settings.migration
+    if rules is None:
+        return fleet.run(requests, actors)
+    profile = settings.profile
+    migration = Migration(rules, block_bytes=profile.block_size * profile.kv_bytes_per_token)
+    outcome = fleet.run(requests, [*actors, migration])
+    migration.close()
+    return replace(
+        outcome,
+        migrations=migration.completed,
+        migrations_aborted=migration.aborted,
+        migrated_blocks=migration.copied_blocks,
+    )
 
 
 class Fleet:
@@ -145,6 +159,18 @@ class Fleet:
         replica.draining = True
         replica.core.drain()
         self._part_with(replica, now_ns)
+
+    def submit_of(self, visit: Visit) -> Submit:
+        """What another replica is told of a request that moves there."""
+        targets = self._promised(visit.planned)
+        assert targets is not None, visit.planned.slo_class
+        return self._submit(visit.planned, visit.rid, targets)
+
+    def moved(self, visit: Visit, target: Visit, now_ns: int) -> None:
+        """A request is on another replica from now on; both are to be settled."""
+        visit.replica.let_go(visit)
+        self._live[target.rid] = target
+        self._part_with(visit.replica, now_ns)
 
     def _everyone(self) -> list[Replica]:
         """All replicas, whatever they do."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from goodput_core.placement import ReplicaLoad, is_saturated
 from goodput_replay.emulation.tokens import EpochTimes, TokenSpans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from goodput_engine.core.engine_core import EngineCore
@@ -36,6 +37,7 @@ class Visit:
         earlier: when it got the tokens that it brought along from another replica.
 
     Attributes:
+        earlier: grows until it is here for good.
         spans: when it gets those that it gets here.
         cached_tokens: of its prompt, found in a cache elsewhere.
     """
@@ -43,9 +45,9 @@ class Visit:
     __slots__ = ("cached_tokens", "earlier", "planned", "replica", "rid", "spans")
 
     def __init__(
-        self, planned: PlannedRequest, rid: int, replica: Replica, earlier: tuple[int, ...] = ()
+        self, planned: PlannedRequest, rid: int, replica: Replica, earlier: Sequence[int] = ()
     ) -> None:
-        self.earlier: Final = earlier
+        self.earlier = earlier
         self.cached_tokens = 0
         self.planned: Final = planned
         self.rid: Final = rid
@@ -153,7 +155,25 @@ class Replica:
         """Nobody waits for it any more; the times of the tokens it got. `settle` afterwards."""
         self.core.cancel(visit.rid)
         del self._visits[visit.rid]
-        return self._epochs.tokens(visit.spans)
+        return self.times(visit)
+
+    def visit(self, rid: int) -> Visit | None:
+        """A request that is here, one for which room is reserved too."""
+        return self._visits.get(rid)
+
+    def times(self, visit: Visit, output_tokens: int | None = None) -> NDArray[np.int64]:
+        """When a request that is or was here got its tokens, elsewhere too; shape `[num_tokens]`.
+
+        Args:
+            visit: it.
+            output_tokens: how many it got: those computed beyond its end are not its.
+        """
+        earlier = visit.earlier
+        if not len(earlier):
+            return self._epochs.tokens(visit.spans, output_tokens)
+        here = None if output_tokens is None else output_tokens - len(earlier)
+        found = self._epochs.tokens(visit.spans, here)
+        return np.concatenate((np.array(earlier, dtype=np.int64), found))
 
     def run(self, until_ns: int) -> None:
         """Every step that ends before an instant."""
@@ -216,5 +236,5 @@ class Replica:
                 continue
             request = progress.request
             visit = visits.pop(request.rid)
-            times = epochs.tokens(visit.spans, request.output_tokens - len(visit.earlier))
-            self._ended(visit, times, request.cached_tokens)
+            cached_tokens = visit.cached_tokens if len(visit.earlier) else request.cached_tokens
+            self._ended(visit, self.times(visit, request.output_tokens), cached_tokens)

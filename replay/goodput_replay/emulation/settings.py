@@ -15,7 +15,7 @@ from goodput_replay.run.facts import Promise
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
 
-__all__ = ["DecodePool", "FleetOutcome", "FleetSettings", "fleet_settings"]
+__all__ = ["DecodePool", "FleetOutcome", "FleetSettings", "MigrationRules", "fleet_settings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,21 @@ class DecodePool:
 
     replicas: int
     configure: Configure
+    link_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationRules:
+    """When running requests move to another replica.
+
+    Args:
+        below_blocks: from a replica whose requests could each grow by fewer blocks than this.
+        poll_ns: how often the replicas are compared.
+        link_bytes_per_s: at which keys and values leave one replica and come to another.
+    """
+
+    below_blocks: int
+    poll_ns: int
     link_bytes_per_s: int
 
 
@@ -49,6 +64,7 @@ class FleetSettings:
         oracle: schedule the shortest first by true lengths, whatever the policy: a bound.
         folds: take steps that are known in advance at once; without, the same comes out later.
         decode: with it `replicas` and `configure` are those of replicas that only prefill.
+        migration: whether requests move; not with `decode`.
     """
 
     service: str
@@ -62,6 +78,7 @@ class FleetSettings:
     oracle: bool = False
     folds: bool = True
     decode: DecodePool | None = None
+    migration: MigrationRules | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +98,9 @@ class FleetOutcome:
         preemptions: requests sent back to wait.
         recomputed_tokens, swapped_tokens: of these: computed again, or copied to host memory.
         prefix_queried_tokens, prefix_hit_tokens: of admitted prompts.
+        migrations, migrations_aborted: moves of running requests that came to their end, and that
+            were given up.
+        migrated_blocks: KV blocks copied for both.
     """
 
     end_ns: int
@@ -97,6 +117,9 @@ class FleetOutcome:
     swapped_tokens: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
+    migrations: int = 0
+    migrations_aborted: int = 0
+    migrated_blocks: int = 0
 
 
 def fleet_settings(

@@ -41,7 +41,9 @@ class TokenSpans:
         self.parts.append((epoch, _OPEN))
 
     def leave(self, epoch: int) -> None:
-        """No token after this epoch."""
+        """No token after this epoch; one that has got none here left before it came back."""
+        if not self.parts:
+            return
         first, last = self.parts[-1]
         if last == _OPEN:
             self.parts[-1] = (first, epoch)

@@ -1,4 +1,7 @@
-"""`--topology FILE`: a fleet whose replicas prefill or decode; in virtual time only."""
+"""`--topology FILE`: replicas that prefill or decode, or that give each other requests.
+
+In virtual time only.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,23 @@ import msgspec
 from goodput_core.errors import SpecError
 from goodput_core.spec.decode import decode
 from goodput_core.spec.fields import spec_field
+from goodput_core.units import NS_PER_MS
 from goodput_engine.manifest_file import read_document
-from goodput_replay.emulation.settings import DecodePool, FleetSettings
+from goodput_replay.emulation.settings import DecodePool, FleetSettings, MigrationRules
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_engine.messages import Configure
 
-__all__ = ["LinkSpec", "PoolSpec", "TopologySpec", "apply_topology", "read_topology"]
+__all__ = [
+    "LinkSpec",
+    "MigrationSpec",
+    "PoolSpec",
+    "TopologySpec",
+    "apply_topology",
+    "read_topology",
+]
 
 _MAX_TOKENS: Final = 1_048_576
 _BYTES_PER_GB: Final = 1_000_000_000
@@ -56,12 +67,32 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopologySpec:
-    """Prefill here, decode there."""
+class MigrationSpec:
+    """When requests that decode move to another replica."""
 
-    prefill: PoolSpec = spec_field("Replicas that compute prompts and first tokens.")
-    decode: PoolSpec = spec_field("Replicas that compute all other tokens.")
-    link: LinkSpec = spec_field("Between the two.", factory=LinkSpec)
+    below_blocks: int = spec_field(
+        "A replica gives requests away while each of its own could grow by fewer blocks than this.",
+        default=3,
+        minimum=0,
+        maximum=1_000_000,
+    )
+    poll_ms: int = spec_field(
+        "How often the replicas are compared.", default=50, minimum=1, maximum=60_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologySpec:
+    """Prefill here and decode there, or replicas that do both and give each other requests."""
+
+    prefill: PoolSpec | None = spec_field(
+        "Replicas that compute prompts and first tokens.", default=None
+    )
+    decode: PoolSpec | None = spec_field("Replicas that compute all other tokens.", default=None)
+    migration: MigrationSpec | None = spec_field(
+        "Requests that decode move between replicas.", default=None
+    )
+    link: LinkSpec = spec_field("Between any two.", factory=LinkSpec)
 
 
 def read_topology(path: Path) -> TopologySpec:
@@ -72,14 +103,26 @@ def read_topology(path: Path) -> TopologySpec:
         SpecError: a field that breaks a rule, by file and path.
     """
     try:
-        return decode(TopologySpec, read_document(path), "")
+        topology = decode(TopologySpec, read_document(path), "")
+        _check(topology)
+        return topology
     except SpecError as error:
         raise error.at(str(path)) from error
 
 
 def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSettings:
-    """The same service on that topology, in place of the manifest's replicas."""
-    rate, profile = topology.link.gb_per_second, settings.profile
+    """The same service on that topology; pools stand in place of the manifest's replicas."""
+    rate = topology.link.gb_per_second
+    link = settings.profile.link_bytes_per_s if rate is None else rate * _BYTES_PER_GB
+    if topology.migration is not None:
+        rules = MigrationRules(
+            below_blocks=topology.migration.below_blocks,
+            poll_ns=topology.migration.poll_ms * NS_PER_MS,
+            link_bytes_per_s=link,
+        )
+        return replace(settings, migration=rules)
+    assert topology.prefill is not None, "it was checked"
+    assert topology.decode is not None, "it was checked"
     return replace(
         settings,
         replicas=topology.prefill.replicas,
@@ -87,9 +130,28 @@ def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSett
         decode=DecodePool(
             replicas=topology.decode.replicas,
             configure=_of_pool(settings.configure, topology.decode),
-            link_bytes_per_s=profile.link_bytes_per_s if rate is None else rate * _BYTES_PER_GB,
+            link_bytes_per_s=link,
         ),
     )
+
+
+def _check(topology: TopologySpec) -> None:
+    """Two pools, or migration.
+
+    Raises:
+        SpecError: both, neither, or one pool.
+    """
+    pools = {"prefill": topology.prefill, "decode": topology.decode}
+    if topology.migration is None:
+        for name, pool in pools.items():
+            if pool is None:
+                raise SpecError(
+                    name, "is required; a topology has prefill and decode, or migration"
+                )
+        return
+    for name, pool in pools.items():
+        if pool is not None:
+            raise SpecError(name, "cannot be together with migration; take one of them out")
 
 
 def _of_pool(configure: Configure, pool: PoolSpec) -> Configure:

@@ -136,3 +136,61 @@ def test_one_that_was_taken_over_and_evicted_is_computed_again_here() -> None:
     times = _run(core, 0)
     assert core.scheduler.stats.preemptions
     assert {rid: len(at) for rid, at in times.items()} == {1: 29, 2: 29}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_one_that_departs_gets_what_is_in_flight_and_goes_on_elsewhere(depth: int) -> None:
+    here, there = _core(blocks=10, depth=depth), _core(blocks=10, depth=depth)
+    submit = _submit(1, 40, 20)
+    here.submit(submit, 0)
+    outputs = [here.step(at * NS_PER_MS) for at in range(4)]
+    given = sum(len(o.outputs) for o in outputs if o is not None)
+    assert given == 3
+    assert there.take_over(submit, 3 * NS_PER_MS, emitted=given, first_token_ns=NS_PER_MS)
+    here.depart(1)
+    in_flight = len(_run(here, 4 * NS_PER_MS).get(1, []))
+    assert in_flight == depth + 1
+    assert here.scheduler.free_blocks == 7, "its blocks are kept"
+    assert there.grow(1, emitted=given + in_flight)
+    there.arrived(1)
+    here.let_go(1)
+    assert not here.scheduler.has_work
+    here.scheduler.check_integrity()
+    assert len(_run(there, 10 * NS_PER_MS)[1]) == 20 - given - in_flight
+    assert not there.scheduler.has_work
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_one_that_ends_while_it_departs_is_over(depth: int) -> None:
+    core = _core(blocks=10, depth=depth)
+    core.submit(_submit(1, 40, 4), 0)
+    for at in range(4):
+        core.step(at * NS_PER_MS)
+    core.depart(1)
+    assert len(_run(core, 4 * NS_PER_MS)[1]) == 1, "the fourth was in flight"
+    assert not core.scheduler.has_work
+    assert core.scheduler.free_blocks == 10
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["in flight", "kept"])
+def test_one_that_departs_can_be_cancelled(later: bool) -> None:
+    core = _core(blocks=10, depth=1)
+    core.submit(_submit(1, 40, 50), 0)
+    for at in range(4):
+        core.step(at * NS_PER_MS)
+    core.depart(1)
+    if later:
+        _run(core, 4 * NS_PER_MS)
+    core.cancel(1)
+    _run(core, 9 * NS_PER_MS)
+    assert core.scheduler.free_blocks == 10
+    assert not core.scheduler.has_work
+
+
+def test_a_reservation_grows_only_where_there_is_room() -> None:
+    core = _core(blocks=5, depth=0)
+    assert core.take_over(_submit(1, 40, 90), 0, emitted=1, first_token_ns=0)
+    assert core.grow(1, emitted=40)
+    assert core.scheduler.free_blocks == 0
+    assert not core.grow(1, emitted=41)
+    core.scheduler.check_integrity()

@@ -1,0 +1,256 @@
+"""Live migration in a fleet: what it gains, what it costs, and that nothing is lost on the way.
+
+Source: Sun et al., "Llumnix: Dynamic Scheduling for Large Language Model Serving", OSDI 2024:
+moving requests while they decode removes fragmentation and queueing, and lowers preemptions.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from goodput_core.errors import SpecError
+from goodput_core.record import Outcome
+from goodput_core.spec.choices import RouterPolicy
+from goodput_core.units import NS_PER_MS
+from goodput_replay.emulation.fleet import Fleet
+from goodput_replay.emulation.migration import Migration
+from goodput_replay.emulation.settings import MigrationRules
+from goodput_replay.emulation.topology import apply_topology, read_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from tests.replay.emulation.conftest import Run
+
+    from goodput_core.record import RequestRecord
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+    Planned = Callable[..., PlannedRequest]
+    Settings = Callable[..., FleetSettings]
+    RunFleet = Callable[..., Run]
+
+BLOCK_BYTES = 16 * 131_072
+
+
+def moving(
+    fleet: FleetSettings, *, below_blocks: int = 3, blocks_per_ms: float = 24
+) -> FleetSettings:
+    """The fleet, its requests moving."""
+    rate = round(blocks_per_ms * 1000 * BLOCK_BYTES)
+    return replace(
+        fleet,
+        migration=MigrationRules(
+            below_blocks=below_blocks, poll_ns=50 * NS_PER_MS, link_bytes_per_s=rate
+        ),
+    )
+
+
+@pytest.fixture(name="two")
+def two_fixture(fleet: Settings) -> Callable[..., FleetSettings]:
+    """Two replicas of 100 blocks that take requests in turn."""
+
+    def build(kv_blocks: int = 100, **changes: Any) -> FleetSettings:
+        return fleet(replicas=2, profile={"kv_blocks": kv_blocks}, **changes)
+
+    return build
+
+
+def test_a_long_prompt_gets_the_room_that_was_in_pieces(
+    planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
+) -> None:
+    # Six requests of 40 blocks on each replica, growing: 150 blocks are free here, 150 there, and
+    # 188 are needed in one place.
+    requests = [planned(f"r{i}", 0, 640, 900) for i in range(12)]
+    requests.append(planned("long", 10, 3_000, 5))
+    stay, move = run_fleet(requests, two(400)), run_fleet(requests, moving(two(400)))
+    assert stay.ttft_ms(100, "long") > 800, "it waits until somebody ends"
+    assert move.ttft_ms(100, "long") < 300, "a few polls later"
+    assert move.outcome.migrations >= 1
+
+
+def test_answers_that_grow_unevenly_evict_each_other_less_and_end_sooner(
+    planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
+) -> None:
+    # Whoever places requests does not know how long answers will be: all the long ones are on
+    # one of two replicas.
+    requests = [planned(f"r{i}", 20 * i, 60, 600 if i % 2 == 0 else 20) for i in range(20)]
+    stay, move = run_fleet(requests, two(200)), run_fleet(requests, moving(two(200)))
+    assert stay.outcome.preemptions > 0
+    assert move.outcome.preemptions < stay.outcome.preemptions / 2
+    assert move.outcome.end_ns < stay.outcome.end_ns
+    assert move.tbt_ms(100) < stay.tbt_ms(100)
+
+
+def test_moving_what_was_well_where_it_was_costs_pauses_and_gains_nothing(
+    planned: Planned, fleet: Settings, run_fleet: RunFleet
+) -> None:
+    # Room for everybody: nobody waits and nobody is evicted, so a threshold that always finds
+    # somebody to balance only stops requests for their last blocks.
+    draw = random.Random(6)
+    requests, at_ms = [], 0.0
+    for i in range(200):
+        at_ms += draw.expovariate(1 / 20)
+        requests.append(planned(f"r{i}", at_ms, draw.randint(50, 800), draw.randint(20, 400)))
+    plain = fleet(replicas=4, placement=RouterPolicy.LEAST_LOADED, profile={"kv_blocks": 2_000})
+    stay = run_fleet(requests, plain)
+    move = run_fleet(requests, moving(plain, below_blocks=10_000, blocks_per_ms=1))
+    assert move.outcome.migrations > 10
+    assert move.ttft_ms(99) == pytest.approx(stay.ttft_ms(99), rel=0.02)
+    assert stay.tbt_ms(100) == 1
+    assert move.tbt_ms(100) >= 10, "up to 16 blocks at a block a millisecond, in one pause"
+
+
+def test_a_request_pauses_only_for_what_it_computed_last(
+    planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
+) -> None:
+    # 40 blocks at one a millisecond while decoding goes on: 40 ms in which 3 blocks are filled,
+    # and only these stop it.
+    requests = [planned("a", 0, 640, 400), planned("b", 0, 16, 2), planned("c", 0, 640, 400)]
+    requests.append(planned("d", 1, 16, 2))
+    run = run_fleet(requests, moving(two(), below_blocks=30, blocks_per_ms=1))
+    assert run.outcome.migrations == 1
+    assert {run["a"].replica, run["c"].replica} == {"chat-0", "chat-1"}
+    moved = run["a"] if run["a"].replica == "chat-1" else run["c"]
+    assert moved.output_tokens == 400
+    assert max(moved.gaps_us) in range(3_000, 6_000)
+
+
+def test_a_move_that_does_not_converge_is_given_up(
+    planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
+) -> None:
+    # A block takes 24 ms on the link and is filled in 16: each stage has more to copy.
+    requests = [planned("a", 0, 288, 4_000), planned("b", 0, 16, 2), planned("c", 0, 288, 4_000)]
+    settings = two(1_000)
+    stay = run_fleet(requests, settings)
+    move = run_fleet(requests, moving(settings, below_blocks=10_000, blocks_per_ms=1 / 24))
+    assert move.outcome.migrations == 0
+    assert move.outcome.migrations_aborted >= 2, "one after three stages, one at the end"
+    assert move.records == stay.records, "nobody noticed"
+
+
+@pytest.mark.parametrize("cancel_ms", [51.5, 70.5, 91.5, 93.5, 200.5])
+def test_a_request_can_be_given_up_at_every_stage_of_its_move(
+    planned: Planned, two: Callable[..., FleetSettings], cancel_ms: float
+) -> None:
+    requests = [
+        planned("a", 0, 640, 400, cancel_ms=cancel_ms),
+        planned("b", 0, 16, 2),
+        planned("c", 0, 640, 400, cancel_ms=cancel_ms),
+    ]
+    records, _ = _run_and_check(requests, moving(two(), below_blocks=30, blocks_per_ms=1))
+    given_up = [r for r in records if r.outcome is Outcome.CANCELLED]
+    assert {r.request_id for r in given_up} == {"a", "c"}
+    assert all(r.output_tokens > 40 for r in given_up)
+
+
+def _run_and_check(
+    requests: Iterable[PlannedRequest], settings: FleetSettings
+) -> tuple[list[RequestRecord], Migration]:
+    """Run, and see that everything is free afterwards."""
+    assert settings.migration is not None
+    records: list[RequestRecord] = []
+    fleet = Fleet(settings, lambda _, record: records.append(record))
+    migration = Migration(settings.migration, block_bytes=BLOCK_BYTES)
+    fleet.run(iter(requests), [migration])
+    migration.close()
+    for replica in fleet.replicas:
+        replica.run(1 << 62)
+        replica.core.scheduler.check_integrity()
+        assert not replica.core.scheduler.has_work
+    return records, migration
+
+
+def test_a_topology_says_when_requests_move(tmp_path: Path, fleet: Settings) -> None:
+    path = tmp_path / "move.yaml"
+    path.write_text("migration: {belowBlocks: 8}\nlink: {gbPerSecond: 25}\n")
+    built = apply_topology(fleet(replicas=3), read_topology(path))
+    assert built.replicas == 3, "the manifest's"
+    assert built.decode is None
+    assert built.migration == MigrationRules(
+        below_blocks=8, poll_ns=50 * NS_PER_MS, link_bytes_per_s=25_000_000_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("link: {gbPerSecond: 25}\n", "prefill: is required"),
+        ("prefill: {replicas: 1}\n", "decode: is required"),
+        ("migration: {}\nprefill: {replicas: 1}\n", "prefill: cannot be together with migration"),
+        ("migration: {pollMs: 0}\n", "migration.pollMs: must lie in 1 to 60000, not 0"),
+    ],
+    ids=["nothing", "one pool", "both", "no poll"],
+)
+def test_a_topology_is_two_pools_or_migration(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "move.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=problem):
+        read_topology(path)
+
+
+WORK = st.lists(
+    st.tuples(
+        st.integers(0, 400),
+        st.integers(1, 700),
+        st.integers(1, 300),
+        st.none() | st.integers(1, 300),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    work=WORK,
+    depth=st.integers(0, 2),
+    below_blocks=st.sampled_from([3, 1_000]),
+    blocks_per_ms=st.sampled_from([0.05, 1, 24]),
+    preemption=st.sampled_from(["recompute", "swap"]),
+)
+def test_every_token_is_given_once_and_nothing_is_left_folded_or_not(
+    planned: Planned,
+    fleet: Settings,
+    work: list[tuple[int, int, int, int | None]],
+    depth: int,
+    below_blocks: int,
+    blocks_per_ms: float,
+    preemption: str,
+) -> None:
+    requests = [
+        planned(f"r{i}", at, prompt, output, cancel_ms=cancel)
+        for i, (at, prompt, output, cancel) in enumerate(sorted(work, key=lambda w: w[0]))
+    ]
+    plain = fleet(
+        replicas=3,
+        profile={"kv_blocks": 70},
+        depth=depth,
+        max_num_seqs=6,
+        preemption=preemption,
+        swap_space_bytes=40 * BLOCK_BYTES,
+    )
+    both = [
+        _run_and_check(
+            requests,
+            replace(
+                moving(plain, below_blocks=below_blocks, blocks_per_ms=blocks_per_ms), folds=folds
+            ),
+        )[0]
+        for folds in (True, False)
+    ]
+    assert both[0] == both[1]
+    assert len(both[0]) == len(requests)
+    for record in both[0]:
+        if record.outcome is Outcome.OK:
+            assert record.output_tokens == record.pinned_output_tokens
+        assert all(gap_us >= 0 for gap_us in record.gaps_us)
