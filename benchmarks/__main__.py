@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # What is not a benchmark by itself.
-PARTS = {"__main__.py", "mock_server.py"}
+PARTS = {"__main__.py", "autoscalers.py", "mock_server.py"}
 
 
 def main() -> int:

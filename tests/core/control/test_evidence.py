@@ -153,3 +153,10 @@ def test_a_ramp_is_a_trend_and_a_step_is_none() -> None:
 def test_a_trend_needs_twice_the_horizon_to_show() -> None:
     ramp = _samples([20 + i / 2 for i in range(30)])
     assert growth(ramp, CARRIED, 300 * S, 300 * S) == 0.0
+
+
+def test_growth_that_chance_explains_is_no_trend() -> None:
+    rates = [1.0] * 15 + [1.1] * 15 + [1.2] * 15 + [1.3] * 15
+    uneven = Carried(device_s=0.1, spread=9.0, batch=1, feasible=True)
+    assert growth(_samples(rates), CARRIED, 600 * S, 300 * S) == pytest.approx(0.02)
+    assert growth(_samples(rates), uneven, 600 * S, 300 * S) == 0.0

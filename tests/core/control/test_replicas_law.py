@@ -195,6 +195,13 @@ def test_it_goes_up_at_once() -> None:
     assert ReplicaReason.DEMAND in {d.reason for d in service.decisions}
 
 
+def test_once_it_is_certain_that_more_are_needed_it_asks_for_enough() -> None:
+    decision = Service(replicas=3).step(rate=33)
+    assert decision.load == pytest.approx(3.3)
+    # Of 330 arrivals 294 are certain: more than three can bear, and four could. 330 take five.
+    assert (decision.replicas, decision.reason) == (5, ReplicaReason.DEMAND)
+
+
 @pytest.mark.parametrize(("current", "most"), [(1, 5), (3, 7), (6, 12)])
 def test_one_step_up_is_capped(current: int, most: int) -> None:
     service = Service(replicas=current)
@@ -388,7 +395,9 @@ def test_one_request_in_the_stabilisation_window_keeps_the_last_replica() -> Non
 
 def test_a_request_in_flight_keeps_the_last_replica() -> None:
     service = Service(replicas=1, params=replace(PARAMS, min_replicas=0))
+    service.run(60, rate=1)
     assert service.run(3600, in_flight=1).replicas == 1
+    assert service.run(3600).replicas == 0
 
 
 @pytest.mark.parametrize("how", [{"rate": 0.1}, {"in_flight": 1}], ids=["arrived", "waits"])

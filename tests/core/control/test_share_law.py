@@ -89,6 +89,14 @@ def test_a_device_thirty_percent_slower_is_followed_within_twenty_steps(law: Bud
     assert sum(took[1960:]) / 40 == pytest.approx(47.5 * MS, rel=0.08), "and no more is given up"
 
 
+def test_a_chunk_that_reads_a_long_prompt_is_smaller() -> None:
+    _, fresh = _decide()
+    seen = replace(fresh.observation, begun_tokens=500_000)
+    _, late = share_law(ShareState(), seen, PARAMS, 0)
+    assert FORM.step_ns(DECODES.with_chunk(500_000, late.tokens)) <= 45 * MS
+    assert late.tokens < fresh.tokens
+
+
 def test_it_goes_down_fast_and_up_slowly() -> None:
     state, high = _decide(tightest_ms=80)
     state, low = _decide(state=state, tightest_ms=20)

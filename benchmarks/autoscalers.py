@@ -1,0 +1,307 @@
+"""Other autoscalers' laws, to compare ours with: an HPA, Dynamo's planner, llm-d's analyzer.
+
+Each is written down from its documentation, in the shape of our own law: a state, one interval's
+observation and the manifest's bounds in, the next state and a number of replicas out. They see
+what ours sees. Where a law of theirs rests on measured step times, it is given the device's own:
+a better model than it would have, so that what is compared is the law.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.control import ReplicaPhase, Signal
+from goodput_core.control.capacity import carried
+from goodput_core.control.lengths import LengthMix
+from goodput_core.steptime import StepShape
+from goodput_core.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from goodput_core.control import (
+        DeviceCapacity,
+        ReplicaWindow,
+        ServiceObservation,
+        ServiceParams,
+    )
+
+__all__ = [
+    "DynamoState",
+    "HpaParams",
+    "HpaState",
+    "LlmdState",
+    "dynamo_law",
+    "hpa_law",
+    "llmd_law",
+]
+
+
+# --- Kubernetes' HorizontalPodAutoscaler ----------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HpaParams:
+    """An HPA on a metric that is divided by the pods, such as requests in flight.
+
+    Args:
+        target: of the metric, per pod.
+        tolerance: ratios nearer to 1 than this change nothing.
+        up_ns, down_ns: stabilisation windows.
+        sync_ns: how often it looks.
+    """
+
+    target: float
+    tolerance: float = 0.1
+    up_ns: int = 0
+    down_ns: int = 300 * NS_PER_S
+    sync_ns: int = 15 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HpaState:
+    """What it recommended of late, (when, how many), and when it looked last."""
+
+    recommended: tuple[tuple[int, int], ...] = ()
+    looked_ns: int = -(1 << 60)
+
+
+def hpa_law(
+    state: HpaState,
+    observation: ServiceObservation,
+    params: ServiceParams,
+    now_ns: int,
+    hpa: HpaParams,
+) -> tuple[HpaState, int]:
+    """ceil(current · metric / target), outside of the tolerance and stabilised both ways.
+
+    Pods that are not ready count as idle when that leads upwards. One sync at most doubles the
+    pods, or adds four. Without the metric nothing changes.
+
+    Source: Kubernetes documentation, "Horizontal Pod Autoscaling", algorithm details and default
+    scaling behaviour.
+    """
+    current = observation.replicas_asked
+    traffic = observation.traffic
+    if now_ns - state.looked_ns < hpa.sync_ns:
+        return state, current
+    state = replace(state, looked_ns=now_ns)
+    if traffic.signal is not Signal.FRESH or not current:
+        return state, _within(current, params)
+    ready = len(observation.ready)
+    wanted = current
+    if ready:
+        ratio = traffic.in_flight / (ready * hpa.target)
+        if ratio > 1:
+            ratio = max(1.0, traffic.in_flight / (current * hpa.target))
+        pods = ready if ratio < 1 else current
+        if abs(ratio - 1) > hpa.tolerance:
+            wanted = math.ceil(ratio * pods)
+    return _stabilised(state, wanted, current, now_ns, hpa=hpa, params=params)
+
+
+def _stabilised(
+    state: HpaState,
+    wanted: int,
+    current: int,
+    now_ns: int,
+    *,
+    hpa: HpaParams,
+    params: ServiceParams,
+) -> tuple[HpaState, int]:
+    """Not above the lowest recommendation of one window, nor below the highest of the other."""
+    wanted = _within(wanted, params)
+    longest_ns = max(hpa.up_ns, hpa.down_ns)
+    known = state.recommended or ((now_ns - 1, current),)  # what it found counts as its first
+    kept = (*(r for r in known if r[0] >= now_ns - longest_ns), (now_ns, wanted))
+    lowest = min(n for at_ns, n in kept if at_ns >= now_ns - hpa.up_ns)
+    highest = max(n for at_ns, n in kept if at_ns >= now_ns - hpa.down_ns)
+    chosen = min(max(current, lowest), highest)
+    chosen = min(chosen, current + max(current, 4))
+    return replace(state, recommended=kept), _within(chosen, params)
+
+
+# --- Dynamo's planner -----------------------------------------------------------------------------
+_THROUGHPUT_NS: Final = 180 * NS_PER_S
+_SENSITIVITY: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoState:
+    """What was counted since the last throughput tick, the latest mean lengths, and the floor.
+
+    Args:
+        requests, counted_ns: arrivals, and over how long.
+        finished: lengths of what was answered.
+        mean: (input, cached, output) tokens of the latest tick; None: none yet.
+        floor: replicas that throughput asks for.
+    """
+
+    requests: int = 0
+    counted_ns: int = 0
+    finished: LengthMix = field(default_factory=LengthMix)
+    mean: tuple[int, int, int] | None = None
+    floor: int = 0
+
+
+def dynamo_law(
+    state: DynamoState,
+    observation: ServiceObservation,
+    params: ServiceParams,
+    now_ns: int,  # noqa: ARG001 - it counts intervals
+) -> tuple[DynamoState, int]:
+    """Throughput sets a floor every three minutes; load moves one up or down above it.
+
+    Throughput: what was counted goes on (the constant predictor), over what one engine serves at
+    the mean lengths within the targets. Load, aggregated mode: up if all engines' estimated TTFT,
+    or all their ITL, exceed the target; down if all of both lie below 0.8 of it; nothing while
+    replicas change.
+
+    Source: ai-dynamo/dynamo, docs/design-docs/planner-design.md, "Throughput-Based Scaling",
+    "Scaling Decisions" and "Aggregated Mode".
+    """
+    current, traffic = observation.replicas_asked, observation.traffic
+    if traffic.signal is not Signal.FRESH or observation.device is None:
+        return state, _within(current, params)
+    state = replace(
+        state,
+        requests=state.requests + traffic.arrivals,
+        counted_ns=state.counted_ns + observation.interval_ns,
+        finished=state.finished + traffic.finished,
+    )
+    if state.counted_ns >= _THROUGHPUT_NS:
+        state = _throughput(state, observation.device, params)
+    mean = state.mean
+    wanted = max(current, state.floor)
+    engines = [r for r in observation.ready if r.signal is Signal.FRESH]
+    if wanted == current and len(engines) == current and engines and mean is not None:
+        estimates = [_estimate(r, observation, params, mean) for r in engines]
+        ttft_ns = min(c.ttft_ms for c in params.classes) * NS_PER_MS
+        tpot_ns = params.tightest_tpot_ns
+        if all(t > ttft_ns for t, _ in estimates) or all(i > tpot_ns for _, i in estimates):
+            wanted = current + 1
+        elif all(t < ttft_ns * _SENSITIVITY and i < tpot_ns * _SENSITIVITY for t, i in estimates):
+            wanted = max(current - 1, state.floor)
+    return state, _within(wanted, params)
+
+
+def _throughput(state: DynamoState, device: DeviceCapacity, params: ServiceParams) -> DynamoState:
+    """The floor for the next three minutes."""
+    mean = _mean(state.finished) or state.mean
+    floor = state.floor
+    if mean is not None:
+        one = carried(
+            device,
+            LengthMix.of_requests([mean]),
+            tpot_ns=params.tightest_tpot_ns,
+            max_num_seqs=params.max_num_seqs,
+        )
+        assert one is not None
+        floor = math.ceil(state.requests * NS_PER_S / state.counted_ns * one.device_s)
+    return DynamoState(mean=mean, floor=floor)
+
+
+def _mean(mix: LengthMix) -> tuple[int, int, int] | None:
+    """Mean (input, cached, output) tokens; None: nothing was answered yet."""
+    requests = mix.requests
+    if not requests:
+        return None
+    return (
+        sum(b.input_tokens for b in mix.bins) // requests,
+        sum(b.cached_tokens for b in mix.bins) // requests,
+        max(1, sum(b.output_tokens for b in mix.bins) // requests),
+    )
+
+
+def _estimate(
+    replica: ReplicaWindow,
+    observation: ServiceObservation,
+    params: ServiceParams,
+    mean: tuple[int, int, int],
+) -> tuple[float, int]:
+    """TTFT of the last in the queue, chunk by chunk beside the decodes, and ITL."""
+    device = observation.device
+    assert device is not None
+    prompt, cached, output = mean
+    context = device.kv_tokens * replica.kv_used_blocks // max(1, replica.kv_total_blocks)
+    decodes = StepShape.of(decodes=replica.running, decode_context_tokens=context)
+    queued = (replica.waiting + 1) * (prompt - cached)
+    chunk = max(1, params.initial_tokens - replica.running)
+    ttft_ns = queued / chunk * device.step_ns(decodes.with_chunk(0, min(chunk, queued)))
+    beside = max(1, replica.running * (prompt - cached) // output)
+    return ttft_ns, device.step_ns(decodes.with_chunk(0, beside))
+
+
+# --- llm-d's saturation analyzer ------------------------------------------------------------------
+_KV: Final = 0.80
+_QUEUE: Final = 5
+_KV_SPARE: Final = 0.1
+_QUEUE_SPARE: Final = 3
+_PEAK_NS: Final = 60 * NS_PER_S
+_LLMD_HPA: Final = HpaParams(target=1, up_ns=240 * NS_PER_S, down_ns=240 * NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmdState:
+    """The last minute's (when, replica, KV share, queue), the latest target, and the HPA behind."""
+
+    seen: tuple[tuple[int, str, float, int], ...] = ()
+    decided_ns: int = -(1 << 60)
+    target: int = 0
+    hpa: HpaState = field(default_factory=HpaState)
+
+
+def llmd_law(
+    state: LlmdState, observation: ServiceObservation, params: ServiceParams, now_ns: int
+) -> tuple[LlmdState, int]:
+    """One up where spare capacity is short, one down where one fewer would still have enough.
+
+    Every minute, on the peaks of the last minute of each replica's KV usage and queue. Replicas
+    that start count as there. The target goes through an HPA that waits four minutes both ways.
+
+    Source: llm-d/llm-d-workload-variant-autoscaler, docs/saturation-analyzer.md (one variant) and
+    docs/integrations/hpa-integration.md.
+    """
+    current = observation.replicas_asked
+    seen = [s for s in state.seen if s[0] > now_ns - _PEAK_NS]
+    for replica in observation.believed:
+        used = replica.kv_used_blocks / max(1, replica.kv_total_blocks)
+        seen.append((now_ns, replica.name, used, replica.waiting))
+    state = replace(state, seen=tuple(seen))
+    if now_ns - state.decided_ns >= _PEAK_NS:
+        starting = any(r.phase is ReplicaPhase.STARTING for r in observation.replicas)
+        move = 0 if starting else _saturation(state, observation)
+        state = replace(state, decided_ns=now_ns, target=current + move)
+    if now_ns - state.hpa.looked_ns < _LLMD_HPA.sync_ns:
+        return state, _within(current, params)
+    hpa = replace(state.hpa, looked_ns=now_ns)
+    hpa, chosen = _stabilised(hpa, state.target, current, now_ns, hpa=_LLMD_HPA, params=params)
+    return replace(state, hpa=hpa), chosen
+
+
+def _saturation(state: LlmdState, observation: ServiceObservation) -> int:
+    """+1, 0 or −1."""
+    ready = {r.name for r in observation.believed}
+    kv: dict[str, float] = {}
+    queue: dict[str, int] = {}
+    for _, name, used, waiting in state.seen:
+        if name in ready:
+            kv[name] = max(kv.get(name, 0.0), used)
+            queue[name] = max(queue.get(name, 0), waiting)
+    open_ = [name for name in ready if kv[name] < _KV and queue[name] < _QUEUE]
+    if not ready:
+        return 0
+    if not open_:
+        return 1
+    spare_kv = sum(_KV - kv[name] for name in open_) / len(open_)
+    spare_queue = sum(_QUEUE - queue[name] for name in open_) / len(open_)
+    if spare_kv < _KV_SPARE or spare_queue < _QUEUE_SPARE:
+        return 1
+    if len(open_) < 2:
+        return 0
+    left = len(open_) - 1
+    fits = _KV - sum(kv[name] for name in open_) / left >= _KV_SPARE
+    fits = fits and _QUEUE - sum(queue[name] for name in open_) / left >= _QUEUE_SPARE
+    return -1 if fits else 0
+
+
+def _within(replicas: int, params: ServiceParams) -> int:
+    return min(max(replicas, params.min_replicas), params.max_replicas)

@@ -1,0 +1,188 @@
+"""The laws that ours are compared with behave as their documentation says."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.control import (
+    DeviceCapacity,
+    LengthMix,
+    ReplicaPhase,
+    ReplicaWindow,
+    ServiceObservation,
+    ServiceParams,
+    Signal,
+    Traffic,
+)
+from goodput_core.slo import SLOClass
+from goodput_core.spec.choices import ControlMode
+from goodput_core.steptime import RooflineForm
+from goodput_core.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+S = NS_PER_S
+PARAMS = ServiceParams(
+    mode=ControlMode.AUTO,
+    classes=(SLOClass(name="chat", ttft_ms=1000, tpot_ms=22, objective=Fraction(9, 10)),),
+    max_replicas=20,
+    max_num_seqs=64,
+)
+DEVICE = DeviceCapacity(
+    form=RooflineForm(
+        c0_ns=20 * NS_PER_MS,
+        c1_ns_per_token=500_000,
+        c2_ns_per_context_token=0,
+        c4_ns_per_request=0,
+    ),
+    kv_tokens=100_000,
+)
+
+
+@pytest.fixture(scope="module")
+def laws() -> ModuleType:
+    path = Path(__file__).parents[3] / "benchmarks" / "autoscalers.py"
+    spec = importlib.util.spec_from_file_location("autoscalers", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["autoscalers"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _replica(name: str, *, kv: int = 0, waiting: int = 0, running: int = 0) -> ReplicaWindow:
+    return ReplicaWindow(
+        name=name,
+        phase=ReplicaPhase.READY,
+        signal=Signal.FRESH,
+        running=running,
+        waiting=waiting,
+        kv_used_blocks=kv,
+        kv_total_blocks=100,
+    )
+
+
+def _seen(
+    replicas: list[ReplicaWindow], *, asked: int | None = None, **traffic: Any
+) -> ServiceObservation:
+    asked = len(replicas) if asked is None else asked
+    starting = [
+        ReplicaWindow(name=f"new-{i}", phase=ReplicaPhase.STARTING, signal=Signal.MISSING)
+        for i in range(asked - len(replicas))
+    ]
+    return ServiceObservation(
+        interval_ns=15 * S,
+        traffic=Traffic(**({"signal": Signal.FRESH} | traffic)),
+        replicas=(*replicas, *starting),
+        replicas_asked=asked,
+        device=DEVICE,
+    )
+
+
+def _run(law: Callable[..., Any], state: Any, seen: ServiceObservation, seconds: int) -> list[int]:
+    """Replicas asked for at each interval of 15 s, the observation staying as it is."""
+    asked: list[int] = []
+    for i in range(seconds // 15):
+        state, replicas = law(state, seen, PARAMS, (i + 1) * 15 * S)
+        asked.append(replicas)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "wanted"),
+    [(40, 4), (43, 4), (37, 4), (45, 5), (80, 8), (400, 8)],
+    ids=["on target", "10% above", "10% below", "above", "twice", "at most doubled"],
+)
+def test_an_hpa_scales_by_the_ratio_outside_its_tolerance(
+    laws: ModuleType, in_flight: int, wanted: int
+) -> None:
+    hpa = laws.HpaParams(target=10)
+    seen = _seen([_replica(f"r{i}") for i in range(4)], in_flight=in_flight)
+    asked = _run(lambda *a: laws.hpa_law(*a, hpa), laws.HpaState(), seen, 15)
+    assert asked == [wanted]
+
+
+def test_an_hpa_goes_down_when_the_window_has_passed(laws: ModuleType) -> None:
+    hpa = laws.HpaParams(target=10)
+    busy = _seen([_replica(f"r{i}") for i in range(4)], in_flight=40)
+    idle = _seen([_replica(f"r{i}") for i in range(4)], in_flight=10)
+    state, _ = laws.hpa_law(laws.HpaState(), busy, PARAMS, 0, hpa)
+    asked = []
+    for i in range(1, 23):
+        state, replicas = laws.hpa_law(state, idle, PARAMS, i * 15 * S, hpa)
+        asked.append(replicas)
+    assert asked[:20] == [4] * 20
+    assert asked[-1] == 1
+
+
+def test_an_hpa_counts_pods_that_start_as_idle_and_needs_its_metric(laws: ModuleType) -> None:
+    hpa = laws.HpaParams(target=10)
+    starting = _seen([_replica("r0"), _replica("r1")], asked=4, in_flight=40)
+    assert laws.hpa_law(laws.HpaState(), starting, PARAMS, 0, hpa)[1] == 4
+    blind = _seen([_replica("r0")], signal=Signal.FAILED, in_flight=90)
+    assert laws.hpa_law(laws.HpaState(), blind, PARAMS, 0, hpa)[1] == 1
+
+
+def test_dynamos_throughput_sets_a_floor_every_three_minutes(laws: ModuleType) -> None:
+    # 40 requests in a batch give 20 requests per second of 100 tokens each at 20 ms a step.
+    answered = LengthMix.of_requests([(1, 1, 100)] * 50)
+    seen = _seen([_replica("r0", running=30)], arrivals=750, finished=answered)
+    asked = _run(laws.dynamo_law, laws.DynamoState(), seen, 195)
+    assert asked[:11] == [1] * 11
+    assert asked[11] == 3
+
+
+@pytest.mark.parametrize(
+    ("replicas", "wanted"),
+    [
+        ([{"waiting": 50, "running": 20}] * 2, 3),
+        ([{"waiting": 50, "running": 20}, {"running": 2}], 2),
+        ([{"running": 42}] * 2, 3),
+        ([{"running": 5}] * 2, 2),
+    ],
+    ids=["all late", "one has time", "all slow", "within the targets"],
+)
+def test_dynamos_load_moves_one_when_all_engines_agree(
+    laws: ModuleType, replicas: list[dict[str, int]], wanted: int
+) -> None:
+    state = laws.DynamoState(mean=(100, 0, 100), floor=1)
+    seen = _seen([_replica(f"r{i}", **how) for i, how in enumerate(replicas)])
+    assert laws.dynamo_law(state, seen, PARAMS, 0)[1] == wanted
+    changing = _seen([_replica(f"r{i}", **how) for i, how in enumerate(replicas)], asked=3)
+    assert laws.dynamo_law(state, changing, PARAMS, 0)[1] == 3, "held while replicas change"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "moves"),
+    [
+        ([{"kv": 50}, {"kv": 50}], 0),
+        ([{"kv": 75}, {"kv": 75}], 1),
+        ([{"waiting": 3}, {"waiting": 3}], 1),
+        ([{"kv": 95}, {"waiting": 9}], 1),
+        ([{"kv": 20}, {"kv": 20}], -1),
+        ([{"kv": 36}, {"kv": 36}], 0),
+        ([{"kv": 10}], 0),
+    ],
+    ids=["enough", "KV short", "queue short", "all saturated", "fewer do", "fewer don't", "last"],
+)
+def test_llmds_analyzer_moves_one_by_spare_capacity_after_four_minutes(
+    laws: ModuleType, replicas: list[dict[str, int]], moves: int
+) -> None:
+    seen = _seen([_replica(f"r{i}", **how) for i, how in enumerate(replicas)])
+    asked = _run(laws.llmd_law, laws.LlmdState(), seen, 300)
+    assert set(asked[:15]) == {len(replicas)}
+    assert asked[-1] == len(replicas) + moves
+
+
+def test_llmds_analyzer_waits_for_replicas_that_start(laws: ModuleType) -> None:
+    seen = _seen([_replica("r0", kv=95)], asked=2)
+    assert set(_run(laws.llmd_law, laws.LlmdState(), seen, 600)) == {2}
