@@ -106,7 +106,9 @@ class FeedbackQueue:
 
     def push_back(self, request: ScheduledRequest) -> None:
         """A preempted request waits at the level that it has come to."""
-        job = self._jobs[request.rid]
+        job = self._jobs.get(request.rid)
+        if job is None or job.request is not request:  # it was taken over from another replica
+            job = self._jobs[request.rid] = _Job(request, self.level(request))
         job.since_ns = request.admitted_ns + request.ran_ns - job.ran_ns
         job.ran_ns = request.ran_ns
         self._file(job)

@@ -123,3 +123,4 @@ class HandOver:
         assert request.state is RequestState.KEPT, request.state
         self._floor.settled = False
         self._floor.free(request)
+        request.state = RequestState.FINISHED

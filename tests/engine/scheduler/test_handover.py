@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from goodput_core.spec.llmservice import Policy
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from goodput_engine.core.engine_core import EngineCore
 
 
-def _core(*, blocks: int, depth: int, width: int = 8) -> EngineCore:
+def _core(*, blocks: int, depth: int, width: int = 8, policy: str = "sarathi") -> EngineCore:
     configure = Configure(
         device="unit",
-        policy="sarathi",
+        policy=policy,
         preemption="recompute",
         token_budget=1024,
         min_token_budget=1,
@@ -128,8 +129,9 @@ def test_one_that_keeps_its_blocks_can_be_cancelled(when_ms: int) -> None:
     assert not core.scheduler.has_work
 
 
-def test_one_that_was_taken_over_and_evicted_is_computed_again_here() -> None:
-    core = _core(blocks=6, depth=0)
+@pytest.mark.parametrize("policy", sorted(Policy))
+def test_one_that_was_taken_over_and_evicted_is_computed_again_here(policy: str) -> None:
+    core = _core(blocks=6, depth=0, policy=policy)
     for rid in (1, 2):
         assert core.take_over(_submit(rid, 46, 30), 0, emitted=1, first_token_ns=0)
         core.arrived(rid)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from goodput_core.errors import SpecError
 from goodput_core.record import Outcome
 from goodput_core.spec.choices import RouterPolicy
+from goodput_core.spec.llmservice import Policy
 from goodput_core.units import NS_PER_MS
 from goodput_replay.emulation.fleet import Fleet
 from goodput_replay.emulation.migration import Migration
@@ -217,6 +218,7 @@ WORK = st.lists(
     below_blocks=st.sampled_from([3, 1_000]),
     blocks_per_ms=st.sampled_from([0.05, 1, 24]),
     preemption=st.sampled_from(["recompute", "swap"]),
+    policy=st.sampled_from(sorted(Policy)),
 )
 def test_every_token_is_given_once_and_nothing_is_left_folded_or_not(
     planned: Planned,
@@ -226,6 +228,7 @@ def test_every_token_is_given_once_and_nothing_is_left_folded_or_not(
     below_blocks: int,
     blocks_per_ms: float,
     preemption: str,
+    policy: str,
 ) -> None:
     requests = [
         planned(f"r{i}", at, prompt, output, cancel_ms=cancel)
@@ -237,6 +240,7 @@ def test_every_token_is_given_once_and_nothing_is_left_folded_or_not(
         depth=depth,
         max_num_seqs=6,
         preemption=preemption,
+        policy=policy,
         swap_space_bytes=40 * BLOCK_BYTES,
     )
     both = [
