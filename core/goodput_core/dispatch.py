@@ -35,6 +35,7 @@ _COMMANDS = {
     "trace": _Command("import, describe, export and synthesize traces", "replay"),
     "engine": _Command("run one serving replica", "engine"),
     "router": _Command("run the router in front of replicas", "engine"),
+    "policies": _Command("compare policies, budgets and replicas on a trace", "replay"),
     "device": _Command("list, show and fit device profiles", "engine"),
 }
 

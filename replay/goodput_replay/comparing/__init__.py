@@ -1,0 +1,1 @@
+"""Which policy, which budget, how many replicas: `goodput policies`."""

@@ -1,0 +1,268 @@
+"""`goodput policies`: every candidate on your own trace, in virtual time."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from goodput_core.cli import CommandParser, argument_type, parse_whole
+from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
+from goodput_core.intervals import DEFAULT_CONFIDENCE
+from goodput_core.spec.choices import Policy, Preemption
+from goodput_core.support import BUILT_POLICIES, BUILT_PREEMPTIONS
+from goodput_core.units import NS_PER_S, parse_duration
+from goodput_engine.manifest_file import read_manifest
+from goodput_replay.comparing.candidate import Evaluation, grid
+from goodput_replay.comparing.evaluate import Question
+from goodput_replay.comparing.recommend import recommend
+from goodput_replay.comparing.view import as_json, label, plot, table
+from goodput_replay.comparing.workers import evaluate_all
+from goodput_traces.sample import sample_path
+from goodput_traces.transforms import (
+    TransformPlan,
+    parse_class_rules,
+    parse_factor,
+    parse_window,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+__all__ = ["main"]
+
+_MOST: Final = 2000
+_PIPE_COLUMNS: Final = 200
+_SAMPLE: Final = "sample"
+_FORMATS: Final = (".png", ".svg", ".pdf")
+_CONFIDENCE: Final = DEFAULT_CONFIDENCE
+
+_Word = TypeVar("_Word", Policy, Preemption)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare, and recommend.
+
+    Args:
+        argv: the arguments after `goodput policies`.
+
+    Returns:
+        0: at least one candidate is PASS; 1: none is.
+
+    Raises:
+        UsageError: an option, or a combination, that cannot be.
+        InputError: the trace, the manifest or a topology cannot be used.
+    """
+    given = _parser().parse_args(argv)
+    service = read_manifest(given.file)
+    candidates = grid(
+        given.policies or sorted(BUILT_POLICIES),
+        given.budgets or (service.spec.engine.token_budget.initial,),
+        given.replicas or (max(1, service.spec.initial_replicas),),
+        given.preemptions or (service.spec.engine.preemption,),
+        given.topology,
+    )
+    if len(candidates) > _MOST:
+        raise UsageError(
+            f"goodput policies: {len(candidates)} candidates are more than {_MOST}; name fewer "
+            "policies, budgets or replicas"
+        )
+    _check_plot(given.plot)
+    question = _question(given)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    try:
+        with Progress(
+            *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+        ) as progress:
+            task = progress.add_task("candidates", total=len(candidates))
+
+            def done(one: Evaluation) -> None:
+                progress.update(task, advance=1, description=label(one.candidate))
+
+            evaluations = evaluate_all(question, candidates, jobs=given.jobs, on_done=done)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; nothing was compared") from None
+    _check_device(evaluations[0], illustrative=given.illustrative)
+    recommendation = recommend(evaluations)
+    if given.plot is not None:
+        try:
+            plot(evaluations, given.plot)
+        except OSError as error:
+            raise InputError(
+                f"--plot {given.plot}: cannot be written ({error.strerror}); name another file"
+            ) from error
+    if given.json:
+        sys.stdout.write(json.dumps(as_json(evaluations, recommendation), indent=2) + "\n")
+    else:
+        # A pipe has no width; the table shall have its own.
+        screen = Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
+        screen.print(table(evaluations))
+        screen.print(f"\n{recommendation.sentence}.", highlight=False, soft_wrap=True)
+        if recommendation.lines:
+            screen.print(f"\n{recommendation.lines}", highlight=False, end="")
+    passed = any(one.verdict.exit_code == ExitCode.PASS for one in evaluations)
+    return ExitCode.PASS if passed else ExitCode.FAIL
+
+
+def _question(given: Any) -> Question:
+    try:
+        rules = parse_class_rules(given.class_by)
+    except ValueError as error:
+        raise UsageError(f"goodput policies: --class-by: {error}") from error
+    return Question(
+        trace=sample_path() if given.trace == _SAMPLE else Path(given.trace),
+        manifest=given.file,
+        device=given.device,
+        transforms=TransformPlan(
+            window=given.window,
+            rate_scale=given.rate_scale,
+            seed=given.seed,
+            class_rules=rules,
+            limit=given.limit,
+        ),
+        timeout_ns=given.timeout,
+        confidence=_CONFIDENCE,
+        seed=given.seed,
+    )
+
+
+def _check_plot(path: Path | None) -> None:
+    """A picture that cannot be written is found before, not after, an hour's work."""
+    if path is None:
+        return
+    if path.suffix not in _FORMATS:
+        raise UsageError(f"--plot {path}: the name must end in {' or '.join(_FORMATS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: {path.parent} is no folder; make it first")
+
+
+def _check_device(one: Evaluation, *, illustrative: bool) -> None:
+    if one.illustrative and not illustrative:
+        raise InputError(
+            "the device's figures illustrate a publication and fit no device one can buy; add "
+            "--illustrative if a choice for it is what you want"
+        )
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "goodput policies",
+        summary="Serve a trace in virtual time with every policy, budget and number of replicas "
+        "that is asked for; show who keeps the promises at what cost, and recommend.",
+        examples=(
+            "goodput policies --trace sample -f examples/chat.yaml",
+            "goodput policies --trace prod.parquet -f chat.yaml --replicas 1,2 --budgets 512,2048",
+            "goodput policies --trace prod.parquet -f chat.yaml --window 10m..20m --plot it.png",
+            "goodput policies --trace prod.parquet -f chat.yaml --policies slo,sarathi --json",
+        ),
+    )
+    add = parser.add_argument
+    add("--trace", required=True, help="a trace (Parquet), or `sample`")
+    add("-f", "--file", metavar="MANIFEST", type=Path, required=True, help="an LLMService")
+    add("--device", metavar="PROFILE", help="emulate this device in place of model.source")
+    add(
+        "--policies",
+        metavar="P,…",
+        type=argument_type(_choices(Policy, BUILT_POLICIES), "policies"),
+        help="scheduling policies (default: all)",
+    )
+    add(
+        "--budgets",
+        metavar="N,…",
+        type=argument_type(_numbers(1, 1_048_576, "a token budget"), "budgets"),
+        help="token budgets (default: the manifest's)",
+    )
+    add(
+        "--replicas",
+        metavar="N,…",
+        type=argument_type(_numbers(1, 1000, "a number of replicas"), "replicas"),
+        help="numbers of replicas (default: the manifest's)",
+    )
+    add(
+        "--preemptions",
+        metavar="M,…",
+        type=argument_type(_choices(Preemption, BUILT_PREEMPTIONS), "preemptions"),
+        help="what becomes of preempted requests' blocks (default: the manifest's)",
+    )
+    add(
+        "--topology",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="also with the replicas of this topology file, virtual only; repeatable",
+    )
+    add(
+        "--window",
+        metavar="FROM..TO",
+        type=argument_type(parse_window, "window"),
+        help="the part of the trace, such as 10m..20m",
+    )
+    add(
+        "--rate-scale",
+        metavar="FACTOR",
+        type=argument_type(parse_factor, "factor"),
+        default=Fraction(1),
+        help="more or fewer requests, bursts preserved",
+    )
+    add("--class-by", metavar="RULE", action="append", default=[], help="as for replay; repeatable")
+    add(
+        "--limit",
+        metavar="N",
+        type=argument_type(lambda text: parse_whole(text, 1, 999_999_999, "a limit"), "limit"),
+        help="only the first N requests",
+    )
+    add(
+        "--timeout",
+        metavar="TIME",
+        type=argument_type(parse_duration, "time"),
+        default=600 * NS_PER_S,
+        help="how long a request may take (default: 10m)",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=argument_type(lambda text: parse_whole(text, 0, 999_999_999, "a seed"), "seed"),
+        default=0,
+        help="of what is drawn at random (default: 0)",
+    )
+    add(
+        "--jobs",
+        metavar="N",
+        type=argument_type(lambda text: parse_whole(text, 1, 256, "a number"), "number"),
+        default=os.cpu_count() or 1,
+        help="processes (default: one per core)",
+    )
+    add("--plot", metavar="FILE", type=Path, help="draw the comparison: .png, .svg or .pdf")
+    add("--illustrative", action="store_true", help="answer for an illustrative device, too")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def _choices(kind: type[_Word], built: Collection[_Word]) -> Callable[[str], tuple[_Word, ...]]:
+    def parse(text: str) -> tuple[_Word, ...]:
+        found = []
+        for word in text.split(","):
+            match = next((one for one in kind if one == word.strip()), None)
+            if match is None or match not in built:
+                known = ", ".join(sorted(built))
+                raise ValueError(f"{word.strip()[:40]!r} is none of {known}")
+            found.append(match)
+        return tuple(dict.fromkeys(found))
+
+    return parse
+
+
+def _numbers(low: int, high: int, what: str) -> Callable[[str], tuple[int, ...]]:
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(
+            dict.fromkeys(parse_whole(word.strip(), low, high, what) for word in text.split(","))
+        )
+
+    return parse

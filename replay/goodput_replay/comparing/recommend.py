@@ -1,0 +1,98 @@
+"""From the evaluations of all candidates to one recommendation: a pure function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from goodput_core.verdict import VerdictKind
+from goodput_replay.comparing.candidate import Evaluation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Recommendation", "ranked", "recommend"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """What to choose.
+
+    Args:
+        chosen: the candidate and its evaluation.
+        sentence: why, for a person.
+        lines: the lines of the manifest to apply, as YAML; empty for what no manifest can say.
+    """
+
+    chosen: Evaluation
+    sentence: str
+    lines: str
+
+
+def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """PASS before all others, the cheaper first; then the most goodput first.
+
+    Costs within a hundredth are equal: replicas end when their last request does.
+    """
+
+    def key(one: Evaluation) -> tuple[bool, float, float]:
+        passed = one.verdict is VerdictKind.PASS
+        return (not passed, round(one.device_hours, 2) if passed else 0.0, -one.goodput_per_s)
+
+    return sorted(evaluations, key=key)
+
+
+def recommend(evaluations: Sequence[Evaluation]) -> Recommendation:
+    """The cheapest candidate that is shown to keep every objective, else the most goodput.
+
+    Args:
+        evaluations: at least one.
+    """
+    best = ranked(evaluations)[0]
+    passed = [e for e in evaluations if e.verdict is VerdictKind.PASS]
+    if passed:
+        cheap = "the only one" if len(passed) == 1 else f"the cheapest of {len(passed)}"
+        sentence = (
+            f"{_name(best)} is {cheap} that keep{'s' if len(passed) == 1 else ''} every "
+            f"objective by the lower bound, at {best.device_hours:.3g} GPU-hours and "
+            f"{best.goodput_per_s:.3g} requests/s that kept their promise"
+        )
+    else:
+        weakest = ", ".join(f"{c.name} {c.share:.2%}" for c in best.classes if c.share is not None)
+        seems = all(
+            c.share >= c.objective
+            for c in best.classes
+            if c.share is not None and c.objective is not None
+        )
+        advice = (
+            "it reaches every objective by its estimate, and a longer window would show more"
+            if seems
+            else "add replicas, or promise less"
+        )
+        sentence = (
+            f"no candidate is shown to keep every objective; {_name(best)} has the most goodput, "
+            f"{best.goodput_per_s:.3g} requests/s ({weakest}): {advice}"
+        )
+    if best.candidate.topology:
+        sentence += ". A topology is virtual only: no manifest can ask for it yet"
+    return Recommendation(chosen=best, sentence=sentence, lines=_lines(best))
+
+
+def _name(one: Evaluation) -> str:
+    candidate = one.candidate
+    where = candidate.topology or f"{candidate.replicas} replica{'s' * (candidate.replicas != 1)}"
+    return f"{candidate.policy}, budget {candidate.token_budget}, {candidate.preemption}, {where}"
+
+
+def _lines(one: Evaluation) -> str:
+    candidate = one.candidate
+    if candidate.topology:
+        return ""
+    return (
+        "spec:\n"
+        "  engine:\n"
+        f"    policy: {candidate.policy}\n"
+        f"    preemption: {candidate.preemption}\n"
+        f"    tokenBudget: {{initial: {candidate.token_budget}}}\n"
+        f"  replicas: {candidate.replicas}\n"
+    )

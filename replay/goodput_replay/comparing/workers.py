@@ -1,0 +1,77 @@
+"""All candidates, spread over the cores of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+from goodput_core.errors import InternalError
+from goodput_replay.comparing.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from goodput_replay.comparing.candidate import Candidate, Evaluation
+    from goodput_replay.comparing.evaluate import Question
+
+__all__ = ["evaluate_all"]
+
+
+def evaluate_all(
+    question: Question,
+    candidates: Sequence[Candidate],
+    *,
+    jobs: int,
+    on_done: Callable[[Evaluation], None],
+) -> list[Evaluation]:
+    """Evaluate every candidate; the result has their order, whatever ends first.
+
+    Args:
+        question: what each is asked.
+        candidates: at least one.
+        jobs: worker processes; 1: none, it all happens here.
+        on_done: told of each one that is done.
+
+    Raises:
+        GoodputError: a candidate cannot be evaluated; the others are given up.
+        KeyboardInterrupt: all workers have been ended.
+    """
+    if jobs == 1:
+        done = []
+        for candidate in candidates:
+            done.append(evaluate(question, candidate))
+            on_done(done[-1])
+        return done
+    # Spawned, not forked: a worker holds nothing of this process but what it is sent.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(
+        max_workers=min(jobs, len(candidates)), mp_context=context, initializer=_ignore_interrupts
+    )
+    try:
+        futures = [pool.submit(evaluate, question, candidate) for candidate in candidates]
+        _follow(futures, on_done)
+        return [future.result() for future in futures]
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _follow(futures: list[Future[Evaluation]], on_done: Callable[[Evaluation], None]) -> None:
+    left = set(futures)
+    while left:
+        ended, left = wait(left, return_when=FIRST_COMPLETED)
+        for future in ended:
+            error = future.exception()
+            if isinstance(error, OSError | RuntimeError):
+                raise InternalError(f"a worker process ended: {error}") from error
+            on_done(future.result())
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches the whole terminal; the parent decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,113 @@
+"""`goodput policies` as a person types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CHAT = ROOT / "examples/chat.yaml"
+COMMAND = [sys.executable, "-m", "goodput_core", "policies"]
+
+
+def _run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "--trace", "sample", "-f", str(CHAT), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def _answer(*arguments: str | Path, cwd: Path) -> dict[str, Any]:
+    done = _run("--json", *arguments, cwd=cwd)
+    assert done.stdout, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_candidates_are_compared_and_the_cheapest_that_holds_is_recommended(
+    tmp_path: Path,
+) -> None:
+    asked = ["--policies", "slo,sarathi", "--replicas", "1,2", "--rate-scale", "4", "--jobs", "1"]
+    done = _run(*asked, "--plot", "it.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "is the cheapest of" in done.stdout
+    assert "replicas: 1" in done.stdout
+    assert (tmp_path / "it.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_workers_find_what_one_process_finds_and_always_the_same(tmp_path: Path) -> None:
+    asked = ["--policies", "slo,vllm,sjf", "--limit", "60"]
+    one, two, again = (_answer(*asked, "--jobs", jobs, cwd=tmp_path) for jobs in ("1", "2", "2"))
+    assert one == two == again
+    assert len(one["candidates"]) == 3
+
+
+def test_figures_are_those_of_the_replay_of_the_same_manifest(tmp_path: Path) -> None:
+    found = _answer("--policies", "sarathi", "--limit", "80", "--jobs", "1", cwd=tmp_path)
+    replay = [sys.executable, "-m", "goodput_core", "replay", "--trace", "sample", "--limit", "80"]
+    replay += ["--emulate", str(CHAT), "--out", "run", "--json", "--no-report"]
+    done = subprocess.run(replay, cwd=tmp_path, capture_output=True, text=True, check=True)
+    summary = json.loads(done.stdout)
+    (candidate,) = found["candidates"]
+    told = {c["name"]: (c["good"], c["total"]) for c in summary["classes"]}
+    assert {c["name"]: (c["good"], c["total"]) for c in candidate["classes"]} == told
+    assert candidate["verdict"] == summary["verdict"]["kind"]
+    assert candidate["device_hours"] == pytest.approx(summary["emulation"]["device_s"] / 3600)
+    for one in candidate["classes"]:
+        (same,) = (c for c in summary["classes"] if c["name"] == one["name"])
+        assert one["ttft_p99_ms"] == pytest.approx(same["ttft_ms"]["p99"], abs=0.001)
+        assert one["tpot_p99_ms"] == pytest.approx(same["tpot_ms"]["p99"], abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--policies", "slow"], "'slow' is none of dynamic, "),
+        (["--budgets", "0"], "is not a token budget in 1 to "),
+        (["--replicas", "two"], "is not a number of replicas in 1 to 1000"),
+        (["--class-by", "nonsense"], "--class-by"),
+        (["--plot", "it.bmp"], "--plot it.bmp: the name must end in .png or .svg or .pdf"),
+        (["--plot", "nowhere/it.png"], "nowhere is no folder; make it first"),
+        (["--window", "20m..30m"], "window"),
+        (["--topology", "nowhere.yaml"], "nowhere.yaml"),
+        (["--device", "h1000"], "h1000"),
+    ],
+    ids=[
+        "policy",
+        "budget",
+        "replicas",
+        "rule",
+        "format",
+        "folder",
+        "window",
+        "topology",
+        "device",
+    ],
+)
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_what_cannot_be_is_refused_in_one_sentence(
+    tmp_path: Path, arguments: list[str], sentence: str, jobs: str
+) -> None:
+    done = _run("--jobs", jobs, "--limit", "5", *arguments, cwd=tmp_path)
+    assert done.returncode == 64, done.stderr
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_an_interrupt_ends_all_workers_and_says_so(tmp_path: Path) -> None:
+    command = [*COMMAND, "--trace", "sample", "-f", str(CHAT), "--rate-scale", "60", "--jobs", "2"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            process.wait(6)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == "error: interrupted; nothing was compared"
