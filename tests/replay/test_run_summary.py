@@ -217,6 +217,7 @@ def test_a_summary_is_read_back_as_it_was_written(tmp_path: Path, summary: Summa
     assert read_summary(tmp_path) == summary
 
 
+@pytest.mark.golden
 def test_the_shipped_schema_is_that_of_the_code(request: pytest.FixtureRequest) -> None:
     shipped = files("goodput_replay.run").joinpath("summary.schema.json")
     if request.config.getoption("--rewrite-golden"):

@@ -168,4 +168,7 @@ def _emulation(settings: FleetSettings, outcome: FleetOutcome | None) -> Emulati
         preemptions=outcome.preemptions,
         recomputed_tokens=outcome.recomputed_tokens,
         swapped_tokens=outcome.swapped_tokens,
+        migrations=outcome.migrations,
+        migrations_aborted=outcome.migrations_aborted,
+        migrated_blocks=outcome.migrated_blocks,
     )

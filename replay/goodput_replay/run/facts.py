@@ -136,6 +136,9 @@ class EmulationFacts:
         steps: of all replicas.
         preemptions: requests sent back to wait.
         recomputed_tokens, swapped_tokens: of these: computed again, or copied to host memory.
+        migrations: requests that went on on another replica while they decoded.
+        migrations_aborted: such moves that were given up.
+        migrated_blocks: KV blocks copied for both.
     """
 
     device: str
@@ -155,6 +158,9 @@ class EmulationFacts:
     preemptions: int = 0
     recomputed_tokens: int = 0
     swapped_tokens: int = 0
+    migrations: int = 0
+    migrations_aborted: int = 0
+    migrated_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -256,6 +256,9 @@ def _emulation(facts: EmulationFacts) -> EmulationSummary:
         preemptions=facts.preemptions,
         recomputed_tokens=facts.recomputed_tokens,
         swapped_tokens=facts.swapped_tokens,
+        migrations=facts.migrations,
+        migrations_aborted=facts.migrations_aborted,
+        migrated_blocks=facts.migrated_blocks,
     )
 
 

@@ -268,6 +268,11 @@ class EmulationSummary:
     preemptions: Annotated[int, Meta(description="Requests sent back to wait.")]
     recomputed_tokens: Annotated[int, Meta(description="Their tokens that were computed again.")]
     swapped_tokens: Annotated[int, Meta(description="Their tokens copied to host memory.")]
+    migrations: Annotated[
+        int, Meta(description="Requests that went on on another replica while they decoded.")
+    ]
+    migrations_aborted: Annotated[int, Meta(description="Such moves that were given up.")]
+    migrated_blocks: Annotated[int, Meta(description="KV blocks copied for both.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,21 @@ def test_a_topology_replaces_the_replicas_and_is_told(
     assert f"error: {topology}: decode: is required" in capsys.readouterr().err
 
 
+def test_requests_that_move_are_told_and_counted(
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topology = tmp_path / "move.yaml"
+    # A threshold that every replica is below: whatever brings two closer moves.
+    topology.write_text("migration: {belowBlocks: 1000000, pollMs: 1}\nlink: {gbPerSecond: 25}\n")
+    common = ("--trace", trace, "--emulate", manifest, "--no-report", "--topology", topology)
+    assert run(*common, "--speed", 20, "--out", tmp_path / "run") == 0
+    words = "(requests move where each has under 1000000 free blocks, 25 GB/s between any two)"
+    assert words in " ".join(capsys.readouterr().out.split())
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["emulation"]
+    assert found["migrations"] > 0
+    assert found["migrated_blocks"] >= found["migrations"]
+
+
 def test_a_gate_exits_by_the_verdict(trace: Path, manifest: Path, tmp_path: Path) -> None:
     common = ("--trace", trace, "--emulate", manifest, "--gate", "--no-report", "--no-gaps")
     assert run(*common, "--out", tmp_path / "pass") == 0
