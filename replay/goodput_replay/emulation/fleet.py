@@ -102,6 +102,7 @@ class Fleet:
 
     Attributes:
         replicas: those that are there, starting and draining ones too, oldest first.
+        arrived: requests that came so far, refused ones too.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Fleet:
     ) -> None:
         self.settings: Final = settings
         self.replicas: list[Replica] = []
+        self.arrived = 0
         self._on_record = on_record
         self._targets = {c.name: c.targets for c in settings.promise.classes}
         self._router = VirtualRouter(settings.placement, seed=settings.seed)
@@ -126,15 +128,14 @@ class Fleet:
     def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
         """Everything, from zero until the last request has ended; see `emulate`."""
         coming = next(requests, None)
-        rid = 0
         while coming is not None or self._live:
             now_ns = self._next_instant(coming, actors)
             for replica in self._everyone():
                 replica.run(now_ns)
             touched: dict[str, Replica] = {}
             while coming is not None and coming.scheduled_ns <= now_ns:
-                rid += 1
-                self._arrive(coming, rid, now_ns, touched)
+                self.arrived += 1
+                self._arrive(coming, self.arrived, now_ns, touched)
                 coming = next(requests, None)
             if coming is None and self._input_open:
                 self._close_input(touched)
@@ -142,12 +143,13 @@ class Fleet:
             self._give_up(now_ns)
             for actor in actors:
                 if actor.next_ns() <= now_ns:
+                    self._tell()  # it decides on everything that has ended
                     actor.act(self, now_ns)
                     self._settle({r.name: r for r in self.replicas}, now_ns)
             self._tell()
         for replica in self._everyone():
             self._totals.add(replica, self._totals.end_ns)
-        return self._totals.outcome(requests=rid)
+        return self._totals.outcome(requests=self.arrived)
 
     def start_replica(self, now_ns: int) -> Replica:
         """One more replica, ready when the device's start-up time has passed."""

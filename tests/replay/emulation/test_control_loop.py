@@ -1,0 +1,172 @@
+"""The control laws on a fleet in virtual time: two knobs, one loop."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.control import ReplicaReason, ServiceDecision, ServiceParams, Signal
+from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo import SLOClass
+from goodput_core.spec.choices import ControlMode, RouterPolicy
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.emulation.control import ControlLoop, decision_line
+from goodput_replay.emulation.fleet import emulate
+from goodput_replay.run.facts import Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from goodput_replay.plan import PlannedRequest
+
+CLASS = SLOClass(name="fast", ttft_ms=200, tpot_ms=5, objective=Fraction(95, 100))
+STARTUP_S = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controlled:
+    """A run, and what was decided while it went."""
+
+    records: list[RequestRecord]
+    decisions: list[ServiceDecision]
+    replica_s: float
+
+    @property
+    def replicas(self) -> list[int]:
+        return [d.apply_replicas for d in self.decisions]
+
+    def attained(self, begin_s: float, end_s: float) -> float:
+        """Share of the requests that came in [begin, end) and got their first token in time."""
+        came = [r for r in self.records if begin_s * NS_PER_S <= r.scheduled_ns < end_s * NS_PER_S]
+        in_time = [
+            r
+            for r in came
+            if r.first_token_ns is not None and r.first_token_ns - r.scheduled_ns <= 200 * NS_PER_MS
+        ]
+        return len(in_time) / len(came)
+
+
+@pytest.fixture
+def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callable[..., Controlled]:
+    """Answers of a second each, 16 at once on a replica: one bears almost 16 a second."""
+
+    def run(
+        *pieces: tuple[float, float],
+        replicas: int = 1,
+        control: bool = True,
+        signal: Callable[[int], Signal] | None = None,
+        **bounds: Any,
+    ) -> Controlled:
+        settings = fleet(
+            replicas=replicas,
+            placement=RouterPolicy.LEAST_LOADED,
+            promise=Promise(classes=(CLASS,), default="fast"),
+            profile={"startup_seconds": STARTUP_S, "kv_blocks": 4000},
+            max_num_seqs=16,
+        )
+        rng, at_s, end_s = random.Random(7), 0.0, 0.0
+        requests: list[PlannedRequest] = []
+        for rate, seconds in pieces:
+            end_s += seconds
+            while (at_s := at_s + rng.expovariate(rate)) < end_s:
+                requests.append(planned(f"r{len(requests)}", at_s * 1000, 64, 1000))
+            at_s = end_s
+        values: dict[str, Any] = {
+            "mode": ControlMode.AUTO,
+            "max_replicas": 6,
+            "max_num_seqs": 16,
+        } | bounds
+        params = ServiceParams(classes=(CLASS,), stabilization_ns=300 * NS_PER_S, **values)
+        decisions: list[ServiceDecision] = []
+        loop = ControlLoop(
+            params, interval_ns=10 * NS_PER_S, decided=decisions.append, signal=signal
+        )
+        records: list[RequestRecord] = []
+
+        def ended(one: Any, record: RequestRecord) -> None:
+            records.append(record)
+            loop.ended(one, record)
+
+        actors = [loop] if control else []
+        outcome = emulate(iter(requests), settings, ended, actors=actors)
+        return Controlled(
+            records=records, decisions=decisions, replica_s=outcome.replica_ns / NS_PER_S
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_two_hours_of_constant_load_change_nothing(controlled: Callable[..., Controlled]) -> None:
+    run = controlled((4, 7200))
+    assert set(run.replicas) == {1}
+    assert len({d.apply_bounds for d in run.decisions[60:]}) == 1
+    assert run.attained(0, 7200) > 0.99
+
+
+@pytest.mark.slow
+def test_a_step_up_is_followed_and_the_promise_kept_again(
+    controlled: Callable[..., Controlled],
+) -> None:
+    pieces = ((4, 400), (36, 800))
+    run = controlled(*pieces)
+    assert run.replicas[-1] >= 3
+    assert run.attained(900, 1200) > 0.95
+    assert controlled(*pieces, control=False).attained(900, 1200) < 0.5, "without the loop"
+
+
+@pytest.mark.slow
+def test_a_fall_gives_replicas_back_after_stabilisation_alone_and_loses_nobody(
+    controlled: Callable[..., Controlled],
+) -> None:
+    run = controlled((36, 500), (4, 1500), replicas=4)
+    fewer = [d for d in run.decisions if d.apply_replicas < d.observation.replicas_asked]
+    assert fewer
+    assert fewer[0].at_ns >= (500 + 300 - 60) * NS_PER_S
+    assert run.replicas[-1] == 1
+    assert {r.outcome for r in run.records} == {Outcome.OK}
+    assert run.attained(500, 2000) > 0.95
+    assert run.replica_s < 0.8 * 4 * 2000
+
+
+@pytest.mark.slow
+def test_floor_and_ceiling_hold(controlled: Callable[..., Controlled]) -> None:
+    run = controlled((36, 600), (2, 900), replicas=2, min_replicas=2, max_replicas=2)
+    assert set(run.replicas) == {2}
+    assert any(d.replicas is not None and d.replicas.limited for d in run.decisions)
+
+
+def test_an_outage_of_the_metrics_freezes_everything(
+    controlled: Callable[..., Controlled],
+) -> None:
+    run = controlled(
+        (4, 400),
+        (36, 400),
+        signal=lambda now_ns: Signal.FAILED if now_ns > 390 * NS_PER_S else Signal.FRESH,
+    )
+    blind = [d for d in run.decisions if d.at_ns > 390 * NS_PER_S]
+    assert {d.apply_replicas for d in blind} == {1}
+    assert {d.replicas.reason for d in blind if d.replicas} == {ReplicaReason.SCRAPE_FAILED}
+    assert len({d.apply_bounds for d in blind}) == 1
+
+
+def test_recommending_records_what_it_would_do_and_does_not(
+    controlled: Callable[..., Controlled],
+) -> None:
+    run = controlled((4, 300), (36, 200), mode=ControlMode.RECOMMEND)
+    assert set(run.replicas) == {1}
+    assert max(d.replicas.replicas for d in run.decisions if d.replicas) > 1
+    assert len(run.decisions[-1].observation.replicas) == 1
+
+
+@pytest.mark.slow
+def test_the_same_run_writes_the_same_decisions(controlled: Callable[..., Controlled]) -> None:
+    first, second = (controlled((4, 200), (36, 200)) for _ in range(2))
+    lines = [b"".join(map(decision_line, run.decisions)) for run in (first, second)]
+    assert lines[0] == lines[1]
+    assert lines[0].count(b"\n") == len(first.decisions)
+    assert first.records == second.records
