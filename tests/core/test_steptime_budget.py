@@ -120,13 +120,20 @@ def test_the_closed_form_finds_what_trying_every_size_finds(
     assert found == _by_trial(form, beside, target_ns, start) // multiple * multiple
 
 
-@given(form=_FORMS, decodes=st.integers(1, 300), context=st.integers(0, 10**7))
-@example(_DRAWN, 256, 1_000_003)
-def test_the_law_of_steps_that_only_decode_gives_the_same_nanoseconds(
-    form: DeviceForm, decodes: int, context: int
+@given(
+    form=_FORMS,
+    decodes=st.integers(1, 300),
+    contexts=st.lists(st.integers(0, 10**7), max_size=20),
+)
+@example(_DRAWN, 256, [1_000_003])
+@example(
+    RooflineForm(c0_ns=0, c1_ns_per_token=0, c2_ns_per_context_token=0, c4_ns_per_request=0), 1, [9]
+)
+def test_the_times_of_steps_that_only_decode_are_the_same_nanoseconds(
+    form: DeviceForm, decodes: int, contexts: list[int]
 ) -> None:
-    shape = StepShape.of(decodes=decodes, decode_context_tokens=context)
-    assert form.decode_law(decodes)(context) == form.step_ns(shape)
+    shapes = [StepShape.of(decodes=decodes, decode_context_tokens=tokens) for tokens in contexts]
+    assert form.decode_times(decodes, contexts) == list(map(form.step_ns, shapes))
 
 
 class _Counting:

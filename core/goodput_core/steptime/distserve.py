@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from goodput_core.steptime.shape import StepShape
 
@@ -66,18 +66,16 @@ class DistServeForm:
             time_ns += self._prefill_ns(shape)
         return max(1, round(time_ns))
 
-    def decode_law(self, num_decodes: int) -> Callable[[int], int]:
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
         """`step_ns` of steps that only decode; see `DeviceForm`."""
         law = self._decode_regime(num_decodes)
         fixed_ns, slope_ns = law.fixed_ns, law.ns_per_context_token
         requests_ns = law.ns_per_request * num_decodes
-
-        def step_ns(context: int) -> int:
-            # Added in the order of `step_ns`: sums of floats depend on it.
-            time_ns = round(fixed_ns + slope_ns * context + requests_ns)
-            return time_ns if time_ns > 1 else 1  # noqa: FURB136 - `max` doubles the cost
-
-        return step_ns
+        # Added in the order of `step_ns`: sums of floats depend on it.
+        return [
+            time_ns if (time_ns := round(fixed_ns + slope_ns * tokens + requests_ns)) > 1 else 1
+            for tokens in contexts
+        ]
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
         """The longest chunk with which a step stays within a time; see `StepTimeForm`."""

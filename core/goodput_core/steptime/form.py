@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from goodput_core.steptime.shape import StepShape
 
@@ -40,14 +40,14 @@ class StepTimeForm(Protocol):
 class DeviceForm(StepTimeForm, Protocol):
     """A law that stays as it is: what a device profile has."""
 
-    def decode_law(self, num_decodes: int) -> Callable[[int], int]:
-        """`step_ns` for steps in which this many requests decode and nothing else happens.
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
+        """`step_ns` of steps in which this many requests decode and nothing else happens.
 
         Args:
             num_decodes: requests, at least 1.
+            contexts: of each step, the context of all of them, in tokens.
 
         Returns:
-            From the context of all of them, in tokens, to exactly the time that `step_ns` gives;
-            a fraction of its cost, for who asks for one such step after the other.
+            Of each step exactly the time that `step_ns` gives, at a fraction of its cost.
         """
         ...

@@ -51,15 +51,8 @@ class StepShape(NamedTuple):
             decode_context_tokens: context of all of them, with the tokens computed now.
             chunks: of every other request, (tokens computed before, tokens computed now).
         """
-        shape = cls(
-            num_requests=decodes,
-            num_tokens=decodes,
-            context_tokens=decode_context_tokens,
-            max_chunk_tokens=1 if decodes else 0,
-            num_decodes=decodes,
-            decode_context_tokens=decode_context_tokens,
-            prefill_squares=0,
-        )
+        context, longest = decode_context_tokens, 1 if decodes else 0
+        shape = cls(decodes, decodes, context, longest, decodes, context, 0)
         for start, tokens in chunks:
             shape = shape.with_chunk(start, tokens)
         return shape

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from goodput_core.steptime.shape import StepShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
 __all__ = ["TableForm"]
 
@@ -66,11 +66,10 @@ class TableForm:
         share = (tokens - columns[at - 1]) / (columns[at] - columns[at - 1])
         return max(1, round(left_ns + share * (right_ns - left_ns)))
 
-    def decode_law(self, num_decodes: int) -> Callable[[int], int]:
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
         """`step_ns` of steps that only decode; see `DeviceForm`."""
         # Context does not enter.
-        step_ns = self.step_ns(StepShape.of(decodes=num_decodes))
-        return lambda _: step_ns
+        return [self.step_ns(StepShape.of(decodes=num_decodes))] * len(contexts)
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context does not enter
         """The longest chunk with which a step stays within a time; see `StepTimeForm`."""

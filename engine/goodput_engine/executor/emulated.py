@@ -15,10 +15,12 @@ Like the scheduler's cohort, it does not visit the members: their ends are filed
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_MS
+from goodput_engine.executor.foresight import foresee
 from goodput_engine.executor.lengths import stop_length
 from goodput_engine.scheduler.plan import StepResult
 
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["EmulatedExecutor"]
 
 _MAX_LATE_NS: Final = 100 * NS_PER_MS
-_NO_STOP: Final = 1 << 62
 
 
 class _Sequence:
@@ -85,7 +86,9 @@ class EmulatedExecutor:
     def forget(self, rids: Iterable[int]) -> None:
         """No later plan computes these."""
         for rid in rids:
-            self._sequences.pop(rid, None)
+            sequence = self._sequences.pop(rid, None)
+            if sequence is not None:
+                self._stay(sequence, rid)
 
     def submit(self, plan: StepPlan, ready_ns: int) -> None:
         """Run a plan after those already submitted."""
@@ -134,54 +137,55 @@ class EmulatedExecutor:
 
         No block tables are kept here, so of the plans in between nothing needs to be told.
         """
-        running, ends, due = self._running, self._ends, steady.due
-        num_decodes, epoch, context = steady.num_decodes, steady.epoch, steady.context_tokens
-        law = self._profile.form.decode_law(num_decodes)
-        host_ns = self._profile.host_ns(num_decodes)
-        host_free_ns, device_free_ns = self._host_free_ns, self._device_free_ns
-        done = [step.deadline_ns for step in running]
-        took = [step.step_ns for step in running]
-        stopped: dict[int, dict[int, str]] = {}
-        depth, steps = len(running), 0
-        most = next((i for i, step in enumerate(running) if step.stopped), _NO_STOP)
-        # The hot loop of virtual time: comparisons instead of `max`, which costs twice as much.
-        while (ready_ns := done[steps]) < until_ns and steps < most:
-            epoch += 1
-            if epoch in due and not steady.give_slots(epoch):
-                break
-            if epoch in ends and (stops := self._take_stops(epoch)):
-                stopped[epoch] = stops
-                most = min(most, steps + depth)
-            context += num_decodes
-            if ready_ns > host_free_ns:  # noqa: PLR1730
-                host_free_ns = ready_ns
-            host_free_ns += host_ns
-            if host_free_ns > device_free_ns:  # noqa: PLR1730
-                device_free_ns = host_free_ns
-            took.append(step_ns := law(context))
-            done.append(device_free_ns := device_free_ns + step_ns)
-            steps += 1
+        steps = self._foreseeable(steady, until_ns)
+        if steps <= 0:
+            return None
+        running, decodes, profile = self._running, steady.num_decodes, self._profile
+        depth, context, host_ns = len(running), steady.context_tokens, profile.host_ns(decodes)
+        times = profile.form.decode_times(
+            decodes, range(context + decodes, context + decodes * steps + 1, decodes)
+        )
+        done, made = foresee(
+            [step.deadline_ns for step in running],
+            times,
+            host_ns=host_ns,
+            host_free_ns=self._host_free_ns,
+        )
+        steps = steady.give_slots(min(steps, bisect_left(done, until_ns)))
         if not steps:
             return None
-        self._host_free_ns, self._device_free_ns = host_free_ns, device_free_ns
-        planned_ns = done[max(0, steps - depth) : steps]
-        plan_id, epoch = running[-1].plan_id + steps, steady.epoch + steps
-        for back in range(len(planned_ns) - 1, -1, -1):
-            running.popleft()
+        self._host_free_ns = made[steps - 1] if made else done[steps - 1] + host_ns
+        self._device_free_ns = done[depth + steps - 1]
+        first = max(0, steps - depth)  # of those that are under way afterwards: nobody stops before
+        before = [running.popleft() for _ in range(first, steps)]
+        for step in range(first, steps):
             running.append(
                 _Running(
-                    plan_id=plan_id - back,
-                    deadline_ns=done[-1 - back],
-                    step_ns=took[-1 - back],
-                    stopped=stopped.get(epoch - back, {}),
+                    plan_id=steady.plan_id + 1 + step,
+                    deadline_ns=done[depth + step],
+                    step_ns=times[step],
+                    stopped=self._take_stops(steady.epoch + 1 + step),
                 )
             )
         return steady.done(
             ends_ns=array("q", done[:steps]),
-            planned_ns=planned_ns,
-            step_ns=sum(took[:steps]),
-            last_step_ns=took[steps - 1],
+            planned_ns=done[first:steps],
+            step_ns=sum(times[:first]) + sum(step.step_ns for step in before),
+            last_step_ns=times[first - 1] if first else before[-1].step_ns,
         )
+
+    def _foreseeable(self, steady: SteadyDecoding, until_ns: int) -> int:
+        """A bound on the steps that can be taken, in time and before anybody stops."""
+        running = self._running
+        # As many as are done in time if no step is shorter than the last; else the rest later.
+        steps = (until_ns - running[0].deadline_ns) // running[-1].step_ns + 1
+        steps = min(steps, steady.most_steps)
+        if self._ends:
+            steps = min(steps, min(self._ends) - steady.epoch - 1 + len(running))
+        for step, plan in enumerate(running):
+            if plan.stopped:
+                return min(steps, step)
+        return steps
 
     def _copy_ns(self, plan: StepPlan) -> int:
         """Time for the plan's copies: one stream out and one in, side by side."""
@@ -193,7 +197,7 @@ class EmulatedExecutor:
         sequences, epoch = self._sequences, plan.decode_epoch
         for rid in plan.left:
             if rid in sequences:
-                sequences[rid].end_epoch = 0
+                self._stay(sequences[rid], rid)
         for join in plan.joined:
             sequence = sequences[join.rid]
             if sequence.length is not None and sequence.length > join.output_tokens:
@@ -207,9 +211,12 @@ class EmulatedExecutor:
 
     def _take_stops(self, epoch: int) -> dict[int, str]:
         """Who of the cohort stops in this epoch."""
-        sequences = self._sequences
-        return {
-            rid: "stop"
-            for rid in self._ends.pop(epoch, ())
-            if rid in sequences and sequences[rid].end_epoch == epoch
-        }
+        return dict.fromkeys(self._ends.pop(epoch, ()), "stop")
+
+    def _stay(self, sequence: _Sequence, rid: int) -> None:
+        """It does not stop in the epoch that was foreseen, unless that has passed."""
+        stopping = self._ends.get(sequence.end_epoch)
+        if stopping is not None and rid in stopping:
+            stopping.remove(rid)
+            if not stopping:
+                del self._ends[sequence.end_epoch]

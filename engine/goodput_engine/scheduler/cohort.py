@@ -168,11 +168,18 @@ class DecodeCohort:
         self.total_context += len(self.members)
         self.last_plan = plan_id
 
-    def advance_by(self, epochs: int, *, committed: int) -> None:
-        """So many epochs have passed in which nobody joined or left; `committed` is done."""
+    def advance_by(self, epochs: int, *, committed: int, plan_id: int) -> None:
+        """So many epochs in which nobody joins or leaves.
+
+        Args:
+            epochs: how many.
+            committed: the latest that is done.
+            plan_id: the plan of the latest.
+        """
         self.epoch += epochs
         self.committed_epoch = committed
         self.total_context += epochs * len(self.members)
+        self.last_plan = plan_id
 
     def leave(self, request: ScheduledRequest) -> None:
         """A member decodes no more and counts for itself again; its state is for the caller."""

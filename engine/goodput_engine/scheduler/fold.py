@@ -13,17 +13,15 @@ A policy's hooks are not called for the steps in between, so it has a say: see
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime import StepShape
 from goodput_engine.scheduler.draft import InFlight
 from goodput_engine.scheduler.plan import StepPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from array import array
+    from collections.abc import Sequence
 
     from goodput_engine.scheduler.floor import Floor
     from goodput_engine.scheduler.planner import Planner
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Folded", "Folder", "SteadyDecoding"]
 
+_MOST_STEPS: Final = 1024
 _EACH_STEP: Final = ("step_aside", "phase", "budget", "after_step")
 _ADMISSIONS: Final = (
     "new_queue",
@@ -43,8 +42,7 @@ _ADMISSIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class Folded(NamedTuple):
     """Steps that were committed at once: in each of them every member of the cohort got a token.
 
     Nobody joined, left or ended in between, and nothing was released. Who is a member is told by
@@ -75,7 +73,8 @@ class SteadyDecoding:
         num_decodes: requests that decode in each step to come.
         context_tokens: their context in the latest step under way.
         epoch: the cohort's epoch of the latest step under way.
-        due: epochs for which `give_slots` must be called first.
+        plan_id: of the latest plan under way.
+        most_steps: more than this many steps cannot be planned, blocks or no blocks.
     """
 
     __slots__ = (
@@ -85,9 +84,10 @@ class SteadyDecoding:
         "_spare",
         "_stats",
         "context_tokens",
-        "due",
         "epoch",
+        "most_steps",
         "num_decodes",
+        "plan_id",
     )
 
     def __init__(
@@ -102,20 +102,25 @@ class SteadyDecoding:
         self.num_decodes = len(cohort.members)
         self.context_tokens = cohort.total_context
         self.epoch = cohort.epoch
-        self.due: Container[int] = cohort.due_epochs
+        self.plan_id = floor.in_flight[-1].plan.plan_id
+        # Everybody needs one block in as many steps as a block has slots.
+        rounds = (floor.kv.free_blocks - spare) // self.num_decodes + 1
+        self.most_steps = min(_MOST_STEPS, rounds * floor.kv.block_size)
 
-    def give_slots(self, epoch: int) -> bool:
-        """Give those who are due in the next epoch a block each.
+    def give_slots(self, steps: int) -> int:
+        """Plan so many steps: give each member the blocks that it needs in them.
 
         Returns:
-            Whether that was all they need. If not, nothing has changed, and this step is one to
-            plan: somebody decodes for the last time, or blocks run short.
+            How many steps are planned: fewer, if somebody decodes for the last time in the one
+            after them, or blocks run short in it.
         """
-        given = self._floor.cohort.give_blocks(epoch, self._floor.kv, self._spare)
-        if given is None:
-            return False
-        self._new_blocks[epoch] = given
-        return True
+        cohort, kv, due = self._floor.cohort, self._floor.kv, self._floor.cohort.due_epochs
+        for epoch in filter(due.__contains__, range(self.epoch + 1, self.epoch + steps + 1)):
+            given = cohort.give_blocks(epoch, kv, self._spare)
+            if given is None:
+                return epoch - self.epoch - 1
+            self._new_blocks[epoch] = given
+        return steps
 
     def done(
         self, *, ends_ns: array[int], planned_ns: Sequence[int], step_ns: int, last_step_ns: int
@@ -128,43 +133,35 @@ class SteadyDecoding:
             step_ns: device time of the steps done, summed.
             last_step_ns: of the last of them.
         """
-        floor, cohort, steps = self._floor, self._floor.cohort, len(ends_ns)
-        in_flight = floor.in_flight
+        cohort, in_flight, decodes = self._floor.cohort, self._floor.in_flight, self.num_decodes
+        steps, kept = len(ends_ns), len(planned_ns)
         first_epoch = in_flight[0].plan.decode_epoch
-        tokens = 0
+        tokens = (steps - kept) * decodes
         told: list[StepPlan] = []
         for _ in planned_ns:
             plan = in_flight.popleft().plan
             tokens += plan.num_decodes
             if plan.joined or plan.left:
                 told.append(plan)
-        tokens += (steps - len(planned_ns)) * self.num_decodes
-        cohort.advance_by(steps, committed=first_epoch + steps - 1)
-        plan_id = self._planner.skip(steps) - len(planned_ns)
-        cohort.last_plan = plan_id + len(planned_ns) - 1
-        for at_ns, back in zip(planned_ns, range(len(planned_ns) - 1, -1, -1), strict=True):
-            epoch = cohort.epoch - back
-            plan = self._plan(plan_id, at_ns, epoch, cohort.total_context - back * self.num_decodes)
+        self._planner.skip(steps)
+        cohort.advance_by(steps, committed=first_epoch + steps - 1, plan_id=self.plan_id + steps)
+        for step, at_ns in enumerate(planned_ns, steps - kept + 1):
+            epoch = self.epoch + step
+            plan = StepPlan(
+                plan_id=self.plan_id + step,
+                at_ns=at_ns,
+                shape=StepShape.of(
+                    decodes=decodes, decode_context_tokens=self.context_tokens + step * decodes
+                ),
+                new_blocks=tuple(self._new_blocks.get(epoch, ())),
+                decode_epoch=epoch,
+                num_decodes=decodes,
+            )
             in_flight.append(InFlight(plan, []))
-            plan_id += 1
         self._stats.count_decodes(
             steps=steps, step_ns=step_ns, tokens=tokens, last_step_ns=last_step_ns
         )
         return Folded(told=told, first_epoch=first_epoch, ends_ns=ends_ns)
-
-    def _plan(self, plan_id: int, at_ns: int, epoch: int, context: int) -> StepPlan:
-        return StepPlan(
-            plan_id=plan_id,
-            at_ns=at_ns,
-            left=(),
-            admitted=(),
-            joined=(),
-            new_blocks=tuple(self._new_blocks.get(epoch, ())),
-            decode_epoch=epoch,
-            num_decodes=self.num_decodes,
-            chunks=(),
-            shape=StepShape.of(decodes=self.num_decodes, decode_context_tokens=context),
-        )
 
 
 class Folder:

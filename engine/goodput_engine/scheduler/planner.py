@@ -128,10 +128,9 @@ class Planner:
         if phase.decodes and phase.prompts_alone and not draft.chunks:
             self._decoding.draft(draft, phase.only)
 
-    def skip(self, plans: int) -> int:
-        """So many plans are made elsewhere; returns the number of the next one after them."""
+    def skip(self, plans: int) -> None:
+        """So many plans are made elsewhere."""
         self._next_plan_id += plans
-        return self._next_plan_id
 
     def _seal(self, draft: Draft) -> StepPlan:
         floor, cohort, decodes = self._floor, self._floor.cohort, draft.decodes

@@ -47,7 +47,6 @@ _DEVICE = replace(
     form=RooflineForm(
         c0_ns=1000.3, c1_ns_per_token=77.7, c2_ns_per_context_token=3.1, c4_ns_per_request=11.9
     ),
-    host_ns_per_step=401,
     host_ns_per_request=7,
     block_size=_BLOCK,
     kv_bytes_per_token=1,
@@ -245,11 +244,21 @@ def _live(configure: Configure, device: DeviceProfile, actions: list[Any]) -> tu
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @settings(max_examples=60, deadline=None)
-@given(actions=_ACTIONS, blocks=st.integers(10, 80))
+@given(
+    actions=_ACTIONS,
+    blocks=st.integers(10, 80),
+    host_ns=st.sampled_from([0, 401, 1_500, 9_000]),
+)
 def test_folded_and_unfolded_runs_agree_byte_for_byte(
-    policy: str, depth: int, preemption: Preemption, actions: list[Any], blocks: int
+    policy: str,
+    depth: int,
+    preemption: Preemption,
+    actions: list[Any],
+    blocks: int,
+    host_ns: int,
 ) -> None:
-    _live(_configure(policy, depth, preemption), replace(_DEVICE, kv_blocks=blocks), actions)
+    device = replace(_DEVICE, kv_blocks=blocks, host_ns_per_step=host_ns)
+    _live(_configure(policy, depth, preemption), device, actions)
 
 
 _STEADY = [("submit", 10, 9, None, 300, 0, 0), ("submit", 10, 9, None, 200, 0, 0)]

@@ -20,6 +20,8 @@ from goodput_engine.messages import Configure, ExecutorInput, Limits, SetLimits,
 from goodput_engine.scheduler.policies.registry import POLICIES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from goodput_core.steptime import StepShape
     from goodput_engine.core.engine_core import EngineCore
     from goodput_engine.scheduler.plan import StepOutcome
@@ -51,8 +53,8 @@ class SlowingForm:
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
         return self._form.chunk_within(beside, start, limit_ns / self.slowness)
 
-    def decode_law(self, num_decodes: int) -> Any:
-        return self._form.decode_law(num_decodes)
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
+        return [round(t * self.slowness) for t in self._form.decode_times(num_decodes, contexts)]
 
 
 class Engine:
