@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the code produces now into the golden files instead of comparing",
     )
+
+
+def pytest_configure() -> None:
+    # What is started in the background of a shell, or under nohup, ignores these signals, and so
+    # would everything that a test starts and then interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import Interrupted
 from goodput_core.units import NS_PER_US
+from goodput_replay.emulation.decisions import control_loop
 from goodput_replay.emulation.fleet import emulate
 from goodput_replay.emulation.interrupt import Stopped, stoppable
 from goodput_replay.emulation.progress import display
@@ -67,7 +68,15 @@ def emulated_run(
             ended(one)
 
         try:
-            outcome = emulate(job.plan.requests(), settings, record)
+            with control_loop(settings, writer.path) as loop:
+
+                def heard(planned: PlannedRequest, one: RequestRecord) -> None:
+                    if loop is not None:
+                        loop.ended(planned, one)
+                    record(planned, one)
+
+                actors = [] if loop is None else [loop]
+                outcome = emulate(job.plan.requests(), settings, heard, actors=actors)
         except Stopped as stop:
             stopped = str(stop)
         except Exception as error:  # noqa: BLE001 - raised again once the records are judged

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from goodput_core.spec.choices import RouterPolicy
+from goodput_core.control.params import ServiceParams
+from goodput_core.spec.choices import ControlMode, RouterPolicy
+from goodput_core.units import NS_PER_S
 from goodput_engine.core.configuration import configuration
 from goodput_engine.device.profile import DeviceProfile
 from goodput_engine.messages import Configure
@@ -13,7 +15,7 @@ from goodput_engine.server.device_choice import choose_device
 from goodput_replay.run.facts import Promise
 
 if TYPE_CHECKING:
-    from goodput_core.spec.llmservice import LLMService
+    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 
 __all__ = ["DecodePool", "FleetOutcome", "FleetSettings", "MigrationRules", "fleet_settings"]
 
@@ -49,6 +51,19 @@ class MigrationRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRules:
+    """What a manifest says of control.
+
+    Args:
+        params: of the law.
+        interval_ns: between two decisions.
+    """
+
+    params: ServiceParams
+    interval_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
     """A service on modelled devices.
 
@@ -65,6 +80,8 @@ class FleetSettings:
         folds: take steps that are known in advance at once; without, the same comes out later.
         decode: with it `replicas` and `configure` are those of replicas that only prefill.
         migration: whether requests move; not with `decode`.
+        control: what the manifest says of control; None: its mode is `Manual`. It takes effect
+            through a `ControlLoop` among the actors.
     """
 
     service: str
@@ -79,6 +96,7 @@ class FleetSettings:
     folds: bool = True
     decode: DecodePool | None = None
     migration: MigrationRules | None = None
+    control: ControlRules | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,4 +178,16 @@ def fleet_settings(
         timeout_ns=timeout_ns,
         seed=seed,
         oracle=oracle,
+        control=_control(spec, profile),
+    )
+
+
+def _control(spec: LLMServiceSpec, profile: DeviceProfile) -> ControlRules | None:
+    """The control law in the loop, unless the manifest wants none."""
+    if spec.control.mode is ControlMode.MANUAL:
+        return None
+    startup_ns = round(profile.startup_seconds * NS_PER_S)
+    return ControlRules(
+        params=replace(ServiceParams.of(spec), default_startup_ns=startup_ns),
+        interval_ns=spec.control.interval_seconds * NS_PER_S,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from goodput_core.errors import SpecError
+from goodput_core.errors import InputError, SpecError
 from goodput_core.spec.decode import decode
 from goodput_core.spec.fields import spec_field
 from goodput_core.units import NS_PER_MS
@@ -111,7 +111,11 @@ def read_topology(path: Path) -> TopologySpec:
 
 
 def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSettings:
-    """The same service on that topology; pools stand in place of the manifest's replicas."""
+    """The same service on that topology; pools stand in place of the manifest's replicas.
+
+    Raises:
+        InputError: two pools under a control law.
+    """
     rate = topology.link.gb_per_second
     link = settings.profile.link_bytes_per_s if rate is None else rate * _BYTES_PER_GB
     if topology.migration is not None:
@@ -121,6 +125,11 @@ def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSett
             link_bytes_per_s=link,
         )
         return replace(settings, migration=rules)
+    if settings.control is not None:
+        raise InputError(
+            "--topology: the control law knows replicas of one kind only; set spec.control.mode "
+            "to Manual for two pools"
+        )
     assert topology.prefill is not None, "it was checked"
     assert topology.decode is not None, "it was checked"
     return replace(

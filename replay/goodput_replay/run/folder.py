@@ -221,6 +221,9 @@ class RunWriter:
                 for name in _OURS:
                     (self._path / name).unlink(missing_ok=True)
                 self._partial.replace(self._path / RECORDS_FILE)
+                decisions = self._path / (DECISIONS_FILE + PARTIAL_SUFFIX)
+                if decisions.exists():
+                    decisions.replace(self._path / DECISIONS_FILE)
 
     def _write_report(self) -> None:
         # Drawing needs matplotlib, which takes half a second to load: not before the run.

@@ -1,0 +1,80 @@
+"""`replay --emulate` of a manifest whose control laws act."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+POOLS = "prefill: {replicas: 1}\ndecode: {replicas: 1}\n"
+
+
+def _manifest(folder: Path, mode: str) -> Path:
+    service = yaml.safe_load((ROOT / "examples/chat.yaml").read_text(encoding="utf-8"))
+    spec: dict[str, Any] = service["spec"]
+    del spec["replicas"]
+    spec |= {"minReplicas": 1, "maxReplicas": 4, "control": {"mode": mode}}
+    path = folder / "chat.yaml"
+    path.write_text(yaml.safe_dump(service), encoding="utf-8")
+    return path
+
+
+def _replay(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "goodput_core", "replay", "--trace", "sample"]
+    command += ["--no-report", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Recommend"])
+def test_decisions_stand_in_the_runs_folder_and_a_rerun_gives_the_same_bytes(
+    tmp_path: Path, mode: str
+) -> None:
+    manifest = _manifest(tmp_path, mode)
+    runs = []
+    for name in ("one", "two"):
+        asked: list[str | Path] = ["--rate-scale", "16", "--emulate", manifest, "--out", name]
+        assert _replay(*asked, cwd=tmp_path).returncode == 0
+        runs.append((tmp_path / name / "decisions.jsonl").read_bytes())
+        assert not list((tmp_path / name).glob("*.partial"))
+    assert runs[0] == runs[1]
+    decisions = [json.loads(line) for line in runs[0].splitlines()]
+    assert len(decisions) >= 5
+    for decision in decisions:
+        assert decision["replicas"]["reason"]
+        assert decision["observation"]["replicas"]
+    wanted = {decision["replicas"]["replicas"] for decision in decisions}
+    applied = {decision["apply_replicas"] for decision in decisions}
+    assert max(wanted) > 1
+    assert applied == (wanted if mode == "Auto" else {1})
+
+
+def test_without_a_law_there_are_no_decisions(tmp_path: Path) -> None:
+    manifest = _manifest(tmp_path, "Manual")
+    assert (
+        _replay("--limit", "20", "--emulate", manifest, "--out", "run", cwd=tmp_path).returncode
+        == 0
+    )
+    assert not (tmp_path / "run" / "decisions.jsonl").exists()
+
+
+def test_a_law_and_two_pools_exclude_each_other(tmp_path: Path) -> None:
+    (tmp_path / "pools.yaml").write_text(POOLS, encoding="utf-8")
+    manifest = _manifest(tmp_path, "Auto")
+    done = _replay("--emulate", manifest, "--topology", "pools.yaml", cwd=tmp_path)
+    assert done.returncode == 64
+    assert "set spec.control.mode to Manual for two pools" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Recommend"])
+def test_a_service_that_is_started_here_still_refuses_what_it_does_not_do(
+    tmp_path: Path, mode: str
+) -> None:
+    done = _replay("-f", _manifest(tmp_path, mode), cwd=tmp_path)
+    assert done.returncode == 64
+    assert f"spec.control.mode: {mode} is not built yet" in done.stderr
