@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+# A limit counts requests after the rate is scaled: rates would not be nested any more.
+_NOT_HERE: Final = {"--limit": "cut the trace by time with --window, so that rates stay nested"}
 _OURS: Final = ("--rate-scale", "--gate", "--dry-run", "--no-report", "--force", "--abort-on")
 
 
@@ -45,13 +47,17 @@ def main(argv: Sequence[str]) -> int:
     for option in _OURS:
         if any(text == option or text.startswith(f"{option}=") for text in rest):
             raise UsageError(f"replay capacity: {option} is the search's own; leave it out")
+    for option, instead in _NOT_HERE.items():
+        if any(text == option or text.startswith(f"{option}=") for text in rest):
+            raise UsageError(f"replay capacity: {option}: {instead}")
     plan = survey_plan(rest)
     console = Console(stderr=True)
     virtual = any(text == "--emulate" or text.startswith("--emulate=") for text in rest)
     if not virtual:
         length = format_duration(round(plan.duration_s) * NS_PER_S)
         console.print(
-            f"each rate takes {length} of real time and more; about ten are tried",
+            f"each rate takes {length} of real time and more; usually six to ten are tried, and "
+            f"{given.probes} at most",
             highlight=False,
         )
     limits = Limits(

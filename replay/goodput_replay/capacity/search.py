@@ -87,11 +87,10 @@ def next_scale(probes: Sequence[Probe], limits: Limits) -> Fraction | None:
         return None
     _, best, above = boundary(probes)
     if best is None:
-        wanted = min(p.scale for p in probes) / 2
-        return wanted if wanted >= limits.least else None
+        lowest = min(p.scale for p in probes)
+        return max(lowest / 2, limits.least) if lowest > limits.least else None
     if above is None:
-        wanted = best * 2
-        return wanted if wanted <= limits.most else None
+        return min(best * 2, limits.most) if best < limits.most else None
     if above - best <= best * limits.precision:
         return None
     middle = ((best + above) / 2).limit_denominator(_DENOMINATOR)

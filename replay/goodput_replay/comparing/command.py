@@ -18,7 +18,9 @@ from goodput_core.intervals import DEFAULT_CONFIDENCE
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.support import BUILT_POLICIES, BUILT_PREEMPTIONS
 from goodput_core.units import NS_PER_S, parse_duration
+from goodput_core.verdict import VerdictKind
 from goodput_engine.manifest_file import read_manifest
+from goodput_engine.server.device_choice import choose_device
 from goodput_replay.comparing.candidate import Evaluation, grid
 from goodput_replay.comparing.evaluate import Question
 from goodput_replay.comparing.recommend import recommend
@@ -34,6 +36,8 @@ from goodput_traces.transforms import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    from goodput_core.spec.llmservice import LLMService
 
 __all__ = ["main"]
 
@@ -53,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments after `goodput policies`.
 
     Returns:
-        0: at least one candidate is PASS; 1: none is.
+        0: at least one candidate is PASS; 1: all FAIL; 2: none is PASS, and some may be.
 
     Raises:
         UsageError: an option, or a combination, that cannot be.
@@ -74,6 +78,7 @@ def main(argv: Sequence[str]) -> int:
             "policies, budgets or replicas"
         )
     _check_plot(given.plot)
+    _check_device(service, given)
     question = _question(given)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -89,7 +94,6 @@ def main(argv: Sequence[str]) -> int:
             evaluations = evaluate_all(question, candidates, jobs=given.jobs, on_done=done)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; nothing was compared") from None
-    _check_device(evaluations[0], illustrative=given.illustrative)
     recommendation = recommend(evaluations)
     if given.plot is not None:
         try:
@@ -107,8 +111,10 @@ def main(argv: Sequence[str]) -> int:
         screen.print(f"\n{recommendation.sentence}.", highlight=False, soft_wrap=True)
         if recommendation.lines:
             screen.print(f"\n{recommendation.lines}", highlight=False, end="")
-    passed = any(one.verdict.exit_code == ExitCode.PASS for one in evaluations)
-    return ExitCode.PASS if passed else ExitCode.FAIL
+    kinds = {one.verdict for one in evaluations}
+    if VerdictKind.PASS in kinds:
+        return ExitCode.PASS
+    return ExitCode.FAIL if kinds == {VerdictKind.FAIL} else ExitCode.INCONCLUSIVE
 
 
 def _question(given: Any) -> Question:
@@ -143,8 +149,9 @@ def _check_plot(path: Path | None) -> None:
         raise UsageError(f"--plot {path}: {path.parent} is no folder; make it first")
 
 
-def _check_device(one: Evaluation, *, illustrative: bool) -> None:
-    if one.illustrative and not illustrative:
+def _check_device(service: LLMService, given: Any) -> None:
+    _, profile = choose_device(service.spec, asked=given.device, source=str(given.file))
+    if profile.illustrative and not given.illustrative:
         raise InputError(
             "the device's figures illustrate a publication and fit no device one can buy; add "
             "--illustrative if a choice for it is what you want"

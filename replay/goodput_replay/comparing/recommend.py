@@ -32,12 +32,12 @@ class Recommendation:
 def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """PASS before all others, the cheaper first; then the most goodput first.
 
-    Costs within a hundredth are equal: replicas end when their last request does.
+    Costs that agree in two digits are equal: replicas end when their last request does.
     """
 
     def key(one: Evaluation) -> tuple[bool, float, float]:
         passed = one.verdict is VerdictKind.PASS
-        return (not passed, round(one.device_hours, 2) if passed else 0.0, -one.goodput_per_s)
+        return (not passed, float(f"{one.device_hours:.2g}") if passed else 0, -one.goodput_per_s)
 
     return sorted(evaluations, key=key)
 

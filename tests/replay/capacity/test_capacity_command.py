@@ -64,7 +64,7 @@ def test_the_same_command_finds_the_same_rate(tmp_path: Path) -> None:
 
 
 def test_a_rate_that_only_seems_to_hold_is_said_to(tmp_path: Path) -> None:
-    code, answer = _search(tmp_path, "--limit", "12", "--probes", "2", "--out", "probes")
+    code, answer = _search(tmp_path, "--window", "..3s", "--probes", "2", "--out", "probes")
     assert code == 2
     assert answer["shown"] is False
     assert "seems to hold, but is not shown" in answer["sentence"]
@@ -74,13 +74,22 @@ def test_a_rate_that_only_seems_to_hold_is_said_to(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["--rate-scale", "2"], "--rate-scale is the search's own; leave it out"),
+        (["--limit", "9"], "--limit: cut the trace by time with --window"),
         (["--gate"], "--gate is the search's own; leave it out"),
         (["--window", "9m..1m"], "--window"),
         (["--precision", "soon"], "'soon' is not a percentage; write for example 2"),
         (["--precision", "1000"], "'1000' is out of bounds; give 0.1 to 100"),
         (["--out", "chat.yaml"], "--out chat.yaml: exists already; name another folder"),
     ],
-    ids=["a rate", "a gate", "replay's own check", "no number", "no precision", "a folder there"],
+    ids=[
+        "a rate",
+        "a limit",
+        "a gate",
+        "replay's own check",
+        "no number",
+        "no precision",
+        "a folder there",
+    ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
     tmp_path: Path, arguments: list[str], sentence: str
@@ -99,8 +108,8 @@ def test_the_capacity_of_an_illustrative_device_has_to_be_asked_for(tmp_path: Pa
         "sample",
         "--emulate",
         manifest,
-        "--limit",
-        "20",
+        "--window",
+        "..5s",
         "--probes",
         "1",
     ]

@@ -75,5 +75,11 @@ def test_what_seems_to_hold_does_not_count_once_something_is_shown() -> None:
     assert best <= 2.5 < above < 3
 
 
+def test_the_limits_themselves_are_tried() -> None:
+    limits = Limits(most=Fraction(3), least=Fraction(1, 3), precision=Fraction(1, 2))
+    assert [float(p.scale) for p in _search(limits, 100.0)] == [1, 2, 3]
+    assert [p.scale for p in _search(limits, 0.0)] == [1, Fraction(1, 2), Fraction(1, 3)]
+
+
 def test_no_more_rates_are_tried_than_allowed() -> None:
     assert len(_search(Limits(probes=4), 100.0)) == 4

@@ -71,6 +71,12 @@ def test_of_those_that_cost_the_same_the_one_with_the_most_goodput_is_chosen() -
     assert recommend([CHEAP, better]).chosen is better
 
 
+def test_costs_of_minutes_are_told_apart_too() -> None:
+    one, two = replace(CHEAP, device_hours=0.0071), replace(CHEAP, device_hours=0.0141)
+    two = replace(two, goodput_per_s=5.1)
+    assert recommend([two, one]).chosen is one
+
+
 def test_without_any_that_passes_the_most_goodput_is_chosen_and_said_to_be_too_little() -> None:
     found = recommend([FAST, replace(FAST, goodput_per_s=1.0)])
     assert found.chosen is FAST
