@@ -1,0 +1,97 @@
+"""All that one round of decisions about one service is made from, frozen at one instant.
+
+`observe` fills it; `decide` reads it and nothing else. Objects of the cluster are the plain
+dictionaries that the API server sent and are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from goodput_core.control import DeviceCapacity, Signal, Traffic
+from goodput_core.control.promises import ClassWindow
+from goodput_operator.decide.memory import Memory
+
+__all__ = ["EngineReading", "Measures", "Object", "Snapshot"]
+
+Object = Mapping[str, Any]
+"""An object of the cluster as the API server sends it, apiVersion and kind included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReading:
+    """What one engine pod said of itself, or that it said nothing.
+
+    Args:
+        pod: the pod's name.
+        pod_uid: tells a pod from its successor of the same name.
+        signal: whether the rest can be believed; it is not read otherwise.
+        limits_revision: of the limits in force there; None: it started with none.
+        running, waiting: its requests.
+        kv_used_blocks, kv_total_blocks: its KV cache.
+        preemptions: since the last reading.
+        token_budget: tokens of a step, in force.
+        settled: whether its budget has stopped following a change of the device.
+        device: its law of step time, learnt or published; None: not known yet.
+    """
+
+    pod: str
+    pod_uid: str
+    signal: Signal
+    limits_revision: int | None = None
+    running: int = 0
+    waiting: int = 0
+    kv_used_blocks: int = 0
+    kv_total_blocks: int = 0
+    preemptions: int = 0
+    token_budget: int = 0
+    settled: bool = True
+    device: DeviceCapacity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """One control interval of one service, gathered from its routers and engines.
+
+    Args:
+        interval_ns: for how long counters were counted, above 0.
+        traffic: what the routers saw, all together.
+        classes: how promises fared of requests that ended in the interval.
+        engines: one reading for each engine pod that has an address.
+    """
+
+    interval_ns: int
+    traffic: Traffic
+    classes: tuple[ClassWindow, ...] = ()
+    engines: tuple[EngineReading, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One service and all that stands around it.
+
+    Args:
+        now_ns: monotonic; intervals are measured by it.
+        unix_s: seconds since 1970; what conditions and events are dated by.
+        service: the LLMService as it is stored.
+        objects: everything in its namespace that carries the service's label or stands under a
+            name that the service uses, ours or not: Deployments, Services, ConfigMaps, Secrets
+            (names only), PodDisruptionBudgets, ServiceAccounts, Roles, RoleBindings,
+            ControllerRevisions.
+        pods: of the service's engines and routers.
+        measures: of the interval that has just ended; None: it is not over, or control is off.
+        memory: what the last round remembered; fresh after a restart of the operator.
+        failures: what the API server answered to the last round's actions, in its own words, by
+            (kind, name): a quota, an admission webhook, another owner.
+    """
+
+    now_ns: int
+    unix_s: int
+    service: Object
+    objects: tuple[Object, ...] = ()
+    pods: tuple[Object, ...] = ()
+    measures: Measures | None = None
+    memory: Memory = field(default_factory=Memory)
+    failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
