@@ -125,6 +125,7 @@ def _summary(profile: DeviceProfile) -> dict[str, Any]:
         "illustrative": profile.illustrative,
         "form": profile.form_name,
         "tensor_parallel": profile.tensor_parallel,
+        "pipeline_parallel": profile.pipeline_parallel,
         "kv_tokens": profile.kv_blocks * profile.block_size,
         "max_model_tokens": profile.max_model_tokens,
     }

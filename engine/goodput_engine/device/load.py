@@ -46,6 +46,8 @@ _COMMON: Final = {
     "max_model_tokens": NumberRule(2, 100_000_000, whole=True),
     "vocab_size": NumberRule(1, 10_000_000, whole=True),
     "tensor_parallel": NumberRule(1, 1_024, whole=True),
+    "pipeline_parallel": NumberRule(1, 64, whole=True, required=False),
+    "handover_us_per_token": NumberRule(0, 1_000_000, required=False),
     "swap_gb_per_s": NumberRule(0.001, 100_000),
     "link_gb_per_s": NumberRule(0.001, 100_000),
     "startup_seconds": NumberRule(0, 86_400),
@@ -114,6 +116,11 @@ def _parse(data: bytes, source: str) -> DeviceProfile:
     numbers, provenance = _numbers(
         top.get("numbers"), {**rules.numbers, **_COMMON}, form_name, source
     )
+    if numbers.get("pipeline_parallel", 1) > 1 and "handover_us_per_token" not in numbers:
+        raise InputError(
+            f"{source}: numbers.handover_us_per_token: is required by pipeline_parallel; write "
+            "handover_us_per_token: {value: …, from: …}"
+        )
     form: DeviceForm
     if rules.build is None:
         form, provenance["table"] = read_table(top.get("table"), source)
@@ -134,6 +141,8 @@ def _parse(data: bytes, source: str) -> DeviceProfile:
         max_model_tokens=int(numbers["max_model_tokens"]),
         vocab_size=int(numbers["vocab_size"]),
         tensor_parallel=int(numbers["tensor_parallel"]),
+        pipeline_parallel=int(numbers.get("pipeline_parallel", 1)),
+        handover_ns_per_token=numbers.get("handover_us_per_token", 0) * NS_PER_US,
         swap_bytes_per_s=round(numbers["swap_gb_per_s"] * _GB),
         link_bytes_per_s=round(numbers["link_gb_per_s"] * _GB),
         startup_seconds=numbers["startup_seconds"],

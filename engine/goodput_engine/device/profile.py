@@ -40,7 +40,10 @@ class DeviceProfile:
         kv_bytes_per_token: keys and values of one token, all layers.
         max_model_tokens: prompt and answer together.
         vocab_size: token ids are below this.
-        tensor_parallel: devices that together are this one; the coefficients are theirs.
+        tensor_parallel: devices that compute each layer together.
+        pipeline_parallel: stages of as many devices each, with an equal share of the layers.
+            `form` is the time in all stages together; what is in memory is of all devices.
+        handover_ns_per_token: from one stage to the next, for each token of a step.
         swap_bytes_per_s: between device and host memory, one way.
         link_bytes_per_s: between two such devices.
         startup_seconds: from created to ready, in a fleet in virtual time; a process that
@@ -63,6 +66,8 @@ class DeviceProfile:
     max_model_tokens: int
     vocab_size: int
     tensor_parallel: int
+    pipeline_parallel: int
+    handover_ns_per_token: float
     swap_bytes_per_s: int
     link_bytes_per_s: int
     startup_seconds: float
@@ -74,9 +79,16 @@ class DeviceProfile:
         """Plans that wait beside the one that runs: one where the host works ahead, else none.
 
         Overlap is nothing but this: with a plan waiting, a step takes the longer of host and
-        device time and a stop is noticed one step late; without, their sum.
+        device time and a stop is noticed one step late; without, their sum. Pipeline stages want
+        a plan each, but two are the most that wait.
         """
-        return 1 if self.overlap is Overlap.MAX else 0
+        ahead = 1 if self.overlap is Overlap.MAX else 0
+        return min(2, max(ahead, self.pipeline_parallel - 1))
+
+    @property
+    def devices(self) -> int:
+        """Devices that together are this one."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def swap_ns_per_block(self) -> int:
@@ -87,3 +99,7 @@ class DeviceProfile:
     def host_ns(self, num_requests: int) -> int:
         """Host time of a step with this many requests, nanoseconds."""
         return self.host_ns_per_step + self.host_ns_per_request * num_requests
+
+    def handover_ns(self, num_tokens: int) -> int:
+        """Time for one pipeline stage to hand a step's activations to the next, nanoseconds."""
+        return round(self.handover_ns_per_token * num_tokens)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.units import NS_PER_MS
 from goodput_engine.executor.foresight import foresee
 from goodput_engine.executor.lengths import stop_length
+from goodput_engine.executor.pipeline import Pipeline
 from goodput_engine.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class EmulatedExecutor:
         self._ends: dict[int, list[int]] = {}
         self._running: deque[_Running] = deque()
         self._host_free_ns = 0
-        self._device_free_ns = 0
+        self._pipeline = Pipeline(profile)
 
     def add(self, submit: Submit) -> None:
         """A request that plans may name from now on."""
@@ -97,13 +98,19 @@ class EmulatedExecutor:
             shape.num_requests
         )
         step_ns = self._profile.form.step_ns(shape) if shape.num_requests else 0
-        took_ns = max(step_ns, self._copy_ns(plan)) if plan.copies else step_ns
-        self._device_free_ns = max(self._device_free_ns, self._host_free_ns) + took_ns
+        if plan.copies:
+            step_ns = max(step_ns, self._copy_ns(plan))
+        entered_ns, left_ns = self._pipeline.pass_through(
+            step_ns,
+            shape.num_tokens,
+            ready_ns=self._host_free_ns,
+            waits=plan.num_decodes > 0 or bool(plan.copies),
+        )
         self._running.append(
             _Running(
                 plan_id=plan.plan_id,
-                deadline_ns=self._device_free_ns,
-                step_ns=took_ns,
+                deadline_ns=left_ns,
+                step_ns=left_ns - entered_ns,
                 stopped=self._stops(plan),
             )
         )
@@ -121,7 +128,7 @@ class EmulatedExecutor:
         if late_ns > self._max_late_ns:
             self.behind_ns += late_ns
             self._host_free_ns += late_ns
-            self._device_free_ns += late_ns
+            self._pipeline.delay(late_ns)
             for later in self._running:
                 later.deadline_ns += late_ns
             done.deadline_ns = now_ns
@@ -145,6 +152,9 @@ class EmulatedExecutor:
         times = profile.form.decode_times(
             decodes, range(context + decodes, context + decodes * steps + 1, decodes)
         )
+        handing_ns = self._pipeline.handing_ns(decodes)
+        if handing_ns:
+            times = [step_ns + handing_ns for step_ns in times]
         done, made = foresee(
             [step.deadline_ns for step in running],
             times,
@@ -155,7 +165,10 @@ class EmulatedExecutor:
         if not steps:
             return None
         self._host_free_ns = made[steps - 1] if made else done[steps - 1] + host_ns
-        self._device_free_ns = done[depth + steps - 1]
+        last_ns = times[steps - 1]
+        self._pipeline.pass_through(
+            last_ns - handing_ns, decodes, ready_ns=done[depth + steps - 1] - last_ns, waits=True
+        )
         first = max(0, steps - depth)  # of those that are under way afterwards: nobody stops before
         before = [running.popleft() for _ in range(first, steps)]
         for step in range(first, steps):

@@ -66,6 +66,7 @@ def device_facts(profile: DeviceProfile) -> dict[str, Any]:
         "name": profile.name,
         "illustrative": profile.illustrative,
         "tensor_parallel": profile.tensor_parallel,
+        "pipeline_parallel": profile.pipeline_parallel,
         "step_time": {"form": profile.form_name, **msgspec.to_builtins(profile.form)},
         "overlap": profile.overlap,
         "host_ns_per_step": profile.host_ns_per_step,

@@ -118,7 +118,7 @@ def _served(
         seed=question.seed,
     )
     verdict = decide(evidence.classes, evidence.validity)
-    device_ns = outcome.replica_ns * settings.profile.tensor_parallel
+    device_ns = outcome.replica_ns * settings.profile.devices
     return Evaluation(
         candidate=candidate,
         classes=_classes(records, evidence, verdict),

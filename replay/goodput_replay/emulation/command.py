@@ -172,7 +172,7 @@ def _emulation(settings: FleetSettings, outcome: FleetOutcome | None) -> Emulati
     return replace(
         facts,
         end_ns=outcome.end_ns,
-        device_ns=outcome.replica_ns * profile.tensor_parallel,
+        device_ns=outcome.replica_ns * profile.devices,
         steps=outcome.steps,
         preemptions=outcome.preemptions,
         recomputed_tokens=outcome.recomputed_tokens,

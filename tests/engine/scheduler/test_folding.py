@@ -146,7 +146,7 @@ class Life:
             ],
             executor._ends,  # type: ignore[attr-defined]
             executor._host_free_ns,  # type: ignore[attr-defined]
-            executor._device_free_ns,  # type: ignore[attr-defined]
+            executor._pipeline._free_ns,  # type: ignore[attr-defined]
         )
 
     def _take(self, outcome: StepOutcome | None) -> None:
