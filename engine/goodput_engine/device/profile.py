@@ -79,11 +79,11 @@ class DeviceProfile:
         """Plans that wait beside the one that runs: one where the host works ahead, else none.
 
         Overlap is nothing but this: with a plan waiting, a step takes the longer of host and
-        device time and a stop is noticed one step late; without, their sum. Pipeline stages want
-        a plan each, but two are the most that wait.
+        device time and a stop is noticed one step late; without, their sum. Each further
+        pipeline stage wants a plan more, but two are the most that wait.
         """
         ahead = 1 if self.overlap is Overlap.MAX else 0
-        return min(2, max(ahead, self.pipeline_parallel - 1))
+        return min(2, ahead + self.pipeline_parallel - 1)
 
     @property
     def devices(self) -> int:

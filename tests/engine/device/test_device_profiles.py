@@ -44,25 +44,32 @@ def test_a_shipped_profile_loads_and_every_number_says_where_it_comes_from(name:
 
 
 @pytest.mark.parametrize(
-    ("name", "memory", "bandwidth", "devices", "parameters", "kv_bytes"),
+    ("name", "memory", "bandwidth", "stages", "devices", "parameters", "kv_bytes"),
     [
-        ("llama-3-8b-h100", 80e9, 3.35e12, 1, 8.03e9, 32 * 8 * 128 * 2 * 2),
-        ("llama-3-8b-h200", 141e9, 4.8e12, 1, 8.03e9, 32 * 8 * 128 * 2 * 2),
-        ("llama-3-70b-4xh100", 80e9, 3.35e12, 4, 70.55e9, 80 * 8 * 128 * 2 * 2),
+        ("llama-3-8b-h100", 80e9, 3.35e12, 1, 1, 8.03e9, 32 * 8 * 128 * 2 * 2),
+        ("llama-3-8b-h200", 141e9, 4.8e12, 1, 1, 8.03e9, 32 * 8 * 128 * 2 * 2),
+        ("llama-3-70b-4xh100", 80e9, 3.35e12, 1, 4, 70.55e9, 80 * 8 * 128 * 2 * 2),
+        ("llama-3-70b-4xh100-pp2", 80e9, 3.35e12, 2, 2, 70.55e9, 80 * 8 * 128 * 2 * 2),
     ],
 )
 def test_a_roofline_profile_is_the_arithmetic_it_shows(
-    name: str, memory: float, bandwidth: float, devices: int, parameters: float, kv_bytes: int
+    name: str,
+    memory: float,
+    bandwidth: float,
+    stages: int,
+    devices: int,
+    parameters: float,
+    kv_bytes: int,
 ) -> None:
     profile = load_profile(name)
     read_per_s = devices * bandwidth * 0.8
     weights = 2 * parameters
     # Two all-reduces in each of 80 layers, for nothing and for each token of 8,192 numbers.
-    reduces = 160 if devices > 1 else 0
-    reduce_ns, reduce_ns_per_token = reduces * 10e3, reduces * 1.5 * 8192 * 2 / 360e9 * 1e9
-    assert profile.tensor_parallel == devices
+    reduces, ring = 160 if devices > 1 else 0, 2 * (devices - 1) / devices
+    reduce_ns, reduce_ns_per_token = reduces * 10e3, reduces * ring * 8192 * 2 / 360e9 * 1e9
+    assert (profile.tensor_parallel, profile.pipeline_parallel) == (devices, stages)
     assert profile.kv_bytes_per_token == kv_bytes
-    assert profile.kv_blocks == int((devices * memory * 0.9 - weights) / kv_bytes / 16)
+    assert profile.kv_blocks == int((profile.devices * memory * 0.9 - weights) / kv_bytes / 16)
     one = StepShape.of(decodes=1, decode_context_tokens=1)
     assert profile.form.step_ns(one) == pytest.approx(
         weights / read_per_s * 1e9 + reduce_ns, rel=0.002
@@ -73,7 +80,9 @@ def test_a_roofline_profile_is_the_arithmetic_it_shows(
         (per_token_s * 1e9 + reduce_ns_per_token) * 2048, rel=0.002
     )
     assert profile.overlap is Overlap.MAX
-    assert profile.default_depth == 1
+    assert profile.default_depth == stages
+    if stages > 1:
+        assert profile.handover_ns(10_000) == pytest.approx(10_000 * 8192 / 360e9 * 1e9, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +210,16 @@ def _assert_refused(
     assert str(caught.value).startswith(f"{file}: ")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_pipeline_stages_need_to_say_what_a_hand_over_takes(tmp_path: Path) -> None:
+    profile = _unit()
+    profile["numbers"]["pipeline_parallel"] = {"value": 4, "from": "a test"}
+    with pytest.raises(InputError, match=r"numbers\.handover_us_per_token: is required by pipe"):
+        load_profile(_write(tmp_path, profile))
+    profile["numbers"]["handover_us_per_token"] = {"value": 1.5, "from": "a test"}
+    loaded = load_profile(_write(tmp_path, profile))
+    assert (loaded.devices, loaded.default_depth, loaded.handover_ns(3)) == (4, 2, 4500)
 
 
 def test_a_missing_number_is_named_with_how_to_write_it(tmp_path: Path) -> None:

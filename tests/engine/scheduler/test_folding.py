@@ -52,7 +52,9 @@ _DEVICE = replace(
     kv_bytes_per_token=1,
     swap_bytes_per_s=20_000_000,
     max_model_tokens=1000,
+    handover_ns_per_token=7.3,
 )
+_STAGES = replace(_DEVICE, pipeline_parallel=3)
 
 
 def _configure(policy: str, depth: int, preemption: Preemption, **changes: Any) -> Configure:
@@ -248,6 +250,7 @@ def _live(configure: Configure, device: DeviceProfile, actions: list[Any]) -> tu
     actions=_ACTIONS,
     blocks=st.integers(10, 80),
     host_ns=st.sampled_from([0, 401, 1_500, 9_000]),
+    stages=st.integers(1, 3),
 )
 def test_folded_and_unfolded_runs_agree_byte_for_byte(
     policy: str,
@@ -256,8 +259,9 @@ def test_folded_and_unfolded_runs_agree_byte_for_byte(
     actions: list[Any],
     blocks: int,
     host_ns: int,
+    stages: int,
 ) -> None:
-    device = replace(_DEVICE, kv_blocks=blocks, host_ns_per_step=host_ns)
+    device = replace(_DEVICE, kv_blocks=blocks, host_ns_per_step=host_ns, pipeline_parallel=stages)
     _live(_configure(policy, depth, preemption), device, actions)
 
 
@@ -268,8 +272,9 @@ _STEADY = [("submit", 10, 9, None, 300, 0, 0), ("submit", 10, 9, None, 200, 0, 0
     "policy", ["orca", "request", "sarathi", "sjf", "splitfuse", "static", "vllm"]
 )
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_steady_decoding_is_folded(policy: str, depth: int) -> None:
-    device = replace(_DEVICE, kv_blocks=500)
+@pytest.mark.parametrize("device", [_DEVICE, _STAGES], ids=["one stage", "three stages"])
+def test_steady_decoding_is_folded(policy: str, depth: int, device: DeviceProfile) -> None:
+    device = replace(device, kv_blocks=500)
     folding, stepping = _live(_configure(policy, depth, Preemption.RECOMPUTE), device, _STEADY)
     steps = stepping.core.scheduler.stats.steps
     assert folding.steps_folded > 0.9 * steps
