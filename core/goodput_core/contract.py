@@ -14,6 +14,16 @@ CRD_VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{CRD_GROUP}/{CRD_VERSION}"
 KIND_LLMSERVICE: Final = "LLMService"
 
+# --- labels, annotations and port names of objects in a cluster ------------------------------
+OBJECT_LABEL_LLMSERVICE: Final = f"{CRD_GROUP}/llmservice"
+OBJECT_LABEL_REVISION: Final = f"{CRD_GROUP}/revision"
+OBJECT_LABEL_ROLE: Final = f"{CRD_GROUP}/role"
+# Of a child: a digest of what was applied, so that what is asked for no more is noticed.
+ANNOTATION_APPLIED: Final = f"{CRD_GROUP}/applied"
+# The ports of engines and routers, in Services and in the EndpointSlices that routers read.
+PORT_NAME_SERVING: Final = "http"
+PORT_NAME_ADMIN: Final = "admin"
+
 # --- HTTP: serving port -------------------------------------------------------------------
 PATH_COMPLETIONS: Final = "/v1/completions"
 PATH_CHAT_COMPLETIONS: Final = "/v1/chat/completions"

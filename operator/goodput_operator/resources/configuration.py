@@ -1,0 +1,124 @@
+"""The ConfigMap: what engines and routers read when they start, and what was decided last.
+
+It holds decisions so that they outlive the operator: an engine that starts while nobody looks
+after it begins with the last limits, and an operator that starts goes on from them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
+from goodput_core.control import Bounds
+from goodput_core.spec.encode import encode
+from goodput_operator.resources.engine_pod import LIMITS_KEY, manifest_key
+from goodput_operator.resources.router_pod import ROUTER_MANIFEST_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_operator.resources.metadata import Owner
+    from goodput_operator.resources.revisions import Revision
+
+__all__ = ["REPLICAS_KEY", "Decided", "config_map", "read_decided"]
+
+REPLICAS_KEY: Final = "replicas"
+_OF_MODEL: Final = ("source", "revision")
+_NOT_OF_ENGINE: Final = ("image", "resources", "pod")
+_MOST: Final = 2**53
+_ENTRIES: Final = ("revision", "min_tokens", "token_budget", "safety_percent", "max_num_seqs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What was decided last.
+
+    Args:
+        limits_revision: rises with each change of `bounds`.
+        bounds: the limits of every engine.
+        replicas: how many engines there are to be.
+    """
+
+    limits_revision: int
+    bounds: Bounds
+    replicas: int
+
+
+def config_map(
+    owner: Owner, spec: LLMServiceSpec, revisions: Sequence[Revision], decided: Decided
+) -> dict[str, Any]:
+    """The ConfigMap of a service.
+
+    Args:
+        owner: the service.
+        spec: what it asks for now.
+        revisions: of the engines that may still start.
+        decided: what is to outlive the operator.
+    """
+    data = {ROUTER_MANIFEST_KEY: _manifest(owner, {"model": encode(spec.model)}, spec)}
+    for revision in revisions:
+        data[manifest_key(revision.name)] = _manifest(owner, revision.asked, spec)
+    bounds = decided.bounds
+    values = (
+        decided.limits_revision,
+        bounds.min_tokens,
+        bounds.max_tokens,
+        bounds.safety_percent,
+        bounds.max_num_seqs,
+    )
+    data[LIMITS_KEY] = _text(dict(zip(_ENTRIES, values, strict=True)))
+    data[REPLICAS_KEY] = str(decided.replicas)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": owner.metadata(owner.names.config),
+        "data": data,
+    }
+
+
+def read_decided(stored: Mapping[str, Any]) -> Decided | None:
+    """What a ConfigMap says was decided last; None where it says nothing that can be read."""
+    data = stored.get("data") or {}
+    try:
+        limits = json.loads(data.get(LIMITS_KEY, ""))
+        revision, least, most, safety, width = (_whole(limits[entry]) for entry in _ENTRIES)
+        replicas = _whole(int(data.get(REPLICAS_KEY, "")))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    bounds = Bounds(min_tokens=least, max_tokens=most, safety_percent=safety, max_num_seqs=width)
+    return Decided(limits_revision=revision, bounds=bounds, replicas=replicas)
+
+
+def _manifest(owner: Owner, asked: Mapping[str, Any], spec: LLMServiceSpec) -> str:
+    """A manifest of what a process reads of it, and no more: the process may be an older one."""
+    engine = {k: v for k, v in asked.get("engine", {}).items() if k not in _NOT_OF_ENGINE}
+    if budget := encode(spec.engine.token_budget):
+        engine["tokenBudget"] = budget
+    parts = {
+        "engine": engine,
+        "router": {"policy": spec.router.policy.value},
+        "slo": encode(spec.slo),
+        "control": {"mode": spec.control.mode.value},
+    }
+    model = {k: v for k, v in asked["model"].items() if k in _OF_MODEL}
+    return _text(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND_LLMSERVICE,
+            "metadata": {"name": owner.name},
+            "spec": {"model": model, **{k: v for k, v in parts.items() if v}},
+        }
+    )
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError(value)
+    return value

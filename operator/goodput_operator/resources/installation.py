@@ -1,0 +1,27 @@
+"""What whoever installed the operator decided for all services."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Installation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """Values of the chart that reach the pods of services.
+
+    A change reaches new revisions only: the pods of those that exist keep their stored template.
+
+    Args:
+        engine_image: of services that name none in `spec.engine.image`.
+        router_image: of every router.
+        image_pull_policy: of both; None: Kubernetes' own choice.
+        fs_group: group that owns the volumes of engine pods, so that a process without root can
+            write to its cache; None where the platform sets one, as OpenShift does.
+    """
+
+    engine_image: str
+    router_image: str
+    image_pull_policy: str | None = None
+    fs_group: int | None = None

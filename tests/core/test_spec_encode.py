@@ -1,0 +1,48 @@
+"""A spec that is written back is read as the same, and says nothing that is at its default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from goodput_core.spec.decode import decode
+from goodput_core.spec.encode import encode
+from goodput_core.spec.llmservice import LLMServiceSpec
+
+LEAST: dict[str, Any] = {
+    "model": {"source": "emulated://unit"},
+    "slo": {"classes": [{"name": "a", "ttftMs": 1, "tpotMs": 2}]},
+}
+FULL: dict[str, Any] = {
+    "model": {"source": "hf://a/b", "revision": "c"},
+    "engine": {
+        "image": "i",
+        "policy": "sarathi",
+        "tokenBudget": {"max": 4096, "law": "ema"},
+        "resources": {"limits": {"cpu": "500m"}},
+    },
+    "replicas": 0,
+    "minReplicas": 0,
+    "slo": {
+        "classes": [{"name": "a", "ttftMs": 1, "tpotMs": 2, "objective": "99.95%"}],
+        "default": "a",
+    },
+    "control": {"mode": "Manual"},
+    "rollout": {"gate": {"trace": "pvc://a/b", "margin": "1%", "window": {
+        "startSeconds": 1, "endSeconds": 2}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("written", [LEAST, FULL], ids=["least", "full"])
+def test_what_was_read_is_written_back(written: dict[str, Any]) -> None:
+    assert encode(decode(LLMServiceSpec, written, "spec")) == written
+
+
+def test_what_is_at_its_default_is_left_out() -> None:
+    spelt_out = {
+        **LEAST,
+        "engine": {"policy": "slo", "tokenBudget": {"min": 256}},
+        "maxReplicas": 8,
+    }
+    assert encode(decode(LLMServiceSpec, spelt_out, "spec")) == LEAST

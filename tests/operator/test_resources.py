@@ -1,0 +1,242 @@
+"""Every object that a service has in a cluster, and what each pod may never be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from goodput_core.control import Bounds, ServiceParams
+from goodput_core.spec.llmservice import LLMService
+from goodput_engine.manifest_file import read_manifest
+from goodput_operator.resources.configuration import Decided, config_map, read_decided
+from goodput_operator.resources.installation import Installation
+from goodput_operator.resources.metadata import Owner
+from goodput_operator.resources.revisions import (
+    engine_revision,
+    read_revision,
+    router_revision,
+)
+from goodput_operator.resources.secrets import token_secret
+from goodput_operator.resources.standing import standing_objects
+from goodput_operator.resources.workloads import engine_deployment, router_deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OWNER = Owner(name="chat", namespace="models", uid="5a0c")
+LONGEST = Owner(name="c" * 40, namespace="n" * 63, uid="5a0c")
+INSTALLATION = Installation(
+    engine_image="goodput-engine:1", router_image="goodput-engine:1", fs_group=1000
+)
+
+
+def service(**spec: Any) -> LLMService:
+    return LLMService.from_dict(
+        {
+            "apiVersion": "goodput.dev/v1alpha1",
+            "kind": "LLMService",
+            "metadata": {"name": "chat"},
+            "spec": {
+                "model": {"source": "emulated://unit"},
+                "slo": {"classes": [{"name": "a", "ttftMs": 500, "tpotMs": 50}]},
+                **spec,
+            },
+        }
+    )
+
+
+def rendered(llmservice: LLMService, owner: Owner = OWNER) -> list[dict[str, Any]]:
+    spec = llmservice.spec
+    engines = engine_revision(owner, spec, INSTALLATION, number=1)
+    routers = router_revision(owner, spec, INSTALLATION, number=2)
+    bounds = Bounds.initial(ServiceParams.of(spec))
+    decided = Decided(limits_revision=1, bounds=bounds, replicas=spec.initial_replicas)
+    return [
+        *standing_objects(owner),
+        engines.render(owner),
+        routers.render(owner),
+        config_map(owner, spec, [engines], decided),
+        token_secret(owner, revision=engines.name, revision_uid="77"),
+        engine_deployment(owner, engines, replicas=2, progress_deadline_s=3600),
+        router_deployment(owner, routers, replicas=spec.router.replicas),
+    ]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [one for one in objects if one["kind"] == kind]
+
+
+GPU_SERVICE: dict[str, Any] = {
+    "model": {"source": "hf://Qwen/Qwen3-8B", "revision": "abc"},
+    "engine": {
+        "image": "ghcr.io/example/engine:0.1.0",
+        "tensorParallel": 2,
+        "tokenBudget": {"min": 128, "max": 4096, "initial": 1024},
+        "resources": {"limits": {"nvidia.com/gpu": 2, "memory": "64Gi"}},
+    },
+    "minReplicas": 2,
+}
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize(
+    ("name", "spec"), [("least", {}), ("gpu", GPU_SERVICE)], ids=["least", "gpu"]
+)
+def test_the_objects_of_a_service_are_as_written_down(
+    name: str, spec: dict[str, Any], golden: Callable[[str, str], None]
+) -> None:
+    golden(f"resources-{name}.yaml", yaml.safe_dump_all(rendered(service(**spec)), sort_keys=False))
+
+
+def test_no_name_is_longer_than_63_characters_and_every_object_is_owned() -> None:
+    objects = rendered(service(), LONGEST)
+    kinds_and_names = [(one["kind"], one["metadata"]["name"]) for one in objects]
+    assert len(set(kinds_and_names)) == len(objects)
+    assert max(len(name) for _, name in kinds_and_names) <= 63
+    for one in objects:
+        (reference,) = one["metadata"]["ownerReferences"]
+        assert reference["controller"] is True
+        labels = one["metadata"]["labels"]
+        assert labels["goodput.dev/llmservice"] == LONGEST.name
+        assert max(map(len, labels.values())) <= 63
+
+
+def test_a_pod_is_hardened_and_outlives_its_drain() -> None:
+    for deployment in of_kind(rendered(service(**GPU_SERVICE)), "Deployment"):
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert "runAsUser" not in pod["securityContext"], "restricted-v2 assigns one"
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        quiet = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        command = container["command"]
+        drain = int(command[command.index("--grace") + 1].removesuffix("s"))
+        assert pod["terminationGracePeriodSeconds"] > quiet + drain
+        assert pod["terminationGracePeriodSeconds"] < 60, "a namespace is gone within a minute"
+
+
+def test_an_engine_holds_no_credentials_of_the_api_server() -> None:
+    engines, routers = of_kind(rendered(service()), "Deployment")
+    assert engines["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert routers["spec"]["template"]["spec"]["serviceAccountName"] == "chat-router"
+
+
+def test_no_pod_is_in_two_disruption_budgets_and_none_blocks_a_drain() -> None:
+    objects = rendered(service())
+    pods = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind(objects, "Deployment")]
+    for labels in pods:
+        holding = [
+            budget
+            for budget in of_kind(objects, "PodDisruptionBudget")
+            if budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        ]
+        assert len(holding) == 1
+        assert holding[0]["spec"]["maxUnavailable"] == 1
+
+
+def test_every_selector_finds_the_pods_it_is_for() -> None:
+    objects = rendered(service())
+    engines, routers = (
+        one["spec"]["template"]["metadata"]["labels"] for one in of_kind(objects, "Deployment")
+    )
+    to_engines, to_routers = (one["spec"]["selector"] for one in of_kind(objects, "Service"))
+    assert to_engines.items() <= engines.items()
+    assert to_routers.items() <= routers.items()
+    assert not to_engines.items() <= routers.items()
+
+
+REVISION_CHANGES = [
+    ("model", {"model": {"source": "emulated://unit", "revision": "b"}}, True),
+    ("image", {"engine": {"image": "other:2"}}, True),
+    ("policy", {"engine": {"policy": "sarathi"}}, True),
+    ("default spelt out", {"engine": {"policy": "slo"}}, False),
+    ("token budget", {"engine": {"tokenBudget": {"initial": 512}}}, False),
+    ("replicas", {"replicas": 3}, False),
+    ("control", {"control": {"mode": "Manual"}}, False),
+    ("router", {"router": {"policy": "round-robin"}}, False),
+    ("classes", {"slo": {"classes": [{"name": "b", "ttftMs": 1, "tpotMs": 1}]}}, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "new"), [c[1:] for c in REVISION_CHANGES], ids=[c[0] for c in REVISION_CHANGES]
+)
+def test_only_the_model_and_the_engine_make_a_new_revision(spec: dict[str, Any], new: bool) -> None:
+    before = engine_revision(OWNER, service().spec, INSTALLATION, number=1)
+    after = engine_revision(OWNER, service(**spec).spec, INSTALLATION, number=1)
+    assert (after.name != before.name) is new
+    if not new:
+        assert after.template == before.template
+
+
+def test_what_a_router_reads_at_its_start_makes_a_new_revision_of_routers() -> None:
+    def name(**spec: Any) -> str:
+        return router_revision(OWNER, service(**spec).spec, INSTALLATION, number=1).name
+
+    assert name(router={"replicas": 5}) == name()
+    assert name(engine={"policy": "sarathi"}) == name()
+    assert name(router={"policy": "round-robin"}) != name()
+    assert name(slo={"classes": [{"name": "b", "ttftMs": 1, "tpotMs": 1}]}) != name()
+
+
+def test_a_revision_is_read_back_as_it_was_kept() -> None:
+    made = engine_revision(OWNER, service(**GPU_SERVICE).spec, INSTALLATION, number=7)
+    stored = json.loads(json.dumps(made.render(OWNER)))
+    assert read_revision(stored, "engine") == made
+    assert read_revision(stored, "router") is None
+    assert read_revision({**stored, "data": None}, "engine") is None
+
+
+def test_another_installation_makes_no_other_revision() -> None:
+    other = replace(INSTALLATION, engine_image="goodput-engine:2", fs_group=None)
+    spec = service().spec
+    before = engine_revision(OWNER, spec, INSTALLATION, number=1)
+    after = engine_revision(OWNER, spec, other, number=1)
+    assert after.name == before.name
+    assert after.template != before.template
+
+
+def test_engines_and_routers_can_read_their_manifests(tmp_path: Path) -> None:
+    spec = service(**GPU_SERVICE).spec
+    revision = engine_revision(OWNER, spec, INSTALLATION, number=1)
+    decided = Decided(limits_revision=3, bounds=Bounds.initial(ServiceParams.of(spec)), replicas=2)
+    data = config_map(OWNER, spec, [revision], decided)["data"]
+    command = revision.template["spec"]["containers"][0]["command"]
+    for key in ("router.json", command[command.index("-f") + 1].rpartition("/")[2]):
+        path = tmp_path / key
+        path.write_text(data[key], encoding="utf-8")
+        read = read_manifest(path, control_modes=frozenset({spec.control.mode}))
+        assert read.metadata.name == "chat"
+        assert read.spec.slo == spec.slo
+        assert read.spec.engine.token_budget == spec.engine.token_budget
+        assert "image" not in data[key]
+
+
+def test_what_was_decided_is_read_back_and_nonsense_is_nothing() -> None:
+    spec = service().spec
+    bounds = Bounds(min_tokens=1, max_tokens=2, safety_percent=3, max_num_seqs=4)
+    decided = Decided(limits_revision=9, bounds=bounds, replicas=0)
+    stored = config_map(OWNER, spec, [], decided)
+    assert read_decided(stored) == decided
+    for damage in ({"replicas": "many"}, {"limits.json": "{"}, {"limits.json": "[]"}):
+        assert read_decided({**stored, "data": {**stored["data"], **damage}}) is None
+    assert read_decided({"metadata": {}}) is None
+
+
+def test_tensor_parallel_engines_share_memory() -> None:
+    (engines, _) = of_kind(rendered(service(**GPU_SERVICE)), "Deployment")
+    pod = engines["spec"]["template"]["spec"]
+    (volume,) = [v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory"]
+    mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+    assert mounts[volume["name"]] == "/dev/shm"
