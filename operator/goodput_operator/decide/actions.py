@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from goodput_core.control import Bounds
 from goodput_operator.decide.memory import Memory
 
 __all__ = ["Action", "Apply", "CreateToken", "Decision", "Delete", "Emit", "Push", "WriteStatus"]
@@ -20,9 +19,11 @@ class Apply:
     """Server-side apply of one child under our field manager.
 
     Args:
-        body: the whole object as it should be, owner reference included.
-        force: take fields from other managers; only for children that carry our controller
-            reference. The overwritten manager and field become an Event.
+        body: the whole object as it should be, owner reference included; where it exists already
+            `metadata.uid` too, so that the API server applies it to that very object or refuses.
+        force: take fields from other managers; only for children that exist and carry our
+            controller reference. The overwritten manager and field become an Event. Without it
+            the object must not exist yet.
     """
 
     body: Mapping[str, Any]
@@ -34,15 +35,15 @@ class CreateToken:
     """Create the Secret with the admin token of one revision, unless it exists.
 
     The token is an HMAC of the service's uid and the revision's name by the operator's key, so it
-    never needs to be read back.
+    never needs to be read back. That it exists already is success.
 
     Args:
-        name: the Secret's.
-        revision: the revision's name.
+        revision: the revision's name, and the Secret's.
+        body: the Secret without its token, which goes to `TOKEN_KEY` of its `stringData`.
     """
 
-    name: str
     revision: str
+    body: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +67,14 @@ class Push:
     Args:
         pod: the pod's name.
         url: of its admin port.
-        revision: the service's revision, from which the token is derived.
-        limits_revision: rises with each change; the engine refuses older ones.
-        bounds: the limits.
+        revision: its revision's name, from which the token is derived.
+        limits: what is sent, `revision` included, which rises with each change.
     """
 
     pod: str
     url: str
     revision: str
-    limits_revision: int
-    bounds: Bounds
+    limits: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from goodput_core.control import DeviceCapacity, Signal, Traffic
 from goodput_core.control.promises import ClassWindow
 from goodput_operator.decide.memory import Memory
 
-__all__ = ["EngineReading", "Measures", "Object", "Snapshot"]
+__all__ = ["Attained", "EngineReading", "Measures", "Object", "Snapshot"]
 
 Object = Mapping[str, Any]
 """An object of the cluster as the API server sends it, apiVersion and kind included."""
@@ -28,7 +28,10 @@ class EngineReading:
         pod: the pod's name.
         pod_uid: tells a pod from its successor of the same name.
         signal: whether the rest can be believed; it is not read otherwise.
-        limits_revision: of the limits in force there; None: it started with none.
+        limits_revision: of the limits in force there, `limits_revision` of its state; 0: it
+            started with none.
+        paced: whether a law sizes its steps (`budget_law` of its state is not empty), so that a
+            safety factor can be set.
         running, waiting: its requests.
         kv_used_blocks, kv_total_blocks: its KV cache.
         preemptions: since the last reading.
@@ -40,7 +43,8 @@ class EngineReading:
     pod: str
     pod_uid: str
     signal: Signal
-    limits_revision: int | None = None
+    limits_revision: int = 0
+    paced: bool = False
     running: int = 0
     waiting: int = 0
     kv_used_blocks: int = 0
@@ -52,6 +56,21 @@ class EngineReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attained:
+    """Outcomes of one class in an interval, as routers counted them.
+
+    Args:
+        name: of the class.
+        good: requests that attained.
+        total: requests in the denominator: attained, missed, shed, error and timeout.
+    """
+
+    name: str
+    good: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
     """One control interval of one service, gathered from its routers and engines.
 
@@ -59,12 +78,14 @@ class Measures:
         interval_ns: for how long counters were counted, above 0.
         traffic: what the routers saw, all together.
         classes: how promises fared of requests that ended in the interval.
+        attained: how many of them attained, by class; every class of the manifest stands here.
         engines: one reading for each engine pod that has an address.
     """
 
     interval_ns: int
     traffic: Traffic
     classes: tuple[ClassWindow, ...] = ()
+    attained: tuple[Attained, ...] = ()
     engines: tuple[EngineReading, ...] = ()
 
 
@@ -77,14 +98,16 @@ class Snapshot:
         unix_s: seconds since 1970; what conditions and events are dated by.
         service: the LLMService as it is stored.
         objects: everything in its namespace that carries the service's label or stands under a
-            name that the service uses, ours or not: Deployments, Services, ConfigMaps, Secrets
-            (names only), PodDisruptionBudgets, ServiceAccounts, Roles, RoleBindings,
-            ControllerRevisions.
+            name that the service uses (`resources.names`), ours or not: Deployments, Services,
+            ConfigMaps, PodDisruptionBudgets, ServiceAccounts, Roles, RoleBindings,
+            ControllerRevisions. Secrets may only be created, so none is here.
         pods: of the service's engines and routers.
-        measures: of the interval that has just ended; None: it is not over, or control is off.
+        measures: of the interval that has just ended, in every control mode; None: it is not
+            over, or the service is suspended.
         memory: what the last round remembered; fresh after a restart of the operator.
         failures: what the API server answered to the last round's actions, in its own words, by
-            (kind, name): a quota, an admission webhook, another owner.
+            (kind, name): a quota, an admission webhook, another owner. ("Secret", revision)
+            after a `CreateToken`, ("Pod", name) after a `Push`.
     """
 
     now_ns: int
