@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from goodput_core.spec.choices import Policy, Preemption
+from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.verdict import VerdictKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
+
+    from goodput_core.spec.llmservice import LLMServiceSpec
 
 __all__ = ["Candidate", "ClassResult", "Evaluation", "grid"]
 
@@ -22,16 +24,43 @@ class Candidate:
     Args:
         policy: `spec.engine.policy`.
         token_budget: `spec.engine.tokenBudget.initial`.
-        replicas: `spec.replicas`.
+        replicas: `spec.replicas`; 0: the topology says how many.
         preemption: `spec.engine.preemption`.
-        topology: a topology file in place of the replicas; empty: none.
+        placement: `spec.router.policy`.
+        topology: a topology file; empty: none.
     """
 
     policy: Policy
     token_budget: int
     replicas: int
     preemption: Preemption
+    placement: RouterPolicy
     topology: str = ""
+
+    def applied(self, spec: LLMServiceSpec) -> LLMServiceSpec:
+        """The manifest with these fields.
+
+        The control law would move two of them: it is off, as in a manifest with `Manual`.
+        """
+        budget = spec.engine.token_budget
+        engine = replace(
+            spec.engine,
+            policy=self.policy,
+            preemption=self.preemption,
+            token_budget=replace(
+                budget,
+                initial=self.token_budget,
+                min=min(budget.min, self.token_budget),
+                max=max(budget.max, self.token_budget),
+            ),
+        )
+        return replace(
+            spec,
+            engine=engine,
+            replicas=self.replicas or 1,
+            router=replace(spec.router, policy=self.placement),
+            control=replace(spec.control, mode=ControlMode.MANUAL),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +124,45 @@ class Evaluation:
 
 
 def grid(
-    policies: Iterable[Policy],
-    budgets: Iterable[int],
-    replicas: Iterable[int],
-    preemptions: Iterable[Preemption],
-    topologies: Iterable[str],
+    *,
+    policies: Sequence[Policy],
+    budgets: Sequence[int],
+    preemptions: Sequence[Preemption],
+    replicas: Sequence[int],
+    placements: Sequence[RouterPolicy],
+    pools: Sequence[str] = (),
+    migrations: Sequence[str] = (),
 ) -> tuple[Candidate, ...]:
-    """Every combination; a topology says itself how many replicas there are."""
-    budgets, preemptions, policies = tuple(budgets), tuple(preemptions), tuple(policies)
-    flat = (
-        Candidate(policy=p, token_budget=b, replicas=r, preemption=m)
-        for p, b, r, m in product(policies, budgets, replicas, preemptions)
+    """Every combination.
+
+    A router with one replica has nothing to choose: there only the first placement is tried.
+
+    Args:
+        policies: values of `Candidate.policy`.
+        budgets: of its token budget.
+        preemptions: of its preemption.
+        replicas: of its replicas.
+        placements: of its placement.
+        pools: topology files with two pools, which say themselves how many replicas there are.
+        migrations: topology files in which the replicas give each other requests.
+    """
+    fleets = [
+        (count, placement, topology)
+        for topology in ("", *migrations)
+        for count in replicas
+        for placement in (placements if count > 1 else placements[:1])
+    ]
+    fleets += [(0, placement, topology) for topology in pools for placement in placements]
+    return tuple(
+        Candidate(
+            policy=policy,
+            token_budget=budget,
+            preemption=preemption,
+            replicas=count,
+            placement=placement,
+            topology=topology,
+        )
+        for policy, budget, preemption, (count, placement, topology) in product(
+            policies, budgets, preemptions, fleets
+        )
     )
-    shaped = (
-        Candidate(policy=p, token_budget=b, replicas=0, preemption=m, topology=t)
-        for p, b, m, t in product(policies, budgets, preemptions, topologies)
-    )
-    return (*flat, *shaped)

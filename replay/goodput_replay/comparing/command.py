@@ -15,17 +15,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.intervals import DEFAULT_CONFIDENCE
-from goodput_core.spec.choices import Policy, Preemption
-from goodput_core.support import BUILT_POLICIES, BUILT_PREEMPTIONS
+from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
+from goodput_core.support import BUILT_POLICIES, BUILT_PREEMPTIONS, BUILT_ROUTER_POLICIES
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_core.verdict import VerdictKind
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.device_choice import choose_device
-from goodput_replay.comparing.candidate import Evaluation, grid
+from goodput_replay.comparing.candidate import Candidate, Evaluation, grid
 from goodput_replay.comparing.evaluate import Question
+from goodput_replay.comparing.picture import draw
 from goodput_replay.comparing.recommend import recommend
-from goodput_replay.comparing.view import as_json, label, plot, table
+from goodput_replay.comparing.view import as_json, label, table
 from goodput_replay.comparing.workers import evaluate_all
+from goodput_replay.emulation.topology import read_topology
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import (
     TransformPlan,
@@ -37,17 +39,17 @@ from goodput_traces.transforms import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from goodput_core.spec.llmservice import LLMService
+    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 
 __all__ = ["main"]
 
 _MOST: Final = 2000
-_PIPE_COLUMNS: Final = 200
+_WIDEST: Final = 1000
 _SAMPLE: Final = "sample"
 _FORMATS: Final = (".png", ".svg", ".pdf")
 _CONFIDENCE: Final = DEFAULT_CONFIDENCE
 
-_Word = TypeVar("_Word", Policy, Preemption)
+_Word = TypeVar("_Word", Policy, Preemption, RouterPolicy)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,18 +66,12 @@ def main(argv: Sequence[str]) -> int:
         InputError: the trace, the manifest or a topology cannot be used.
     """
     given = _parser().parse_args(argv)
-    service = read_manifest(given.file)
-    candidates = grid(
-        given.policies or sorted(BUILT_POLICIES),
-        given.budgets or (service.spec.engine.token_budget.initial,),
-        given.replicas or (max(1, service.spec.initial_replicas),),
-        given.preemptions or (service.spec.engine.preemption,),
-        given.topology,
-    )
+    service = read_manifest(given.file, control_modes=frozenset(ControlMode))
+    candidates = _candidates(service.spec, given)
     if len(candidates) > _MOST:
         raise UsageError(
             f"goodput policies: {len(candidates)} candidates are more than {_MOST}; name fewer "
-            "policies, budgets or replicas"
+            "policies, budgets, replicas or placements"
         )
     _check_plot(given.plot)
     _check_device(service, given)
@@ -94,10 +90,10 @@ def main(argv: Sequence[str]) -> int:
             evaluations = evaluate_all(question, candidates, jobs=given.jobs, on_done=done)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; nothing was compared") from None
-    recommendation = recommend(evaluations)
+    recommendation = recommend(evaluations, service.spec)
     if given.plot is not None:
         try:
-            plot(evaluations, given.plot)
+            draw(evaluations, recommendation.chosen, given.plot)
         except OSError as error:
             raise InputError(
                 f"--plot {given.plot}: cannot be written ({error.strerror}); name another file"
@@ -105,8 +101,8 @@ def main(argv: Sequence[str]) -> int:
     if given.json:
         sys.stdout.write(json.dumps(as_json(evaluations, recommendation), indent=2) + "\n")
     else:
-        # A pipe has no width; the table shall have its own.
-        screen = Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
+        # The table has a width of its own: a terminal wraps it, nothing is cut off.
+        screen = Console(width=_WIDEST)
         screen.print(table(evaluations))
         screen.print(f"\n{recommendation.sentence}.", highlight=False, soft_wrap=True)
         if recommendation.lines:
@@ -115,6 +111,20 @@ def main(argv: Sequence[str]) -> int:
     if VerdictKind.PASS in kinds:
         return ExitCode.PASS
     return ExitCode.FAIL if kinds == {VerdictKind.FAIL} else ExitCode.INCONCLUSIVE
+
+
+def _candidates(spec: LLMServiceSpec, given: Any) -> tuple[Candidate, ...]:
+    """What is asked for; an option that was left out takes the manifest's value."""
+    pools = [file for file in given.topology if read_topology(Path(file)).migration is None]
+    return grid(
+        policies=given.policies or sorted(BUILT_POLICIES),
+        budgets=given.budgets or (spec.engine.token_budget.initial,),
+        preemptions=given.preemptions or (spec.engine.preemption,),
+        replicas=given.replicas or (max(1, spec.initial_replicas),),
+        placements=given.placements or (spec.router.policy,),
+        pools=pools,
+        migrations=[file for file in given.topology if file not in pools],
+    )
 
 
 def _question(given: Any) -> Question:
@@ -161,8 +171,8 @@ def _check_device(service: LLMService, given: Any) -> None:
 def _parser() -> CommandParser:
     parser = CommandParser(
         "goodput policies",
-        summary="Serve a trace in virtual time with every policy, budget and number of replicas "
-        "that is asked for; show who keeps the promises at what cost, and recommend.",
+        summary="Serve a trace in virtual time with every policy, budget, number of replicas and "
+        "placement that is asked for; show who keeps the promises at what cost, and recommend.",
         examples=(
             "goodput policies --trace sample -f examples/chat.yaml",
             "goodput policies --trace prod.parquet -f chat.yaml --replicas 1,2 --budgets 512,2048",
@@ -199,11 +209,17 @@ def _parser() -> CommandParser:
         help="what becomes of preempted requests' blocks (default: the manifest's)",
     )
     add(
+        "--placements",
+        metavar="P,…",
+        type=argument_type(_choices(RouterPolicy, BUILT_ROUTER_POLICIES), "placements"),
+        help="the router's policies (default: the manifest's)",
+    )
+    add(
         "--topology",
         metavar="FILE",
         action="append",
         default=[],
-        help="also with the replicas of this topology file, virtual only; repeatable",
+        help="also with the pools, or the migration, of this file; virtual only; repeatable",
     )
     add(
         "--window",

@@ -10,6 +10,7 @@ import numpy as np
 
 from goodput_core.errors import InputError
 from goodput_core.record import Outcome
+from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_core.verdict import decide
 from goodput_engine.manifest_file import read_manifest
@@ -64,7 +65,7 @@ def evaluate(question: Question, candidate: Candidate) -> Evaluation:
     Raises:
         InputError: the trace, the manifest or the topology cannot be used.
     """
-    service = read_manifest(question.manifest)
+    service = read_manifest(question.manifest, control_modes=frozenset(ControlMode))
     promise = promise_of(service.spec.slo)
     trace = open_trace(question.trace)
     plan = Plan(
@@ -72,21 +73,8 @@ def evaluate(question: Question, candidate: Candidate) -> Evaluation:
         transforms=replace(question.transforms, first_ns=trace.first_ns),
         promise=promise,
     )
-    budget = service.spec.engine.token_budget
-    engine = replace(
-        service.spec.engine,
-        policy=candidate.policy,
-        preemption=candidate.preemption,
-        token_budget=replace(
-            budget,
-            initial=candidate.token_budget,
-            min=min(budget.min, candidate.token_budget),
-            max=max(budget.max, candidate.token_budget),
-        ),
-    )
-    spec = replace(service.spec, engine=engine, replicas=candidate.replicas or 1)
     settings = fleet_settings(
-        replace(service, spec=spec),
+        replace(service, spec=candidate.applied(service.spec)),
         device=question.device,
         source=str(question.manifest),
         promise=promise,

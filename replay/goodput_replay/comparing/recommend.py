@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from goodput_core.spec.choices import ControlMode
 from goodput_core.verdict import VerdictKind
 from goodput_replay.comparing.candidate import Evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from goodput_core.spec.llmservice import LLMServiceSpec
 
 __all__ = ["Recommendation", "ranked", "recommend"]
 
@@ -42,11 +45,12 @@ def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     return sorted(evaluations, key=key)
 
 
-def recommend(evaluations: Sequence[Evaluation]) -> Recommendation:
+def recommend(evaluations: Sequence[Evaluation], spec: LLMServiceSpec) -> Recommendation:
     """The cheapest candidate that is shown to keep every objective, else the most goodput.
 
     Args:
         evaluations: at least one.
+        spec: the manifest's, whose fields the candidates set anew.
     """
     best = ranked(evaluations)[0]
     passed = [e for e in evaluations if e.verdict is VerdictKind.PASS]
@@ -75,24 +79,42 @@ def recommend(evaluations: Sequence[Evaluation]) -> Recommendation:
         )
     if best.candidate.topology:
         sentence += ". A topology is virtual only: no manifest can ask for it yet"
-    return Recommendation(chosen=best, sentence=sentence, lines=_lines(best))
+    if spec.control.mode is ControlMode.AUTO:
+        sentence += (
+            ". The manifest's control.mode, Auto, was taken as Manual, so that each candidate "
+            "kept its budget and replicas; without the lines `control` and `replicas` the "
+            "control law moves both from where they start"
+        )
+    return Recommendation(chosen=best, sentence=sentence, lines=_lines(best, spec))
 
 
 def _name(one: Evaluation) -> str:
     candidate = one.candidate
-    where = candidate.topology or f"{candidate.replicas} replica{'s' * (candidate.replicas != 1)}"
-    return f"{candidate.policy}, budget {candidate.token_budget}, {candidate.preemption}, {where}"
+    count = candidate.replicas
+    where = [f"{count} replica{'s' * (count != 1)}"] if count else []
+    if count != 1:
+        where.append(str(candidate.placement))
+    if candidate.topology:
+        where.append(candidate.topology)
+    engine = f"{candidate.policy}, budget {candidate.token_budget}, {candidate.preemption}"
+    return ", ".join((engine, *where))
 
 
-def _lines(one: Evaluation) -> str:
+def _lines(one: Evaluation, given: LLMServiceSpec) -> str:
     candidate = one.candidate
     if candidate.topology:
         return ""
-    return (
-        "spec:\n"
-        "  engine:\n"
-        f"    policy: {candidate.policy}\n"
-        f"    preemption: {candidate.preemption}\n"
-        f"    tokenBudget: {{initial: {candidate.token_budget}}}\n"
-        f"  replicas: {candidate.replicas}\n"
-    )
+    spec = candidate.applied(given)
+    budget = spec.engine.token_budget
+    lines = [
+        "spec:",
+        "  engine:",
+        f"    policy: {spec.engine.policy}",
+        f"    preemption: {spec.engine.preemption}",
+        f"    tokenBudget: {{min: {budget.min}, max: {budget.max}, initial: {budget.initial}}}",
+        f"  replicas: {spec.replicas}",
+        f"  router: {{policy: {spec.router.policy}, replicas: {spec.router.replicas}}}",
+    ]
+    if given.control.mode is ControlMode.AUTO:
+        lines.append(f"  control: {{mode: {spec.control.mode}}}")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""What a comparison found, for a person, for programs, and as a picture."""
+"""What a comparison found, for a person and for programs."""
 
 from __future__ import annotations
 
@@ -11,36 +11,40 @@ from goodput_replay.comparing.recommend import ranked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from goodput_replay.comparing.candidate import Candidate, ClassResult, Evaluation
     from goodput_replay.comparing.recommend import Recommendation
 
-__all__ = ["as_json", "label", "plot", "table"]
+__all__ = ["as_json", "label", "table"]
 
-_MOST_PLOTTED: Final = 24
-_WORDS: Final = frozenset({"policy", "preemption", "verdict"})
+_WORDS: Final = frozenset({"policy", "preemption", "placement", "topology", "verdict"})
 
 
 def label(candidate: Candidate) -> str:
     """A candidate in a few words."""
-    where = candidate.topology or f"×{candidate.replicas}"
-    return f"{candidate.policy} {candidate.token_budget} {candidate.preemption} {where}"
+    words = [candidate.policy, str(candidate.token_budget), candidate.preemption]
+    if candidate.replicas:
+        words.append(f"×{candidate.replicas}")
+    if candidate.replicas != 1:
+        words.append(candidate.placement)
+    return " ".join((*words, candidate.topology)).rstrip()
 
 
 def table(evaluations: Sequence[Evaluation]) -> Table:
-    """Every candidate, the best first; a column in which all are alike is left out."""
+    """Every candidate, the best first; a choice in which all are alike is left out."""
     rows = ranked(evaluations)
     columns = [("policy", [str(one.candidate.policy) for one in rows])]
     choices = {
         "budget": [str(one.candidate.token_budget) for one in rows],
         "preemption": [str(one.candidate.preemption) for one in rows],
-        "replicas": [one.candidate.topology or str(one.candidate.replicas) for one in rows],
+        "replicas": [str(one.candidate.replicas or "–") for one in rows],
+        "placement": [str(one.candidate.placement) for one in rows],
+        "topology": [one.candidate.topology or "–" for one in rows],
     }
     columns += [(name, cells) for name, cells in choices.items() if len(set(cells)) > 1]
     for place, promised in enumerate(rows[0].classes):
         cells = [_kept(one.classes[place]) for one in rows]
-        columns.append((f"{promised.name or 'all'} kept\n(at least)", cells))
+        columns.append((f"{promised.name or 'all'} kept\n(bounds), %", cells))
     columns.append(("goodput\n/s", [f"{one.goodput_per_s:.3g}" for one in rows]))
     for name, field in (
         ("TTFT\np99 ms", "ttft_p99_ms"),
@@ -50,16 +54,12 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
         columns.append((name, [_worst(one, field) for one in rows]))
     columns.append(("GPU-h", [f"{one.device_hours:.3g}" for one in rows]))
     counted = {
-        "preempted": [one.preemptions for one in rows],
+        "preemp-\ntions": [one.preemptions for one in rows],
         "recomputed\ntokens": [one.recomputed_tokens for one in rows],
         "swapped\ntokens": [one.swapped_tokens for one in rows],
         "shed": [one.shed for one in rows],
     }
-    columns += [
-        (name, [f"{count:,}" for count in counts])
-        for name, counts in counted.items()
-        if any(counts)
-    ]
+    columns += [(name, [f"{count:,}" for count in counts]) for name, counts in counted.items()]
     columns.append(("verdict", [one.verdict.value for one in rows]))
     view = Table(box=None, pad_edge=False)
     for name, _ in columns:
@@ -70,7 +70,9 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
 
 
 def _kept(one: ClassResult) -> str:
-    return "–" if one.share is None or one.low is None else f"{one.share:.1%} ({one.low:.1%})"
+    if one.share is None or one.low is None or one.high is None:
+        return "–"
+    return f"{100 * one.share:.1f} ({100 * one.low:.1f}–{100 * one.high:.1f})"
 
 
 def _worst(one: Evaluation, field: str) -> str:
@@ -88,53 +90,3 @@ def as_json(evaluations: Sequence[Evaluation], recommendation: Recommendation) -
             "manifest": recommendation.lines,
         },
     }
-
-
-def plot(evaluations: Sequence[Evaluation], path: Path) -> None:
-    """Attainment of each class with its bounds, and goodput, by candidate.
-
-    Args:
-        evaluations: all; the best two dozen are drawn.
-        path: the picture; its suffix is the format.
-
-    Raises:
-        OSError: it could not be written.
-        ValueError: a format that matplotlib does not know.
-    """
-    # matplotlib takes half a second to load.
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    shown = ranked(evaluations)[:_MOST_PLOTTED][::-1]
-    names = [c.name for c in shown[0].classes]
-    figure = Figure(figsize=(10, 1.6 + 0.34 * len(shown)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    places = range(len(shown))
-    for number, name in enumerate(names):
-        shift = (number - (len(names) - 1) / 2) * 0.22
-        found = [next((c for c in one.classes if c.name == name), None) for one in shown]
-        drawn = [
-            (place + shift, c.share, c.low, c.high)
-            for place, c in zip(places, found, strict=True)
-            if c is not None and c.share is not None and c.low is not None and c.high is not None
-        ]
-        ys, shares = [d[0] for d in drawn], [100 * d[1] for d in drawn]
-        errors = [
-            [100 * max(0.0, d[1] - d[2]) for d in drawn],
-            [100 * max(0.0, d[3] - d[1]) for d in drawn],
-        ]
-        (line, *_) = left.errorbar(
-            shares, ys, xerr=errors, fmt="o", markersize=4, linewidth=1.2, label=name or "all"
-        )
-        objective = next((c.objective for c in found if c is not None), None)
-        if objective is not None:
-            left.axvline(100 * objective, color=line.get_color(), linewidth=0.8, linestyle=":")
-    left.set_xlabel("requests that kept their promise, % (dotted: objective)")
-    left.set_yticks(list(places), [label(one.candidate) for one in shown])
-    figure.legend(loc="outside upper left", ncols=len(names), frameon=False)
-    left.grid(axis="x", linewidth=0.4, alpha=0.5)
-    right.barh(list(places), [one.goodput_per_s for one in shown], height=0.6, color="#7a8ca5")
-    right.set_xlabel("goodput, requests/s")
-    right.grid(axis="x", linewidth=0.4, alpha=0.5)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)

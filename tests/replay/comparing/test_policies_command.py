@@ -17,13 +17,15 @@ CHAT = ROOT / "examples/chat.yaml"
 COMMAND = [sys.executable, "-m", "goodput_core", "policies"]
 
 
-def _run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "--trace", "sample", "-f", str(CHAT), *map(str, arguments)]
+def _run(
+    *arguments: str | Path, cwd: Path, manifest: Path = CHAT
+) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "--trace", "sample", "-f", str(manifest), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def _answer(*arguments: str | Path, cwd: Path) -> dict[str, Any]:
-    done = _run("--json", *arguments, cwd=cwd)
+def _answer(*arguments: str | Path, cwd: Path, manifest: Path = CHAT) -> dict[str, Any]:
+    done = _run("--json", *arguments, cwd=cwd, manifest=manifest)
     assert done.stdout, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -64,10 +66,75 @@ def test_figures_are_those_of_the_replay_of_the_same_manifest(tmp_path: Path) ->
         assert one["tpot_p99_ms"] == pytest.approx(same["tpot_ms"]["p99"], abs=0.001)
 
 
+def test_the_table_names_everything_that_a_choice_is_made_by(tmp_path: Path) -> None:
+    done = _run("--policies", "slo", "--limit", "40", "--jobs", "1", cwd=tmp_path)
+    head = " ".join(done.stdout.split("slo")[0].split())
+    names = ("interactive kept", "batch kept", "(bounds), %", "goodput", "TTFT", "TPOT", "TBT")
+    for name in (*names, "GPU-h", "preemp-", "recomputed", "swapped", "shed", "verdict"):
+        assert name in head, head
+
+
+def test_the_routers_policy_is_compared_too(tmp_path: Path) -> None:
+    asked = ["--policies", "slo", "--rate-scale", "8", "--replicas", "1,3", "--jobs", "1"]
+    found = _answer(*asked, "--placements", "round-robin,power-of-two", cwd=tmp_path)
+    figures = {
+        (c["candidate"]["replicas"], c["candidate"]["placement"]): c["classes"][0]["ttft_p99_ms"]
+        for c in found["candidates"]
+    }
+    assert set(figures) == {(1, "round-robin"), (3, "round-robin"), (3, "power-of-two")}
+    assert figures[3, "round-robin"] != figures[3, "power-of-two"]
+
+
+def test_migration_goes_with_any_number_of_replicas_and_pools_with_their_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "move.yaml").write_text("migration: {}\n", encoding="utf-8")
+    (tmp_path / "pools.yaml").write_text("prefill: {replicas: 1}\ndecode: {replicas: 2}\n")
+    asked = ["--policies", "slo", "--limit", "20", "--replicas", "2,3", "--jobs", "1"]
+    found = _answer(*asked, "--topology", "move.yaml", "--topology", "pools.yaml", cwd=tmp_path)
+    candidates = [one["candidate"] for one in found["candidates"]]
+    assert sorted((c["topology"], c["replicas"]) for c in candidates) == [
+        ("", 2),
+        ("", 3),
+        ("move.yaml", 2),
+        ("move.yaml", 3),
+        ("pools.yaml", 0),
+    ]
+    hours = {
+        (c["topology"], c["replicas"]): one["device_hours"]
+        for c, one in zip(candidates, found["candidates"], strict=True)
+    }
+    assert hours["pools.yaml", 0] == pytest.approx(hours["move.yaml", 3], rel=0.05)
+
+
+def test_a_manifest_under_a_control_law_is_compared_as_fixed_fleets(tmp_path: Path) -> None:
+    auto = tmp_path / "auto.yaml"
+    auto.write_text(
+        CHAT.read_text(encoding="utf-8").replace("mode: Manual", "mode: Auto"), encoding="utf-8"
+    )
+    asked = ["--policies", "sarathi", "--limit", "40", "--jobs", "1"]
+    held = _answer(*asked, cwd=tmp_path, manifest=auto)
+    assert held["candidates"] == _answer(*asked, cwd=tmp_path)["candidates"]
+    assert "was taken as Manual" in held["recommendation"]["sentence"]
+    assert "control: {mode: Manual}" in held["recommendation"]["manifest"]
+
+
+def test_a_choice_for_an_illustrative_device_has_to_be_asked_for(tmp_path: Path) -> None:
+    table = tmp_path / "table.yaml"
+    text = CHAT.read_text(encoding="utf-8").replace("llama-3-8b-h100", "published-70b-table")
+    table.write_text(text.replace("  engine:\n", "  engine:\n    tensorParallel: 4\n"))
+    asked = ["--policies", "sarathi", "--limit", "5", "--jobs", "1"]
+    refused = _run(*asked, cwd=tmp_path, manifest=table)
+    assert refused.returncode == 64
+    assert "add --illustrative" in refused.stderr
+    assert _run(*asked, "--illustrative", cwd=tmp_path, manifest=table).returncode in {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--policies", "slow"], "'slow' is none of dynamic, "),
+        (["--placements", "random"], "'random' is none of least-loaded, "),
         (["--budgets", "0"], "is not a token budget in 1 to "),
         (["--replicas", "two"], "is not a number of replicas in 1 to 1000"),
         (["--class-by", "nonsense"], "--class-by"),
@@ -79,6 +146,7 @@ def test_figures_are_those_of_the_replay_of_the_same_manifest(tmp_path: Path) ->
     ],
     ids=[
         "policy",
+        "placement",
         "budget",
         "replicas",
         "rule",
