@@ -1,13 +1,17 @@
 """`goodput router`: arguments and manifest in, a running router until it is told to stop.
 
-The only module of the router that reads the clock or the arguments.
+The only module of the router that reads the clock, the arguments or the environment.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
+import random
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +26,21 @@ from goodput_core.units import NS_PER_S, parse_duration, parse_some_duration
 from goodput_engine.listening import announce
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
+from goodput_engine.router.api_server import in_cluster
+from goodput_engine.router.endpoints import EndpointsWatch, parse_service
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import RouterSettings, Timeouts
-from goodput_engine.router.upstreams import Upstream, UpstreamsFile, parse_upstream
+from goodput_engine.router.upstreams import (
+    Upstream,
+    UpstreamsFile,
+    UpstreamSource,
+    parse_upstream,
+)
 from goodput_engine.stopping import Stops
 
 if TYPE_CHECKING:
+    import argparse
+
     from goodput_core.spec.llmservice import LLMService
 
 __all__ = ["main"]
@@ -39,7 +52,7 @@ class _Options:
 
     settings: RouterSettings
     upstreams: Sequence[Upstream]
-    file: UpstreamsFile | None
+    source: UpstreamSource | None
     host: str
     port: int
     admin_port: int
@@ -71,12 +84,21 @@ async def _serve(options: _Options) -> int:
         options.settings,
         clock=time.monotonic_ns,
         upstreams=options.upstreams,
-        file=options.file,
+        source=options.source,
         host=options.host,
         port=options.port,
         admin_port=options.admin_port,
     )
-    async with service:
+    async with AsyncExitStack() as stack:
+        starting = asyncio.ensure_future(stack.enter_async_context(service))
+        told = asyncio.ensure_future(stops.soon.wait())
+        await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not starting.done():  # it still waits to learn of its replicas
+            starting.cancel()
+            await asyncio.wait({starting})
+            return stops.exit_code
+        starting.result()
         # What was made so far lives as long as the process: the collector need not look at it.
         gc.collect()
         gc.freeze()
@@ -93,6 +115,7 @@ def _parse(argv: list[str]) -> _Options:
         examples=(
             "goodput router -f examples/chat.yaml --upstream r0=http://127.0.0.1:8001",
             "goodput router -f examples/chat.yaml --upstreams replicas.json --port 8080",
+            "goodput router -f chat.yaml --endpoints default/chat-engines",
         ),
     )
     timeout = argument_type(parse_some_duration, "duration")
@@ -105,6 +128,12 @@ def _parse(argv: list[str]) -> _Options:
         type=Path,
         metavar="FILE",
         help='JSON list of {"name", "url", "admin_url"}; read again when it changes',
+    )
+    parser.add_argument(
+        "--endpoints",
+        type=argument_type(parse_service, "service"),
+        metavar="NAMESPACE/SERVICE",
+        help="in a pod: the replicas behind this headless Service, followed",
     )
     parser.add_argument(
         "--upstream",
@@ -161,8 +190,12 @@ def _parse(argv: list[str]) -> _Options:
     )
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
-    if args.upstreams is None and not args.upstream:
-        raise UsageError("goodput router: name replicas with --upstreams FILE or --upstream")
+    if args.upstreams is not None and args.endpoints is not None:
+        raise UsageError("goodput router: --upstreams and --endpoints exclude each other")
+    if args.upstreams is None and args.endpoints is None and not args.upstream:
+        raise UsageError(
+            "goodput router: name replicas with --upstreams FILE, --upstream or --endpoints"
+        )
     policy = None if args.policy is None else RouterPolicy(args.policy)
     return _Options(
         settings=_settings(
@@ -174,13 +207,28 @@ def _parse(argv: list[str]) -> _Options:
             ),
         ),
         upstreams=args.upstream,
-        file=None if args.upstreams is None else UpstreamsFile(args.upstreams),
+        source=_source(args),
         host=args.host,
         port=args.port,
         admin_port=args.admin_port,
         grace_ns=args.grace,
         json=args.json,
         exit_with_parent=args.exit_with_parent,
+    )
+
+
+def _source(args: argparse.Namespace) -> UpstreamSource | None:
+    if args.upstreams is not None:
+        return UpstreamsFile(args.upstreams)
+    if args.endpoints is None:
+        return None
+    namespace, service = args.endpoints
+    return EndpointsWatch(
+        in_cluster(os.environ),
+        namespace=namespace,
+        service=service,
+        rng=random.Random(),
+        clock=time.monotonic_ns,
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from goodput_engine.router.settings import RouterSettings
-    from goodput_engine.router.upstreams import Upstream, UpstreamsFile
+    from goodput_engine.router.upstreams import Upstream, UpstreamSource
 
 __all__ = ["RouterService"]
 
@@ -41,14 +41,14 @@ class RouterService:
     Args:
         settings: classes, policy, time-outs and bounds.
         upstreams: replicas that were named once and for all.
-        file: replicas that are followed while it runs.
+        source: of replicas that are followed while it runs.
         host: address of both ports.
         port, admin_port: 0 takes a free one.
         clock: nanoseconds, monotonic.
 
     Raises:
         UsageError: a port cannot be listened on, or a name is given twice.
-        InputError: the file of upstreams cannot be used.
+        InputError: the source's replicas cannot be used.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RouterService:
         *,
         clock: Callable[[], int],
         upstreams: Sequence[Upstream] = (),
-        file: UpstreamsFile | None = None,
+        source: UpstreamSource | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         admin_port: int = 0,
@@ -65,7 +65,7 @@ class RouterService:
         self._settings = settings
         self._clock = clock
         self._options = upstreams
-        self._file = file
+        self._source = source
         self._address = (host, port, admin_port)
         self._stack = AsyncExitStack()
         self.fleet: Final = Fleet(settings.policy)
@@ -121,7 +121,7 @@ class RouterService:
 
     async def _start(self) -> None:
         settings = self._settings
-        listed = self._file.read() if self._file is not None else ()
+        listed = await self._source.first() if self._source is not None else ()
         upstreams = merge(listed, self._options)
         sender = Sender(settings.timeouts, lambda: self.ledger.retry(RetryReason.STALE_CONNECTION))
         self._stack.push_async_callback(sender.close)
@@ -161,12 +161,9 @@ class RouterService:
             admin_port,
         )
         self._apply(upstreams)
-        if self._file is not None:
+        if self._source is not None:
             following = asyncio.create_task(
-                self._file.follow(
-                    lambda found: self._apply(merge(found, self._options)),
-                    interval_ns=settings.probe.file_interval_ns,
-                )
+                self._source.follow(lambda found: self._apply(merge(found, self._options)))
             )
             self._stack.push_async_callback(_cancel, following)
 

@@ -63,7 +63,6 @@ class ProbeSettings:
         strikes: probes in a row that may go unanswered before a replica counts as gone; a
             refused connection or a plain "not ready" counts at once.
         concurrency: probes under way at a time.
-        file_interval_ns: between two looks at the file of upstreams.
     """
 
     interval_ns: int = NS_PER_S
@@ -71,7 +70,6 @@ class ProbeSettings:
     timeout_ns: int = 2 * NS_PER_S
     strikes: int = 2
     concurrency: int = 64
-    file_interval_ns: int = 500 * NS_PER_MS
 
     @property
     def report_valid_ns(self) -> int:

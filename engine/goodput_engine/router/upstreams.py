@@ -1,14 +1,15 @@
 """Where the replicas are: the file and the options that name them, and following the file.
 
-Whoever starts replicas (the local fleet, an operator) rewrites the file; the router never
-writes it. Content that cannot be used changes nothing: the last good list stays.
+Whoever starts replicas on this machine rewrites the file; the router never writes it. Content
+that cannot be used changes nothing: the last good list stays. In a cluster another source takes
+the file's place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from yarl import URL
@@ -20,10 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Upstream", "UpstreamsFile", "merge", "parse_upstream", "parse_upstreams"]
+__all__ = [
+    "MAX_UPSTREAMS",
+    "Upstream",
+    "UpstreamSource",
+    "UpstreamsFile",
+    "merge",
+    "parse_upstream",
+    "parse_upstreams",
+]
 
+MAX_UPSTREAMS: Final = 1_000
+"""The most replicas that a router follows."""
 _MAX_FILE_BYTES: Final = 1 << 20
-_MAX_UPSTREAMS: Final = 1_000
+_LOOK_NS: Final = NS_PER_S // 2
 _log: Final = logging.getLogger(__name__)
 
 
@@ -39,6 +50,22 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     url: str
     admin_url: str | None = None
+
+
+class UpstreamSource(Protocol):
+    """Where replicas are looked up while the router runs."""
+
+    async def first(self) -> Sequence[Upstream]:
+        """Those to begin with, once they are known; nothing listens before.
+
+        Raises:
+            InputError: what should name them cannot be used.
+        """
+        ...
+
+    async def follow(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
+        """Hand every new list to `apply`, until cancelled."""
+        ...
 
 
 _DECODER: Final = msgspec.json.Decoder(list[Upstream])
@@ -85,10 +112,12 @@ class UpstreamsFile:
 
     Args:
         path: the file.
+        interval_ns: between two looks at it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, interval_ns: int = _LOOK_NS) -> None:
         self._path = path
+        self._interval_ns = interval_ns
         self._seen: tuple[int, int, int] | None = None
         self._problem = ""
 
@@ -108,12 +137,14 @@ class UpstreamsFile:
             ) from error
         return parse_upstreams(data, source=str(self._path))
 
-    async def follow(
-        self, apply: Callable[[Sequence[Upstream]], None], *, interval_ns: int
-    ) -> None:
+    async def first(self) -> Sequence[Upstream]:
+        """What it holds at the start, as `read`."""
+        return self.read()
+
+    async def follow(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
         """Hand every new list to `apply`, until cancelled."""
         while True:
-            await asyncio.sleep(interval_ns / NS_PER_S)
+            await asyncio.sleep(self._interval_ns / NS_PER_S)
             self.look(apply)
 
     def look(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
@@ -150,8 +181,8 @@ def merge(listed: Sequence[Upstream], options: Sequence[Upstream]) -> tuple[Upst
 
 
 def _checked(upstreams: Sequence[Upstream], source: str) -> tuple[Upstream, ...]:
-    if len(upstreams) > _MAX_UPSTREAMS:
-        raise InputError(f"{source}: {len(upstreams)} replicas; {_MAX_UPSTREAMS} are the most")
+    if len(upstreams) > MAX_UPSTREAMS:
+        raise InputError(f"{source}: {len(upstreams)} replicas; {MAX_UPSTREAMS} are the most")
     names: set[str] = set()
     for index, upstream in enumerate(upstreams):
         at = f"{source}: [{index}]" if source != "--upstream" else source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -77,7 +78,16 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
     ("arguments", "says"),
     [
         pytest.param([], "-f", id="nothing"),
-        pytest.param(["-f", "MANIFEST"], "--upstreams FILE or --upstream", id="no replicas"),
+        pytest.param(["-f", "MANIFEST"], "name replicas with --upstreams FILE", id="no replicas"),
+        pytest.param(["-f", "MANIFEST", "--endpoints", "a/b"], "works in a pod", id="no pod"),
+        pytest.param(
+            ["-f", "MANIFEST", "--endpoints", "engines"], "NAMESPACE/SERVICE", id="no namespace"
+        ),
+        pytest.param(
+            ["-f", "MANIFEST", "--endpoints", "a/b", "--upstreams", "none.json"],
+            "exclude each other",
+            id="two sources",
+        ),
         pytest.param(["-f", "none.yaml", *UPSTREAM], "none.yaml", id="no manifest"),
         pytest.param(["-f", "BROKEN", *UPSTREAM], "spec.model", id="broken manifest"),
         pytest.param(["-f", "BINARY", *UPSTREAM], "UTF-8", id="binary manifest"),
@@ -130,6 +140,22 @@ def test_bad_input_is_one_sentence(
     assert len(errors) == 1
     assert says in errors[0]
     assert "Traceback" not in captured.err
+
+
+def test_a_router_that_waits_for_the_api_server_ends_when_told() -> None:
+    command = [sys.executable, "-m", "goodput_core", "router", "-f", str(MANIFEST), "--json"]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--endpoints", "models/chat-engines"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"},
+    ) as process:
+        assert "endpoints kept" in pipe(process.stderr).readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+        assert pipe(process.stdout).read() == "", "it never listened"
+        assert "Traceback" not in pipe(process.stderr).read()
 
 
 def test_a_taken_port_is_named() -> None:

@@ -246,10 +246,10 @@ def test_timings_are_read_with_distrust(text: str | None, timings: Timings | Non
 async def test_the_list_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "upstreams.json"
     publish(path, "[]")
-    file = UpstreamsFile(path)
-    file.read()
+    file = UpstreamsFile(path, interval_ns=1_000_000)
+    assert await file.first() == ()
     came = asyncio.Event()
-    task = asyncio.create_task(file.follow(lambda _found: came.set(), interval_ns=1_000_000))
+    task = asyncio.create_task(file.follow(lambda _found: came.set()))
     publish(path, '[{"name":"b","url":"http://h:1"}]')
     await asyncio.wait_for(came.wait(), 5)
     task.cancel()

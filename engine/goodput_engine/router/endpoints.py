@@ -1,0 +1,242 @@
+"""Following the pods of a headless Service: a list, then a watch, for as long as the router runs.
+
+Without the API server the last known replicas stay: the router goes on with them, and its own
+probes find those that are gone. Everything here may fail and is tried again, ever more slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from goodput_core.units import NS_PER_S
+from goodput_engine.router.api_server import ApiError, ApiServer
+from goodput_engine.router.slices import EndpointSlice, upstreams_of
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    import aiohttp
+
+    from goodput_engine.router.upstreams import Upstream
+
+__all__ = ["EndpointsWatch", "Pace", "parse_service"]
+
+_PAGE: Final = 500
+_MAX_SLICES: Final = 1_000
+_NAME: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_SERVICE: Final = re.compile(rf"({_NAME})/({_NAME})")
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long everything may take, in nanoseconds.
+
+    Args:
+        request_ns: for one list.
+        watch_ns: after which the API server is asked to end a watch; the next goes on from there.
+        silence_ns: how long nothing may come of a watch; the API server says something about once
+            a minute, so that a connection which nobody holds any more is noticed.
+        resync_ns: after which everything is listed anew, whatever the watch said.
+        first_ns, most_ns: the pause after a first failure, which doubles up to the second.
+    """
+
+    request_ns: int = 15 * NS_PER_S
+    watch_ns: int = 240 * NS_PER_S
+    silence_ns: int = 90 * NS_PER_S
+    resync_ns: int = 900 * NS_PER_S
+    first_ns: int = NS_PER_S // 2
+    most_ns: int = 30 * NS_PER_S
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    next_page: str = msgspec.field(default="", name="continue")
+
+
+class _List(msgspec.Struct, frozen=True):
+    metadata: _ListMeta = _ListMeta()
+    items: list[EndpointSlice] | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(msgspec.Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+
+
+_LIST: Final = msgspec.json.Decoder(_List)
+_EVENT: Final = msgspec.json.Decoder(_Event)
+_SLICE: Final = msgspec.json.Decoder(EndpointSlice)
+_STATUS: Final = msgspec.json.Decoder(_Status)
+# The last two: what msgspec raises for bytes that are no UTF-8, and for brackets without end.
+_FAILURES: Final = (ApiError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class EndpointsWatch:
+    """The replicas behind one Service of the cluster, followed.
+
+    Args:
+        api: the API server.
+        namespace, service: of the headless Service.
+        rng: of the jitter, so that routers which lost the API server do not all return at once.
+        clock: nanoseconds, monotonic.
+        pace: how long everything may take.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        *,
+        namespace: str,
+        service: str,
+        rng: random.Random,
+        clock: Callable[[], int],
+        pace: Pace = Pace(),
+    ) -> None:
+        self._api = api
+        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        self._query = {"labelSelector": f"kubernetes.io/service-name={service}"}
+        self._rng = rng
+        self._clock = clock
+        self._pace = pace
+        self._slices: dict[str, EndpointSlice] = {}
+        self._version = ""  # from which a watch goes on; empty: a list comes first
+        self._listed_ns = 0
+        self._failures = 0
+        self._problem = ""
+
+    async def first(self) -> Sequence[Upstream]:
+        """Wait until the replicas are known, however long that takes."""
+        while not self._version:
+            try:
+                async with self._api.session() as session:
+                    await self._list(session)
+            except _FAILURES as error:
+                await self._recover(error)
+        return upstreams_of(self._slices.values())
+
+    async def follow(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
+        """Hand every change of the replicas to `apply`, until cancelled."""
+        said = upstreams_of(self._slices.values())
+
+        def tell() -> None:
+            nonlocal said
+            found = upstreams_of(self._slices.values())
+            if found != said:
+                said = found
+                apply(found)
+
+        while True:
+            try:
+                async with self._api.session() as session:
+                    if not self._version:
+                        await self._list(session)
+                        tell()
+                    while self._clock() - self._listed_ns < self._pace.resync_ns:
+                        await self._watch(session, tell)
+                self._version = ""
+            except _FAILURES as error:
+                self._version = ""
+                await self._recover(error)
+
+    async def _recover(self, error: Exception) -> None:
+        if isinstance(error, ApiError) and error.gone:
+            # An old version is no failure: what is known now is asked for.
+            await asyncio.sleep(self._pace.first_ns * self._rng.random() / NS_PER_S)
+            return
+        if self._problem != str(error):
+            self._problem = str(error)
+            _log.warning("endpoints kept", extra={"detail": self._problem})
+        pause_ns = min(self._pace.most_ns, self._pace.first_ns << min(self._failures, 16))
+        self._failures += 1
+        await asyncio.sleep(pause_ns * self._rng.uniform(0.5, 1.0) / NS_PER_S)
+
+    async def _list(self, session: aiohttp.ClientSession) -> None:
+        found: dict[str, EndpointSlice] = {}
+        page = ""
+        while True:
+            query = {**self._query, "limit": str(_PAGE), **({"continue": page} if page else {})}
+            body = await self._api.get(
+                session, self._path, query, within_s=self._pace.request_ns / NS_PER_S
+            )
+            answer = _LIST.decode(body)
+            found |= {one.metadata.name: one for one in answer.items or ()}
+            if len(found) > _MAX_SLICES:
+                raise ApiError(f"{self._path}: over {_MAX_SLICES} slices")
+            page = answer.metadata.next_page
+            if not page:
+                break
+        if not answer.metadata.resource_version:
+            raise ApiError(f"{self._path}: a list without a resourceVersion")
+        self._slices = found
+        self._version = answer.metadata.resource_version
+        self._listed_ns = self._clock()
+        self._failures = 0
+        self._problem = ""
+
+    async def _watch(self, session: aiohttp.ClientSession, tell: Callable[[], None]) -> None:
+        """One watch, from where the last ended to its end in order."""
+        pace = self._pace
+        began_ns = self._clock()
+        query = {
+            **self._query,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(max(1, pace.watch_ns // NS_PER_S)),
+        }
+        lines = self._api.lines(
+            session,
+            self._path,
+            query,
+            within_s=(pace.watch_ns + pace.request_ns) / NS_PER_S,
+            silence_s=pace.silence_ns / NS_PER_S,
+        )
+        async with aclosing(lines):
+            async for line in lines:
+                if line.strip() and self._take(_EVENT.decode(line)):
+                    tell()
+        # A server that ends every watch at once is not asked all the time.
+        left_ns = began_ns + pace.first_ns - self._clock()
+        await asyncio.sleep(max(0, left_ns) / NS_PER_S)
+
+    def _take(self, event: _Event) -> bool:
+        """Take over one event; whether a slice changed by it."""
+        if event.type == "ERROR":
+            status = _STATUS.decode(event.object)
+            raise ApiError(f"{self._path}: {status.message[:200]}", gone=status.code == 410)
+        one = _SLICE.decode(event.object)
+        self._version = one.metadata.resource_version or self._version
+        name = one.metadata.name
+        if event.type in {"ADDED", "MODIFIED"}:
+            if name not in self._slices and len(self._slices) >= _MAX_SLICES:
+                raise ApiError(f"{self._path}: over {_MAX_SLICES} slices")
+            self._slices[name] = one
+            return True
+        return event.type == "DELETED" and self._slices.pop(name, None) is not None
+
+
+def parse_service(text: str) -> tuple[str, str]:
+    """The namespace and the name of an option: `NAMESPACE/SERVICE`.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    match = _SERVICE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:200]!r} is not NAMESPACE/SERVICE")
+    namespace, _, service = text.partition("/")
+    return namespace, service

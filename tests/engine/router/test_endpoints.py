@@ -1,0 +1,423 @@
+"""Replicas found in EndpointSlices, against a real HTTP server that lists and watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+
+from goodput_core.errors import UsageError
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.router.api_server import ApiServer, in_cluster
+from goodput_engine.router.endpoints import EndpointsWatch, Pace, parse_service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from goodput_engine.router.upstreams import Upstream
+
+PATH = "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices"
+QUICK = Pace(first_ns=5 * NS_PER_MS, most_ns=20 * NS_PER_MS)
+PATIENCE_S = 10.0
+
+
+def endpoint(name: str, address: str, **conditions: bool) -> dict[str, Any]:
+    return {
+        "addresses": [address],
+        "conditions": conditions,
+        "targetRef": {"kind": "Pod", "name": name},
+        "zone": "a",
+    }
+
+
+def slice_of(
+    name: str, *endpoints: dict[str, Any], family: str = "IPv4", ports: bool = True
+) -> dict[str, Any]:
+    listed = [{"name": "http", "port": 8000}, {"name": "admin", "port": 9000}]
+    return {
+        "metadata": {"name": name},
+        "addressType": family,
+        "endpoints": list(endpoints) or None,
+        "ports": listed if ports else None,
+    }
+
+
+@dataclass
+class Cluster:
+    """An API server of EndpointSlices: resource versions, pages, watches that go on."""
+
+    token: str = "first"
+    version: int = 10
+    slices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    history: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    oldest: int = 0
+    page: int = 500
+    failing: int = 0
+    raw: bytes = b""
+    mute: bool = False
+    asked: list[str] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    watching: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, one: dict[str, Any], kind: str = "MODIFIED") -> None:
+        self.version += 1
+        one = {**one, "metadata": {**one["metadata"], "resourceVersion": str(self.version)}}
+        self.slices[one["metadata"]["name"]] = one
+        self.history.append((self.version, kind, one))
+        self._wake()
+
+    def drop(self, name: str) -> None:
+        self.version += 1
+        self.history.append((self.version, "DELETED", self.slices.pop(name)))
+        self._wake()
+
+    def say(self, line: bytes) -> None:
+        """Write something of this test's own into the watch."""
+        self.raw = line
+        self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        watch = "watch" in request.query
+        self.asked.append("watch" if watch else "list")
+        assert request.query["labelSelector"] == "kubernetes.io/service-name=chat-engines"
+        if request.headers["Authorization"] != f"Bearer {self.token}":
+            return web.json_response({"kind": "Status", "message": "who are you?"}, status=401)
+        if self.failing:
+            return web.json_response({"kind": "Status", "message": "no"}, status=self.failing)
+        return await self._watch(request) if watch else self._list(request)
+
+    def _list(self, request: web.Request) -> web.Response:
+        begin = int(request.query.get("continue", "0"))
+        size = min(self.page, int(request.query["limit"]))
+        items = list(self.slices.values())
+        metadata = {"resourceVersion": str(self.version)}
+        if begin + size < len(items):
+            metadata["continue"] = str(begin + size)
+        return web.json_response({"metadata": metadata, "items": items[begin : begin + size]})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        seen = int(request.query["resourceVersion"])
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        self.watching.set()
+        if seen < self.oldest:
+            gone = {"kind": "Status", "code": 410, "message": "too old"}
+            await response.write(line("ERROR", gone))
+            return response
+        until = time.monotonic() + int(request.query["timeoutSeconds"])
+        while time.monotonic() < until:
+            waiter = self.changed
+            if not self.mute:
+                for version, kind, one in self.history:
+                    if version > seen:
+                        await response.write(line(kind, one))
+                        seen = version
+            if self.raw:
+                raw, self.raw = self.raw, b""
+                await response.write(raw)
+            try:
+                await asyncio.wait_for(waiter.wait(), until - time.monotonic())
+            except TimeoutError:
+                break
+        return response
+
+
+def line(kind: str, one: dict[str, Any]) -> bytes:
+    return json.dumps({"type": kind, "object": one}).encode() + b"\n"
+
+
+class Following:
+    """What a watch has told so far."""
+
+    def __init__(self) -> None:
+        self.said: Sequence[Upstream] = ()
+        self.times = 0
+        self._came = asyncio.Event()
+
+    def apply(self, upstreams: Sequence[Upstream]) -> None:
+        self.said = upstreams
+        self.times += 1
+        self._came.set()
+
+    async def until(self, *names: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while [u.name for u in self.said] != list(names):
+                self._came.clear()
+                await self._came.wait()
+
+
+@dataclass
+class Setting:
+    cluster: Cluster
+    api: ApiServer
+    token_file: Path
+    runner: web.AppRunner
+
+    def watch(self, pace: Pace = QUICK) -> EndpointsWatch:
+        return EndpointsWatch(
+            self.api,
+            namespace="models",
+            service="chat-engines",
+            rng=random.Random(1),
+            clock=time.monotonic_ns,
+            pace=pace,
+        )
+
+    @asynccontextmanager
+    async def following(self, pace: Pace = QUICK) -> AsyncIterator[Following]:
+        watch = self.watch(pace)
+        following = Following()
+        following.apply(await watch.first())
+        task = asyncio.create_task(watch.follow(following.apply))
+        try:
+            yield following
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(held: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not held():  # noqa: ASYNC110 - what another side does is polled
+            await asyncio.sleep(0.005)
+
+
+async def serve(cluster: Cluster, port: int = 0) -> tuple[web.AppRunner, int]:
+    app = web.Application()
+    app.router.add_get(PATH, cluster.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
+    await site.start()
+    return runner, runner.addresses[0][1]
+
+
+@pytest.fixture
+async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
+    cluster = Cluster()
+    runner, port = await serve(cluster)
+    token_file = tmp_path / "token"
+    token_file.write_text("first\n", encoding="utf-8")
+    api = ApiServer(url=f"http://127.0.0.1:{port}", token_file=token_file, ca_file=None)
+    yield Setting(cluster, api, token_file, runner)
+    await runner.cleanup()
+
+
+async def test_pods_are_followed_as_they_come_and_go(setting: Setting) -> None:
+    cluster = setting.cluster
+    cluster.put(slice_of("s1", endpoint("a", "10.0.0.1", ready=True)))
+    async with setting.following() as following:
+        await following.until("a")
+        (one,) = following.said
+        assert (one.url, one.admin_url) == ("http://10.0.0.1:8000", "http://10.0.0.1:9000")
+        both = [endpoint("a", "10.0.0.1"), endpoint("b", "10.0.0.2")]
+        cluster.put(slice_of("s1", *both))
+        await following.until("a", "b")
+        cluster.put(slice_of("s2", endpoint("c", "10.0.0.3")), "ADDED")
+        await following.until("a", "b", "c")
+        cluster.drop("s1")
+        await following.until("c")
+        cluster.drop("s2")
+        await following.until()
+    assert cluster.asked.count("list") == 1, "the watch alone told of the changes"
+
+
+async def test_a_pod_that_is_not_ready_is_followed_and_one_that_terminates_is_not(
+    setting: Setting,
+) -> None:
+    starting = endpoint("starting", "10.0.0.1", ready=False)
+    ending = endpoint("ending", "10.0.0.2", ready=False, serving=True, terminating=True)
+    setting.cluster.put(slice_of("s", starting, ending))
+    async with setting.following() as following:
+        await following.until("starting")
+
+
+async def test_a_change_that_says_nothing_of_replicas_is_not_told(setting: Setting) -> None:
+    cluster = setting.cluster
+    cluster.put(slice_of("s", endpoint("a", "10.0.0.1", ready=False)))
+    async with setting.following() as following:
+        cluster.put(slice_of("s", endpoint("a", "10.0.0.1", ready=True)))
+        cluster.put(slice_of("t", endpoint("b", "10.0.0.2")))
+        await following.until("a", "b")
+        assert following.times == 2
+
+
+async def test_two_families_of_addresses_are_one_replica(setting: Setting) -> None:
+    setting.cluster.put(slice_of("six", endpoint("a", "fd00::1"), family="IPv6"))
+    async with setting.following() as following:
+        assert following.said[0].url == "http://[fd00::1]:8000"
+        setting.cluster.put(slice_of("four", endpoint("a", "10.0.0.1")))
+        await until(lambda: following.said[0].url == "http://10.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        slice_of("x", endpoint("x", "10.0.0.9"), ports=False),
+        slice_of("x", endpoint("x", "host.example"), family="FQDN"),
+        slice_of("x", endpoint("x", "10.0.0.9/../admin")),
+        slice_of("x"),
+        {"metadata": {"name": "x"}},
+    ],
+    ids=["no ports", "names", "no address", "no endpoints", "nothing"],
+)
+async def test_what_names_no_replica_is_passed_over(
+    setting: Setting, useless: dict[str, Any]
+) -> None:
+    setting.cluster.put(useless)
+    setting.cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
+    async with setting.following() as following:
+        await following.until("a")
+
+
+async def test_a_long_list_comes_in_pages(setting: Setting) -> None:
+    setting.cluster.page = 2
+    names = [f"p{i}" for i in range(5)]
+    for i, name in enumerate(names):
+        setting.cluster.put(slice_of(f"s{i}", endpoint(name, f"10.0.0.{i}")))
+    async with setting.following() as following:
+        await following.until(*names)
+    assert setting.cluster.asked[:3] == ["list"] * 3
+
+
+async def test_without_the_api_server_the_last_known_replicas_stay(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = setting.cluster
+    cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
+    async with setting.following() as following:
+        await cluster.watching.wait()
+        port = setting.runner.addresses[0][1]
+        await setting.runner.cleanup()
+        await until(lambda: bool(caplog.records))
+        assert [u.name for u in following.said] == ["a"]
+        cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
+        setting.runner, _ = await serve(cluster, port)
+        await following.until("b")
+        await setting.runner.cleanup()
+    assert {r.message for r in caplog.records} == {"endpoints kept"}
+
+
+@pytest.mark.parametrize("status", [500, 403, 429, 410])
+async def test_a_refusal_is_tried_again(setting: Setting, status: int) -> None:
+    cluster = setting.cluster
+    cluster.failing = status
+    cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
+    known = asyncio.create_task(_names(setting.watch()))
+    await until(lambda: len(cluster.asked) >= 3)
+    assert not known.done()
+    cluster.failing = 0
+    assert await asyncio.wait_for(known, PATIENCE_S) == ["a"]
+
+
+async def test_a_version_that_is_too_old_is_listed_anew(setting: Setting) -> None:
+    cluster = setting.cluster
+    cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
+    watch = setting.watch()
+    await watch.first()
+    cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
+    cluster.history.clear()
+    cluster.oldest = cluster.version
+    following = Following()
+    task = asyncio.create_task(watch.follow(following.apply))
+    await following.until("b")
+    task.cancel()
+    assert cluster.asked[:3] == ["list", "watch", "list"]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"{\n", b'{"type":"MODIFIED","object":[]}\n', b'{"type":"ADDED"}\n', b"\xff\xfe\n"],
+    ids=["broken", "a list", "no object", "not text"],
+)
+async def test_nonsense_in_a_watch_leads_to_a_new_list(setting: Setting, nonsense: bytes) -> None:
+    cluster = setting.cluster
+    cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
+    async with setting.following() as following:
+        await cluster.watching.wait()
+        cluster.mute = True
+        cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
+        cluster.say(nonsense)
+        await following.until("b")
+    assert cluster.asked.count("list") >= 2
+
+
+@pytest.mark.parametrize(
+    "pace",
+    [
+        Pace(first_ns=5 * NS_PER_MS, silence_ns=50 * NS_PER_MS),
+        Pace(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S, resync_ns=50 * NS_PER_MS),
+    ],
+    ids=["a connection that nobody holds", "a change that was never told"],
+)
+async def test_what_a_silent_watch_hides_is_found_in_time(setting: Setting, pace: Pace) -> None:
+    cluster = setting.cluster
+    cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
+    async with setting.following(pace) as following:
+        await cluster.watching.wait()
+        cluster.mute = True
+        cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
+        await following.until("b")
+
+
+async def test_the_token_is_read_for_each_request(setting: Setting) -> None:
+    cluster = setting.cluster
+    cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
+    watch = setting.watch()
+    assert await _names(watch) == ["a"]
+    cluster.token = "second"
+    setting.token_file.write_text("second", encoding="utf-8")
+    following = Following()
+    task = asyncio.create_task(watch.follow(following.apply))
+    cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
+    await following.until("b")
+    task.cancel()
+    assert cluster.asked.count("list") == 1
+
+
+async def test_a_bookmark_moves_the_watch_on(setting: Setting) -> None:
+    cluster = setting.cluster
+    cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
+    watch = setting.watch(Pace(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S))
+    await watch.first()
+    bookmark = {"kind": "EndpointSlice", "metadata": {"resourceVersion": "99"}}
+    cluster.raw = line("BOOKMARK", bookmark)
+    cluster.version = 99
+    following = Following()
+    task = asyncio.create_task(watch.follow(following.apply))
+    await until(lambda: cluster.asked.count("watch") >= 2)
+    cluster.oldest = 99
+    cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
+    await following.until("b")
+    task.cancel()
+    assert cluster.asked.count("list") == 1
+
+
+def test_it_works_in_a_pod_only() -> None:
+    with pytest.raises(UsageError, match="KUBERNETES_SERVICE_HOST"):
+        in_cluster({})
+    pod = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
+    assert in_cluster(pod).url == "https://[fd00::1]:6443"
+
+
+@pytest.mark.parametrize("text", ["", "chat", "a/b/c", "A/b", "a/../b", "a/"])
+def test_a_service_is_named_with_its_namespace(text: str) -> None:
+    assert parse_service("models/chat-engines") == ("models", "chat-engines")
+    with pytest.raises(ValueError, match="NAMESPACE/SERVICE"):
+        parse_service(text)
+
+
+async def _names(watch: EndpointsWatch) -> list[str]:
+    return [u.name for u in await watch.first()]
