@@ -54,8 +54,9 @@ class _Admin:
         self._front = front
         self._metrics = metrics
         settings = front.settings
-        # Nothing but our own message raises the core's revision, which starts at 0.
-        self._gate = LimitsGate(settings.configure, token=settings.control_token, revision=0)
+        # Nothing but our own messages raises the core's revision, which starts at 0.
+        first = 0 if settings.limits is None else settings.limits.revision
+        self._gate = LimitsGate(settings.configure, token=settings.control_token, revision=first)
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})

@@ -20,6 +20,7 @@ from goodput_engine.core.configuration import configuration
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.device_choice import choose_device, device_facts
+from goodput_engine.server.last_limits import read_last_limits
 from goodput_engine.server.lifecycle import serve
 from goodput_engine.server.promise import SLOBook
 from goodput_engine.server.settings import EngineSettings, Names
@@ -46,8 +47,9 @@ def main(argv: list[str]) -> int:
     Raises:
         GoodputError: a bad manifest, a port in use, a core that cannot start or that died.
     """
-    settings = _settings(_parse(argv), os.environ)
+    args = _parse(argv)
     configure_logging()
+    settings = _settings(args, os.environ)
     if settings.device["illustrative"]:
         _log.warning(
             "illustrative device",
@@ -91,6 +93,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--step-log", type=Path, metavar="FILE",
         help="write what each step computed and how long it took, for `goodput device fit`",
     )  # fmt: skip
+    parser.add_argument(
+        "--limits", type=Path, metavar="FILE",
+        help="begin with the limits that this file keeps, if it is there: JSON with revision, "
+        "token_budget, max_num_seqs, safety_percent",
+    )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
     parser.add_argument(
         "--grace", type=argument_type(parse_duration, "duration"), default="30s", metavar="TIME",
@@ -111,6 +118,12 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
     service = read_manifest(args.manifest, control_modes=frozenset(ControlMode))
     engine, slo = service.spec.engine, service.spec.slo
     device, profile = choose_device(service.spec, asked=args.device, source=str(args.manifest))
+    configure = configuration(
+        engine,
+        mode=service.spec.control.mode,
+        device=device,
+        step_log=None if args.step_log is None else str(args.step_log.absolute()),
+    )
     return EngineSettings(
         names=Names(
             llmservice=service.metadata.name,
@@ -120,12 +133,8 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
             revision=_in_headers(ENV_REVISION, environment.get(ENV_REVISION)) or _LOCAL,
         ),
         slo=SLOBook(classes=slo.by_name(), default=slo.default_class),
-        configure=configuration(
-            engine,
-            mode=service.spec.control.mode,
-            device=device,
-            step_log=None if args.step_log is None else str(args.step_log.absolute()),
-        ),
+        configure=configure,
+        limits=None if args.limits is None else read_last_limits(args.limits, configure),
         device=device_facts(profile),
         host=args.host,
         port=args.port,

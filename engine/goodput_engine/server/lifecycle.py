@@ -65,6 +65,8 @@ async def serve(settings: EngineSettings) -> int:
         if not ready.done():
             ready.cancel()
             return stops.exit_code
+        if settings.limits is not None:
+            core.set_limits(settings.limits)
         front.serve(core, ready.result(), startup_s=time.monotonic() - started)
         _settle()
         announce(url, admin_url, as_json=settings.json)

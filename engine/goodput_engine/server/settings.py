@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from goodput_engine.messages import Configure
+from goodput_engine.messages import Configure, SetLimits
 from goodput_engine.server.promise import SLOBook
 
 __all__ = ["ClientLimits", "EngineSettings", "Names"]
@@ -65,6 +65,7 @@ class EngineSettings:
         json: print one line of JSON on stdout when ready.
         control_token: bearer token of `PATCH /control/limits`; None: nobody may change them.
         clients: what a client may take.
+        limits: in force from the start, in place of the manifest's; None: the manifest's.
     """
 
     names: Names
@@ -79,3 +80,4 @@ class EngineSettings:
     json: bool
     control_token: str | None = field(repr=False)
     clients: ClientLimits = ClientLimits()
+    limits: SetLimits | None = None

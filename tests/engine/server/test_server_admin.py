@@ -14,6 +14,7 @@ from goodput_core.contract import HEADER_LOAD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.engine.conftest import RunningEngine, StartEngine
 
@@ -202,3 +203,36 @@ async def test_under_auto_the_law_of_the_budget_and_its_safety_can_be_changed(
 async def test_the_admin_port_serves_no_models(admin: aiohttp.ClientSession) -> None:
     async with admin.post("/v1/completions", json={}) as response:
         assert response.status == 404
+
+
+@pytest.mark.parametrize(
+    ("kept", "now"),
+    [
+        ({"revision": 7, "token_budget": 512, "max_num_seqs": 9}, (7, 512, 9)),
+        ({"revision": 7, "token_budget": 9**9, "max_num_seqs": 9**9, "more": 1}, (7, 8192, 256)),
+        ({"revision": 0, "token_budget": 512}, (0, 2048, 256)),
+        ("[", (0, 2048, 256)),
+        (None, (0, 2048, 256)),
+    ],
+    ids=["kept", "out of bounds", "no revision", "damaged", "missing"],
+)
+async def test_an_engine_begins_with_the_limits_that_were_kept(
+    start_engine: StartEngine, tmp_path: Path, kept: object, now: tuple[int, int, int]
+) -> None:
+    path = tmp_path / "limits.json"
+    if kept is not None:
+        path.write_text(kept if isinstance(kept, str) else json.dumps(kept), encoding="utf-8")
+    engine = start_engine("--limits", str(path))
+    async with aiohttp.ClientSession(engine.admin_url) as admin:
+        state = await state_of(admin)
+        async with asyncio.timeout(10):
+            while state["limits_revision"] != now[0]:
+                state = await state_of(admin)
+        assert (state["token_budget"], state["max_num_seqs"]) == now[1:]
+        authorization = f"Bearer {engine.token}"
+        if now[0]:
+            status, _ = await patch(admin, authorization, {"revision": now[0]})
+            assert status == 409, "what is kept counts as set"
+        status, _ = await patch(admin, authorization, {"revision": now[0] + 1})
+        assert status == 200
+    assert ("last limits unusable" in engine.stderr()) == (now[0] == 0 and kept is not None)
