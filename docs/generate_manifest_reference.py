@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.fields import RULE, Rule, camel_case
+from goodput_core.spec.fields import RULE, Rule, camel_case, rules_between
 from goodput_core.spec.llmservice import LLMService
 from goodput_core.support import (
     BUILT_CONTROL_MODES,
@@ -54,15 +54,18 @@ A choice in **bold** is what this version runs; the others are valid and refused
 `rollout.gate`. `tensorParallel` must be the number of devices that the emulated
 [profile](devices.md) stands for.
 
-Between fields: `tokenBudget.min` ≤ `initial` ≤ `max`; `minReplicas` ≤ `maxReplicas`; class names
-differ; `slo.default` names a class; a gate's window starts before it ends.
+Objects "as in a pod" have Kubernetes' own fields. They are passed on unread, and judged by the
+cluster's API server.
 """
 
 
 def page() -> str:
     """The whole page, as Markdown."""
-    sections = [_HEAD, *(_section(path, cls) for path, cls in _objects(LLMService, ""))]
-    return "\n".join(sections)
+    first: dict[type[Any], str] = {}
+    for path, cls in _objects(LLMService, ""):
+        first.setdefault(cls, path)
+    sections = [_section(path, cls, first) for cls, path in first.items()]
+    return "\n".join([_HEAD, *sections])
 
 
 def _objects(cls: type[Any], path: str) -> Iterator[tuple[str, type[Any]]]:
@@ -76,18 +79,27 @@ def _objects(cls: type[Any], path: str) -> Iterator[tuple[str, type[Any]]]:
             yield from _objects(item, f"{path}.{name}" if path else name)
 
 
-def _section(path: str, cls: type[Any]) -> str:
-    rows = "\n".join(_row(declared, hint) for declared, hint in _declared(cls))
+def _section(path: str, cls: type[Any], first: dict[type[Any], str]) -> str:
+    rows = "\n".join(_row(path, declared, hint, first) for declared, hint in _declared(cls))
+    between = "\n".join(
+        f"- {f'`{rule.field}`' if rule.field else 'It'} {rule.cel.message}."
+        for rule in rules_between(cls)
+    )
     return (
         f"## {f'`{path}`' if path else 'The document'}\n\n{cls.__doc__}\n\n"
         f"| field | type | default | bounds | meaning |\n| --- | --- | --- | --- | --- |\n{rows}\n"
+        + (f"\n{between}\n" if between else "")
     )
 
 
-def _row(declared: Field[Any], hint: Any) -> str:
+def _row(path: str, declared: Field[Any], hint: Any, first: dict[type[Any], str]) -> str:
     rule: Rule = declared.metadata[RULE]
-    name = f"`{camel_case(declared.name)}`"
-    return f"| {name} | {_type(hint, rule)} | {_default(declared)} | {_bounds(rule)} | {rule.doc} |"
+    name = camel_case(declared.name)
+    shown = _type(hint, rule)
+    told = first.get(_item(hint), "")
+    if told and not told.startswith(f"{path}.{name}" if path else name):
+        shown = f"{shown}, as `{told}`"
+    return f"| `{name}` | {shown} | {_default(declared)} | {_bounds(rule)} | {rule.doc} |"
 
 
 def _declared(cls: type[Any]) -> list[tuple[Field[Any], Any]]:
@@ -108,8 +120,10 @@ def _item(hint: Any) -> Any:
 
 def _type(hint: Any, rule: Rule) -> str:
     if get_origin(hint) is tuple:
-        return "list of objects"
+        return "list of objects" + (" as in a pod" if get_origin(_item(hint)) is Mapping else "")
     if get_origin(hint) is Mapping:
+        if get_args(hint)[1] is Any:
+            return "object as in a pod"
         return "map of quantities" if rule.int_or_string else "map of text"
     if is_dataclass(hint):
         return "object"
@@ -124,6 +138,10 @@ def _default(declared: Field[Any]) -> str:
         return "empty" if declared.default_factory is dict else "its defaults"
     if declared.default is MISSING:
         return "**required**"
+    if isinstance(declared.default, bool):
+        return f"`{str(declared.default).lower()}`"
+    if declared.default == ():
+        return "empty"
     return "–" if declared.default is None else f"`{declared.default}`"
 
 

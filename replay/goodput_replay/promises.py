@@ -31,7 +31,6 @@ def read_promise(path: Path) -> Promise:
         if isinstance(value, dict) and set(value) == {"slo"}:
             value = value["slo"]
         slo = decode(SLOSpec, value, "")
-        slo.check("slo")
     except SpecError as error:
         raise error.at(str(path)) from error
     return promise_of(slo)

@@ -15,12 +15,13 @@ LEAST: dict[str, Any] = {
     "slo": {"classes": [{"name": "a", "ttftMs": 1, "tpotMs": 2}]},
 }
 FULL: dict[str, Any] = {
-    "model": {"source": "hf://a/b", "revision": "c"},
+    "model": {"source": "hf://a/b", "revision": "c", "tokenSecret": {"name": "t"}},
     "engine": {
         "image": "i",
         "policy": "sarathi",
         "tokenBudget": {"max": 4096, "law": "ema"},
         "resources": {"limits": {"cpu": "500m"}},
+        "pod": {"env": [{"name": "A", "value": ""}], "volumes": [{"name": "v", "emptyDir": {}}]},
     },
     "replicas": 0,
     "minReplicas": 0,

@@ -13,8 +13,8 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.dispatch import run_command
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_operator.local.cli import ignored_here
 from goodput_operator.local.commands import ChildCommands
+from goodput_operator.local.ignored import ignored_here
 from goodput_operator.local.options import parse_options
 from goodput_operator.local.ports import require_free
 from goodput_operator.local.snapshot import Upstream
@@ -152,19 +152,34 @@ def test_what_a_local_service_cannot_follow_is_said(tmp_path: Path) -> None:
     path = manifest(
         tmp_path,
         lambda text: (
-            text.replace("replicas: 1", "replicas: 3")
-            .replace("llama-3-8b-h100", "llama-3-8b-h100\n    revision: abc")
+            text.replace("replicas: 1", "replicas: 3\n    image: r\n    drainSeconds: 1")
+            .replace("mode: Manual", 'mode: Manual\n    prometheus: {url: "http://p"}')
+            .replace(
+                "llama-3-8b-h100",
+                "llama-3-8b-h100\n    revision: abc\n    offline: true\n"
+                "    cache: {claimName: c}\n    tokenSecret: {name: t}\n  suspend: true",
+            )
             .replace(
                 "policy: sarathi",
-                "image: i\n    resources: {limits: {cpu: 1}}\n    policy: sarathi",
+                "image: i\n    resources: {limits: {cpu: 1}}\n    startupDeadlineSeconds: 9\n"
+                "    pod: {nodeSelector: {a: b}}\n    policy: sarathi",
             )
         ),
     )
     notes = ignored_here(read_manifest(Path(path))[0], device=None)
     fields = [
+        "spec.model.revision",
+        "spec.model.cache",
+        "spec.model.tokenSecret",
+        "spec.model.offline",
+        "spec.engine.startupDeadlineSeconds",
         "spec.engine.image",
         "spec.engine.resources",
-        "spec.model.revision",
+        "spec.engine.pod",
+        "spec.router.image",
+        "spec.router.drainSeconds",
+        "spec.suspend",
+        "spec.control.prometheus",
         "spec.router.replicas",
     ]
     assert [note.split(" ")[0] for note in notes] == fields

@@ -12,6 +12,8 @@ __all__ = [
     "Policy",
     "Preemption",
     "RouterPolicy",
+    "TaintEffect",
+    "TolerationOperator",
 ]
 
 
@@ -80,3 +82,18 @@ class OnInconclusive(StrEnum):
     PAUSE = "Pause"
     PROMOTE = "Promote"
     ROLLBACK = "Rollback"
+
+
+class TolerationOperator(StrEnum):
+    """How a toleration compares a taint."""
+
+    EQUAL = "Equal"
+    EXISTS = "Exists"
+
+
+class TaintEffect(StrEnum):
+    """What a taint does to a pod that does not tolerate it."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"

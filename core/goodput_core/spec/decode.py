@@ -25,7 +25,8 @@ from typing import (
 )
 
 from goodput_core.errors import SpecError
-from goodput_core.spec.fields import RULE, Rule, camel_case
+from goodput_core.spec.fields import RULE, Rule, camel_case, rules_between
+from goodput_core.spec.opaque import bounded_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,8 @@ def decode(cls: type[T], value: object, path: str) -> T:
         path: where `value` stands in the manifest, for errors.
 
     Raises:
-        SpecError: the first field, in the class's order, that breaks a rule.
+        SpecError: the first field, in the class's order, that breaks a rule, or else the first
+            rule between fields that is broken.
     """
     mapping = _mapping(value, path)
     declared = {camel_case(f.name): f for f in fields(cls)}  # type: ignore[arg-type] # a dataclass
@@ -68,7 +70,12 @@ def decode(cls: type[T], value: object, path: str) -> T:
         values[declaration.name] = _value(
             hints[declaration.name], mapping[key], at, _rule(declaration)
         )
-    return cls(**values)
+    decoded = cls(**values)
+    for rule in rules_between(cls):
+        problem = rule.problem(decoded)
+        if problem is not None:
+            raise SpecError(_join(path, rule.field) if rule.field else path, problem)
+    return decoded
 
 
 def _rule(declaration: Field[Any]) -> Rule:
@@ -141,15 +148,19 @@ def _sequence(item: Any, value: object, path: str, rule: Rule) -> tuple[object, 
         for i, entry in enumerate(decoded):
             name = getattr(entry, rule.key)
             if name in seen:
-                at = f"{path}[{i}].{camel_case(rule.key)}"
-                raise SpecError(at, f"{name!r} already stands at {path}[{seen[name]}]")
+                key = camel_case(rule.key)
+                raise SpecError(
+                    f"{path}[{i}]", f"its {key} {name!r} already stands at {path}[{seen[name]}]"
+                )
             seen[name] = i
     return decoded
 
 
-def _map(item: Any, value: object, path: str, rule: Rule) -> dict[str, object]:
+def _map(item: Any, value: object, path: str, rule: Rule) -> object:
     mapping = _mapping(value, path)
     _count(len(mapping), path, rule, "entries")
+    if item is Any:
+        return bounded_json(mapping, path)
     for key in mapping:
         if not 0 < len(key) <= _MAX_KEY:
             raise SpecError(path, f"has a key of {len(key)} characters; 1 to {_MAX_KEY} allowed")

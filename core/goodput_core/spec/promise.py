@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import ClassVar, Final
 
-from goodput_core.errors import SpecError
 from goodput_core.slo import OBJECTIVE_PATTERN, SLOClass, parse_objective
-from goodput_core.spec.fields import DNS_HINT, DNS_LABEL, spec_field
+from goodput_core.spec.fields import DNS_HINT, DNS_LABEL, Between, Cel, spec_field
 
-__all__ = ["SLOClassSpec", "SLOSpec"]
+__all__ = ["WITHIN_PERCENT", "SLOClassSpec", "SLOSpec"]
 
 _MAX_MS: Final = 86_400_000
+# The bounds of `parse_objective`.
+WITHIN_PERCENT: Final = Cel(
+    rule="!self.startsWith('100') && self.matches('[1-9]')",
+    message="must lie above 0% and below 100%",
+)
+
+
+def _default_is_no_class(slo: SLOSpec) -> str | None:
+    names = [c.name for c in slo.classes]
+    if slo.default is None or slo.default in names:
+        return None
+    return f"{slo.default!r} is not a class; classes: {', '.join(names)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +58,24 @@ class SLOClassSpec:
         pattern=OBJECTIVE_PATTERN,
         pattern_hint="be a percentage such as '99%' or '99.9%'",
         parse=parse_objective,
+        cel=WITHIN_PERCENT,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SLOSpec:
     """What was promised, by class of traffic."""
+
+    BETWEEN: ClassVar[tuple[Between, ...]] = (
+        Between(
+            field="default",
+            cel=Cel(
+                rule="!has(self.default) || self.classes.exists(c, c.name == self.default)",
+                message="must be the name of a class",
+            ),
+            problem=_default_is_no_class,
+        ),
+    )
 
     classes: tuple[SLOClassSpec, ...] = spec_field(
         "Classes of traffic.", min_items=1, max_items=16, key="name"
@@ -81,9 +104,3 @@ class SLOSpec:
             )
             for c in self.classes
         }
-
-    def check(self, path: str) -> None:
-        """Rules between the fields of `spec.slo`."""
-        if self.default is not None and self.default not in {c.name for c in self.classes}:
-            names = ", ".join(c.name for c in self.classes)
-            raise SpecError(f"{path}.default", f"{self.default!r} is not a class; classes: {names}")

@@ -18,6 +18,7 @@ from goodput_core.support import require_built
 from goodput_operator.local.backoff import BackOff
 from goodput_operator.local.commands import ChildCommands
 from goodput_operator.local.fleet import Fleet
+from goodput_operator.local.ignored import ignored_here
 from goodput_operator.local.liveness import answers
 from goodput_operator.local.options import Options, parse_options
 from goodput_operator.local.outlet import Outlet
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     MakeCommands = Callable[[Workspace, LLMService, Options], Commands]
 
-__all__ = ["ignored_here", "main", "run_up"]
+__all__ = ["main", "run_up"]
 
 _ENDED_BY = {
     "SIGINT": ExitCode.INTERRUPTED,
@@ -175,21 +176,6 @@ def _desired(service: LLMService, options: Options) -> Desired:
         grace_ns=options.grace_ns,
         back_off=BackOff(seed=time.time_ns()),
     )
-
-
-def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
-    """What this manifest says and a local service cannot follow, one sentence each."""
-    spec = service.spec
-    notes = []
-    if spec.engine.image is not None:
-        notes.append("spec.engine.image is ignored: replicas are processes of this installation")
-    if spec.engine.resources.limits or spec.engine.resources.requests:
-        notes.append("spec.engine.resources is ignored: processes take what this machine has")
-    if spec.model.revision is not None and (device or spec.model.scheme == "emulated"):
-        notes.append("spec.model.revision is ignored: an emulated device has no weights")
-    if spec.router.replicas > 1:
-        notes.append(f"spec.router.replicas is {spec.router.replicas}: one router runs locally")
-    return notes
 
 
 def _colour() -> bool:
