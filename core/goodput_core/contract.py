@@ -23,6 +23,10 @@ ANNOTATION_APPLIED: Final = f"{CRD_GROUP}/applied"
 # The ports of engines and routers, in Services and in the EndpointSlices that routers read.
 PORT_NAME_SERVING: Final = "http"
 PORT_NAME_ADMIN: Final = "admin"
+# Where an engine's pod finds what pvc://CLAIM/PATH names: CLAIM is a folder below it.
+FOLDER_CLAIMS: Final = "/var/lib/goodput/claims"
+# Where it keeps downloaded weights.
+FOLDER_WEIGHTS: Final = "/var/cache/goodput"
 
 # --- HTTP: serving port -------------------------------------------------------------------
 PATH_COMPLETIONS: Final = "/v1/completions"

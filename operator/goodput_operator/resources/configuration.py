@@ -27,7 +27,7 @@ __all__ = ["REPLICAS_KEY", "Decided", "config_map", "read_decided"]
 
 REPLICAS_KEY: Final = "replicas"
 _OF_MODEL: Final = ("source", "revision")
-_NOT_OF_ENGINE: Final = ("image", "resources", "pod")
+_NOT_OF_ENGINE: Final = ("image", "resources", "pod", "drainSeconds", "startupDeadlineSeconds")
 _MOST: Final = 2**53
 _ENTRIES: Final = ("revision", "min_tokens", "token_budget", "safety_percent", "max_num_seqs")
 

@@ -6,6 +6,7 @@ can change without a new revision.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import (
@@ -23,10 +24,12 @@ from goodput_operator.resources.pods import (
     http_get,
     listen_options,
     pod_spec,
+    with_claims,
 )
+from goodput_operator.resources.weights import weights_env, weights_volumes
 
 if TYPE_CHECKING:
-    from goodput_core.spec.llmservice import EngineSpec, LLMServiceSpec
+    from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_operator.resources.installation import Installation
     from goodput_operator.resources.metadata import Owner
 
@@ -37,8 +40,9 @@ LIMITS_KEY: Final = "limits.json"
 TOKEN_KEY: Final = "token"  # noqa: S105 - a key's name
 """The key of the Secret with the token of the admin ports of one revision."""
 _QUIET_S: Final = 3
-_SHM_PER_DEVICE_MIB: Final = 1024
+_PROBE_S: Final = 2
 _SHM: Final = "goodput-shm"
+_SHM_PER_DEVICE_GIB: Final = 1
 
 
 def manifest_key(revision: str) -> str:
@@ -58,7 +62,8 @@ def engine_pod(
         revision: the revision's name, also of the Secret with its token.
     """
     engine = spec.engine
-    asked = encode(engine).get("pod", {})
+    asked = encode(engine.pod)
+    ready = {"periodSeconds": _PROBE_S, "timeoutSeconds": 5}
     one = container(
         name=ROLE_ENGINE,
         image=engine.image or installation.engine_image,
@@ -70,46 +75,54 @@ def engine_pod(
             f"{CONFIG_FOLDER}/{manifest_key(revision)}",
             "--limits",
             f"{CONFIG_FOLDER}/{LIMITS_KEY}",
-            *listen_options(),
+            *listen_options(engine.drain_seconds),
         ],
-        env=[*_env(owner, revision), *asked.get("env", ())],
-        resources=_resources(engine, asked),
-        readiness=http_get(PATH_READY, periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
+        env=_env(owner, spec, revision, asked.get("env", [])),
+        resources=with_claims(encode(engine.resources), asked),
+        startup=http_get(
+            PATH_READY,
+            failureThreshold=math.ceil(engine.startup_deadline_seconds / _PROBE_S),
+            **ready,
+        ),
+        readiness=http_get(PATH_READY, failureThreshold=2, **ready),
         quiet_s=_QUIET_S,
+        asked=asked,
     )
-    one["volumeMounts"] += asked.get("volumeMounts", ())
-    pod = pod_spec(container=one, config=owner.names.config, quiet_s=_QUIET_S, asked=asked)
-    pod["volumes"] += asked.get("volumes", ())
+    pod = pod_spec(
+        container=one,
+        config=owner.names.config,
+        quiet_s=_QUIET_S,
+        drain_s=engine.drain_seconds,
+        asked=asked,
+    )
     pod["automountServiceAccountToken"] = False
     if installation.fs_group is not None:
         pod["securityContext"]["fsGroup"] = installation.fs_group
+    volumes = weights_volumes(spec.model)
     if engine.tensor_parallel > 1:
-        _share_memory(pod, engine.tensor_parallel)
+        # Processes of one replica exchange tensors there; a pod has 64 MiB otherwise.
+        size = f"{engine.tensor_parallel * _SHM_PER_DEVICE_GIB}Gi"
+        shared = {"name": _SHM, "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+        volumes.append((shared, {"mountPath": "/dev/shm"}))  # noqa: S108 - shared memory
+    for volume, mount in volumes:
+        pod["volumes"].append(volume)
+        pod["containers"][0]["volumeMounts"].append({"name": volume["name"], **mount})
     return {"metadata": {"labels": owner.labels(ROLE_ENGINE, revision)}, "spec": pod}
 
 
-def _env(owner: Owner, revision: str) -> list[dict[str, Any]]:
+def _env(
+    owner: Owner, spec: LLMServiceSpec, revision: str, asked: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The environment; of what is no name of ours, what the service asks for wins."""
     token = {"secretKeyRef": {"name": revision, "key": TOKEN_KEY}}
-    return [
+    ours: list[dict[str, Any]] = [
         {"name": ENV_LLMSERVICE, "value": owner.name},
         {"name": ENV_REVISION, "value": revision},
         {"name": ENV_REPLICA, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": ENV_CONTROL_TOKEN, "valueFrom": token},
         # The root file system is read-only: what libraries write at home goes to /tmp.
         {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the pod's own
+        *weights_env(spec.model),
     ]
-
-
-def _resources(engine: EngineSpec, asked: dict[str, Any]) -> dict[str, Any]:
-    resources: dict[str, Any] = dict(encode(engine.resources))
-    if claims := asked.get("resourceClaims"):
-        resources["claims"] = [{"name": claim["name"]} for claim in claims]
-    return resources
-
-
-def _share_memory(pod: dict[str, Any], devices: int) -> None:
-    """Processes of one replica exchange tensors through /dev/shm, of which a pod has 64 MiB."""
-    size = f"{devices * _SHM_PER_DEVICE_MIB}Mi"
-    pod["volumes"].append({"name": _SHM, "emptyDir": {"medium": "Memory", "sizeLimit": size}})
-    (one,) = pod["containers"]
-    one["volumeMounts"].append({"name": _SHM, "mountPath": "/dev/shm"})  # noqa: S108 - shared memory
+    named = {one["name"] for one in asked}
+    return [one for one in ours if one["name"] not in named] + asked

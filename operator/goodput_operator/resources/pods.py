@@ -16,23 +16,20 @@ if TYPE_CHECKING:
 __all__ = [
     "ADMIN_PORT",
     "CONFIG_FOLDER",
-    "DRAIN_S",
     "POD_FIELDS",
     "SERVING_PORT",
     "container",
     "http_get",
     "listen_options",
     "pod_spec",
+    "with_claims",
 ]
 
 SERVING_PORT: Final = 8000
 ADMIN_PORT: Final = 9000
 CONFIG_FOLDER: Final = "/etc/goodput"
-DRAIN_S: Final = 30
-"""How long running answers may take to finish after SIGTERM."""
 _LAST_WORDS_S: Final = 7
-_STARTS_S: Final = 300
-"""A process that has opened no port by then hangs; a core that loads weights has opened it."""
+"""After the drain, for the last events and for the process to end."""
 _VOLUME: Final = "goodput-"
 """Begins the names of our volumes, so that none is a user's."""
 
@@ -50,7 +47,7 @@ POD_FIELDS: Final = (
 """Fields of a pod that a service may set and that pass through as they are."""
 
 
-def listen_options() -> list[str]:
+def listen_options(drain_s: int) -> list[str]:
     """The options of both commands that say where to listen and how long to drain."""
     return [
         "--host",
@@ -60,7 +57,7 @@ def listen_options() -> list[str]:
         "--admin-port",
         str(ADMIN_PORT),
         "--grace",
-        f"{DRAIN_S}s",
+        f"{drain_s}s",
     ]
 
 
@@ -77,8 +74,10 @@ def container(
     command: Sequence[str],
     env: Sequence[Mapping[str, Any]],
     resources: Mapping[str, Any],
+    startup: Mapping[str, Any],
     readiness: Mapping[str, Any],
     quiet_s: int,
+    asked: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The one container of a pod.
 
@@ -89,8 +88,10 @@ def container(
         command: program and arguments.
         env: the environment.
         resources: requests and limits.
+        startup: the probe before which no other counts.
         readiness: the probe that lets requests in.
         quiet_s: between the removal from Services and SIGTERM, for everybody to have heard of it.
+        asked: what the service asks of the pod; of it the volume mounts are taken.
     """
     pulling = {} if pull_policy is None else {"imagePullPolicy": pull_policy}
     return {
@@ -104,9 +105,7 @@ def container(
             {"name": PORT_NAME_ADMIN, "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
         "resources": dict(resources),
-        "startupProbe": http_get(
-            PATH_LIVE, periodSeconds=1, timeoutSeconds=5, failureThreshold=_STARTS_S
-        ),
+        "startupProbe": dict(startup),
         "livenessProbe": http_get(
             PATH_LIVE, periodSeconds=10, timeoutSeconds=10, failureThreshold=3
         ),
@@ -121,8 +120,15 @@ def container(
         "volumeMounts": [
             {"name": f"{_VOLUME}config", "mountPath": CONFIG_FOLDER, "readOnly": True},
             {"name": f"{_VOLUME}tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
+            *asked.get("volumeMounts", ()),
         ],
     }
+
+
+def with_claims(resources: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A container's resources that uses every device claim of its pod."""
+    claims = [{"name": claim["name"]} for claim in asked.get("resourceClaims", ())]
+    return {**resources, "claims": claims} if claims else dict(resources)
 
 
 def pod_spec(
@@ -130,6 +136,7 @@ def pod_spec(
     container: Mapping[str, Any],
     config: str,
     quiet_s: int,
+    drain_s: int,
     asked: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A pod around its container.
@@ -138,16 +145,18 @@ def pod_spec(
         container: as `container` made it.
         config: the ConfigMap that it mounts.
         quiet_s: as of `container`.
-        asked: what the service asks of the pod; of it `POD_FIELDS` are taken.
+        drain_s: how long its process lets running answers finish.
+        asked: what the service asks of the pod; of it volumes and `POD_FIELDS` are taken.
     """
     return {
         "containers": [dict(container)],
         "volumes": [
             {"name": f"{_VOLUME}config", "configMap": {"name": config}},
             {"name": f"{_VOLUME}tmp", "emptyDir": {}},
+            *asked.get("volumes", ()),
         ],
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": quiet_s + DRAIN_S + _LAST_WORDS_S,
+        "terminationGracePeriodSeconds": quiet_s + drain_s + _LAST_WORDS_S,
         **{field: asked[field] for field in POD_FIELDS if field in asked},
     }

@@ -16,6 +16,7 @@ from goodput_operator.resources.pods import (
     http_get,
     listen_options,
     pod_spec,
+    with_claims,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ __all__ = ["ROUTER_MANIFEST_KEY", "router_pod"]
 ROUTER_MANIFEST_KEY: Final = "router.json"
 """The key of the ConfigMap with the manifest that routers read."""
 _QUIET_S: Final = 5
+_STARTS_S: Final = 300
+"""So long may it wait for the API server to tell of replicas, before it is started anew."""
 _REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 
 
@@ -45,10 +48,12 @@ def router_pod(
         installation: what the platform adds.
         revision: the revision's name.
     """
-    asked = encode(spec.router).get("pod", {})
+    router = spec.router
+    asked = encode(router.pod)
+    resources = encode(router.resources) or {"requests": dict(_REQUESTS)}
     one = container(
         name=ROLE_ROUTER,
-        image=installation.router_image,
+        image=router.image or installation.router_image,
         pull_policy=installation.image_pull_policy,
         command=[
             "goodput",
@@ -57,14 +62,22 @@ def router_pod(
             f"{CONFIG_FOLDER}/{ROUTER_MANIFEST_KEY}",
             "--endpoints",
             f"{owner.namespace}/{owner.names.engines}",
-            *listen_options(),
+            *listen_options(router.drain_seconds),
         ],
-        env=[{"name": ENV_LLMSERVICE, "value": owner.name}],
-        resources={"requests": dict(_REQUESTS)},
+        env=[{"name": ENV_LLMSERVICE, "value": owner.name}, *asked.get("env", ())],
+        resources=with_claims(resources, asked),
+        startup=http_get(PATH_LIVE, periodSeconds=1, timeoutSeconds=5, failureThreshold=_STARTS_S),
         readiness=http_get(PATH_LIVE, periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
         quiet_s=_QUIET_S,
+        asked=asked,
     )
-    pod = pod_spec(container=one, config=owner.names.config, quiet_s=_QUIET_S, asked=asked)
+    pod = pod_spec(
+        container=one,
+        config=owner.names.config,
+        quiet_s=_QUIET_S,
+        drain_s=router.drain_seconds,
+        asked=asked,
+    )
     pod["serviceAccountName"] = owner.names.router
     if "topologySpreadConstraints" not in pod:
         pod["topologySpreadConstraints"] = [
