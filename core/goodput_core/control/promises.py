@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from goodput_core.record import RequestRecord
     from goodput_core.slo import Targets
 
-__all__ = ["ClassWindow", "PromiseCounts", "Standing", "WindowTally", "merged", "standing"]
+__all__ = [
+    "ClassWindow",
+    "PromiseCounts",
+    "Standing",
+    "WindowTally",
+    "counted",
+    "merged",
+    "standing",
+]
 
 _COUNTED: Final = frozenset({JudgementKind.ATTAINED, JudgementKind.MISSED})
 _OF_NO_LOAD: Final = frozenset({MissReason.ERROR, MissReason.UNSENT, MissReason.SHORT})
@@ -94,43 +102,53 @@ def standing(counts: PromiseCounts, objective: Fraction) -> Standing:
     return Standing.KEPT
 
 
+def counted(record: RequestRecord, targets: Targets) -> ClassWindow | None:
+    """What one request that ended adds; None: its end has nothing to do with load.
+
+    An answer that came too late as a whole, though both of its parts were in time, counts
+    against both: neither has anything to give to the other.
+
+    Args:
+        record: it.
+        targets: what it was promised, its own targets applied.
+    """
+    judgement = judge(record, targets)
+    reasons = judgement.reasons
+    if judgement.kind not in _COUNTED or not _OF_NO_LOAD.isdisjoint(reasons):
+        return None
+    whole = reasons == (MissReason.E2E,)
+    begun = record.first_token_ns is not None
+    ttft, tpot = PromiseCounts(), PromiseCounts()
+    if targets.ttft_ns is not None or not begun:
+        late = whole or not begun or MissReason.TTFT in reasons
+        ttft = _counted(record.ttft_ns, targets.ttft_ns, missed=late)
+    paced = targets.tpot_ns is not None or targets.tbt_p99_ns is not None
+    if paced and record.tpot_ns is not None:
+        late = whole or not _SLOW.isdisjoint(reasons)
+        tpot = _counted(record.tpot_ns, targets.tpot_ns, missed=late)
+    return ClassWindow(name=record.slo_class, ttft=ttft, tpot=tpot)
+
+
 class WindowTally:
-    """Counts requests as they end, and hands the counts over once per interval."""
+    """Adds up requests as they end, since the start or since they were last taken."""
 
     def __init__(self) -> None:
         self._classes: dict[str, ClassWindow] = {}
 
     def add(self, record: RequestRecord, targets: Targets) -> None:
-        """A request ended; failures that have nothing to do with load are left out.
+        """A request ended; see `counted`."""
+        window = counted(record, targets)
+        if window is not None:
+            known = self._classes.get(window.name)
+            self._classes[window.name] = window if known is None else known + window
 
-        An answer that came too late as a whole, though both of its parts were in time, counts
-        against both: neither has anything to give to the other.
-
-        Args:
-            record: it.
-            targets: what it was promised, its own targets applied.
-        """
-        judgement = judge(record, targets)
-        reasons = judgement.reasons
-        if judgement.kind not in _COUNTED or not _OF_NO_LOAD.isdisjoint(reasons):
-            return
-        whole = reasons == (MissReason.E2E,)
-        begun = record.first_token_ns is not None
-        ttft, tpot = PromiseCounts(), PromiseCounts()
-        if targets.ttft_ns is not None or not begun:
-            late = whole or not begun or MissReason.TTFT in reasons
-            ttft = _counted(record.ttft_ns, targets.ttft_ns, missed=late)
-        paced = targets.tpot_ns is not None or targets.tbt_p99_ns is not None
-        if paced and record.tpot_ns is not None:
-            late = whole or not _SLOW.isdisjoint(reasons)
-            tpot = _counted(record.tpot_ns, targets.tpot_ns, missed=late)
-        window = ClassWindow(name=record.slo_class, ttft=ttft, tpot=tpot)
-        known = self._classes.get(window.name)
-        self._classes[window.name] = window if known is None else known + window
+    def sums(self) -> tuple[ClassWindow, ...]:
+        """What was counted, in the order of names."""
+        return tuple(self._classes[name] for name in sorted(self._classes))
 
     def take(self) -> tuple[ClassWindow, ...]:
-        """What was counted since the last call, in the order of names."""
-        taken = tuple(self._classes[name] for name in sorted(self._classes))
+        """The same, and begin anew."""
+        taken = self.sums()
         self._classes.clear()
         return taken
 

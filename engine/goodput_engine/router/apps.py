@@ -6,6 +6,7 @@ replica's: the serving port knows a fixed list of paths and passes on nothing el
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -79,6 +80,8 @@ def admin_app(
         registry=registry,
     )
 
+    epoch = secrets.token_hex(8)
+
     async def metrics(_request: web.Request) -> web.Response:
         up.clear()
         for replica in fleet:
@@ -90,12 +93,15 @@ def admin_app(
     async def state(_request: web.Request) -> web.Response:
         body = {
             "role": ROLE_ROUTER,
+            "epoch": epoch,
             "llmservice": llmservice,
             "policy": fleet.policy.value,
             "draining": relay.draining,
+            "arrivals": ledger.arrivals,
             "in_flight": ledger.in_flight,
             "replicas": [_replica_state(replica) for replica in fleet],
             "outcomes": ledger.outcomes(),
+            "promises": ledger.promises(),
             "client_errors": ledger.client_errors,
             "judged_on_e2e_only": ledger.e2e_only,
             "retries": ledger.retries,

@@ -22,6 +22,7 @@ from goodput_core.contract import (
     METRIC_TTFT,
     ROLE_ROUTER,
 )
+from goodput_core.control import WindowTally
 from goodput_core.judging import JudgementKind, judge
 from goodput_core.record import Outcome
 from goodput_core.units import NS_PER_S
@@ -29,6 +30,7 @@ from goodput_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from goodput_core.control import PromiseCounts
     from goodput_core.record import RequestRecord
     from goodput_engine.router.errors import RetryReason
     from goodput_engine.router.exchange import Exchange
@@ -73,6 +75,7 @@ class Ledger:
         classes: names of its classes.
 
     Attributes:
+        arrivals: requests that came, those refused for the client's own fault too.
         in_flight: requests that have no outcome yet.
         idle: set while there are none.
         client_errors: requests refused for the client's own fault.
@@ -118,6 +121,7 @@ class Ledger:
             (LABEL_LLMSERVICE, "status"),
             registry=registry,
         )
+        self.arrivals = 0
         self.in_flight = 0
         self.idle: Final = asyncio.Event()
         self.idle.set()
@@ -125,13 +129,19 @@ class Ledger:
         self.e2e_only = 0
         self.retries: Final[dict[str, int]] = {}
         self._classes = {name: _Class(name, self) for name in classes}
+        self._promises = WindowTally()
 
     def outcomes(self) -> dict[str, dict[str, int]]:
         """Requests by class and outcome since the start."""
         return {name: dict(entry.counts) for name, entry in self._classes.items()}
 
+    def promises(self) -> dict[str, dict[str, PromiseCounts]]:
+        """How each promise of each class fared since the start, as the control law counts."""
+        return {w.name: {"ttft": w.ttft, "tpot": w.tpot} for w in self._promises.sums()}
+
     def begin(self) -> None:
         """A client request came."""
+        self.arrivals += 1
         self.in_flight += 1
         self.idle.clear()
         self._in_flight.inc()
@@ -159,6 +169,7 @@ class Ledger:
         outcome = _outcome(record.outcome, judge(record, targets).kind)
         entry.counts[outcome] += 1
         entry.outcomes[outcome].inc()
+        self._promises.add(record, targets)
         _observe(entry, record)
 
 

@@ -83,6 +83,7 @@ def _state(front: Front) -> dict[str, Any]:
     settings = front.settings
     configure = settings.configure
     state: dict[str, Any] = {
+        "epoch": front.epoch,
         "llmservice": settings.names.llmservice,
         "replica": settings.names.replica,
         "revision": settings.names.revision,
@@ -96,6 +97,7 @@ def _state(front: Front) -> dict[str, Any]:
         },
         "device": settings.device,
         "in_flight": front.in_flight,
+        "answered": front.answered.bins(),
     }
     if front.core is not None and front.ready is not None:
         core = front.core.state

@@ -139,9 +139,17 @@ class Answering:
                     return response
                 await stream.more(answer.tokens)
         core.release(call.submit.rid)
+        self._count(call, answer, stream)
         tail = form.usage_event(usage(call, answer, stream)) if call.include_usage else b""
         await self._finish(request, response, tail + DONE)
         return response
+
+    def _count(self, call: Call, answer: Answer, stream: RequestStream) -> None:
+        self._front.answered.add(
+            input_tokens=call.submit.input_tokens,
+            cached_tokens=stream.cached_tokens,
+            output_tokens=answer.tokens,
+        )
 
     def _events(
         self, request: web.Request, form: EventForm, answer: Answer, stream: RequestStream
@@ -211,6 +219,7 @@ class Answering:
                 raise self._front.why_not()
             await stream.more(answer.tokens)
         core.release(call.submit.rid)
+        self._count(call, answer, stream)
         answer_id = _answer_id(call)
         body = whole_body(
             call,

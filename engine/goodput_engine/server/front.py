@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from goodput_engine.server.answered import AnsweredLengths
 from goodput_engine.server.intake import Intake
 from goodput_engine.server.prompt import PromptLimits
 from goodput_engine.server.refusals import draining, engine_died, overloaded, starting
@@ -49,6 +51,8 @@ class Front:
         intake: reads requests; None before the core is ready.
         startup_s: from the start of this process's work to a ready core, seconds.
         in_flight: requests being read or answered.
+        answered: lengths of what was answered.
+        epoch: of this start of the process: counters begin anew with each.
         idle: set while there are none.
     """
 
@@ -60,6 +64,8 @@ class Front:
         self.intake: Intake | None = None
         self.startup_s = 0.0
         self.in_flight = 0
+        self.answered = AnsweredLengths()
+        self.epoch = secrets.token_hex(8)
         self.idle = asyncio.Event()
         self.idle.set()
         self._rids = itertools.count(1)

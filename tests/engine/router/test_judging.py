@@ -123,3 +123,7 @@ async def test_the_state_tells_of_replicas_and_outcomes(start: StartBench) -> No
     assert [r["name"] for r in state["replicas"]] == ["r0", "r1"]
     assert all(r["ready"] and not r["saturated"] for r in state["replicas"])
     assert state["outcomes"]["interactive"]["attained"] == 1
+    kept = {"judged": 1, "missed": 0, "close": 0}
+    assert state["promises"] == {"interactive": {"ttft": kept, "tpot": kept}}
+    assert state["arrivals"] == 1
+    assert (await bench.state())["epoch"] == state["epoch"], "the same until it starts again"

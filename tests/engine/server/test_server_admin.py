@@ -58,6 +58,32 @@ async def test_the_state_tells_the_core_the_device_and_the_bounds(
     assert state["startup_seconds"] > 0
 
 
+async def test_the_state_sums_the_lengths_of_what_was_answered(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine()
+    async with aiohttp.ClientSession(engine.admin_url) as admin:
+        before = await state_of(admin)
+        # By powers of two of prompt and answer: 20 and 30 tokens are alike, 40 are not.
+        await _ask(engine.url, stream=False)
+        state = await state_of(admin)
+        assert sorted(state["answered"]) == [[1, 40, 0, 7], [2, 50, 0, 12]]
+        # The second time, whole blocks of 16 come from the prefix cache.
+        await _ask(engine.url, stream=True)
+        state = await state_of(admin)
+        assert sorted(state["answered"]) == [[2, 80, 32, 14], [4, 100, 32, 24]]
+        assert state["epoch"] == before["epoch"]
+
+
+async def _ask(url: str, *, stream: bool) -> None:
+    async with aiohttp.ClientSession(url) as http:
+        for prompt, tokens in (([7] * 20, 5), ([8] * 30, 7), ([9] * 40, 7)):
+            body = {"model": "chat", "prompt": prompt, "max_tokens": tokens, "stream": stream}
+            async with http.post("/v1/completions", json=body) as response:
+                assert response.status == 200
+                await response.read()
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_an_answer_tells_the_load_in_the_words_of_the_state(
     engine: RunningEngine, admin: aiohttp.ClientSession, stream: bool
