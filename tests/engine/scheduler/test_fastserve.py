@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from goodput_core.spec.llmservice import Preemption
 from goodput_core.steptime.roofline import RooflineForm
@@ -140,6 +142,34 @@ def test_who_has_waited_for_three_seconds_goes_to_the_top() -> None:
             if admitted.rid == 1:
                 begun[1] = engine.now_ns
     assert 3 * NS_PER_S < begun[1] < 3.1 * NS_PER_S
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seqs=st.integers(1, 3),
+    step_ms=st.integers(20, 300),
+    flood=st.tuples(st.integers(1, 40), st.integers(1, 12)),
+    slow=st.tuples(st.integers(1, 600), st.integers(2, 30)),
+    preemption=st.sampled_from(Preemption),
+)
+def test_wait_is_bounded_although_short_requests_never_cease_to_come(
+    seqs: int,
+    step_ms: int,
+    flood: tuple[int, int],
+    slow: tuple[int, int],
+    preemption: Preemption,
+) -> None:
+    engine = Engine(seqs=seqs, blocks=200, host=200, preemption=preemption)
+    rid, request, waited_ms = 1, engine.add(1, *slow), 0
+    while request.state is not RequestState.FINISHED:
+        while len(engine.scheduler.waiting) <= seqs:
+            rid += 1
+            engine.add(rid, *flood)
+        engine.step(step_ms)
+        waiting = request.state is RequestState.WAITING
+        waited_ms = waited_ms + step_ms if waiting else 0
+        # Three seconds to the top; then those who are there already have a quantum left.
+        assert waited_ms <= 3_000 + 4 * step_ms, "it starves"
 
 
 def test_blocks_are_kept_free_by_swapping_the_lowest_level_out_before_anybody_needs_them() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from goodput_core.slo import Targets
 from goodput_core.steptime import RooflineForm, StepShape
@@ -231,6 +233,35 @@ def test_the_oldest_late_request_gets_a_share_of_every_step() -> None:
     bench.add(3, 20_000, ttft_ms=60_000)
     assert _chunks(bench.step()) == [(1, 100), (3, 1500)]
     assert _chunks(bench.step()) == [(1, 100), (3, 1500)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seqs=st.integers(1, 6),
+    blocks=st.integers(80, 400),
+    flood=st.tuples(st.integers(1, 300), st.integers(1, 12)),
+    late=st.tuples(st.integers(1, 1200), st.integers(1, 12)),
+)
+def test_who_has_missed_gets_on_although_those_in_time_never_cease_to_come(
+    seqs: int, blocks: int, flood: tuple[int, int], late: tuple[int, int]
+) -> None:
+    bench = Bench(seqs=seqs, blocks=blocks, budget=400)
+    # The first fills the device, so that the second one misses its promise while it waits.
+    bench.add(1, 300, outputs=30)
+    tokens, outputs = late
+    request = bench.add(2, tokens, outputs=outputs, ttft_ms=100)
+    bench.pass_time(200)
+    rid, steps = 2, 0
+    while request.state is not RequestState.FINISHED:
+        while len(bench.scheduler.waiting) <= seqs:
+            rid += 1
+            bench.add(rid, flood[0], outputs=flood[1], ttft_ms=2_000, tpot_ms=100)
+            if bench.refusals[-1] is not None:
+                break
+        bench.step()
+        steps += 1
+        # A place once somebody ends, 64 tokens of its prompt a step, every fourth step a token.
+        assert steps <= 30 + flood[1] + 8 + tokens // 64 + 8 * outputs, "it starves"
 
 
 def test_who_is_late_has_everything_when_nobody_can_be_in_time() -> None:
