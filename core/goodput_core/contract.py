@@ -126,6 +126,19 @@ METRIC_PREDICTED_LENGTHS: Final = "goodput_engine_predicted_lengths_total"
 METRIC_LENGTH_ERROR: Final = "goodput_engine_length_error_log_ratio"
 METRIC_TOKEN_BUDGET: Final = "goodput_engine_token_budget"  # noqa: S105 - tokens of a model
 
+# --- metrics of the operator ----------------------------------------------------------------
+METRIC_OPERATOR_LEADER: Final = "goodput_operator_leader"
+METRIC_OPERATOR_WAITING: Final = "goodput_operator_waiting_services"
+METRIC_OPERATOR_TURNS: Final = "goodput_operator_turns_total"
+METRIC_OPERATOR_TURN_SECONDS: Final = "goodput_operator_turn_seconds"
+# Labels: verb and kind as in RBAC, status of HTTP (0: no answer came).
+METRIC_OPERATOR_CALLS: Final = "goodput_operator_api_calls_total"
+# What a service's status says, by namespace and llmservice.
+METRIC_SERVICE_REPLICAS: Final = "goodput_service_replicas"
+METRIC_SERVICE_READY_REPLICAS: Final = "goodput_service_ready_replicas"
+METRIC_SERVICE_RECOMMENDED_REPLICAS: Final = "goodput_service_recommended_replicas"
+METRIC_SERVICE_TOKEN_BUDGET: Final = "goodput_service_token_budget"  # noqa: S105 - as above
+
 # --- lines on stdout that one process reads of another ------------------------------------
 # `goodput engine --json` and `goodput router --json` print exactly one such line when they
 # listen: {"event": "listening", "url": ..., "admin_url": ...}; `goodput up --json` prints

@@ -1,0 +1,256 @@
+"""Carries out what was decided, action by action, and brings back what the API server said.
+
+It never touches an object that does not carry our controller reference, takes fields from others
+only on those that do, and says in an Event from whom it took them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.contract import (
+    API_VERSION,
+    KIND_LLMSERVICE,
+    OBJECT_LABEL_LLMSERVICE,
+    OBJECT_LABEL_REVISION,
+)
+from goodput_operator.cluster.answers import Refusal
+from goodput_operator.cluster.kinds import KINDS, LLMSERVICE, POD, SECRET
+from goodput_operator.cluster.tokens import control_token, encoded
+from goodput_operator.decide.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from goodput_operator.cluster.answers import Conflict, Object
+    from goodput_operator.cluster.client import Client
+    from goodput_operator.cluster.clock import Clock
+    from goodput_operator.cluster.events import Events
+    from goodput_operator.cluster.kinds import Kind
+    from goodput_operator.cluster.pushing import Pusher
+    from goodput_operator.cluster.record import Record
+    from goodput_operator.decide.actions import Action
+    from goodput_operator.decide.snapshot import Snapshot
+
+__all__ = ["TOKEN_FIELD", "Applier", "Outcome", "controlled_by"]
+
+TOKEN_FIELD: Final = "token"  # noqa: S105 - a field's name
+"""Under which the Secret of a revision holds its token."""
+_MOST_FIELDS: Final = 5
+"""Fields named in one Event."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """How a turn's actions went.
+
+    Args:
+        failures: what was refused and in which words, by kind and name.
+        transient: whether one of them may pass a little later by itself.
+    """
+
+    failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    transient: bool = False
+
+    def note(self, kind: str, name: str, refusal: Refusal) -> None:
+        """Keep a refusal."""
+        self.failures[kind, name] = refusal.message
+        self.transient |= refusal.transient
+
+
+def controlled_by(live: Object, uid: str) -> bool:
+    """Whether an object's controller is the service of this uid."""
+    owners = live["metadata"].get("ownerReferences") or ()
+    return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
+
+
+class Applier:
+    """Carries out actions.
+
+    Args:
+        client: the API server.
+        pusher: the engines.
+        events: the Events.
+        key: the operator's, from which tokens are derived.
+        clock: monotonic time.
+    """
+
+    def __init__(
+        self, *, client: Client, pusher: Pusher, events: Events, key: bytes, clock: Clock
+    ) -> None:
+        self._client = client
+        self._pusher = pusher
+        self._events = events
+        self._key = key
+        self._clock = clock
+
+    async def carry_out(
+        self, snapshot: Snapshot, actions: Sequence[Action], record: Record
+    ) -> Outcome:
+        """Do it all, in order; what is refused does not keep the rest from being done.
+
+        Args:
+            snapshot: that the actions were decided from.
+            actions: them.
+            record: of the service; what was learnt is kept there.
+
+        Raises:
+            LeaseLostError: another operator may write by now.
+        """
+        outcome = Outcome()
+        standing = {(o["kind"], o["metadata"]["name"]): o for o in snapshot.objects}
+        for pushes, group in groupby(actions, key=lambda action: isinstance(action, Push)):
+            if pushes:
+                await self._push(snapshot, [p for p in group if isinstance(p, Push)], outcome)
+                continue
+            for action in group:
+                match action:
+                    case Apply():
+                        await self._apply(snapshot.service, action, standing, record, outcome)
+                    case CreateToken():
+                        await self._create_token(snapshot.service, action, record, outcome)
+                    case Delete():
+                        await self._delete(snapshot.service, action, outcome)
+                    case WriteStatus():
+                        await self._write_status(snapshot.service, action, record, outcome)
+                    case Emit():
+                        await self._emit(snapshot.service, action, outcome)
+                    case Push():  # grouped above
+                        pass
+        return outcome
+
+    async def _apply(
+        self,
+        service: Object,
+        action: Apply,
+        standing: Mapping[tuple[str, str], Object],
+        record: Record,
+        outcome: Outcome,
+    ) -> None:
+        kind = KINDS[action.body["kind"]]
+        namespace, name = service["metadata"]["namespace"], action.body["metadata"]["name"]
+        live = standing.get((kind.name, name))
+        if live is None:
+            # Only what carries our label is watched. Whatever else has that name must not be
+            # joined: a server-side apply that meets no conflict would.
+            found = await self._client.read(kind, namespace, name)
+            if isinstance(found, Refusal) and not found.gone:
+                outcome.note(kind.name, name, found)
+                return
+            live = None if isinstance(found, Refusal) else found
+        if live is not None and not controlled_by(live, record.uid):
+            record.foreign[kind.name, name] = live
+            outcome.failures[kind.name, name] = (
+                f"{kind.name} {name} exists and is not controlled by LLMService "
+                f"{service['metadata']['name']}"
+            )
+            return
+        uid = None if live is None else live["metadata"]["uid"]
+        answer = await self._client.apply(kind, action.body, force=False, uid=uid)
+        if isinstance(answer, Refusal) and answer.conflicts and action.force and live is not None:
+            conflicts = answer.conflicts
+            answer = await self._client.apply(kind, action.body, force=True, uid=uid)
+            if not isinstance(answer, Refusal):
+                await self._emit(service, _overwritten(kind, name, conflicts), outcome)
+        if isinstance(answer, Refusal):
+            outcome.note(kind.name, name, answer)
+
+    async def _create_token(
+        self, service: Object, action: CreateToken, record: Record, outcome: Outcome
+    ) -> None:
+        metadata = service["metadata"]
+        token = control_token(self._key, service_uid=record.uid, revision=action.revision)
+        answer = await self._client.create(
+            SECRET, metadata["namespace"], _token_secret(service, action, token)
+        )
+        if isinstance(answer, Refusal) and answer.reason != "AlreadyExists":
+            outcome.note(SECRET.name, action.name, answer)
+            return
+        record.tokens[action.name] = self._clock.now_ns()
+
+    async def _delete(self, service: Object, action: Delete, outcome: Outcome) -> None:
+        namespace = service["metadata"]["namespace"]
+        answer = await self._client.delete(
+            KINDS[action.kind], namespace, action.name, action.uid
+        )
+        # A conflict means that a successor has the name: this very one is gone.
+        if isinstance(answer, Refusal) and answer.status not in {404, 409}:
+            outcome.note(action.kind, action.name, answer)
+
+    async def _write_status(
+        self, service: Object, action: WriteStatus, record: Record, outcome: Outcome
+    ) -> None:
+        metadata = service["metadata"]
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND_LLMSERVICE,
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "status": action.status,
+        }
+        # Forced: the status has one writer, whoever else tried a hand at it.
+        answer = await self._client.apply(
+            LLMSERVICE, body, force=True, uid=record.uid, part="status"
+        )
+        if not isinstance(answer, Refusal):
+            record.written = answer
+        elif not answer.gone:
+            outcome.note(KIND_LLMSERVICE, metadata["name"], answer)
+
+    async def _emit(self, service: Object, emit: Emit, outcome: Outcome) -> None:
+        refusal = await self._events.emit(service, emit)
+        if refusal is not None:
+            outcome.note("Event", emit.reason, refusal)
+
+    async def _push(
+        self, snapshot: Snapshot, pushes: Sequence[Push], outcome: Outcome
+    ) -> None:
+        uid = snapshot.service["metadata"]["uid"]
+        for pod, words in (await self._pusher.push(uid, pushes)).items():
+            outcome.failures[POD.name, pod] = words
+
+
+def _overwritten(kind: Kind, name: str, conflicts: Sequence[Conflict]) -> Emit:
+    fields: dict[str, list[str]] = defaultdict(list)
+    for conflict in conflicts:
+        fields[conflict.manager].append(conflict.field)
+    taken = "; ".join(
+        f'"{manager}" had set {", ".join(paths[:_MOST_FIELDS])}'
+        + (f" and {len(paths) - _MOST_FIELDS} more" if len(paths) > _MOST_FIELDS else "")
+        for manager, paths in sorted(fields.items())
+    )
+    return Emit(
+        warning=True,
+        reason="Overwritten",
+        message=f"{kind.name} {name} was put back as the LLMService says: {taken}",
+    )
+
+
+def _token_secret(service: Object, action: CreateToken, token: str) -> dict[str, Any]:
+    metadata = service["metadata"]
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.name,
+        "metadata": {
+            "name": action.name,
+            "namespace": metadata["namespace"],
+            "labels": {
+                OBJECT_LABEL_LLMSERVICE: metadata["name"],
+                OBJECT_LABEL_REVISION: action.revision,
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND_LLMSERVICE,
+                    "name": metadata["name"],
+                    "uid": metadata["uid"],
+                    "controller": True,
+                }
+            ],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "data": {TOKEN_FIELD: encoded(token)},
+    }

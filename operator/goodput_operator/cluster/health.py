@@ -1,0 +1,97 @@
+"""Whether the operator is alive: what it heard, what it finished, what waits.
+
+That the process runs proves nothing: a watch may have ended unnoticed, and a turn may hang. Every
+number here is an age, so that a person who reads the probe's answer sees what is stuck.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from goodput_operator.cluster.clock import Clock
+    from goodput_operator.cluster.fence import Fence
+    from goodput_operator.cluster.workers import Workers
+
+__all__ = ["WATCH_S", "Health"]
+
+WATCH_S: Final = 240
+"""The API server ends each watch after so long, and each is asked for again."""
+_MOST_SILENCE_NS: Final = 2 * WATCH_S * NS_PER_S
+_MOST_OVERDUE_NS: Final = 120 * NS_PER_S
+_MOST_TURN_NS: Final = 300 * NS_PER_S
+
+
+class Health:
+    """Gathers signs of life.
+
+    Args:
+        clock: monotonic time.
+        plurals: of the kinds that are watched.
+        fence: whether this operator leads.
+        workers: who give the turns.
+    """
+
+    def __init__(
+        self, *, clock: Clock, plurals: Iterable[str], fence: Fence, workers: Workers[Any]
+    ) -> None:
+        self._clock = clock
+        self._begun_ns = clock.now_ns()
+        self._asked: dict[str, int | None] = dict.fromkeys(plurals)
+        self._event_ns: int | None = None
+        self._fence = fence
+        self._workers = workers
+
+    def asked(self, path: str) -> None:
+        """A watch, or the list before it, asked the API server at this path."""
+        plural = path.rpartition("/")[2]
+        if plural in self._asked:
+            self._asked[plural] = self._clock.now_ns()
+
+    def event(self) -> None:
+        """Something that is watched changed."""
+        self._event_ns = self._clock.now_ns()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every kind is being watched."""
+        return None not in self._asked.values()
+
+    def problems(self) -> list[str]:
+        """Why the process should be ended and begun anew, one sentence each; none: it lives."""
+        now_ns = self._clock.now_ns()
+        found = []
+        for plural, asked_ns in self._asked.items():
+            silent_ns = now_ns - (self._begun_ns if asked_ns is None else asked_ns)
+            if silent_ns > _MOST_SILENCE_NS:
+                found.append(f"nobody has asked for {plural} for {silent_ns // NS_PER_S} s")
+        if self._fence.open:
+            overdue_ns = self._workers.schedule.overdue_ns(now_ns)
+            if overdue_ns > _MOST_OVERDUE_NS:
+                found.append(f"a service has waited {overdue_ns // NS_PER_S} s for its turn")
+            longest_ns = self._workers.schedule.longest_ns(now_ns)
+            if longest_ns > _MOST_TURN_NS:
+                found.append(f"a turn has taken {longest_ns // NS_PER_S} s")
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """What a probe answers, as JSON: ages in seconds, None for what has not happened."""
+        now_ns = self._clock.now_ns()
+
+        def age(at_ns: int | None) -> float | None:
+            return None if at_ns is None else round((now_ns - at_ns) / NS_PER_S, 3)
+
+        return {
+            "problems": self.problems(),
+            "ready": self.ready,
+            "leading": self._fence.open,
+            "event_age_seconds": age(self._event_ns),
+            "turn_age_seconds": age(self._workers.finished_ns),
+            "watch_age_seconds": {plural: age(at) for plural, at in self._asked.items()},
+            "waiting": self._workers.schedule.waiting(),
+            "overdue_seconds": self._workers.schedule.overdue_ns(now_ns) / NS_PER_S,
+        }

@@ -1,0 +1,225 @@
+"""The Lease: of all operators, one writes.
+
+The election is `kubernetes.aio.leaderelection`'s. The lock under it is ours, because the one that
+comes with it makes calls without time-outs, lets broken connections end the election, and dates
+renewals in local time. Each renewal moves our `Fence`; nothing else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
+from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
+
+from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.answers import Refusal
+from goodput_operator.cluster.errors import LeaseLostError
+from goodput_operator.cluster.kinds import LEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from goodput_operator.cluster.answers import Answer, Object
+    from goodput_operator.cluster.client import LeaseCalls
+    from goodput_operator.cluster.clock import Clock
+    from goodput_operator.cluster.fence import Fence
+
+__all__ = ["LeaseTimes", "hold_lease"]
+
+_log = logging.getLogger(__name__)
+_MARGIN_NS: Final = NS_PER_S
+"""Clocks of two machines need not run equally fast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTimes:
+    """The times of the election, in whole seconds as the Lease keeps them.
+
+    A leader that dies is followed after `duration_s` and one try, so within 20 s.
+
+    Args:
+        duration_s: how long others wait after the last renewal that they saw.
+        renew_s: how long the leader tries to renew before it gives up.
+        retry_s: between two tries, and between two renewals.
+    """
+
+    duration_s: int = 15
+    renew_s: int = 10
+    retry_s: int = 2
+
+
+async def hold_lease(
+    calls: LeaseCalls,
+    *,
+    name: str,
+    namespace: str,
+    identity: str,
+    fence: Fence,
+    clock: Clock,
+    times: LeaseTimes,
+    leading: Callable[[], None],
+) -> None:
+    """Wait for the Lease, hold it, and give it back when cancelled.
+
+    Args:
+        calls: the API server.
+        name: of the Lease.
+        namespace: of the Lease.
+        identity: of this process, like no other's.
+        fence: opened by each renewal.
+        clock: both times.
+        times: of the election.
+        leading: called once, when the Lease is ours.
+
+    Raises:
+        LeaseLostError: it was ours and is not any more.
+    """
+    lock = _FencingLock(
+        calls, name=name, namespace=namespace, identity=identity, fence=fence, clock=clock,
+        times=times,
+    )  # fmt: skip
+
+    async def started() -> None:
+        leading()
+
+    election = LeaderElection(
+        Config(
+            lock,
+            lease_duration=times.duration_s,
+            renew_deadline=times.renew_s,
+            retry_period=times.retry_s,
+            onstarted_leading=started,
+            onstopped_leading=_nothing,
+        )
+    )
+    try:
+        await election.run()
+    except asyncio.CancelledError:
+        fence.close()
+        # Others need not wait for the Lease to run out.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.shield(asyncio.wait_for(lock.release(), times.retry_s))
+        raise
+    fence.close()
+    raise LeaseLostError(
+        f"the Lease {namespace}/{name} was not renewed within {times.renew_s} s: "
+        f"{lock.trouble or 'no try succeeded'}; another operator may write now"
+    )
+
+
+async def _nothing() -> None:
+    """The election calls it after a loss; `hold_lease` itself says what that means."""
+
+
+class _FencingLock(BaseLock):
+    """A Lease as the election's lock: plain dictionaries, bounded calls, refusals as values."""
+
+    def __init__(
+        self,
+        calls: LeaseCalls,
+        *,
+        name: str,
+        namespace: str,
+        identity: str,
+        fence: Fence,
+        clock: Clock,
+        times: LeaseTimes,
+    ) -> None:
+        super().__init__(name, namespace, identity)
+        self._calls = calls
+        self._fence = fence
+        self._clock = clock
+        self._times = times
+        self._seen: Object | None = None
+        self.trouble = ""
+        """What the last try failed of."""
+
+    async def get(
+        self, name: str, namespace: str
+    ) -> tuple[bool, LeaderElectionRecord] | tuple[bool, Exception]:
+        """The record in the Lease, or why there is none."""
+        answer = await self._calls.read(LEASE, namespace, name)
+        if isinstance(answer, Refusal):
+            return False, self._failure(answer)
+        self._seen = answer
+        spec = answer.get("spec") or {}
+        holder = spec.get("holderIdentity") or None
+        if holder != self.identity:
+            # Whoever holds it writes, however much of our own time is left.
+            self._fence.close()
+        return True, LeaderElectionRecord(
+            holder,
+            str(spec["leaseDurationSeconds"]) if spec.get("leaseDurationSeconds") else None,
+            spec.get("acquireTime"),
+            spec.get("renewTime"),
+        )
+
+    async def create(
+        self, name: str, namespace: str, election_record: LeaderElectionRecord
+    ) -> bool:
+        """Make the Lease, ours from the start."""
+        del election_record  # dates in local time; ours say when this write was made
+        begun_ns = self._clock.now_ns()
+        answer = await self._calls.create_lease(
+            namespace, {"metadata": {"name": name}, "spec": self._spec({})}
+        )
+        return self._held(answer, begun_ns)
+
+    async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
+        """Take or renew the Lease, unless somebody changed it since it was read."""
+        del updated_record  # as in `create`
+        assert self._seen is not None, "the election reads before it writes"
+        begun_ns = self._clock.now_ns()
+        body = {**self._seen, "spec": self._spec(self._seen.get("spec") or {})}
+        return self._held(await self._calls.replace_lease(namespace, name, body), begun_ns)
+
+    async def release(self) -> None:
+        """Give the Lease back, if it is still ours."""
+        found, _ = await self.get(self.name, self.namespace)
+        held: Mapping[str, Any] = (self._seen or {}).get("spec") or {}
+        if found and self._seen is not None and held.get("holderIdentity") == self.identity:
+            body = {**self._seen, "spec": {**held, "holderIdentity": ""}}
+            await self._calls.replace_lease(self.namespace, self.name, body)
+            _log.info("lease released")
+
+    def _spec(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        now = datetime.fromtimestamp(self._clock.unix_ns() / NS_PER_S, UTC)
+        stamp = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        same = before.get("holderIdentity") == self.identity
+        changes = int(before.get("leaseTransitions") or 0) + (0 if same or not before else 1)
+        return {
+            **before,
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self._times.duration_s,
+            "acquireTime": before.get("acquireTime") if same else stamp,
+            "renewTime": stamp,
+            "leaseTransitions": changes,
+        }
+
+    def _held(self, answer: Answer, begun_ns: int) -> bool:
+        if isinstance(answer, Refusal):
+            self._failure(answer)
+            return False
+        self._seen = answer
+        # From when it was asked, not answered: others count from when they see it.
+        self._fence.extend(begun_ns + self._times.duration_s * NS_PER_S - _MARGIN_NS)
+        return True
+
+    def _failure(self, refusal: Refusal) -> ApiException:
+        self.trouble = refusal.message
+        if not refusal.gone:
+            _log.warning("lease not renewed", extra={"problem": refusal.message})
+        failure = ApiException(status=refusal.status, reason=refusal.reason)
+        # The election looks for the status in the body.
+        failure.body = json.dumps({"code": refusal.status})
+        return failure

@@ -1,0 +1,143 @@
+"""The command line of `goodput operator`, as one frozen value."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.cli import CommandParser, argument_type, parse_port, parse_whole
+from goodput_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Options", "parse_options"]
+
+_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_EXAMPLES: Final = (
+    "goodput operator --key-file key --namespace team-a --namespace team-b",
+    "goodput operator --key-file key --kubeconfig ~/.kube/config --verbose",
+    "head -c 32 /dev/urandom > key",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the operator runs.
+
+    Args:
+        namespaces: that it looks after; none: all.
+        key_file: from which engines' tokens are derived.
+        kubeconfig: None: the pod's service account, else what kubectl reads.
+        lease_name: of the Lease.
+        lease_namespace: of the Lease.
+        identity: of this process among operators.
+        probe_host: address of the port for probes and metrics.
+        probe_port: 0: any free one.
+        workers: services looked after at once.
+        verbose: log the phases of every turn.
+    """
+
+    namespaces: tuple[str, ...]
+    key_file: Path
+    kubeconfig: Path | None
+    lease_name: str
+    lease_namespace: str
+    identity: str
+    probe_host: str
+    probe_port: int
+    workers: int
+    verbose: bool
+
+
+def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) -> Options:
+    """Parse the command line.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    parser = CommandParser(
+        "goodput operator",
+        summary="Look after the LLMServices of a cluster.",
+        examples=_EXAMPLES,
+    )
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="look after this namespace only; may be repeated (default: all namespaces)",
+    )
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        default=Path("/etc/goodput-operator/key"),
+        metavar="FILE",
+        help="the key from which the tokens of engines are derived (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="credentials (default: the pod's service account, else kubectl's own)",
+    )
+    parser.add_argument(
+        "--lease-name",
+        default="goodput-operator",
+        metavar="NAME",
+        help="the Lease by which one of several operators writes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lease-namespace",
+        metavar="NAME",
+        help="its namespace (default: the pod's own, else `default`)",
+    )
+    parser.add_argument(
+        "--probe-host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address of the port for probes and metrics (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--probe-port",
+        type=argument_type(parse_port, "port"),
+        default=8080,
+        metavar="PORT",
+        help="that port; 0 takes any free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=argument_type(lambda text: parse_whole(text, 1, 64, "a number of workers"), "count"),
+        default=8,
+        metavar="N",
+        help="services looked after at once (default: %(default)s)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log the phases of every turn")
+    args = parser.parse_args(argv)
+    if any(not name for name in args.namespace):
+        raise UsageError(
+            "goodput operator: --namespace is empty; name one, or leave the option out for all"
+        )
+    return Options(
+        namespaces=tuple(dict.fromkeys(args.namespace)),
+        key_file=args.key_file,
+        kubeconfig=args.kubeconfig,
+        lease_name=args.lease_name,
+        lease_namespace=args.lease_namespace or _own_namespace(),
+        identity=f"{environment.get('HOSTNAME') or socket.gethostname()}-{secrets.token_hex(4)}",
+        probe_host=args.probe_host,
+        probe_port=args.probe_port,
+        workers=args.workers,
+        verbose=args.verbose,
+    )
+
+
+def _own_namespace() -> str:
+    try:
+        return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() or "default"
+    except OSError:
+        return "default"

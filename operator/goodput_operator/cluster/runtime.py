@@ -1,0 +1,214 @@
+"""The running operator: put together once, supervised, and ended by the first part that ends.
+
+Kopf owns the event loop's start and end (`goodput operator` and `kopf run` alike), so this is
+started and stopped by its handlers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from goodput_core.errors import UnreachableError
+from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.answers import Refusal
+from goodput_operator.cluster.apply import Applier
+from goodput_operator.cluster.cache import Cache
+from goodput_operator.cluster.client import Client, LeaseCalls
+from goodput_operator.cluster.connecting import connect, watch_session
+from goodput_operator.cluster.events import Events
+from goodput_operator.cluster.fence import Fence
+from goodput_operator.cluster.health import Health
+from goodput_operator.cluster.kinds import LLMSERVICE
+from goodput_operator.cluster.lease import LeaseTimes, hold_lease
+from goodput_operator.cluster.metrics import OperatorMetrics
+from goodput_operator.cluster.observe import Observer
+from goodput_operator.cluster.probes import Probes
+from goodput_operator.cluster.pushing import Pusher
+from goodput_operator.cluster.rounds import Rounds
+from goodput_operator.cluster.schedule import Pace, Schedule
+from goodput_operator.cluster.tokens import read_key
+from goodput_operator.cluster.watching import WATCHED
+from goodput_operator.cluster.workers import Turn, Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import kopf
+    from kubernetes.aio.client import ApiClient
+
+    from goodput_operator.cluster.cache import Index, Key
+    from goodput_operator.cluster.clock import Clock
+    from goodput_operator.cluster.observe import Measure
+    from goodput_operator.cluster.options import Options
+    from goodput_operator.decide.actions import Decision
+    from goodput_operator.decide.snapshot import Snapshot
+
+__all__ = ["Operator"]
+
+_log = logging.getLogger(__name__)
+_CALL_NS: Final = 10 * NS_PER_S
+_LEASE_CALL_NS: Final = 2 * NS_PER_S
+"""Two of them and a pause fit several times into the time that a leader has to renew."""
+
+
+class Operator:
+    """One operator process.
+
+    Args:
+        options: how it runs.
+        decide: from a snapshot to a decision.
+        measure: gathers numbers; made with a session of HTTP.
+        clock: both times.
+        ended: called once when it cannot go on; `failure` then says why.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        decide: Callable[[Snapshot], Decision],
+        measure: Callable[[aiohttp.ClientSession], Measure],
+        clock: Clock,
+        ended: Callable[[], None],
+    ) -> None:
+        self._options = options
+        self._decide = decide
+        self._measure = measure
+        self._clock = clock
+        self._ended = ended
+        self._fence = Fence(clock)
+        self._metrics = OperatorMetrics()
+        self._schedule: Schedule[Key] = Schedule(Pace(seed=clock.unix_ns()))
+        self._stack = AsyncExitStack()
+        self._task: asyncio.Task[None] | None = None
+        self._api: ApiClient | None = None
+        self._rounds: Rounds | None = None
+        self._cache: Cache | None = None
+        self._indexed = False
+        self._leading = False
+        self._workers: Workers[Key] = Workers(
+            schedule=self._schedule, turn=self._turn, clock=clock, count=options.workers
+        )
+        self._health = Health(
+            clock=clock,
+            plurals=[kind.plural for kind in WATCHED],
+            fence=self._fence,
+            workers=self._workers,
+        )
+        self.failure: BaseException | None = None
+        """Why it ended by itself."""
+
+    async def start(self, *, services: Index, children: Index, pods: Index) -> None:
+        """Connect, listen, and stand for election.
+
+        Raises:
+            GoodputError: it cannot run as asked.
+        """
+        options, clock = self._options, self._clock
+        key = read_key(options.key_file)
+        api = await self._stack.enter_async_context(await connect(options.kubeconfig))
+        self._api = api
+        client = Client(
+            api, fence=self._fence, timeout_ns=_CALL_NS, count=self._metrics.call
+        )
+        await _require_served(client)
+        session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        measure = self._measure(session)
+        self._cache = Cache(services=services, children=children, pods=pods)
+        self._rounds = Rounds(
+            cache=self._cache,
+            observer=Observer(cache=self._cache, client=client, measure=measure, clock=clock),
+            decide=self._decide,
+            applier=Applier(
+                client=client,
+                pusher=Pusher(session, key=key),
+                events=Events(client, clock=clock, instance=options.identity),
+                key=key,
+                clock=clock,
+            ),
+            measure=measure,
+            metrics=self._metrics,
+        )
+        probes = Probes(self._health, self._metrics)
+        port = await probes.start(options.probe_host, options.probe_port)
+        self._stack.push_async_callback(probes.stop)
+        calls = LeaseCalls(api, timeout_ns=_LEASE_CALL_NS, count=self._metrics.call)
+        self._task = asyncio.create_task(self._supervise(calls), name="operator")
+        _log.info("started", extra={"probe_port": port, "identity": options.identity})
+
+    async def stop(self) -> None:
+        """Stop working, give the Lease back, and close what was opened."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._stack.aclose()
+        _log.info("stopped")
+
+    async def login(self) -> kopf.AiohttpSession:
+        """What Kopf watches with."""
+        assert self._api is not None, "Kopf logs in after its start-up handlers"
+        return await watch_session(self._api, self._health.asked)
+
+    def event(self) -> None:
+        """Kopf delivered an event; it delivers none before its indexes are full."""
+        self._indexed = True
+        self._health.event()
+
+    def wanted(self, key: Key) -> None:
+        """A service may want a turn; only the leader gives any."""
+        if self._leading:
+            self._workers.add(key)
+
+    async def _turn(self, key: Key) -> Turn:
+        assert self._rounds is not None, "workers start after all the rest"
+        return await self._rounds.turn(key)
+
+    async def _supervise(self, calls: LeaseCalls) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                options = self._options
+
+                def leading() -> None:
+                    self._leading = True
+                    _log.info("leading", extra={"identity": options.identity})
+                    # Before the indexes are full, their events bring every service anyway.
+                    for key in self._cache.keys() if self._cache and self._indexed else ():
+                        self._workers.add(key)
+                    tasks.create_task(self._workers.run(), name="workers")
+
+                await hold_lease(
+                    calls,
+                    name=options.lease_name,
+                    namespace=options.lease_namespace,
+                    identity=options.identity,
+                    fence=self._fence,
+                    clock=self._clock,
+                    times=LeaseTimes(),
+                    leading=leading,
+                )
+        except BaseExceptionGroup as group:
+            self._fail(group.exceptions[0])
+        except Exception as error:  # noqa: BLE001 - whatever it is, the process ends by it
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        _log.error("ended", extra={"reason": str(error)})
+        self._ended()
+
+
+async def _require_served(client: Client) -> None:
+    answer = await client.serves(LLMSERVICE)
+    if not isinstance(answer, Refusal):
+        return
+    if answer.gone:
+        raise UnreachableError(
+            f"the API server knows no {LLMSERVICE.name} of {LLMSERVICE.api_version}; install its "
+            "custom resource definition first"
+        )
+    raise UnreachableError(f"the cluster cannot be used: {answer.message}")

@@ -1,0 +1,125 @@
+"""What Kopf is used for: it lists and watches, keeps indexes, and tells us whose turn it may be.
+
+Index and event handlers only. Kopf then writes nothing: no finalizer keeps a service from being
+deleted while no operator runs, and no annotation marks users' objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import kopf
+
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
+from goodput_operator.cluster.cache import key_of, service_of, trimmed
+from goodput_operator.cluster.health import WATCH_S
+from goodput_operator.cluster.kinds import CHILDREN, LLMSERVICE, POD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from goodput_operator.cluster.cache import Key
+    from goodput_operator.cluster.kinds import Kind
+
+__all__ = ["WATCHED", "configure", "register_watches"]
+
+WATCHED: Final = (LLMSERVICE, POD, *CHILDREN)
+_CONNECT_S: Final = 10
+_REQUEST_S: Final = 60
+_MOST_BACK_OFF_S: Final = 15
+_EXIT_S: Final = 30
+
+
+class _Forever:
+    """Back-offs without an end: while the API server is away, the operator waits for it."""
+
+    def __iter__(self) -> Iterator[float]:
+        seconds = 1
+        while True:
+            yield seconds
+            seconds = min(2 * seconds, _MOST_BACK_OFF_S)
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Bound everything that Kopf waits for, and keep it from writing."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = WATCH_S
+    settings.watching.client_timeout = WATCH_S + _REQUEST_S
+    settings.watching.connect_timeout = _CONNECT_S
+    settings.networking.connect_timeout = _CONNECT_S
+    settings.networking.request_timeout = _REQUEST_S
+    settings.networking.error_backoffs = _Forever()
+    settings.process.ultimate_exiting_timeout = _EXIT_S
+    ours = {(kind.group, kind.plural) for kind in (POD, *CHILDREN)}
+    settings.watching.label_selectors[lambda resource: (resource.group, resource.plural) in ours] = (
+        OBJECT_LABEL_LLMSERVICE
+    )
+
+
+def register_watches(
+    registry: kopf.OperatorRegistry, *, event: Callable[[], None], wanted: Callable[[Key], None]
+) -> None:
+    """Register the handlers; the indexes are called `services`, `children` and `pods`.
+
+    Args:
+        registry: Kopf's.
+        event: called at every event.
+        wanted: called with each service that may want a turn, once all indexes are full.
+    """
+    causes: dict[str, object] = {}
+
+    async def index_service(body: kopf.Body, **_: Any) -> dict[Key, dict[str, Any]]:
+        return {key_of(body): trimmed(body)}
+
+    async def index_part(body: kopf.Body, **_: Any) -> dict[Key, dict[str, Any]]:
+        key = service_of(body)
+        # An empty result drops what was indexed before; none would keep it.
+        return {} if key is None else {key: trimmed(body)}
+
+    async def service_event(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        heard()
+        cause = _cause(body)
+        uid = body["metadata"]["uid"]
+        if event["type"] == "DELETED":
+            causes.pop(uid, None)
+        elif causes.get(uid) == cause:
+            return  # a change of the status alone, which is our own
+        else:
+            causes[uid] = cause
+        wanted(key_of(body))
+
+    async def part_event(body: kopf.Body, **_: Any) -> None:
+        heard()
+        key = service_of(body)
+        if key is not None:
+            wanted(key)
+
+    heard = event
+    _on(registry, LLMSERVICE, "services", index_service, service_event)
+    _on(registry, POD, "pods", index_part, part_event)
+    for kind in CHILDREN:
+        _on(registry, kind, "children", index_part, part_event)
+
+
+def _on(
+    registry: kopf.OperatorRegistry, kind: Kind, index: str, fill: Any, tell: Any
+) -> None:
+    version = kind.api_version.rpartition("/")[2]
+    which = {"group": kind.group, "version": version, "plural": kind.plural}
+    kopf.index(**which, id=index, registry=registry)(fill)
+    kopf.on.event(**which, id=f"{kind.plural}-event", registry=registry)(tell)
+
+
+def _cause(body: Any) -> object:
+    """What of a service makes a turn worth while when it changes."""
+    metadata = body["metadata"]
+    return (
+        metadata.get("generation"),
+        metadata.get("deletionTimestamp"),
+        metadata.get("labels"),
+        metadata.get("annotations"),
+    )
