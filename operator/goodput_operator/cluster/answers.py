@@ -61,6 +61,11 @@ class Refusal:
         return self.status in {UNREACHABLE, 408, 429} or self.status >= 500
 
     @property
+    def stale(self) -> bool:
+        """Whether what we knew of the object was out of date: another uid, another version."""
+        return self.status == 409 and self.reason == "Conflict" and not self.conflicts
+
+    @property
     def gone(self) -> bool:
         """Whether there is no such object."""
         return self.status == 404

@@ -9,25 +9,20 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from goodput_core.contract import (
-    API_VERSION,
-    KIND_LLMSERVICE,
-    OBJECT_LABEL_LLMSERVICE,
-    OBJECT_LABEL_REVISION,
-)
+from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_operator.cluster.answers import Refusal
 from goodput_operator.cluster.kinds import KINDS, LLMSERVICE, POD, SECRET
-from goodput_operator.cluster.tokens import control_token, encoded
+from goodput_operator.cluster.tokens import control_token
 from goodput_operator.decide.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
+from goodput_operator.resources.engine_pod import TOKEN_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from goodput_operator.cluster.answers import Conflict, Object
     from goodput_operator.cluster.client import Client
-    from goodput_operator.cluster.clock import Clock
     from goodput_operator.cluster.events import Events
     from goodput_operator.cluster.kinds import Kind
     from goodput_operator.cluster.pushing import Pusher
@@ -35,10 +30,8 @@ if TYPE_CHECKING:
     from goodput_operator.decide.actions import Action
     from goodput_operator.decide.snapshot import Snapshot
 
-__all__ = ["TOKEN_FIELD", "Applier", "Outcome", "controlled_by"]
+__all__ = ["Applier", "Outcome", "controlled_by"]
 
-TOKEN_FIELD: Final = "token"  # noqa: S105 - a field's name
-"""Under which the Secret of a revision holds its token."""
 _MOST_FIELDS: Final = 5
 """Fields named in one Event."""
 
@@ -56,9 +49,10 @@ class Outcome:
     transient: bool = False
 
     def note(self, kind: str, name: str, refusal: Refusal) -> None:
-        """Keep a refusal."""
-        self.failures[kind, name] = refusal.message
-        self.transient |= refusal.transient
+        """Keep a refusal, unless it only says that our cache was behind."""
+        self.transient |= refusal.transient or refusal.stale
+        if not refusal.stale:
+            self.failures[kind, name] = refusal.message
 
 
 def controlled_by(live: Object, uid: str) -> bool:
@@ -75,17 +69,13 @@ class Applier:
         pusher: the engines.
         events: the Events.
         key: the operator's, from which tokens are derived.
-        clock: monotonic time.
     """
 
-    def __init__(
-        self, *, client: Client, pusher: Pusher, events: Events, key: bytes, clock: Clock
-    ) -> None:
+    def __init__(self, *, client: Client, pusher: Pusher, events: Events, key: bytes) -> None:
         self._client = client
         self._pusher = pusher
         self._events = events
         self._key = key
-        self._clock = clock
 
     async def carry_out(
         self, snapshot: Snapshot, actions: Sequence[Action], record: Record
@@ -111,7 +101,7 @@ class Applier:
                     case Apply():
                         await self._apply(snapshot.service, action, standing, record, outcome)
                     case CreateToken():
-                        await self._create_token(snapshot.service, action, record, outcome)
+                        await self._create_token(snapshot.service, action, outcome)
                     case Delete():
                         await self._delete(snapshot.service, action, outcome)
                     case WriteStatus():
@@ -130,17 +120,17 @@ class Applier:
         record: Record,
         outcome: Outcome,
     ) -> None:
-        kind = KINDS[action.body["kind"]]
-        namespace, name = service["metadata"]["namespace"], action.body["metadata"]["name"]
+        kind, name = KINDS[action.body["kind"]], action.body["metadata"]["name"]
         live = standing.get((kind.name, name))
         if live is None:
             # Only what carries our label is watched. Whatever else has that name must not be
             # joined: a server-side apply that meets no conflict would.
-            found = await self._client.read(kind, namespace, name)
-            if isinstance(found, Refusal) and not found.gone:
+            found = await self._client.read(kind, service["metadata"]["namespace"], name)
+            if not isinstance(found, Refusal):
+                live = found
+            elif not found.gone:
                 outcome.note(kind.name, name, found)
                 return
-            live = None if isinstance(found, Refusal) else found
         if live is not None and not controlled_by(live, record.uid):
             record.foreign[kind.name, name] = live
             outcome.failures[kind.name, name] = (
@@ -148,34 +138,26 @@ class Applier:
                 f"{service['metadata']['name']}"
             )
             return
-        uid = None if live is None else live["metadata"]["uid"]
-        answer = await self._client.apply(kind, action.body, force=False, uid=uid)
+        answer = await self._client.apply(kind, action.body, force=False)
         if isinstance(answer, Refusal) and answer.conflicts and action.force and live is not None:
             conflicts = answer.conflicts
-            answer = await self._client.apply(kind, action.body, force=True, uid=uid)
+            answer = await self._client.apply(kind, action.body, force=True)
             if not isinstance(answer, Refusal):
                 await self._emit(service, _overwritten(kind, name, conflicts), outcome)
         if isinstance(answer, Refusal):
             outcome.note(kind.name, name, answer)
 
-    async def _create_token(
-        self, service: Object, action: CreateToken, record: Record, outcome: Outcome
-    ) -> None:
+    async def _create_token(self, service: Object, action: CreateToken, outcome: Outcome) -> None:
         metadata = service["metadata"]
-        token = control_token(self._key, service_uid=record.uid, revision=action.revision)
-        answer = await self._client.create(
-            SECRET, metadata["namespace"], _token_secret(service, action, token)
-        )
+        token = control_token(self._key, service_uid=metadata["uid"], revision=action.revision)
+        body = {**action.body, "stringData": {TOKEN_KEY: token}}
+        answer = await self._client.create(SECRET, metadata["namespace"], body)
         if isinstance(answer, Refusal) and answer.reason != "AlreadyExists":
-            outcome.note(SECRET.name, action.name, answer)
-            return
-        record.tokens[action.name] = self._clock.now_ns()
+            outcome.note(SECRET.name, action.revision, answer)
 
     async def _delete(self, service: Object, action: Delete, outcome: Outcome) -> None:
         namespace = service["metadata"]["namespace"]
-        answer = await self._client.delete(
-            KINDS[action.kind], namespace, action.name, action.uid
-        )
+        answer = await self._client.delete(KINDS[action.kind], namespace, action.name, action.uid)
         # A conflict means that a successor has the name: this very one is gone.
         if isinstance(answer, Refusal) and answer.status not in {404, 409}:
             outcome.note(action.kind, action.name, answer)
@@ -187,13 +169,15 @@ class Applier:
         body = {
             "apiVersion": API_VERSION,
             "kind": KIND_LLMSERVICE,
-            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "metadata": {
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": record.uid,
+            },
             "status": action.status,
         }
         # Forced: the status has one writer, whoever else tried a hand at it.
-        answer = await self._client.apply(
-            LLMSERVICE, body, force=True, uid=record.uid, part="status"
-        )
+        answer = await self._client.apply(LLMSERVICE, body, force=True, part="status")
         if not isinstance(answer, Refusal):
             record.written = answer
         elif not answer.gone:
@@ -204,9 +188,7 @@ class Applier:
         if refusal is not None:
             outcome.note("Event", emit.reason, refusal)
 
-    async def _push(
-        self, snapshot: Snapshot, pushes: Sequence[Push], outcome: Outcome
-    ) -> None:
+    async def _push(self, snapshot: Snapshot, pushes: Sequence[Push], outcome: Outcome) -> None:
         uid = snapshot.service["metadata"]["uid"]
         for pod, words in (await self._pusher.push(uid, pushes)).items():
             outcome.failures[POD.name, pod] = words
@@ -226,31 +208,3 @@ def _overwritten(kind: Kind, name: str, conflicts: Sequence[Conflict]) -> Emit:
         reason="Overwritten",
         message=f"{kind.name} {name} was put back as the LLMService says: {taken}",
     )
-
-
-def _token_secret(service: Object, action: CreateToken, token: str) -> dict[str, Any]:
-    metadata = service["metadata"]
-    return {
-        "apiVersion": SECRET.api_version,
-        "kind": SECRET.name,
-        "metadata": {
-            "name": action.name,
-            "namespace": metadata["namespace"],
-            "labels": {
-                OBJECT_LABEL_LLMSERVICE: metadata["name"],
-                OBJECT_LABEL_REVISION: action.revision,
-            },
-            "ownerReferences": [
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": KIND_LLMSERVICE,
-                    "name": metadata["name"],
-                    "uid": metadata["uid"],
-                    "controller": True,
-                }
-            ],
-        },
-        "type": "Opaque",
-        "immutable": True,
-        "data": {TOKEN_FIELD: encoded(token)},
-    }

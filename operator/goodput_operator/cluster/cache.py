@@ -6,12 +6,13 @@ kept is what decisions read: who manages which field is never asked, and often h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from goodput_operator.cluster.answers import Object
 
 __all__ = ["Cache", "Index", "Key", "key_of", "service_of", "trimmed"]

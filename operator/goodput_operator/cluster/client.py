@@ -15,6 +15,7 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.answers import UNREACHABLE, Refusal, read_answer
 from goodput_operator.cluster.errors import LeaseLostError
 from goodput_operator.cluster.kinds import LEASE
+from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     from goodput_operator.cluster.fence import Fence
     from goodput_operator.cluster.kinds import Kind
 
-__all__ = ["MANAGER", "Client", "LeaseCalls"]
+__all__ = ["Client", "LeaseCalls"]
 
-MANAGER: Final = "goodput-operator"
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
@@ -161,29 +161,25 @@ class Client(_Calls):
         root = "apis" if kind.group else "api"
         return await self._call("get", kind, f"/{root}/{kind.api_version}")
 
-    async def apply(
-        self, kind: Kind, body: Object, *, force: bool, uid: str | None = None, part: str = ""
-    ) -> Answer:
+    async def apply(self, kind: Kind, body: Object, *, force: bool, part: str = "") -> Answer:
         """Server-side apply under our field manager.
 
         Args:
             kind: of the object.
-            body: the fields that we own, all of them.
+            body: the fields that we own, all of them; with `metadata.uid` only this very object:
+                one of another uid, or none, is a conflict.
             force: take fields from managers that set other values.
-            uid: only this very object: one of another uid, or none, is a conflict.
             part: a subresource, such as `status`.
 
         Raises:
             LeaseLostError: another operator may write by now.
         """
-        metadata = dict(body["metadata"])
-        if uid is not None:
-            metadata["uid"] = uid
+        metadata = body["metadata"]
         return await self._write(
             "patch",
             kind,
             kind.path(metadata["namespace"], metadata["name"], part),
-            {**body, "metadata": metadata},
+            body,
             content_type=_APPLY,
             query={"fieldManager": MANAGER, "force": "true" if force else "false"},
         )

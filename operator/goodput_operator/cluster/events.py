@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.answers import Refusal
-from goodput_operator.cluster.client import MANAGER
 from goodput_operator.cluster.kinds import EVENT
+from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
     from goodput_operator.cluster.answers import Answer, Object
@@ -70,9 +70,7 @@ class Events:
             return None
         said.written_ns = now_ns
         patch = {"count": said.count, "lastTimestamp": self._stamp()}
-        answer = await self._client.merge(
-            EVENT, service["metadata"]["namespace"], said.name, patch
-        )
+        answer = await self._client.merge(EVENT, service["metadata"]["namespace"], said.name, patch)
         return answer if isinstance(answer, Refusal) and not answer.gone else None
 
     async def _say(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from goodput_operator.cluster.clock import Clock
     from goodput_operator.cluster.fence import Fence
 
-__all__ = ["LeaseTimes", "hold_lease"]
+__all__ = ["FencingLock", "LeaseTimes", "hold_lease"]
 
 _log = logging.getLogger(__name__)
 _MARGIN_NS: Final = NS_PER_S
@@ -84,7 +84,7 @@ async def hold_lease(
     Raises:
         LeaseLostError: it was ours and is not any more.
     """
-    lock = _FencingLock(
+    lock = FencingLock(
         calls, name=name, namespace=namespace, identity=identity, fence=fence, clock=clock,
         times=times,
     )  # fmt: skip
@@ -121,7 +121,7 @@ async def _nothing() -> None:
     """The election calls it after a loss; `hold_lease` itself says what that means."""
 
 
-class _FencingLock(BaseLock):
+class FencingLock(BaseLock):
     """A Lease as the election's lock: plain dictionaries, bounded calls, refusals as values."""
 
     def __init__(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.answers import Refusal
 from goodput_operator.cluster.apply import controlled_by
 from goodput_operator.cluster.cache import trimmed
-from goodput_operator.cluster.kinds import KINDS, SECRET
+from goodput_operator.cluster.kinds import KINDS
 from goodput_operator.decide.snapshot import Measures, Snapshot
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from goodput_operator.cluster.record import Record
 
 __all__ = ["Measure", "Observer"]
-
-_TOKEN_KNOWN_NS: Final = 3600 * NS_PER_S
-"""A Secret that somebody deleted cannot be seen: after so long it is created again."""
 
 
 class Measure(Protocol):
@@ -77,7 +74,7 @@ class Observer:
             now_ns=self._clock.now_ns(),
             unix_s=self._clock.unix_ns() // NS_PER_S,
             service=_newest(service, record),
-            objects=(*children, *self._secrets(key, record), *foreign),
+            objects=(*children, *foreign),
             pods=pods,
             measures=measures,
             memory=record.memory,
@@ -96,21 +93,6 @@ class Observer:
             else:
                 record.foreign[kind, name] = trimmed(answer)
         return record.foreign
-
-    def _secrets(self, key: Key, record: Record) -> list[Object]:
-        """What we know of Secrets without reading any: that they were there."""
-        now_ns = self._clock.now_ns()
-        for name, known_ns in list(record.tokens.items()):
-            if now_ns - known_ns >= _TOKEN_KNOWN_NS:
-                del record.tokens[name]
-        return [
-            {
-                "apiVersion": SECRET.api_version,
-                "kind": SECRET.name,
-                "metadata": {"name": name, "namespace": key[0]},
-            }
-            for name in record.tokens
-        ]
 
 
 def _newest(service: Object, record: Record) -> Object:

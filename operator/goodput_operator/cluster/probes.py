@@ -63,9 +63,7 @@ class Probes:
         return web.json_response(report, status=503 if report["problems"] else 200)
 
     async def _ready(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            self._health.report(), status=200 if self._health.ready else 503
-        )
+        return web.json_response(self._health.report(), status=200 if self._health.ready else 503)
 
     async def _text(self, _: web.Request) -> web.Response:
         report = self._health.report()

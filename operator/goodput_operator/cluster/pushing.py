@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
@@ -12,7 +12,7 @@ from goodput_core.contract import PATH_CONTROL_LIMITS
 from goodput_operator.cluster.tokens import control_token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from goodput_operator.decide.actions import Push
 
@@ -21,7 +21,6 @@ __all__ = ["Pusher"]
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
 _AT_ONCE: Final = 16
 _MOST_BYTES: Final = 4096
-_NOT_PACED: Final = "not_paced"
 
 
 class Pusher:
@@ -47,40 +46,28 @@ class Pusher:
         return {push.pod: said for push, said in zip(pushes, words, strict=True) if said}
 
     async def _push(self, service_uid: str, push: Push) -> str:
-        limits = {
-            "revision": push.limits_revision,
-            "token_budget": push.bounds.max_tokens,
-            "max_num_seqs": push.bounds.max_num_seqs,
-            "safety_percent": push.bounds.safety_percent,
-        }
         token = control_token(self._key, service_uid=service_uid, revision=push.revision)
         async with self._free:
             try:
-                status, answer = await self._patch(push.url, token, limits)
-                if status == 400 and answer.get("code") == _NOT_PACED:
-                    # Policies that size their steps themselves have no use for the factor.
-                    del limits["safety_percent"]
-                    status, answer = await self._patch(push.url, token, limits)
+                return await self._patch(push.url, token, push.limits)
             except TimeoutError:
                 return f"limits not pushed: no answer within {_TIMEOUT.total:g} s"
             except (aiohttp.ClientError, OSError) as error:
                 return f"limits not pushed: {error}"
-        return "" if status < 300 else f"limits refused: {answer.get('message') or status}"
 
-    async def _patch(
-        self, url: str, token: str, limits: dict[str, int]
-    ) -> tuple[int, dict[str, Any]]:
-        """The status, and the error when there is one."""
+    async def _patch(self, url: str, token: str, limits: Mapping[str, int]) -> str:
         async with self._session.patch(
             url.rstrip("/") + PATH_CONTROL_LIMITS,
-            json=limits,
+            json=dict(limits),
             headers={"Authorization": f"Bearer {token}"},
             timeout=_TIMEOUT,
             allow_redirects=False,
         ) as response:
+            if response.status < 300:
+                return ""
             body = await response.content.read(_MOST_BYTES)
         try:
-            error = json.loads(body)["error"]
+            words = json.loads(body)["error"]["message"]
         except (ValueError, KeyError, TypeError):
-            error = None
-        return response.status, error if isinstance(error, dict) else {}
+            words = f"HTTP status {response.status}"
+        return f"limits refused: {words}"

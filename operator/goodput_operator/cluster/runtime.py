@@ -113,9 +113,7 @@ class Operator:
         key = read_key(options.key_file)
         api = await self._stack.enter_async_context(await connect(options.kubeconfig))
         self._api = api
-        client = Client(
-            api, fence=self._fence, timeout_ns=_CALL_NS, count=self._metrics.call
-        )
+        client = Client(api, fence=self._fence, timeout_ns=_CALL_NS, count=self._metrics.call)
         await _require_served(client)
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
         measure = self._measure(session)
@@ -129,7 +127,6 @@ class Operator:
                 pusher=Pusher(session, key=key),
                 events=Events(client, clock=clock, instance=options.identity),
                 key=key,
-                clock=clock,
             ),
             measure=measure,
             metrics=self._metrics,

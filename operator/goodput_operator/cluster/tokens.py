@@ -6,7 +6,6 @@ before a restart by deriving it again; whoever has one revision's token learns n
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 from typing import TYPE_CHECKING, Final
@@ -16,7 +15,7 @@ from goodput_core.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LEAST_KEY_BYTES", "control_token", "encoded", "read_key"]
+__all__ = ["LEAST_KEY_BYTES", "control_token", "read_key"]
 
 LEAST_KEY_BYTES: Final = 32
 _MOST_KEY_BYTES: Final = 4096
@@ -34,11 +33,6 @@ def control_token(key: bytes, *, service_uid: str, revision: str) -> str:
     # Neither a uid nor a name holds a zero byte: no two pairs make the same message.
     message = b"\0".join((_PURPOSE, service_uid.encode(), revision.encode()))
     return hmac.new(key, message, hashlib.sha256).hexdigest()
-
-
-def encoded(token: str) -> str:
-    """A token as the field `data` of a Secret holds it."""
-    return base64.b64encode(token.encode()).decode()
 
 
 def read_key(path: Path) -> bytes:

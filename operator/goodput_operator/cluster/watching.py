@@ -6,7 +6,6 @@ deleted while no operator runs, and no annotation marks users' objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import kopf
@@ -17,7 +16,7 @@ from goodput_operator.cluster.health import WATCH_S
 from goodput_operator.cluster.kinds import CHILDREN, LLMSERVICE, POD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from goodput_operator.cluster.cache import Key
     from goodput_operator.cluster.kinds import Kind
@@ -54,9 +53,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.error_backoffs = _Forever()
     settings.process.ultimate_exiting_timeout = _EXIT_S
     ours = {(kind.group, kind.plural) for kind in (POD, *CHILDREN)}
-    settings.watching.label_selectors[lambda resource: (resource.group, resource.plural) in ours] = (
-        OBJECT_LABEL_LLMSERVICE
-    )
+    settings.watching.label_selectors[
+        lambda resource: (resource.group, resource.plural) in ours
+    ] = OBJECT_LABEL_LLMSERVICE
 
 
 def register_watches(
@@ -105,13 +104,13 @@ def register_watches(
         _on(registry, kind, "children", index_part, part_event)
 
 
-def _on(
-    registry: kopf.OperatorRegistry, kind: Kind, index: str, fill: Any, tell: Any
-) -> None:
+def _on(registry: kopf.OperatorRegistry, kind: Kind, index: str, fill: Any, tell: Any) -> None:
     version = kind.api_version.rpartition("/")[2]
-    which = {"group": kind.group, "version": version, "plural": kind.plural}
-    kopf.index(**which, id=index, registry=registry)(fill)
-    kopf.on.event(**which, id=f"{kind.plural}-event", registry=registry)(tell)
+    group, plural = kind.group, kind.plural
+    kopf.index(group=group, version=version, plural=plural, id=index, registry=registry)(fill)
+    kopf.on.event(
+        group=group, version=version, plural=plural, id=f"{plural}-event", registry=registry
+    )(tell)
 
 
 def _cause(body: Any) -> object:

@@ -1,0 +1,105 @@
+"""What the API server says becomes a value, whatever it, or a proxy before it, says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.answers import UNREACHABLE, Conflict, Refusal, read_answer
+
+
+def refusal(status: int, body: Any, retry_after: str | None = None) -> Refusal:
+    answer = read_answer(status, json.dumps(body).encode(), retry_after)
+    assert isinstance(answer, Refusal)
+    return answer
+
+
+def test_an_object_is_itself() -> None:
+    assert read_answer(200, b'{"kind": "Pod"}') == {"kind": "Pod"}
+
+
+def test_a_conflict_names_managers_and_fields() -> None:
+    causes = [
+        {
+            "reason": "FieldManagerConflict",
+            "message": 'conflict with "kubectl-edit" using apps/v1',
+            "field": ".spec.replicas",
+        },
+        {
+            "reason": "FieldManagerConflict",
+            "message": 'conflict with "kubectl" with subresource "scale" using apps/v1',
+            "field": '.spec.template.spec.containers[name="engine"].image',
+        },
+    ]
+    body = {"reason": "Conflict", "message": "2 conflicts", "details": {"causes": causes}}
+    answer = refusal(409, body)
+    assert answer.conflicts == (
+        Conflict(manager="kubectl-edit", field=".spec.replicas"),
+        Conflict(manager="kubectl", field='.spec.template.spec.containers[name="engine"].image'),
+    )
+    assert not answer.stale
+    assert not answer.transient
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "stale"),
+    [
+        (409, {"reason": "Conflict", "message": "uid mismatch"}, True),
+        (409, {"reason": "AlreadyExists"}, False),
+        (422, {"reason": "Invalid"}, False),
+    ],
+    ids=["another uid", "exists", "invalid"],
+)
+def test_a_conflict_without_managers_means_that_we_were_behind(
+    status: int, body: dict[str, Any], stale: bool
+) -> None:
+    assert refusal(status, body).stale is stale
+
+
+@pytest.mark.parametrize(
+    ("status", "transient"),
+    [(UNREACHABLE, True), (403, False), (404, False), (408, True), (409, False), (422, False),
+     (429, True), (500, True), (503, True)],
+)  # fmt: skip
+def test_only_what_passes_by_itself_is_transient(status: int, transient: bool) -> None:
+    assert Refusal(status=status, reason="", message="").transient is transient
+
+
+@pytest.mark.parametrize(
+    ("details", "header", "seconds"),
+    [({"retryAfterSeconds": 3}, None, 3), ({}, "7", 7), ({}, "Wed, 21 Oct", None), ({}, None, None),
+     ({"retryAfterSeconds": 86_400}, None, 60), ({}, "9" * 40, 60)],
+)  # fmt: skip
+def test_how_long_to_wait_is_read_from_either_place_and_bounded(
+    details: dict[str, int], header: str | None, seconds: int | None
+) -> None:
+    expected = None if seconds is None else seconds * NS_PER_S
+    assert refusal(429, {"details": details}, header).retry_after_ns == expected
+
+
+@given(
+    status=st.integers(300, 599),
+    body=st.binary(max_size=3000)
+    | st.recursive(
+        st.none() | st.integers() | st.text(max_size=20),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["message", "reason", "details", "causes", "code"]),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=8,
+    ).map(lambda value: json.dumps(value).encode()),
+)
+def test_anything_else_is_a_refusal_with_words_of_bounded_length(status: int, body: bytes) -> None:
+    answer = read_answer(status, body)
+    assert isinstance(answer, Refusal)
+    assert answer.status == status
+    assert 0 < len(answer.message) <= 1024

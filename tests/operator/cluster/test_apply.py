@@ -1,0 +1,301 @@
+"""Actions become calls: ours is kept as it should be, what is not ours is never touched."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from goodput_operator.cluster.apply import Applier, Outcome
+from goodput_operator.cluster.errors import LeaseLostError
+from goodput_operator.cluster.events import Events
+from goodput_operator.cluster.record import Record
+from goodput_operator.cluster.tokens import control_token
+from goodput_operator.decide.actions import (
+    Action,
+    Apply,
+    CreateToken,
+    Delete,
+    Emit,
+    Push,
+    WriteStatus,
+)
+from goodput_operator.decide.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+UID = "uid-of-chat"
+KEY = b"k" * 32
+SERVICE = {
+    "apiVersion": "goodput.dev/v1alpha1",
+    "kind": "LLMService",
+    "metadata": {"name": "chat", "namespace": "ns", "uid": UID, "resourceVersion": "7"},
+}
+OURS = [{"kind": "LLMService", "name": "chat", "uid": UID, "controller": True}]
+FOREIGN = {
+    "nobody's": [],
+    "of a namesake": [{"kind": "LLMService", "name": "chat", "uid": "before", "controller": True}],
+    "owned, not controlled": [{"kind": "LLMService", "name": "chat", "uid": UID}],
+}
+CONFIG_MAPS = "/api/v1/namespaces/ns/configmaps"
+
+
+class Engines:
+    """Stands for the pushes; their own tests are elsewhere."""
+
+    def __init__(self) -> None:
+        self.pushed: list[str] = []
+        self.failing: dict[str, str] = {}
+
+    async def push(self, service_uid: str, pushes: Sequence[Push]) -> dict[str, str]:
+        assert service_uid == UID
+        self.pushed += [push.pod for push in pushes]
+        return {p.pod: self.failing[p.pod] for p in pushes if p.pod in self.failing}
+
+
+def config_map(name: str, owners: Any = None, **data: str) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": "ns",
+        "ownerReferences": OURS if owners is None else owners,
+    }
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def wanted(memory: Any, name: str, **data: str) -> Apply:
+    """What `decide` asks for: forced and by uid where ours exists."""
+    body = config_map(name, **data)
+    live = memory.server.objects.get(f"{CONFIG_MAPS}/{name}")
+    if live is None or live["metadata"]["ownerReferences"] != OURS:
+        return Apply(body=body, force=False)
+    body["metadata"]["uid"] = live["metadata"]["uid"]
+    return Apply(body=body, force=True)
+
+
+async def carry_out(
+    memory: Any, *actions: Action, record: Record | None = None, engines: Engines | None = None
+) -> Outcome:
+    objects = [o for path, o in memory.server.objects.items() if path.startswith(CONFIG_MAPS)]
+    applier = Applier(
+        client=memory.client,
+        pusher=engines or Engines(),  # type: ignore[arg-type]
+        events=Events(memory.client, clock=memory.clock, instance="op"),
+        key=KEY,
+    )
+    watched = tuple(o for o in objects if o["metadata"]["ownerReferences"] == OURS)
+    snapshot = Snapshot(now_ns=memory.clock.ns, unix_s=0, service=SERVICE, objects=watched)
+    return await applier.carry_out(snapshot, actions, record or Record(uid=UID))
+
+
+def events_of(memory: Any) -> list[tuple[str, str]]:
+    return [
+        (o["reason"], o["message"])
+        for path, o in memory.server.objects.items()
+        if "/events/" in path
+    ]
+
+
+async def test_a_missing_child_is_looked_for_and_then_made(memory: Any) -> None:
+    outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
+    assert outcome.failures == {}
+    assert memory.server.calls == [
+        ("GET", f"{CONFIG_MAPS}/chat", False),
+        ("PATCH", f"{CONFIG_MAPS}/chat", False),
+    ]
+    assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1"}
+
+
+@pytest.mark.parametrize("owners", FOREIGN.values(), ids=FOREIGN.keys())
+async def test_a_foreign_object_in_the_way_is_named_and_never_touched(
+    memory: Any, owners: Any
+) -> None:
+    memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", owners, theirs="x"))
+    before = dict(memory.server.objects[f"{CONFIG_MAPS}/chat"])
+    record = Record(uid=UID)
+    outcome = await carry_out(memory, wanted(memory, "chat", a="1"), record=record)
+    assert memory.server.writes == []
+    assert memory.server.objects[f"{CONFIG_MAPS}/chat"] == before
+    assert outcome.failures == {
+        ("ConfigMap", "chat"): "ConfigMap chat exists and is not controlled by LLMService chat"
+    }
+    assert list(record.foreign) == [("ConfigMap", "chat")], "the next snapshot shows it"
+    assert not outcome.transient, "trying again at once helps nobody"
+
+
+async def test_what_another_manager_set_is_put_back_and_both_are_named(memory: Any) -> None:
+    memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="edited"), "kubectl-edit")
+    outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
+    assert outcome.failures == {}
+    assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1"}
+    assert events_of(memory) == [
+        (
+            "Overwritten",
+            'ConfigMap chat was put back as the LLMService says: "kubectl-edit" had set .data.a',
+        )
+    ]
+
+
+async def test_an_apply_without_conflict_is_not_forced_and_says_nothing(memory: Any) -> None:
+    memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", b="theirs"), "kubectl-edit")
+    await carry_out(memory, wanted(memory, "chat", a="1"))
+    assert memory.server.writes == [("PATCH", f"{CONFIG_MAPS}/chat", False)]
+    assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1", "b": "theirs"}
+    assert events_of(memory) == []
+
+
+async def test_a_successor_of_the_same_name_is_left_alone_until_it_is_seen(memory: Any) -> None:
+    memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="0"))
+    apply = wanted(memory, "chat", a="1")
+    memory.server.objects[f"{CONFIG_MAPS}/chat"]["metadata"]["uid"] = "another"
+    outcome = await carry_out(memory, apply)
+    assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "0"}
+    assert outcome.failures == {}, "that our cache is behind is nobody's business"
+    assert outcome.transient
+
+
+async def test_a_quota_is_reported_in_the_servers_words_and_the_rest_is_done(memory: Any) -> None:
+    words = 'configmaps "chat" is forbidden: exceeded quota: q, requested: count=1'
+    refusal = {"kind": "Status", "reason": "Forbidden", "message": words}
+    memory.server.refuse["PATCH", f"{CONFIG_MAPS}/chat"] = (403, refusal)
+    outcome = await carry_out(memory, wanted(memory, "chat", a="1"), wanted(memory, "other", a="1"))
+    assert outcome.failures == {("ConfigMap", "chat"): words}
+    assert not outcome.transient
+    assert f"{CONFIG_MAPS}/other" in memory.server.objects
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_server_in_trouble_is_tried_again_later(memory: Any, status: int) -> None:
+    memory.server.refuse["PATCH", f"{CONFIG_MAPS}/chat"] = (status, {"message": "busy"})
+    outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
+    assert outcome.transient
+    assert outcome.failures == {("ConfigMap", "chat"): "busy"}
+
+
+async def test_a_server_that_hangs_costs_one_time_out_a_call(memory: Any) -> None:
+    memory.server.hang.add(f"{CONFIG_MAPS}/chat")
+    outcome = await carry_out(memory, wanted(memory, "chat", a="1"), wanted(memory, "other", a="1"))
+    assert outcome.transient
+    assert list(outcome.failures.values()) == ["the API server did not answer within 0.05 s"]
+    assert f"{CONFIG_MAPS}/other" in memory.server.objects
+
+
+async def test_nothing_is_written_once_the_fence_is_closed(memory: Any) -> None:
+    memory.fence.close()
+    with pytest.raises(LeaseLostError):
+        await carry_out(memory, wanted(memory, "chat", a="1"), WriteStatus(status={}))
+    assert memory.server.writes == []
+
+
+async def test_a_deletion_names_the_very_object_and_is_done_when_it_is_gone(memory: Any) -> None:
+    memory.server.put(f"{CONFIG_MAPS}/old", config_map("old"))
+    uid = memory.server.objects[f"{CONFIG_MAPS}/old"]["metadata"]["uid"]
+    successor = Delete(kind="ConfigMap", name="old", uid="of one before")
+    gone = Delete(kind="ConfigMap", name="never", uid="x")
+    outcome = await carry_out(memory, successor, gone)
+    assert outcome.failures == {}
+    assert f"{CONFIG_MAPS}/old" in memory.server.objects, "a successor stays"
+    await carry_out(memory, Delete(kind="ConfigMap", name="old", uid=uid))
+    assert f"{CONFIG_MAPS}/old" not in memory.server.objects
+
+
+async def test_a_token_is_derived_written_once_and_its_presence_is_success(memory: Any) -> None:
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "chat-1"}}
+    create = CreateToken(revision="chat-1", body=body)
+    assert (await carry_out(memory, create)).failures == {}
+    secret = memory.server.objects["/api/v1/namespaces/ns/secrets/chat-1"]
+    token = control_token(KEY, service_uid=UID, revision="chat-1")
+    assert secret["stringData"] == {"token": token}
+    assert (await carry_out(memory, create)).failures == {}
+    assert {call[0] for call in memory.server.calls} == {"POST"}, "Secrets are only created"
+
+
+async def test_a_status_is_written_whole_to_this_very_service_and_remembered(memory: Any) -> None:
+    path = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"
+    memory.server.put(path, SERVICE)
+    record = Record(uid=UID)
+    status = {"replicas": 2}
+    assert (await carry_out(memory, WriteStatus(status=status), record=record)).failures == {}
+    assert memory.server.bodies[-1]["metadata"]["uid"] == UID
+    assert record.written is not None
+    assert record.written["status"] == status
+    del memory.server.objects[path]
+    outcome = await carry_out(memory, WriteStatus(status=status))
+    assert outcome.failures == {}, "who deletes a service wants no condition on it"
+
+
+async def test_pushes_go_together_and_their_failures_are_kept_by_pod(memory: Any) -> None:
+    engines = Engines()
+    engines.failing["pod-1"] = "limits not pushed: no answer"
+    pushes = [
+        Push(pod=f"pod-{n}", url="http://x", revision="chat-1", limits={"revision": 1})
+        for n in range(3)
+    ]
+    outcome = await carry_out(memory, *pushes, engines=engines)
+    assert engines.pushed == ["pod-0", "pod-1", "pod-2"]
+    assert outcome.failures == {("Pod", "pod-1"): "limits not pushed: no answer"}
+    assert not outcome.transient
+
+
+async def test_an_event_that_cannot_be_written_is_a_failure_like_others(memory: Any) -> None:
+    refusal = (403, {"reason": "Forbidden", "message": "no"})
+    memory.server.refuse["POST", "/api/v1/namespaces/ns/events"] = refusal
+    outcome = await carry_out(memory, Emit(warning=True, reason="Why", message="because"))
+    assert outcome.failures == {("Event", "Why"): "no"}
+
+
+CHILD = st.fixed_dictionaries(
+    {
+        "there": st.sampled_from(["absent", "ours", *FOREIGN]),
+        "edited": st.booleans(),
+        "refused": st.sampled_from([None, 403, 422, 429, 500]),
+    }
+)
+
+
+@given(children=st.lists(CHILD, max_size=6))
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_stands_there_only_ours_changes_and_everything_else_is_accounted_for(
+    make_memory: type[Any], children: list[dict[str, Any]]
+) -> None:
+    memory = make_memory()
+    before: dict[str, Any] = {}
+    for number, child in enumerate(children):
+        path = f"{CONFIG_MAPS}/c{number}"
+        if child["there"] != "absent":
+            owners = None if child["there"] == "ours" else FOREIGN[child["there"]]
+            manager = "kubectl-edit" if child["edited"] else "goodput-operator"
+            memory.server.put(path, config_map(f"c{number}", owners, a="0"), manager)
+            before[path] = memory.server.objects[path]
+        if child["refused"] is not None:
+            refusal = {"reason": "R", "message": f"no {number}"}
+            memory.server.refuse["PATCH", path] = (child["refused"], refusal)
+    actions = [wanted(memory, f"c{number}", a="1") for number in range(len(children))]
+    outcome = asyncio.run(carry_out(memory, *actions))
+
+    for number, child in enumerate(children):
+        path = f"{CONFIG_MAPS}/c{number}"
+        patches = [
+            forced for method, at, forced in memory.server.calls if (method, at) == ("PATCH", path)
+        ]
+        failed = ("ConfigMap", f"c{number}") in outcome.failures
+        if child["there"] in FOREIGN:
+            assert patches == []
+            assert memory.server.objects[path] == before[path]
+            assert failed
+        elif child["refused"] is not None:
+            assert patches == [False]
+            assert outcome.failures["ConfigMap", f"c{number}"] == f"no {number}"
+        else:
+            assert memory.server.objects[path]["data"]["a"] == "1"
+            assert not failed
+            took = child["there"] == "ours" and child["edited"]
+            assert patches == ([False, True] if took else [False]), "forced only to take back"
+    assert outcome.transient == any(
+        child["refused"] in {429, 500} and child["there"] not in FOREIGN for child in children
+    )

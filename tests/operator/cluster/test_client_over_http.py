@@ -1,0 +1,142 @@
+"""The real client over a real socket: what hangs is given up, what is refused is a value."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import ApiClient, Configuration
+
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_operator.cluster.answers import Refusal
+from goodput_operator.cluster.client import Client
+from goodput_operator.cluster.kinds import CHILDREN, LLMSERVICE, SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+(DEPLOYMENT,) = (kind for kind in CHILDREN if kind.name == "Deployment")
+BODY = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "chat", "namespace": "ns", "uid": "u"},
+    "spec": {"replicas": 1},
+}
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    memory: Any, handler: Callable[[web.Request], Awaitable[web.Response]], counted: list[Any]
+) -> AsyncIterator[Client]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    async with TestServer(app) as server:
+        configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
+        configuration.api_key = {"BearerToken": "Bearer secret"}
+        async with ApiClient(configuration) as api:
+            yield Client(
+                api,
+                fence=memory.fence,
+                timeout_ns=100 * NS_PER_MS,
+                count=lambda *call: counted.append(call),
+            )
+
+
+async def test_an_apply_is_the_request_that_kubernetes_documents(memory: Any) -> None:
+    seen: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append((request.method, request.path_qs, request.headers, await request.read()))
+        return web.json_response(BODY)
+
+    counted: list[Any] = []
+    async with client_of(memory, handler, counted) as client:
+        assert await client.apply(DEPLOYMENT, BODY, force=True) == BODY
+        body = {**BODY, "metadata": {"name": "chat", "namespace": "ns"}}
+        await client.apply(LLMSERVICE, body, force=False, part="status")
+    method, path, headers, content = seen[0]
+    assert (method, path) == (
+        "PATCH",
+        "/apis/apps/v1/namespaces/ns/deployments/chat?fieldManager=goodput-operator&force=true",
+    )
+    assert headers["Content-Type"] == "application/apply-patch+yaml"
+    assert headers["Authorization"] == "Bearer secret"
+    assert json.loads(content) == BODY
+    assert seen[1][1].startswith(
+        "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat/status?"
+    )
+    assert seen[1][1].endswith("force=false")
+    assert counted == [("patch", "Deployment", 200), ("patch", "LLMService", 200)]
+
+
+async def test_a_deletion_carries_its_precondition(memory: Any) -> None:
+    seen: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append((request.method, request.path, await request.json()))
+        return web.json_response({"kind": "Status"})
+
+    async with client_of(memory, handler, []) as client:
+        await client.delete(DEPLOYMENT, "ns", "chat", "u")
+    assert seen[0][:2] == ("DELETE", "/apis/apps/v1/namespaces/ns/deployments/chat")
+    assert seen[0][2]["preconditions"] == {"uid": "u"}
+
+
+async def test_a_call_that_hangs_is_given_up(memory: Any) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    counted: list[Any] = []
+    async with client_of(memory, handler, counted) as client:
+        answer = await client.read(DEPLOYMENT, "ns", "chat")
+    assert isinstance(answer, Refusal)
+    assert (answer.reason, answer.transient) == ("Timeout", True)
+    assert counted == [("get", "Deployment", 0)]
+
+
+async def test_a_write_takes_no_longer_than_the_lease_is_ours(memory: Any) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with client_of(memory, handler, []) as client:
+        memory.fence.extend(memory.clock.ns + 20 * NS_PER_MS)
+        answer = await client.apply(DEPLOYMENT, BODY, force=False)
+    assert isinstance(answer, Refusal)
+    assert answer.message == "the API server did not answer within 0.02 s"
+
+
+async def test_a_server_that_is_not_there_is_a_refusal(memory: Any) -> None:
+    configuration = Configuration(host="http://127.0.0.1:9")
+    async with ApiClient(configuration) as api:
+        client = Client(api, fence=memory.fence, timeout_ns=NS_PER_S, count=lambda *_: None)
+        answer = await client.read(DEPLOYMENT, "ns", "chat")
+    assert isinstance(answer, Refusal)
+    assert (answer.reason, answer.transient) == ("Unreachable", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "transient"), [(403, False), (409, False), (422, False), (429, True), (503, True)]
+)
+async def test_a_refusal_keeps_the_servers_words(memory: Any, status: int, transient: bool) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        body = {"kind": "Status", "reason": "Why", "message": "because of a quota"}
+        return web.json_response(body, status=status, headers={"Retry-After": "2"})
+
+    counted: list[Any] = []
+    async with client_of(memory, handler, counted) as client:
+        answer = await client.create(SECRET, "ns", {"metadata": {"name": "s"}})
+    assert isinstance(answer, Refusal)
+    assert (answer.status, answer.message, answer.transient) == (
+        status,
+        "because of a quota",
+        transient,
+    )
+    assert answer.retry_after_ns == 2 * NS_PER_S
+    assert counted == [("create", "Secret", status)], "nothing is tried twice here"

@@ -1,0 +1,94 @@
+"""Liveness sees a watch that nobody asks for, a turn that hangs, a service that waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.health import WATCH_S, Health
+from goodput_operator.cluster.schedule import Pace, Schedule
+from goodput_operator.cluster.workers import Turn, Workers
+
+PODS = "/api/v1/pods"
+SERVICES = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices"
+
+
+class Parts:
+    """A health, and what it watches."""
+
+    def __init__(self, memory: Any) -> None:
+        async def turn(_: str) -> Turn:
+            return Turn()
+
+        self.clock = memory.clock
+        self.fence = memory.fence
+        self.fence.extend(self.clock.ns + 10**6 * NS_PER_S)
+        self.schedule: Schedule[str] = Schedule(Pace())
+        workers = Workers(schedule=self.schedule, turn=turn, clock=self.clock, count=1)
+        self.health = Health(
+            clock=self.clock, plurals=["pods", "llmservices"], fence=self.fence, workers=workers
+        )
+
+    def pass_s(self, seconds: int) -> None:
+        self.clock.ns += seconds * NS_PER_S
+
+
+@pytest.fixture
+def parts(memory: Any) -> Parts:
+    return Parts(memory)
+
+
+def test_it_is_ready_once_every_kind_was_asked_for(parts: Parts) -> None:
+    assert not parts.health.ready
+    parts.health.asked(PODS)
+    parts.health.asked("/api/v1/namespaces/ns/secrets")
+    assert not parts.health.ready
+    parts.health.asked(SERVICES)
+    assert parts.health.ready
+
+
+def test_a_watch_that_ended_unnoticed_is_a_problem_and_an_idle_cluster_is_none(
+    parts: Parts,
+) -> None:
+    parts.health.asked(SERVICES)
+    for _ in range(4):
+        parts.health.asked(PODS)
+        parts.pass_s(WATCH_S)
+    assert parts.health.problems() == ["nobody has asked for llmservices for 960 s"]
+    parts.health.asked(SERVICES)
+    assert parts.health.problems() == []
+
+
+def test_a_watch_that_never_began_is_a_problem(parts: Parts) -> None:
+    parts.health.asked(PODS)
+    parts.pass_s(2 * WATCH_S + 1)
+    parts.health.asked(PODS)
+    assert parts.health.problems() == ["nobody has asked for llmservices for 481 s"]
+
+
+def test_a_service_that_waits_too_long_is_a_problem_of_the_leader_alone(parts: Parts) -> None:
+    parts.schedule.add("chat", parts.clock.ns)
+    parts.pass_s(121)
+    assert parts.health.problems() == ["a service has waited 121 s for its turn"]
+    parts.fence.close()
+    assert parts.health.problems() == []
+
+
+def test_a_turn_that_hangs_is_a_problem(parts: Parts) -> None:
+    parts.schedule.add("chat", parts.clock.ns)
+    parts.schedule.take(parts.clock.ns)
+    parts.pass_s(301)
+    assert parts.health.problems() == ["a turn has taken 301 s"]
+
+
+def test_the_report_tells_ages(parts: Parts) -> None:
+    parts.health.asked(PODS)
+    parts.health.event()
+    parts.pass_s(3)
+    report = parts.health.report()
+    assert report["event_age_seconds"] == 3
+    assert report["turn_age_seconds"] is None
+    assert report["watch_age_seconds"] == {"pods": 3, "llmservices": None}
+    assert (report["leading"], report["ready"], report["problems"]) == (True, False, [])

@@ -1,0 +1,163 @@
+"""The lock under the election: each renewal moves the fence, every doubt closes it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
+
+from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.answers import Refusal
+from goodput_operator.cluster.fence import Fence
+from goodput_operator.cluster.lease import FencingLock, LeaseTimes
+
+RECORD = LeaderElectionRecord("ignored", "15", "2026-01-01 00:00:00", "2026-01-01 00:00:00")
+
+
+class Lease:
+    """One Lease and its resource version; changes with an old version are refused."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] | None = None
+        self.broken: Refusal | None = None
+        self.slow_ns = 0
+        self.clock: Any = None
+
+    async def read(self, *_: object) -> Any:
+        if self.broken:
+            return self.broken
+        missing = Refusal(status=404, reason="NotFound", message="no such lease")
+        return missing if self.stored is None else json.loads(json.dumps(self.stored))
+
+    async def create_lease(self, _: str, body: Any) -> Any:
+        return self._store(body, "1")
+
+    async def replace_lease(self, _: str, __: str, body: Any) -> Any:
+        assert self.stored is not None
+        version = self.stored["metadata"]["resourceVersion"]
+        if body["metadata"]["resourceVersion"] != version:
+            return Refusal(status=409, reason="Conflict", message="changed meanwhile")
+        return self._store(body, str(int(version) + 1))
+
+    def _store(self, body: Any, version: str) -> Any:
+        self.clock.ns += self.slow_ns
+        if self.broken:
+            return self.broken
+        self.stored = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
+        return self.stored
+
+
+@pytest.fixture
+def lease(memory: Any) -> Lease:
+    lease = Lease()
+    lease.clock = memory.clock
+    return lease
+
+
+def lock(memory: Any, lease: Lease, identity: str = "me") -> tuple[FencingLock, Fence]:
+    fence = Fence(memory.clock)
+    made = FencingLock(
+        lease,  # type: ignore[arg-type]
+        name="goodput-operator",
+        namespace="ns",
+        identity=identity,
+        fence=fence,
+        clock=memory.clock,
+        times=LeaseTimes(),
+    )
+    return made, fence
+
+
+async def renewed(made: FencingLock) -> bool:
+    found, _ = await made.get("goodput-operator", "ns")
+    change = made.update if found else made.create
+    return await change("goodput-operator", "ns", RECORD)
+
+
+async def test_the_fence_is_open_for_less_than_the_lease_from_when_the_renewal_began(
+    memory: Any, lease: Lease
+) -> None:
+    mine, fence = lock(memory, lease)
+    begun_ns, lease.slow_ns = memory.clock.ns, NS_PER_S
+    assert await renewed(mine)
+    assert begun_ns + fence.remaining_ns() + NS_PER_S == begun_ns + 14 * NS_PER_S
+    memory.clock.ns = begun_ns + 14 * NS_PER_S
+    assert not fence.open, "time alone closes it"
+
+
+async def test_a_lease_says_who_since_when_and_how_often_it_changed_hands(
+    memory: Any, lease: Lease
+) -> None:
+    mine, _ = lock(memory, lease)
+    await renewed(mine)
+    assert lease.stored is not None
+    first = dict(lease.stored["spec"])
+    memory.clock.ns += 2 * NS_PER_S
+    await renewed(mine)
+    second = dict(lease.stored["spec"])
+    assert second["acquireTime"] == first["acquireTime"]
+    assert second["renewTime"] > first["renewTime"]
+    assert second["leaseTransitions"] == 0
+    theirs, _ = lock(memory, lease, "them")
+    await renewed(theirs)
+    third = lease.stored["spec"]
+    assert (third["holderIdentity"], third["leaseTransitions"]) == ("them", 1)
+    assert third["acquireTime"] == third["renewTime"]
+
+
+async def test_the_fence_closes_when_another_holds_the_lease(memory: Any, lease: Lease) -> None:
+    mine, fence = lock(memory, lease)
+    await renewed(mine)
+    theirs, _ = lock(memory, lease, "them")
+    await renewed(theirs)
+    assert fence.open, "nothing was heard of it yet"
+    await mine.get("goodput-operator", "ns")
+    assert not fence.open
+
+
+async def test_a_renewal_that_lost_the_race_moves_nothing(memory: Any, lease: Lease) -> None:
+    mine, fence = lock(memory, lease)
+    await renewed(mine)
+    left_ns = fence.remaining_ns()
+    await mine.get("goodput-operator", "ns")
+    theirs, _ = lock(memory, lease, "them")
+    await renewed(theirs)
+    assert not await mine.update("goodput-operator", "ns", RECORD)
+    assert fence.remaining_ns() == left_ns
+    assert mine.trouble == "changed meanwhile"
+
+
+@pytest.mark.parametrize("status", [0, 429, 503])
+async def test_an_api_server_in_trouble_is_a_failed_try_and_no_end(
+    memory: Any, lease: Lease, status: int
+) -> None:
+    mine, fence = lock(memory, lease)
+    await renewed(mine)
+    left_ns = fence.remaining_ns()
+    lease.broken = Refusal(status=status, reason="Unreachable", message="away")
+    found, why = await mine.get("goodput-operator", "ns")
+    assert not found
+    assert isinstance(why, ApiException)
+    assert json.loads(why.body)["code"] == status, "the election reads the status there"
+    assert not await mine.update("goodput-operator", "ns", RECORD)
+    assert fence.remaining_ns() == left_ns
+
+
+async def test_a_released_lease_is_free_at_once_and_only_its_holder_releases_it(
+    memory: Any, lease: Lease
+) -> None:
+    mine, _ = lock(memory, lease)
+    theirs, _ = lock(memory, lease, "them")
+    await renewed(mine)
+    await theirs.release()
+    assert lease.stored is not None
+    assert lease.stored["spec"]["holderIdentity"] == "me"
+    await mine.release()
+    assert lease.stored["spec"]["holderIdentity"] == ""
+    found, record = await theirs.get("goodput-operator", "ns")
+    assert found
+    assert isinstance(record, LeaderElectionRecord)
+    assert record.holder_identity is None, "the election takes such a Lease without waiting"

@@ -1,0 +1,46 @@
+"""The command line of the operator: what it takes, what it refuses, what its help shows."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from goodput_core.errors import UsageError
+from goodput_operator.cluster.options import parse_options
+
+
+def test_without_options_it_looks_after_all_namespaces() -> None:
+    options = parse_options([], {"HOSTNAME": "operator-0"})
+    assert options.namespaces == ()
+    assert options.kubeconfig is None
+    assert options.identity.startswith("operator-0-")
+    assert options.identity != parse_options([], {"HOSTNAME": "operator-0"}).identity
+
+
+def test_namespaces_are_repeated_and_kept_once() -> None:
+    options = parse_options(["--namespace", "b", "--namespace", "a", "--namespace", "b"])
+    assert options.namespaces == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--namespace ''", "--workers 0", "--workers 65", "--probe-port 70000", "--nonsense", "extra"],
+)
+def test_what_makes_no_sense_is_refused_in_one_sentence(line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_options(shlex.split(line))
+    assert "goodput operator" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_examples_of_the_help_are_lines_that_parse(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(["--help"])
+    examples = capsys.readouterr().out.partition("examples:\n")[2].strip().splitlines()
+    lines = [line for line in map(str.strip, examples) if line.startswith("goodput operator")]
+    assert len(lines) == 2
+    for line in lines:
+        parse_options(shlex.split(line)[2:])

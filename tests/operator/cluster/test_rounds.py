@@ -1,0 +1,214 @@
+"""A turn: what was seen becomes a snapshot, what was decided is done, what matters is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from goodput_operator.cluster.apply import Applier
+from goodput_operator.cluster.cache import Cache, key_of, service_of, trimmed
+from goodput_operator.cluster.events import Events
+from goodput_operator.cluster.metrics import OperatorMetrics
+from goodput_operator.cluster.observe import Observer
+from goodput_operator.cluster.rounds import Rounds
+from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
+from goodput_operator.decide.memory import Memory
+from goodput_operator.decide.snapshot import Snapshot
+
+KEY = ("ns", "chat")
+CHAT = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"
+CONFIG_MAP = "/api/v1/namespaces/ns/configmaps/chat"
+
+
+def service(uid: str = "u1", version: int = 7, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "chat", "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
+    return {
+        "apiVersion": "goodput.dev/v1alpha1",
+        "kind": "LLMService",
+        "metadata": metadata,
+        "status": status,
+    }
+
+
+@dataclass
+class Numbers:
+    """Nothing is measured; who is forgotten is noted."""
+
+    forgotten: list[str] = field(default_factory=list)
+
+    async def measure(self, service: Any, pods: Any, now_ns: int) -> None:
+        return None
+
+    def forget(self, uid: str) -> None:
+        self.forgotten.append(uid)
+
+
+class Parts:
+    """Rounds over dictionaries in place of Kopf's indexes, and a decision that tests set."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self.services: dict[Any, list[Any]] = {}
+        self.children: dict[Any, list[Any]] = {}
+        self.pods: dict[Any, list[Any]] = {}
+        self.actions: tuple[Action, ...] = ()
+        self.seen: list[Snapshot] = []
+        self.numbers = Numbers()
+        self.metrics = OperatorMetrics()
+        cache = Cache(services=self.services, children=self.children, pods=self.pods)
+        client = memory.client
+        self.rounds = Rounds(
+            cache=cache,
+            observer=Observer(
+                cache=cache, client=client, measure=self.numbers, clock=memory.clock
+            ),
+            decide=self.decide,
+            applier=Applier(
+                client=client,
+                pusher=None,  # type: ignore[arg-type]
+                events=Events(client, clock=memory.clock, instance="op"),
+                key=b"k" * 32,
+            ),
+            measure=self.numbers,
+            metrics=self.metrics,
+        )
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.seen.append(snapshot)
+        remembered = replace(snapshot.memory, startups_ns=(*snapshot.memory.startups_ns, 1))
+        return Decision(actions=self.actions, memory=remembered, wake_at_ns=42)
+
+
+@pytest.fixture
+def parts(memory: Any) -> Parts:
+    parts = Parts(memory)
+    parts.services[KEY] = [service()]
+    return parts
+
+
+def apply_config_map() -> Apply:
+    owner = {"kind": "LLMService", "name": "chat", "uid": "u1", "controller": True}
+    metadata = {"name": "chat", "namespace": "ns", "ownerReferences": [owner]}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "1"}}
+    return Apply(body=body, force=False)
+
+
+async def test_a_snapshot_holds_the_service_and_what_is_labelled_with_it(parts: Parts) -> None:
+    child = {"kind": "Deployment", "metadata": {"name": "chat-1"}}
+    pod = {"kind": "Pod", "metadata": {"name": "chat-1-x"}}
+    parts.children[KEY], parts.pods[KEY] = [child], [pod]
+    parts.children["ns", "other"] = [{"kind": "Deployment", "metadata": {"name": "other"}}]
+    turn = await parts.rounds.turn(KEY)
+    (snapshot,) = parts.seen
+    assert snapshot.service == service()
+    assert (snapshot.objects, snapshot.pods) == ((child,), (pod,))
+    assert snapshot.memory == Memory()
+    assert (turn.again_at_ns, turn.failed, turn.gone) == (42, False, False)
+
+
+async def test_memory_and_failures_reach_the_next_turn(parts: Parts) -> None:
+    parts.actions = (apply_config_map(),)
+    refusal = (403, {"reason": "Forbidden", "message": "exceeded quota"})
+    parts.memory.server.refuse["PATCH", CONFIG_MAP] = refusal
+    await parts.rounds.turn(KEY)
+    parts.actions = ()
+    await parts.rounds.turn(KEY)
+    await parts.rounds.turn(KEY)
+    assert [s.memory.startups_ns for s in parts.seen] == [(), (1,), (1, 1)]
+    assert [dict(s.failures) for s in parts.seen] == [
+        {},
+        {("ConfigMap", "chat"): "exceeded quota"},
+        {},
+    ]
+
+
+async def test_what_may_pass_by_itself_makes_the_turn_a_failed_one(parts: Parts) -> None:
+    parts.actions = (apply_config_map(),)
+    parts.memory.server.refuse["PATCH", CONFIG_MAP] = (503, {"message": "busy"})
+    assert (await parts.rounds.turn(KEY)).failed
+
+
+async def test_a_foreign_object_is_in_the_snapshot_until_it_is_gone(parts: Parts) -> None:
+    parts.memory.server.put(CONFIG_MAP, {"kind": "ConfigMap", "data": {}})
+    parts.actions = (apply_config_map(),)
+    await parts.rounds.turn(KEY)
+    parts.actions = ()
+    await parts.rounds.turn(KEY)
+    del parts.memory.server.objects[CONFIG_MAP]
+    await parts.rounds.turn(KEY)
+    names = [[(o["kind"], o["metadata"]["name"]) for o in s.objects] for s in parts.seen]
+    assert names == [[], [("ConfigMap", "chat")], []]
+    assert ("ConfigMap", "chat") in parts.seen[1].failures
+
+
+async def test_a_namesake_starts_afresh(parts: Parts) -> None:
+    await parts.rounds.turn(KEY)
+    parts.services[KEY] = [service(uid="u2")]
+    await parts.rounds.turn(KEY)
+    assert parts.seen[1].memory == Memory()
+    assert parts.numbers.forgotten == ["u1"]
+
+
+async def test_while_two_namesakes_are_seen_the_later_one_counts(parts: Parts) -> None:
+    parts.services[KEY] = [service(uid="u2", version=100), service(uid="u1", version=99)]
+    await parts.rounds.turn(KEY)
+    assert parts.seen[0].service["metadata"]["uid"] == "u2"
+
+
+async def test_a_service_that_is_gone_leaves_nothing(parts: Parts) -> None:
+    parts.services[KEY] = [service(replicas=3)]
+    await parts.rounds.turn(KEY)
+    assert b'llmservice="chat"' in parts.metrics.text(leading=True, waiting=0)
+    parts.services.clear()
+    turn = await parts.rounds.turn(KEY)
+    assert turn.gone
+    assert len(parts.seen) == 1
+    assert parts.numbers.forgotten == ["u1"]
+    assert b'llmservice="chat"' not in parts.metrics.text(leading=True, waiting=0)
+
+
+async def test_a_status_that_was_just_written_is_seen_before_the_watch_brings_it(
+    parts: Parts,
+) -> None:
+    parts.memory.server.put(CHAT, service(version=7))
+    parts.memory.server.objects[CHAT]["metadata"]["resourceVersion"] = "7"
+    parts.actions = (WriteStatus(status={"replicas": 2}),)
+    await parts.rounds.turn(KEY)
+    parts.actions = ()
+    await parts.rounds.turn(KEY)
+    assert parts.seen[1].service["status"] == {"replicas": 2}
+    parts.services[KEY] = [service(version=9, replicas=5)]
+    await parts.rounds.turn(KEY)
+    assert parts.seen[2].service["status"] == {"replicas": 5}, "what is newer counts"
+
+
+async def test_an_exception_leaves_the_service_as_it_was_remembered(parts: Parts) -> None:
+    await parts.rounds.turn(KEY)
+
+    def broken(_: Snapshot) -> Decision:
+        raise ValueError("a bug")
+
+    parts.rounds._decide = broken
+    with pytest.raises(ValueError, match="a bug"):
+        await parts.rounds.turn(KEY)
+    parts.rounds._decide = parts.decide
+    await parts.rounds.turn(KEY)
+    assert parts.seen[-1].memory.startups_ns == (1,)
+    text = parts.metrics.text(leading=True, waiting=0)
+    assert b'goodput_operator_turns_total{outcome="error"} 1.0' in text
+    assert b'goodput_operator_turns_total{outcome="ok"} 2.0' in text
+
+
+def test_what_is_kept_of_an_object_is_without_its_managers() -> None:
+    body = {"kind": "Pod", "metadata": {"name": "p", "managedFields": [1]}, "spec": {"a": 1}}
+    assert trimmed(body) == {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"a": 1}}
+    assert body["metadata"] == {"name": "p", "managedFields": [1]}, "the original is not ours"
+
+
+def test_an_object_belongs_to_the_service_that_it_is_labelled_with() -> None:
+    labels = {"goodput.dev/llmservice": "chat"}
+    assert service_of({"metadata": {"namespace": "ns", "name": "x", "labels": labels}}) == KEY
+    assert service_of({"metadata": {"namespace": "ns", "name": "x"}}) is None
+    assert key_of(service()) == KEY

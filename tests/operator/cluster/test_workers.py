@@ -1,0 +1,138 @@
+"""Workers: bounded, one turn a key at a time, and no turn that goes wrong ends the others'."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.units import NS_PER_MS
+from goodput_operator.cluster.clock import SystemClock
+from goodput_operator.cluster.schedule import Pace, Schedule
+from goodput_operator.cluster.workers import Turn, Workers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+FAST = Pace(gap_ns=0, first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS)
+
+
+@contextlib.asynccontextmanager
+async def working(
+    turn: Callable[[str], Awaitable[Turn]], count: int = 4
+) -> AsyncIterator[Workers[str]]:
+    workers = Workers(schedule=Schedule(FAST), turn=turn, clock=SystemClock(), count=count)
+    task = asyncio.create_task(workers.run())
+    try:
+        yield workers
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_turns_of_different_keys_overlap_up_to_the_bound() -> None:
+    at_once, most = Counter[str](), 0
+    full, go_on = asyncio.Event(), asyncio.Event()
+
+    async def turn(key: str) -> Turn:
+        nonlocal most
+        at_once[key] += 1
+        most = max(most, at_once.total())
+        if at_once.total() == 3:
+            full.set()
+        await go_on.wait()
+        at_once[key] -= 1
+        return Turn()
+
+    async with working(turn, count=3) as workers:
+        for number in range(10):
+            workers.add(f"key-{number}")
+        await full.wait()
+        await asyncio.sleep(0)
+        go_on.set()
+        while workers.schedule.waiting() or at_once.total():
+            await asyncio.sleep(0)
+    assert most == 3
+
+
+async def test_one_key_never_has_two_turns_at_once_and_its_events_are_not_lost() -> None:
+    running, turns, seen = 0, 0, 0
+    latest = 0
+    done = asyncio.Event()
+
+    async def turn(_: str) -> Turn:
+        nonlocal running, turns, seen
+        running += 1
+        assert running == 1
+        saw = latest
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running -= 1
+        turns += 1
+        seen = max(seen, saw)
+        if seen == 50:
+            done.set()
+        return Turn()
+
+    async with working(turn) as workers:
+        for number in range(1, 51):
+            latest = number
+            workers.add("chat")
+            await asyncio.sleep(0)
+        await done.wait()
+    assert turns <= 50
+
+
+async def test_an_exception_is_logged_and_the_key_has_another_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    turns = Counter[str]()
+    done = asyncio.Event()
+
+    async def turn(key: str) -> Turn:
+        turns[key] += 1
+        if key == "bad" and turns[key] < 3:
+            raise ValueError("a bug")
+        if turns["bad"] == 3 and turns["good"]:
+            done.set()
+        return Turn()
+
+    async with working(turn, count=1) as workers:
+        workers.add("bad")
+        workers.add("good")
+        await done.wait()
+    assert [record.getMessage() for record in caplog.records] == ["turn failed"] * 2
+    assert turns["good"] == 1
+
+
+async def test_a_turn_that_wants_another_one_later_gets_it() -> None:
+    clock, begun = SystemClock(), []
+    done = asyncio.Event()
+
+    async def turn(_: str) -> Turn:
+        begun.append(clock.now_ns())
+        if len(begun) == 2:
+            done.set()
+            return Turn()
+        return Turn(again_at_ns=clock.now_ns() + 20 * NS_PER_MS)
+
+    async with working(turn) as workers:
+        workers.add("chat")
+        await done.wait()
+        assert workers.finished_ns is not None
+    assert begun[1] - begun[0] >= 20 * NS_PER_MS
+
+
+async def test_a_key_that_is_gone_is_forgotten() -> None:
+    async def turn(_: str) -> Turn:
+        return Turn(gone=True)
+
+    async with working(turn) as workers:
+        workers.add("chat")
+        while workers.finished_ns is None:
+            await asyncio.sleep(0)
+        assert workers.schedule.next_ns() is None
