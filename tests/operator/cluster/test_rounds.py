@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,9 @@ from goodput_operator.cluster.observe import Observer
 from goodput_operator.cluster.rounds import Rounds
 from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.decide.memory import Memory
-from goodput_operator.decide.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from goodput_operator.decide.snapshot import Snapshot
 
 KEY = ("ns", "chat")
 CHAT = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"
@@ -61,9 +63,7 @@ class Parts:
         client = memory.client
         self.rounds = Rounds(
             cache=cache,
-            observer=Observer(
-                cache=cache, client=client, measure=self.numbers, clock=memory.clock
-            ),
+            observer=Observer(cache=cache, client=client, measure=self.numbers, clock=memory.clock),
             decide=self.decide,
             applier=Applier(
                 client=client,

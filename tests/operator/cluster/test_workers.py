@@ -7,8 +7,6 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-
 from goodput_core.units import NS_PER_MS
 from goodput_operator.cluster.clock import SystemClock
 from goodput_operator.cluster.schedule import Pace, Schedule
@@ -17,6 +15,8 @@ from goodput_operator.cluster.workers import Turn, Workers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    import pytest
+
 FAST = Pace(gap_ns=0, first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS)
 
 
@@ -24,7 +24,8 @@ FAST = Pace(gap_ns=0, first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS)
 async def working(
     turn: Callable[[str], Awaitable[Turn]], count: int = 4
 ) -> AsyncIterator[Workers[str]]:
-    workers = Workers(schedule=Schedule(FAST), turn=turn, clock=SystemClock(), count=count)
+    schedule: Schedule[str] = Schedule(FAST)
+    workers = Workers(schedule=schedule, turn=turn, clock=SystemClock(), count=count)
     task = asyncio.create_task(workers.run())
     try:
         yield workers
@@ -36,7 +37,8 @@ async def working(
 
 async def test_turns_of_different_keys_overlap_up_to_the_bound() -> None:
     at_once, most = Counter[str](), 0
-    full, go_on = asyncio.Event(), asyncio.Event()
+    full, go_on, all_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    ended: set[str] = set()
 
     async def turn(key: str) -> Turn:
         nonlocal most
@@ -46,6 +48,9 @@ async def test_turns_of_different_keys_overlap_up_to_the_bound() -> None:
             full.set()
         await go_on.wait()
         at_once[key] -= 1
+        ended.add(key)
+        if len(ended) == 10:
+            all_done.set()
         return Turn()
 
     async with working(turn, count=3) as workers:
@@ -54,8 +59,7 @@ async def test_turns_of_different_keys_overlap_up_to_the_bound() -> None:
         await full.wait()
         await asyncio.sleep(0)
         go_on.set()
-        while workers.schedule.waiting() or at_once.total():
-            await asyncio.sleep(0)
+        await all_done.wait()
     assert most == 3
 
 
@@ -128,11 +132,15 @@ async def test_a_turn_that_wants_another_one_later_gets_it() -> None:
 
 
 async def test_a_key_that_is_gone_is_forgotten() -> None:
-    async def turn(_: str) -> Turn:
+    second = asyncio.Event()
+
+    async def turn(key: str) -> Turn:
+        if key == "later":
+            second.set()
         return Turn(gone=True)
 
-    async with working(turn) as workers:
+    async with working(turn, count=1) as workers:
         workers.add("chat")
-        while workers.finished_ns is None:
-            await asyncio.sleep(0)
-        assert workers.schedule.next_ns() is None
+        workers.add("later")
+        await second.wait()
+        assert list(workers.schedule._entries) == ["later"]

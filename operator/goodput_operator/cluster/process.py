@@ -1,4 +1,7 @@
-"""`goodput operator`: the operator as a process of its own, Kopf included."""
+"""The operator as a process of its own, Kopf included: how it starts, and which way it ends.
+
+What it decides by comes from whoever calls `run_operator`.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,23 @@ from typing import TYPE_CHECKING
 import kopf
 
 from goodput_core.errors import ExitCode, GoodputError
-
 from goodput_operator.cluster.errors import WatchFailedError
 from goodput_operator.cluster.logs import configure_logging
-from goodput_operator.cluster.options import parse_options
 from goodput_operator.cluster.wiring import wire
 
 if TYPE_CHECKING:
     from goodput_operator.cluster.options import Options
     from goodput_operator.cluster.wiring import Assemble
 
-__all__ = ["main", "run_operator"]
+__all__ = ["run_operator"]
 
 
-def main(argv: list[str]) -> int:
+def run_operator(options: Options, make: Assemble) -> int:
     """Look after services until asked to stop.
+
+    Args:
+        options: how it runs.
+        make: makes the operator.
 
     Returns:
         0 after SIGTERM, 130 after Ctrl-C.
@@ -32,11 +37,6 @@ def main(argv: list[str]) -> int:
     Raises:
         GoodputError: it cannot run as asked, or can run no longer.
     """
-    raise NotImplementedError
-
-
-def run_operator(options: Options, make: Assemble) -> int:
-    """What `main` does once its arguments are parsed; tests bring decisions of their own."""
     configure_logging(debug=options.verbose)
     return asyncio.run(_serve(options, make))
 
