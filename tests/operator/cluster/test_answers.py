@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_core.units import NS_PER_S
@@ -82,6 +82,7 @@ def test_how_long_to_wait_is_read_from_either_place_and_bounded(
     assert refusal(429, {"details": details}, header).retry_after_ns == expected
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     status=st.integers(300, 599),
     body=st.binary(max_size=3000)
