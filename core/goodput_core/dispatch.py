@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from goodput_core.contract import ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError
+from goodput_core.interruption import interrupt_by_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +58,13 @@ examples:
 
 def main() -> None:
     """Entry point of `goodput`."""
+    interrupt_by_signals()
     sys.exit(run_command(sys.argv[1:]))
 
 
 def replay() -> None:
     """Entry point of `replay`: the same command as `goodput replay`."""
+    interrupt_by_signals()
     sys.exit(run_command(["replay", *sys.argv[1:]]))
 
 

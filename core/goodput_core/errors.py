@@ -8,7 +8,7 @@ GoodputError                what went wrong in one sentence: what, where, and wh
 ├── UnreachableError   64   a target that did not answer before the first request was sent
 ├── AbortedRun          3   a run that `--abort-on` ended
 ├── InternalError      70   a bug, a full disk, a child that died for no reason of the user's
-└── Interrupted       130   Ctrl-C or SIGTERM
+└── Interrupted       130   Ctrl-C, SIGTERM or a closed terminal
 
 Verdicts alone own the codes 0 to 3; a component's own `errors.py` derives from these.
 """

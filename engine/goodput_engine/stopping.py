@@ -1,7 +1,7 @@
 """How a process of the engine is told to end: in order, or without waiting.
 
-A first SIGTERM or Ctrl-C asks for a drain, a second one ends it. A parent that holds the other
-end of stdin and goes away ends it at once, even by `kill -9`.
+A first SIGTERM, Ctrl-C or closed terminal asks for a drain, a second one ends it. A parent that
+holds the other end of stdin and goes away ends it at once, even by `kill -9`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import ExitCode
+from goodput_core.interruption import Terminals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,18 +37,22 @@ class Stops:
         self.now = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._interrupted = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+        self._terminals = Terminals()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` leaves SIGHUP
+                loop.add_signal_handler(number, self._on_signal, number)
         if exit_with_parent:
             _watch_stdin(loop, self._at_once)
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 for a stop in order, 130 after Ctrl-C or for one that was told not to wait."""
+        """0 for a stop in order; 130 after Ctrl-C, a hang-up, or when told not to wait."""
         return ExitCode.INTERRUPTED if self._interrupted or self.now.is_set() else ExitCode.PASS
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self._interrupted = self._interrupted or number is signal.SIGINT
+        self._interrupted = self._interrupted or number is not signal.SIGTERM
+        if number is signal.SIGHUP:
+            self._terminals.closed()
         (self.now if self.soon.is_set() else self.soon).set()
 
     def _at_once(self) -> None:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import ExitCode
+from goodput_core.interruption import Terminals
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,12 +75,12 @@ def watching_signals(first: Callable[[str], object], writer: RunWriter) -> Itera
             _end_now(said, writer)
         asked = True
         if number == signal.SIGHUP:
-            _silence(terminals)
+            terminals.closed()
         # A shell repeats to its jobs the hang-up that the system has sent them.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         first(f"interrupted by {said}")
 
-    terminals = [number for number in (1, 2) if os.isatty(number)]
+    terminals = Terminals()
     # Not an event loop's own handlers: they would wait until a judgement is over.
     before = {
         number: signal.signal(number, received)
@@ -100,11 +101,3 @@ def _end_now(said: str, writer: RunWriter) -> None:
         # Past the stream's own buffer, in the middle of which this signal may have come.
         os.write(2, f"error: ended at once by {said}; {writer.holds}\n".encode())
     os._exit(ExitCode.INTERRUPTED)
-
-
-def _silence(terminals: list[int]) -> None:
-    """Point these files at nothing: every write to a terminal that was closed is an error."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in terminals:
-        os.dup2(nowhere, number)
-    os.close(nowhere)

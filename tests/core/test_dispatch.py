@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -118,6 +121,65 @@ def test_the_traceback_of_a_bug_is_shown_when_asked_for(
 @pytest.mark.parametrize("command", ["broken_pipe", "rich_on_a_broken_pipe"])
 def test_a_reader_that_went_away_never_looks_like_a_verdict(command: str) -> None:
     assert run_command([command]) == ExitCode.INTERNAL
+
+
+WAITS = """
+import time
+
+def wait(argv):
+    try:
+        print("waiting", flush=True)
+        time.sleep(3600)
+    finally:
+        print("cleaned up")
+"""
+RUN = "import sys; from goodput_core.dispatch import main; sys.argv[1:] = ['wait']; main()"
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> list[str]:
+    """A command that says when it waits, and when it has cleaned up."""
+    (tmp_path / "planted_commands.py").write_text(WAITS)
+    entry_points = tmp_path / "planted-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[goodput.commands]\nwait = planted_commands:wait\n")
+    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {RUN}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=str)
+def test_a_signal_ends_a_command_without_handlers_and_what_it_cleans_up(
+    waiting: list[str], number: int
+) -> None:
+    with subprocess.Popen(
+        waiting, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "waiting\n"
+        command.send_signal(number)
+        told, said = command.communicate(timeout=30)
+    assert (command.returncode, told, said) == (130, "cleaned up\n", "error: interrupted\n")
+
+
+def test_a_closed_terminal_is_not_written_to(waiting: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(waiting, stdout=subprocess.PIPE, stderr=theirs, text=True) as command:
+        assert command.stdout is not None
+        command.stdout.readline()
+        os.close(theirs)
+        os.close(ours)
+        command.send_signal(signal.SIGHUP)
+        assert command.wait(30) == 130
+
+
+def test_a_command_under_nohup_survives_the_hang_up(waiting: list[str]) -> None:
+    with subprocess.Popen(
+        ["nohup", *waiting], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        command.stdout.readline()
+        command.send_signal(signal.SIGHUP)
+        command.send_signal(signal.SIGTERM)
+        _, said = command.communicate(timeout=30)
+    assert said.endswith("error: interrupted\n")
 
 
 def test_help_of_a_command_exits_0() -> None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from goodput_core.cli import CommandParser, argument_type, parse_whole
-from goodput_core.errors import ExitCode, InputError, UsageError
+from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.units import NS_PER_S, format_duration
-from goodput_replay.capacity.probing import Tried, survey_plan, try_rate
+from goodput_replay.capacity.probing import PlanLength, Tried, survey_plan, try_rate
+from goodput_replay.capacity.replays import replays
 from goodput_replay.capacity.search import Level, Limits, next_scale
 from goodput_replay.capacity.view import as_json, conclude, table
 from goodput_traces.transforms import parse_factor
@@ -27,6 +28,7 @@ __all__ = ["main"]
 
 # A limit counts requests after the rate is scaled: rates would not be nested any more.
 _NOT_HERE: Final = {"--limit": "cut the trace by time with --window, so that rates stay nested"}
+_WIDEST: Final = 1000
 _OURS: Final = ("--rate-scale", "--gate", "--dry-run", "--no-report", "--force", "--abort-on")
 
 
@@ -42,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises:
         GoodputError: the search could not begin, or a replay failed.
+        Interrupted: by a signal; what was found until then has been printed.
     """
     given, rest = _parser().parse_known_args(argv)
     for option in _OURS:
@@ -50,16 +53,7 @@ def main(argv: Sequence[str]) -> int:
     for option, instead in _NOT_HERE.items():
         if any(text == option or text.startswith(f"{option}=") for text in rest):
             raise UsageError(f"replay capacity: {option}: {instead}")
-    plan = survey_plan(rest)
     console = Console(stderr=True)
-    virtual = any(text == "--emulate" or text.startswith("--emulate=") for text in rest)
-    if not virtual:
-        length = format_duration(round(plan.duration_s) * NS_PER_S)
-        console.print(
-            f"each rate takes {length} of real time and more; usually six to ten are tried, and "
-            f"{given.probes} at most",
-            highlight=False,
-        )
     limits = Limits(
         start=given.start, precision=given.precision, most=given.most, probes=given.probes
     )
@@ -67,15 +61,35 @@ def main(argv: Sequence[str]) -> int:
     if out.exists():
         raise UsageError(f"--out {out}: exists already; name another folder, or remove it")
     tried: list[Tried] = []
-    while (scale := next_scale([t.probe for t in tried], limits)) is not None:
-        with console.status(f"{float(scale):g} times the trace's rate …"):
-            one = try_rate(rest, scale, out / f"scale-{float(scale):.6g}")
-        _check(one, illustrative=given.illustrative)
-        tried.append(one)
-        _tell(one, console)
-        if not one.summary.validity.valid:
-            break
+    with replays() as run:
+        _announce(survey_plan(run, rest), rest, given.probes, console)
+        try:
+            while (scale := next_scale([t.probe for t in tried], limits)) is not None:
+                with console.status(f"{float(scale):g} times the trace's rate …"):
+                    one = try_rate(run, rest, scale, out / f"scale-{float(scale):.6g}")
+                _check(one, illustrative=given.illustrative)
+                tried.append(one)
+                _tell(one, console)
+                if not one.summary.validity.valid:
+                    break
+        except Interrupted:
+            # What was found so far took as long as it took.
+            if tried:
+                _conclude(tried, console, out, as_text=not given.json)
+            raise
     return _conclude(tried, console, out, as_text=not given.json)
+
+
+def _announce(plan: PlanLength, rest: Sequence[str], probes: int, console: Console) -> None:
+    """In real time, say how long it takes before it does."""
+    if any(text == "--emulate" or text.startswith("--emulate=") for text in rest):
+        return
+    length = format_duration(round(plan.duration_s) * NS_PER_S)
+    console.print(
+        f"each rate takes {length} of real time and more; usually six to ten are tried, and "
+        f"{probes} at most",
+        highlight=False,
+    )
 
 
 def _check(one: Tried, *, illustrative: bool) -> None:
@@ -107,7 +121,8 @@ def _conclude(tried: Sequence[Tried], console: Console, out: Path, *, as_text: b
         )
     capacity = conclude([t for t in tried if t is not invalid])
     if as_text:
-        screen = Console()
+        # The table has a width of its own: a terminal wraps it, nothing is cut off.
+        screen = Console(width=_WIDEST)
         if len(tried) > (invalid is not None):
             screen.print(table([t for t in tried if t is not invalid]))
         screen.print(f"\n{capacity.sentence}\nruns: {out}", highlight=False, soft_wrap=True)

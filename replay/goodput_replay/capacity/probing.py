@@ -2,13 +2,11 @@
 
 Each probe leaves a whole run folder, so that every figure of the search can be looked at. A
 process of its own makes no difference between virtual time, a service that is started and a
-server elsewhere, and takes Ctrl-C as any replay does.
+server elsewhere, and ends what it has started as any replay does.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -29,7 +27,10 @@ from goodput_replay.capacity.search import Level, Probe
 from goodput_replay.run.summary import Summary, read_summary
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Sequence
+
+    from goodput_replay.capacity.replays import Replays
 
 __all__ = ["PlanLength", "Tried", "level_of", "survey_plan", "try_rate"]
 
@@ -67,26 +68,29 @@ def level_of(summary: Summary) -> Level:
     return Level.SEEMS if all(enough) else Level.BROKEN
 
 
-def survey_plan(arguments: Sequence[str]) -> PlanLength:
+def survey_plan(replays: Replays, arguments: Sequence[str]) -> PlanLength:
     """What one replay would send, without sending it; every wrong argument is found here.
 
     Args:
+        replays: runs it.
         arguments: of `replay`.
 
     Raises:
         UsageError: the replay refused them.
+        Interrupted: by a signal.
         InternalError: it failed.
     """
-    done = _replay([*arguments, "--dry-run", "--json"])
+    done = replays.run([*arguments, "--dry-run", "--json"])
     if done.returncode != ExitCode.PASS:
-        raise _error(done, "")
+        raise _error(replays, done, "")
     return msgspec.json.decode(done.stdout, type=PlanLength)
 
 
-def try_rate(arguments: Sequence[str], scale: Fraction, folder: Path) -> Tried:
+def try_rate(replays: Replays, arguments: Sequence[str], scale: Fraction, folder: Path) -> Tried:
     """Replay at a rate.
 
     Args:
+        replays: runs it.
         arguments: of `replay`, without a rate, a folder or an output format.
         scale: of the trace's rate.
         folder: the run's, which must not exist.
@@ -96,23 +100,21 @@ def try_rate(arguments: Sequence[str], scale: Fraction, folder: Path) -> Tried:
         Interrupted: by a signal.
         InternalError: the replay failed.
     """
-    at = f"{float(scale):.10g}"
-    done = _replay([*arguments, "--rate-scale", at, "--out", str(folder), "--json", "--no-report"])
+    # As a fraction: exactly the rate that the answer names.
+    ours = ["--rate-scale", str(scale), "--out", str(folder), "--json", "--no-report"]
+    done = replays.run([*arguments, *ours])
     if done.returncode not in (ExitCode.PASS, ExitCode.INVALID):
-        raise _error(done, f"at {float(scale):g} times the trace's rate: ")
+        raise _error(replays, done, f"at {float(scale):g} times the trace's rate: ")
     summary = read_summary(folder)
     return Tried(probe=Probe(scale=scale, level=level_of(summary)), summary=summary, folder=folder)
 
 
-def _replay(arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "goodput_core", "replay", *arguments]
-    return subprocess.run(command, capture_output=True, check=False)
-
-
-def _error(done: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
+def _error(replays: Replays, done: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
     """The replay's last sentence, as an error of its kind."""
     said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    sentence = said[-1].removeprefix("error: ") if said else f"replay ended with {done.returncode}"
-    kinds = {ExitCode.USAGE: UsageError, ExitCode.INTERRUPTED: Interrupted}
-    kind = next((k for code, k in kinds.items() if code == done.returncode), InternalError)
-    return kind(f"{where}{sentence}")
+    if replays.interrupted:
+        sentence = said[-1] if said else "interrupted"
+        return Interrupted(f"{where}{sentence.removeprefix('error: ')}")
+    sentence = said[-1] if said else f"replay ended with {done.returncode}"
+    kind = UsageError if done.returncode == ExitCode.USAGE else InternalError
+    return kind(f"{where}{sentence.removeprefix('error: ')}")

@@ -2,7 +2,9 @@
 
 A rate scale is *shown* to hold by a PASS, and *seems* to by an estimate that reaches every
 objective where the data are too few to show it. The search doubles or halves until it has one
-that holds and a higher one that does not, then halves the gap. It knows nothing of replays.
+that holds and a higher one that does not, then halves the gap. A response need not be monotone,
+so the answer never rests on one rate to either side alone: one further out is tried where none
+was. It knows nothing of replays.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Level", "Limits", "Probe", "boundary", "next_scale"]
 
-_DENOMINATOR: Final = 1024
+_FURTHER_UP: Final = Fraction(3, 2)
+_FURTHER_DOWN: Final = Fraction(1, 2)
 
 
 class Level(IntEnum):
@@ -82,7 +85,7 @@ def next_scale(probes: Sequence[Probe], limits: Limits) -> Fraction | None:
         limits: how far and how fine.
     """
     if not probes:
-        return limits.start
+        return min(limits.start, limits.most)
     if len(probes) >= limits.probes:
         return None
     _, best, above = boundary(probes)
@@ -91,7 +94,10 @@ def next_scale(probes: Sequence[Probe], limits: Limits) -> Fraction | None:
         return max(lowest / 2, limits.least) if lowest > limits.least else None
     if above is None:
         return min(best * 2, limits.most) if best < limits.most else None
-    if above - best <= best * limits.precision:
-        return None
-    middle = ((best + above) / 2).limit_denominator(_DENOMINATOR)
-    return middle if best < middle < above else None
+    if above - best > best * limits.precision:
+        return (best + above) / 2
+    if all(p.scale >= best for p in probes) and best > limits.least:
+        return max(best * _FURTHER_DOWN, limits.least)
+    if all(p.scale <= above for p in probes) and above < limits.most:
+        return min(above * _FURTHER_UP, limits.most)
+    return None

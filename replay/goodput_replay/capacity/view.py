@@ -47,20 +47,24 @@ class Capacity:
         if self.best is None:
             return "no rate that was tried keeps every class's objective"
         rate, scale = self.best.summary.overall.offered_per_s, float(self.best.probe.scale)
-        verb = "holds" if self.level is Level.SHOWN else "seems to hold, but is not shown:"
-        words = f"{rate:.3g} requests/s ({scale:g} times the trace's rate) {verb}"
+        verb = "holds" if self.level is Level.SHOWN else "seems to hold, but is not shown to"
+        words = [f"{rate:.3g} requests/s ({scale:g} times the trace's rate) {verb}; {self._next()}"]
         if self.level is Level.SEEMS:
-            words += f" {self.best.summary.verdict.sentence}"
-        if self.above is not None:
-            verb = "does not" if self.above.probe.level is Level.BROKEN else "is not shown to"
-            kind = self.above.summary.verdict.kind.value
-            words += f"; {self.above.summary.overall.offered_per_s:.3g}/s {verb} ({kind})"
-        else:
-            words += "; no higher rate was tried that does not"
+            words.append(self.best.summary.verdict.sentence.removesuffix("."))
         if self.holes:
             broken = ", ".join(f"{t.summary.overall.offered_per_s:.3g}/s" for t in self.holes)
-            words += f". Below it, {broken} did not hold: the limit is not a sharp one"
-        return words
+            words.append(
+                f"A lower rate, {broken}, did not hold: there is no sharp limit; see whether "
+                "another --seed, or a longer --window, says the same"
+            )
+        return ". ".join(words)
+
+    def _next(self) -> str:
+        if self.above is None:
+            return "no higher rate was tried"
+        verb = "does not" if self.above.probe.level is Level.BROKEN else "is not shown to"
+        summary = self.above.summary
+        return f"{summary.overall.offered_per_s:.3g}/s {verb} ({summary.verdict.kind})"
 
 
 def conclude(tried: Sequence[Tried]) -> Capacity:
@@ -111,6 +115,7 @@ def as_json(capacity: Capacity, tried: Sequence[Tried]) -> dict[str, Any]:
         "shown": capacity.best is not None and capacity.level is Level.SHOWN,
         "capacity": None if capacity.best is None else _probe(capacity.best),
         "does_not_hold": None if capacity.above is None else _probe(capacity.above),
+        "lower_that_do_not_hold": [_probe(one) for one in capacity.holes],
         "probes": [_probe(one) for one in sorted(tried, key=lambda t: t.probe.scale)],
     }
 

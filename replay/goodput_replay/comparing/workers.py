@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from goodput_core.errors import InternalError
+from goodput_core.errors import ExitCode, InternalError
 from goodput_replay.comparing.evaluate import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from goodput_replay.comparing.candidate import Candidate, Evaluation
     from goodput_replay.comparing.evaluate import Question
@@ -46,11 +49,14 @@ def evaluate_all(
         return done
     # Spawned, not forked: a worker holds nothing of this process but what it is sent.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        max_workers=min(jobs, len(candidates)), mp_context=context, initializer=_ignore_interrupts
-    )
+    # With it starts a process of the library's own, which looks after SIGINT itself.
+    with _held_back(signal.SIGHUP):
+        pool = ProcessPoolExecutor(
+            max_workers=min(jobs, len(candidates)), mp_context=context, initializer=_watch_parent
+        )
     try:
-        futures = [pool.submit(evaluate, question, candidate) for candidate in candidates]
+        with _held_back(signal.SIGINT, signal.SIGHUP):
+            futures = [pool.submit(evaluate, question, candidate) for candidate in candidates]
         _follow(futures, on_done)
         return [future.result() for future in futures]
     except BaseException:
@@ -72,6 +78,26 @@ def _follow(futures: list[Future[Evaluation]], on_done: Callable[[Evaluation], N
             on_done(future.result())
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole terminal; the parent decides what it means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _held_back(*signals: int) -> Iterator[None]:
+    """Processes that are started meanwhile never get these signals, this one gets them later.
+
+    Ctrl-C and a hang-up reach the whole terminal; the parent decides what they mean.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch_parent() -> None:
+    threading.Thread(target=_end_with_parent, name="watch-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A worker waits for work on a pipe whose other end it holds, too: it would wait for ever.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(ExitCode.INTERRUPTED)

@@ -180,6 +180,7 @@ def test_a_signal_to_the_whole_terminal_leaves_the_core_to_the_front() -> None:
         assert isinstance(core.hear(), Ready)
         core.process.send_signal(signal.SIGINT)
         core.process.send_signal(signal.SIGTERM)
+        core.process.send_signal(signal.SIGHUP)
         core.say(_submit(1))
         core.hear_until_finished(1)
 

@@ -47,7 +47,9 @@ def pipe(stream: IO[str] | None) -> IO[str]:
 
 
 @pytest.mark.parametrize(
-    ("stop", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (None, 130)], ids=str
+    ("stop", "code"),
+    [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 130), (None, 130)],
+    ids=str,
 )
 def test_it_says_where_it_listens_and_stops_when_told(
     stop: signal.Signals | None, code: int

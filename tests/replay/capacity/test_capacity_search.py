@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -10,29 +11,43 @@ from hypothesis import strategies as st
 
 from goodput_replay.capacity.search import Level, Limits, Probe, boundary, next_scale
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def _search(limits: Limits, holds: float, seems: float | None = None) -> list[Probe]:
     """Search where rates up to `holds` are shown to hold, and seem to up to `seems`."""
+
+    def level_of(scale: Fraction) -> Level:
+        if scale <= holds:
+            return Level.SHOWN
+        return Level.SEEMS if seems is not None and scale <= seems else Level.BROKEN
+
+    return _search_where(limits, level_of)
+
+
+def _search_where(limits: Limits, level_of: Callable[[Fraction], Level]) -> list[Probe]:
     probes: list[Probe] = []
     while (scale := next_scale(probes, limits)) is not None:
-        level = Level.BROKEN
-        if scale <= holds:
-            level = Level.SHOWN
-        elif seems is not None and scale <= seems:
-            level = Level.SEEMS
-        probes.append(Probe(scale=scale, level=level))
+        probes.append(Probe(scale=scale, level=level_of(scale)))
     return probes
 
 
-@given(holds=st.floats(0.02, 200), percent=st.integers(1, 20))
-def test_the_limit_is_found_to_the_precision_asked_for(holds: float, percent: int) -> None:
-    limits = Limits(precision=Fraction(percent, 100), most=Fraction(512))
+@given(
+    holds=st.floats(0.02, 200),
+    percent=st.fractions(Fraction(1, 10), 20),
+    start=st.fractions(Fraction(1, 64), 16, max_denominator=1000),
+)
+def test_the_limit_is_found_to_the_precision_asked_for(
+    holds: float, percent: Fraction, start: Fraction
+) -> None:
+    limits = Limits(precision=percent / 100, start=start, most=Fraction(512), probes=100)
     level, best, above = boundary(_search(limits, holds))
     assert level is Level.SHOWN
     assert best is not None
     assert above is not None
     assert best <= holds < above
-    assert above - best <= best * limits.precision + Fraction(1, 512)
+    assert above - best <= best * limits.precision
 
 
 def test_the_first_rate_is_the_traces_own_and_then_it_doubles() -> None:
@@ -83,3 +98,48 @@ def test_the_limits_themselves_are_tried() -> None:
 
 def test_no_more_rates_are_tried_than_allowed() -> None:
     assert len(_search(Limits(probes=4), 100.0)) == 4
+
+
+def test_a_first_rate_above_the_most_is_not_tried() -> None:
+    assert _search(Limits(most=Fraction(1, 2), start=Fraction(4)), 100.0)[0].scale == Fraction(1, 2)
+
+
+def test_precision_is_kept_at_the_lowest_rates() -> None:
+    limits = Limits(precision=Fraction(1, 1000))
+    _, best, above = boundary(_search(limits, 1.001 / 64))
+    assert best is not None
+    assert above is not None
+    assert Fraction(1, 64) <= best < above <= best * Fraction(1001, 1000)
+
+
+def test_one_rate_that_fails_between_others_that_hold_is_not_the_limit() -> None:
+    def unlucky_at_four(scale: Fraction) -> Level:
+        return Level.BROKEN if scale > 7 or scale == 4 else Level.SHOWN
+
+    probes = _search_where(Limits(), unlucky_at_four)
+    _, best, above = boundary(probes)
+    assert best is not None
+    assert above is not None
+    assert best <= 7 < above <= best * Fraction(21, 20)
+    assert Probe(scale=Fraction(4), level=Level.BROKEN) in probes
+
+
+def test_a_rate_below_the_first_one_is_tried_too() -> None:
+    def lucky_at_one(scale: Fraction) -> Level:
+        return Level.SHOWN if scale == 1 else Level.BROKEN
+
+    probes = _search_where(Limits(), lucky_at_one)
+    assert boundary(probes)[1] == 1
+    assert any(p.scale < 1 for p in probes)
+
+
+@given(
+    holds=st.floats(0.05, 100), start=st.sampled_from([Fraction(1, 2), Fraction(1), Fraction(7)])
+)
+def test_the_answer_rests_on_two_rates_to_either_side(holds: float, start: Fraction) -> None:
+    probes = _search(Limits(start=start, most=Fraction(512)), holds)
+    _, best, above = boundary(probes)
+    assert best is not None
+    assert above is not None
+    assert sum(p.scale <= best for p in probes) >= 2
+    assert sum(p.scale >= above for p in probes) >= 2

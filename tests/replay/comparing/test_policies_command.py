@@ -7,10 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 CHAT = ROOT / "examples/chat.yaml"
@@ -167,15 +172,47 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
-def test_an_interrupt_ends_all_workers_and_says_so(tmp_path: Path) -> None:
+@contextmanager
+def _comparing(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A comparison that takes long, and its two workers and whatever else it has started."""
     command = [*COMMAND, "--trace", "sample", "-f", str(CHAT), "--rate-scale", "60", "--jobs", "2"]
     with subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            process.wait(6)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGINT)
+            children: list[psutil.Process] = []
+            while sum("spawn_main" in " ".join(c.cmdline()) for c in children) < 2:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.1)
+                children = psutil.Process(process.pid).children(recursive=True)
+            yield process, children
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)],
+    ids=["ctrl-c", "sigterm", "hang-up"],
+)
+def test_a_signal_ends_all_workers_and_is_said_to(
+    tmp_path: Path, number: signal.Signals, to_group: bool
+) -> None:
+    with _comparing(tmp_path) as (process, children):
+        if to_group:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.strip() == "error: interrupted; nothing was compared"
+    _, left = psutil.wait_procs(children, timeout=30)
+    assert left == []
+
+
+def test_workers_do_not_outlive_a_comparison_that_was_killed(tmp_path: Path) -> None:
+    with _comparing(tmp_path) as (process, children):
+        process.kill()
+        process.wait()
+        _, left = psutil.wait_procs(children, timeout=30)
+    assert left == []
