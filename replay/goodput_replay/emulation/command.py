@@ -173,6 +173,8 @@ def _emulation(settings: FleetSettings, outcome: FleetOutcome | None) -> Emulati
         facts,
         end_ns=outcome.end_ns,
         device_ns=outcome.replica_ns * profile.devices,
+        peak_replicas=outcome.peak_replicas,
+        final_replicas=outcome.final_replicas,
         steps=outcome.steps,
         preemptions=outcome.preemptions,
         recomputed_tokens=outcome.recomputed_tokens,

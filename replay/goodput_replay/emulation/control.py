@@ -7,8 +7,9 @@ can be made again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -18,7 +19,9 @@ from goodput_core.control import (
     LengthMix,
     ReplicaPhase,
     ReplicaWindow,
+    ServiceDecision,
     ServiceObservation,
+    ServiceParams,
     ServiceState,
     Signal,
     Traffic,
@@ -28,15 +31,17 @@ from goodput_core.control import (
 from goodput_engine.messages import Limits, SetLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from goodput_core.control import ServiceDecision, ServiceParams
     from goodput_core.record import RequestRecord
     from goodput_replay.emulation.fleet import Fleet
     from goodput_replay.emulation.replica import Replica
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["ControlLoop", "decision_line"]
+__all__ = ["ControlLoop", "Law", "decision_line"]
+
+Law: TypeAlias = Callable[
+    [ServiceState, ServiceObservation, ServiceParams, int], tuple[ServiceState, ServiceDecision]
+]
+"""What decides; `service_law` does."""
 
 _STARTS: Final = 16
 """So many of the latest start-up times are told to the law."""
@@ -51,6 +56,7 @@ class ControlLoop:
         interval_ns: between two decisions, above 0.
         decided: told of each decision.
         signal: whether what routers say at an instant can be believed; None: always.
+        law: what decides.
     """
 
     def __init__(
@@ -60,11 +66,13 @@ class ControlLoop:
         interval_ns: int,
         decided: Callable[[ServiceDecision], None],
         signal: Callable[[int], Signal] | None = None,
+        law: Law = service_law,
     ) -> None:
         self._params = params
         self._interval_ns = interval_ns
         self._decided = decided
         self._signal = signal
+        self._law = law
         self._next_ns = interval_ns
         self._state = ServiceState()
         self._bounds: Bounds | None = None
@@ -92,7 +100,7 @@ class ControlLoop:
         """Observe, decide, apply."""
         self._next_ns = now_ns + self._interval_ns
         observation = self._observe(fleet, now_ns)
-        self._state, decision = service_law(self._state, observation, self._params, now_ns)
+        self._state, decision = self._law(self._state, observation, self._params, now_ns)
         self._apply(fleet, decision, now_ns)
         self._decided(decision)
 

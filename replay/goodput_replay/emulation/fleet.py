@@ -127,6 +127,7 @@ class Fleet:
 
     def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
         """Everything, from zero until the last request has ended; see `emulate`."""
+        self._totals.replicas(len(self._everyone()))
         coming = next(requests, None)
         while coming is not None or self._live:
             now_ns = self._next_instant(coming, actors)
@@ -147,14 +148,19 @@ class Fleet:
                     actor.act(self, now_ns)
                     self._settle({r.name: r for r in self.replicas}, now_ns)
             self._tell()
-        for replica in self._everyone():
+        left = self._everyone()
+        for replica in left:
             self._totals.add(replica, self._totals.end_ns)
-        return self._totals.outcome(requests=self.arrived)
+        return self._totals.outcome(
+            requests=self.arrived, final_replicas=sum(not r.draining for r in left)
+        )
 
     def start_replica(self, now_ns: int) -> Replica:
         """One more replica, ready when the device's start-up time has passed."""
         startup_ns = round(self.settings.profile.startup_seconds * NS_PER_S)
-        return self._add(now_ns, now_ns + startup_ns)
+        started = self._add(now_ns, now_ns + startup_ns)
+        self._totals.replicas(len(self._everyone()))
+        return started
 
     def drain_replica(self, replica: Replica, now_ns: int) -> None:
         """It gets nothing new, finishes what it has, and is gone."""

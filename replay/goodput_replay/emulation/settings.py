@@ -108,6 +108,8 @@ class FleetOutcome:
         requests: how many arrived.
         peak_in_flight: most of them on replicas at once.
         replica_ns: time for which replicas existed, from created to gone or to the end.
+        peak_replicas: most of them at once, starting and draining ones too.
+        final_replicas: those at the end that were not draining.
         events: how often an engine was called, for a request that came or for steps to take.
         steps: steps of all replicas.
         step_ns: their summed device time.
@@ -125,6 +127,8 @@ class FleetOutcome:
     requests: int
     peak_in_flight: int
     replica_ns: int
+    peak_replicas: int
+    final_replicas: int
     events: int
     steps: int
     step_ns: int

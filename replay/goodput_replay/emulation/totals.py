@@ -35,6 +35,7 @@ class Totals:
     def __init__(self) -> None:
         self.end_ns = 0
         self._peak = 0
+        self._peak_replicas = 0
         self._replica_ns = 0
         self._events = 0
         self._sums: Counter[str] = Counter()
@@ -42,6 +43,10 @@ class Totals:
     def in_flight(self, count: int) -> None:
         """So many requests are on replicas now."""
         self._peak = max(self._peak, count)
+
+    def replicas(self, count: int) -> None:
+        """So many replicas exist now."""
+        self._peak_replicas = max(self._peak_replicas, count)
 
     def ended(self, at_ns: int) -> None:
         """A request ended; in the order of time."""
@@ -54,13 +59,15 @@ class Totals:
         stats = replica.core.scheduler.stats
         self._sums.update({name: getattr(stats, name) for name in _SUMMED})
 
-    def outcome(self, *, requests: int) -> FleetOutcome:
+    def outcome(self, *, requests: int, final_replicas: int) -> FleetOutcome:
         """The run's."""
         return FleetOutcome(
             end_ns=self.end_ns,
             requests=requests,
             peak_in_flight=self._peak,
             replica_ns=self._replica_ns,
+            peak_replicas=self._peak_replicas,
+            final_replicas=final_replicas,
             events=requests + self._events,
             **{name: self._sums[name] for name in _SUMMED},
         )

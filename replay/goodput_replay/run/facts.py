@@ -133,6 +133,9 @@ class EmulationFacts:
         end_ns: when the last request ended.
         device_ns: time for which devices were held: replicas, each for as long as it existed,
             times the devices of one.
+        peak_replicas: most of them at once, starting and draining ones too; 0: not known, since
+            the run was interrupted.
+        final_replicas: those at the end that were not draining.
         steps: of all replicas.
         preemptions: requests sent back to wait.
         recomputed_tokens, swapped_tokens: of these: computed again, or copied to host memory.
@@ -154,6 +157,8 @@ class EmulationFacts:
     max_num_seqs: int
     end_ns: int = 0
     device_ns: int = 0
+    peak_replicas: int = 0
+    final_replicas: int = 0
     steps: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0

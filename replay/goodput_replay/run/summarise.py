@@ -252,6 +252,8 @@ def _emulation(facts: EmulationFacts) -> EmulationSummary:
         max_num_seqs=facts.max_num_seqs,
         virtual_s=_seconds(facts.end_ns),
         device_s=_seconds(facts.device_ns),
+        peak_replicas=facts.peak_replicas,
+        final_replicas=facts.final_replicas,
         steps=facts.steps,
         preemptions=facts.preemptions,
         recomputed_tokens=facts.recomputed_tokens,

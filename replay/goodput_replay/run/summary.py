@@ -264,6 +264,11 @@ class EmulationSummary:
     max_num_seqs: Annotated[int, Meta(description="Requests that might run at once, a replica.")]
     virtual_s: Annotated[float, Meta(description="From zero to the end of the last request.")]
     device_s: Annotated[float, Meta(description="Seconds for which devices were held, summed.")]
+    peak_replicas: Annotated[
+        int,
+        Meta(description="Most replicas at once, starting and draining ones too; 0: interrupted."),
+    ]
+    final_replicas: Annotated[int, Meta(description="Replicas at the end, without draining ones.")]
     steps: Annotated[int, Meta(description="Steps of all replicas.")]
     preemptions: Annotated[int, Meta(description="Requests sent back to wait.")]
     recomputed_tokens: Annotated[int, Meta(description="Their tokens that were computed again.")]

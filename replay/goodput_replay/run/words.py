@@ -65,6 +65,8 @@ def duration_words(seconds: float) -> str:
 def emulation_words(one: EmulationSummary) -> str:
     """That a run was emulated, on what and how, as one sentence."""
     replicas = f"{count_words(one.replicas)} replica{'' if one.replicas == 1 else 's'}"
+    if one.peak_replicas and {one.peak_replicas, one.final_replicas} != {one.replicas}:
+        replicas += f" at first, {one.peak_replicas} at most, {one.final_replicas} at the end,"
     replicas += f" ({one.topology})" if one.topology else ""
     figures = ", whose figures are illustrative" if one.illustrative else ""
     policy = "shortest first by an oracle, a bound" if one.oracle else f"policy {one.policy}"

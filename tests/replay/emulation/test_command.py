@@ -97,6 +97,7 @@ def test_the_folder_is_that_of_any_run_and_says_that_it_was_emulated(
     assert (emulation["replicas"], emulation["token_budget"]) == (2, 256)
     assert (emulation["policy"], emulation["placement"]) == ("sarathi", "least-loaded")
     assert emulation["device_s"] == pytest.approx(2 * emulation["virtual_s"])
+    assert (emulation["peak_replicas"], emulation["final_replicas"]) == (2, 2)
     page = render(tmp_path / "run")
     assert "Emulated in virtual time, not measured: 2 replicas on device profile unit" in page
     assert "token budget 256, least-loaded placement" in page

@@ -41,6 +41,7 @@ def test_decisions_stand_in_the_runs_folder_and_a_rerun_gives_the_same_bytes(
         asked: list[str | Path] = ["--rate-scale", "16", "--emulate", manifest, "--out", name]
         assert _replay(*asked, cwd=tmp_path).returncode == 0
         runs.append((tmp_path / name / "decisions.jsonl").read_bytes())
+        summary = json.loads((tmp_path / name / "summary.json").read_bytes())
         assert not list((tmp_path / name).glob("*.partial"))
     assert runs[0] == runs[1]
     decisions = [json.loads(line) for line in runs[0].splitlines()]
@@ -52,6 +53,10 @@ def test_decisions_stand_in_the_runs_folder_and_a_rerun_gives_the_same_bytes(
     applied = {decision["apply_replicas"] for decision in decisions}
     assert max(wanted) > 1
     assert applied == (wanted if mode == "Auto" else {1})
+    emulation = summary["emulation"]
+    assert emulation["replicas"] == 1
+    assert emulation["peak_replicas"] == max(applied)
+    assert emulation["final_replicas"] == decisions[-1]["apply_replicas"]
 
 
 def test_without_a_law_there_are_no_decisions(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ class Controlled:
     records: list[RequestRecord]
     decisions: list[ServiceDecision]
     replica_s: float
+    peak_replicas: int
+    final_replicas: int
 
     @property
     def replicas(self) -> list[int]:
@@ -94,7 +96,11 @@ def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callab
         actors = [loop] if control else []
         outcome = emulate(iter(requests), settings, ended, actors=actors)
         return Controlled(
-            records=records, decisions=decisions, replica_s=outcome.replica_ns / NS_PER_S
+            records=records,
+            decisions=decisions,
+            replica_s=outcome.replica_ns / NS_PER_S,
+            peak_replicas=outcome.peak_replicas,
+            final_replicas=outcome.final_replicas,
         )
 
     return run
@@ -131,6 +137,7 @@ def test_a_fall_gives_replicas_back_after_stabilisation_alone_and_loses_nobody(
     assert {r.outcome for r in run.records} == {Outcome.OK}
     assert run.attained(500, 2000) > 0.95
     assert run.replica_s < 0.8 * 4 * 2000
+    assert (run.peak_replicas, run.final_replicas) == (4, 1)
 
 
 @pytest.mark.slow
