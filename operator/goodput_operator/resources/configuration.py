@@ -7,12 +7,12 @@ after it begins with the last limits, and an operator that starts goes on from t
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_core.control import Bounds
 from goodput_core.spec.encode import encode
+from goodput_operator.control.decided import Decided
 from goodput_operator.resources.engine_pod import LIMITS_KEY, manifest_key
 from goodput_operator.resources.router_pod import ROUTER_MANIFEST_KEY
 
@@ -30,21 +30,6 @@ _OF_MODEL: Final = ("source", "revision")
 _NOT_OF_ENGINE: Final = ("image", "resources", "pod", "drainSeconds", "startupDeadlineSeconds")
 _MOST: Final = 2**53
 _ENTRIES: Final = ("revision", "min_tokens", "token_budget", "safety_percent", "max_num_seqs")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """What was decided last.
-
-    Args:
-        limits_revision: rises with each change of `bounds`.
-        bounds: the limits of every engine.
-        replicas: how many engines there are to be.
-    """
-
-    limits_revision: int
-    bounds: Bounds
-    replicas: int
 
 
 def config_map(

@@ -1,0 +1,171 @@
+"""One round of control: observe a service, ask its law, and say what is to be told to whom.
+
+The law itself is core's. Here is what surrounds it wherever engines are real: the rising
+revision of limits, who must be told of them again, and which of its words are news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from goodput_core.control import (
+    BoundsState,
+    DeviceCapacity,
+    ReplicaPhase,
+    ReplicaWindow,
+    ServiceDecision,
+    ServiceObservation,
+    ServiceParams,
+    ServiceState,
+    Signal,
+    service_law,
+)
+from goodput_core.spec.choices import ControlMode
+from goodput_operator.control.decided import Decided
+from goodput_operator.control.words import Change, bounds_change, replicas_change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from goodput_core.control import Bounds
+    from goodput_operator.decide.snapshot import EngineReading, Measures
+
+__all__ = ["ControlRound", "LimitsPush", "control_round"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsPush:
+    """Limits that one engine is to be told.
+
+    Args:
+        name: of the engine's pod or process.
+        limits: the body of PATCH /control/limits.
+    """
+
+    name: str
+    limits: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRound:
+    """What one round came to.
+
+    Args:
+        law: to be remembered until the next round.
+        decided: in force from now on; `replicas` of it are to run.
+        recommended: replicas that the law would have; None: it computes nothing.
+        pushes: engines that do not have these limits yet.
+        changes: what is news, budget first.
+        decision: the law's own, with everything it was made from.
+    """
+
+    law: ServiceState
+    decided: Decided
+    recommended: int | None
+    pushes: tuple[LimitsPush, ...]
+    changes: tuple[Change, ...]
+    decision: ServiceDecision
+
+
+def control_round(
+    measures: Measures,
+    *,
+    params: ServiceParams,
+    law: ServiceState,
+    last: Decided,
+    recommended: int | None,
+    phases: Mapping[str, ReplicaPhase],
+    asked: int,
+    startups_ns: tuple[int, ...],
+    now_ns: int,
+) -> ControlRound:
+    """One interval of control.
+
+    Args:
+        measures: of the interval that has just ended.
+        params: the manifest's.
+        law: what was remembered of the last round; a fresh one at the start or after a restart,
+            which goes on from the limits in force.
+        last: what was decided last.
+        recommended: by the last round; None: nothing.
+        phases: every engine that exists, by the name that its reading bears.
+        asked: how many engines the workload is asked to have.
+        startups_ns: from created to routable, of the latest engines that started.
+        now_ns: the interval's end, on a clock that never goes back.
+    """
+    if law.bounds.bounds is None and params.mode is ControlMode.AUTO:
+        law = replace(law, bounds=BoundsState(bounds=last.bounds))
+    readings = {reading.pod: reading for reading in measures.engines}
+    observation = ServiceObservation(
+        interval_ns=measures.interval_ns,
+        traffic=measures.traffic,
+        classes=measures.classes,
+        replicas=tuple(_window(n, phase, readings.get(n)) for n, phase in phases.items()),
+        replicas_asked=asked,
+        startups_ns=startups_ns,
+        device=_device(measures.engines),
+    )
+    after, decision = service_law(law, observation, params, now_ns)
+    decided = Decided(
+        limits_revision=_revision(last, decision.apply_bounds, measures.engines),
+        bounds=decision.apply_bounds,
+        replicas=decision.apply_replicas,
+    )
+    changes = (
+        bounds_change(decision, before=last.bounds, advised=law.bounds.bounds),
+        replicas_change(decision, recommended=recommended),
+    )
+    return ControlRound(
+        law=after,
+        decided=decided,
+        recommended=None if decision.replicas is None else decision.replicas.replicas,
+        pushes=tuple(_pushes(decided, measures.engines)),
+        changes=tuple(change for change in changes if change is not None),
+        decision=decision,
+    )
+
+
+def _window(name: str, phase: ReplicaPhase, reading: EngineReading | None) -> ReplicaWindow:
+    if reading is None:
+        return ReplicaWindow(name=name, phase=phase, signal=Signal.MISSING)
+    return ReplicaWindow(
+        name=name,
+        phase=phase,
+        signal=reading.signal,
+        running=reading.running,
+        waiting=reading.waiting,
+        kv_used_blocks=reading.kv_used_blocks,
+        kv_total_blocks=reading.kv_total_blocks,
+        preemptions=reading.preemptions,
+        settled=reading.settled,
+    )
+
+
+def _device(engines: Iterable[EngineReading]) -> DeviceCapacity | None:
+    """Engines of a service run on like devices: any one speaks for all."""
+    return next((e.device for e in engines if e.signal is Signal.FRESH and e.device), None)
+
+
+def _revision(last: Decided, bounds: Bounds, engines: Iterable[EngineReading]) -> int:
+    """Above every other: one that an engine got from somebody else, or before what we know."""
+    ahead = max((e.limits_revision for e in engines if e.signal is Signal.FRESH), default=0)
+    if ahead > last.limits_revision:
+        return ahead + 1
+    return last.limits_revision + (bounds != last.bounds)
+
+
+def _pushes(decided: Decided, engines: Iterable[EngineReading]) -> Iterable[LimitsPush]:
+    bounds = decided.bounds
+    for engine in engines:
+        if engine.signal is not Signal.FRESH or engine.limits_revision >= decided.limits_revision:
+            continue
+        limits = {
+            "revision": decided.limits_revision,
+            "token_budget": bounds.max_tokens,
+            "max_num_seqs": bounds.max_num_seqs,
+        }
+        if engine.paced:
+            limits["safety_percent"] = bounds.safety_percent
+        yield LimitsPush(name=engine.pod, limits=limits)
