@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CACHE ?= $(HOME)/.cache/goodput
+export GOODPUT_CACHE := $(CACHE)
 # The second name is what newer pip reads for the build back end, which it installs apart.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
@@ -17,10 +18,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 RUNTIME := replay,engine,operator
 TESTS ?=
 
-.PHONY: help setup demo test check lint types arch golden e2e bench chart picture clean
+.PHONY: help setup demo test check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Goodput needs Python 3.11 or later, and {sys.executable} is {v[0]}.{v[1]}; try make PYTHON=python3.11")'
@@ -60,8 +61,20 @@ arch: $(VENV)/.dev ## the import contracts of pyproject.toml
 golden: $(VENV)/.dev ## rewrite the golden files; read the diff before committing it
 	$(BIN)/pytest --rewrite-golden tests -m golden
 
-e2e: $(VENV)/.dev ## one manifest and one trace, end to end in real processes
-	$(BIN)/pytest tests/e2e
+# A cluster is given on make's command line only: one that a shell happens to know is left alone.
+ifeq ($(origin KUBECONFIG),command line)
+e2e: export GOODPUT_KUBECONFIG := $(abspath $(KUBECONFIG))
+endif
+
+e2e: $(VENV)/.dev ## end to end: local processes, and a real cluster (KUBECONFIG=FILE: that one)
+	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tests.e2e.cluster build
+	GOODPUT_REQUIRE_CLUSTER=1 $(BIN)/pytest tests/e2e $(TESTS)
+
+cluster: $(VENV)/.dev ## start a Kubernetes cluster without a container engine and keep it
+	@$(BIN)/python -m tests.e2e.cluster up
+
+cluster-down: ## end the cluster that `make cluster` started
+	@$(BIN)/python -m tests.e2e.cluster down
 
 bench: $(VENV)/.dev ## every benchmark, short; see docs/benchmarks.md for the long ones
 	$(BIN)/python -m benchmarks

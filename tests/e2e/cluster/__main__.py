@@ -1,0 +1,75 @@
+"""`python -m tests.e2e.cluster`: build, keep a cluster running, end it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from tests.e2e.cluster import binaries, starting
+from tests.e2e.cluster.handle import ClusterError
+from tests.e2e.cluster.host import lacks_for_running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_KEPT = "kept"
+
+
+def _kept() -> Path:
+    """Where the files of the cluster lie that `up` keeps running."""
+    return binaries.cache_folder() / "cluster" / _KEPT
+
+
+def _demand_a_fit_machine() -> None:
+    if lacks := lacks_for_running():
+        raise ClusterError("no cluster can run here: " + "; ".join(lacks))
+
+
+def build() -> None:
+    """Build the binaries, unless the cache has them; first say what else is lacking."""
+    _demand_a_fit_machine()
+    print(binaries.build())
+
+
+def up() -> None:
+    """Start a cluster that outlives this command, or find the one that runs."""
+    _demand_a_fit_machine()
+    cluster = starting.attach(_kept())
+    if cluster is None:
+        shutil.rmtree(_kept(), ignore_errors=True)
+        cluster = starting.start(_kept(), binaries.build(), outlive_me=True)
+    print(cluster.kubectl("get", "nodes"))
+    print("In another terminal:\n")
+    print(f"  export KUBECONFIG={cluster.kubeconfig}")
+    print(f"  export PATH={cluster.binaries}:$PATH    # kubectl, helm")
+    print("  kubectl get pods --all-namespaces\n")
+    print("Service and pod addresses answer inside the cluster's network:\n")
+    print(f"  {' '.join(cluster.inside('bash'))}\n")
+    print("It ends with: make cluster-down")
+
+
+def down() -> None:
+    """End the cluster that `up` started."""
+    cluster = starting.attach(_kept())
+    if cluster is not None:
+        starting.stop(cluster)
+    shutil.rmtree(_kept(), ignore_errors=True)
+
+
+def main() -> int:
+    """Run one of the three."""
+    commands = {"build": build, "up": up, "down": down}
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.cluster", description=__doc__)
+    parser.add_argument("command", choices=commands)
+    try:
+        commands[parser.parse_args().command]()
+    except (ClusterError, binaries.Unbuildable) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

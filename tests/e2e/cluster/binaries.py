@@ -1,0 +1,144 @@
+"""Build the programs of a cluster from Go modules once, and keep them outside the checkout.
+
+The versions stand in two files and nowhere else: `go/go.mod` has Kubernetes and etcd,
+`go/tools/go.mod` has CoreDNS, Helm and kubeconform. A build is kept under a name made of all that
+goes into it, so a changed source or version is another build, and several checkouts share one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.e2e.cluster.host import GO_MODULE, lacks_for_building
+
+__all__ = ["Unbuildable", "build", "cache_folder", "folder", "is_built", "version_of"]
+
+_PARTS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kubelet",
+    "kubectl",
+    "new-key",
+)
+_TOOLS = {
+    "coredns": "github.com/coredns/coredns",
+    "helm": "helm.sh/helm/v4/cmd/helm",
+    "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform",
+}
+
+
+class Unbuildable(Exception):
+    """The binaries cannot be built here; the text says why and what to do."""
+
+
+def cache_folder() -> Path:
+    """Where downloads and builds are kept; `GOODPUT_CACHE` names another place."""
+    return Path(os.environ.get("GOODPUT_CACHE") or Path.home() / ".cache" / "goodput")
+
+
+def version_of(module: str) -> str:
+    """The version of a Go module that is built, with its `v`."""
+    for path in (GO_MODULE / "go.mod", GO_MODULE / "tools" / "go.mod"):
+        found = re.search(rf"^\s*{re.escape(module)} (v\S+)", path.read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    raise KeyError(module)
+
+
+def folder() -> Path:
+    """The folder of this checkout's build, built or not."""
+    digest = hashlib.sha256(platform.machine().encode())
+    sources = [p for p in GO_MODULE.rglob("*") if p.name.endswith((".go", "go.mod", "go.sum"))]
+    for path in [*sorted(sources), Path(__file__)]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    kubernetes = version_of("k8s.io/kubernetes")
+    return cache_folder() / "cluster" / f"{kubernetes}-{digest.hexdigest()[:12]}"
+
+
+def is_built() -> bool:
+    """Whether this checkout's build is in the cache."""
+    return folder().is_dir()
+
+
+def build() -> Path:
+    """Build what is not built yet and return the folder; progress goes to stderr.
+
+    Raises:
+        Unbuildable: without a Go toolchain, or when the compiler or a download failed.
+    """
+    done = folder()
+    if done.is_dir():
+        return done
+    lacks = lacks_for_building()
+    if lacks:
+        raise Unbuildable("; ".join(lacks))
+    done.parent.mkdir(parents=True, exist_ok=True)
+    # A build that was interrupted leaves nothing under the name that others look for.
+    making = Path(tempfile.mkdtemp(prefix=".building-", dir=done.parent))
+    try:
+        making.chmod(0o755)
+        _compile("./launcher", making / "launcher", GO_MODULE)
+        _compile("./kube", making / "kube", GO_MODULE)
+        for part in _PARTS:
+            (making / part).symlink_to("kube")
+        for name, package in _TOOLS.items():
+            _compile(package, making / name, GO_MODULE / "tools")
+        making.rename(done)
+    except OSError:
+        if not done.is_dir():  # another process was faster
+            raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return done
+
+
+def _compile(package: str, output: Path, module: Path) -> None:
+    """Compile one program; without its version's name, a server calls itself v0.0.0-master."""
+    version = version_of("k8s.io/kubernetes")
+    _, minor, _ = version.split(".")
+    stamp = "k8s.io/component-base/version"
+    names = {
+        f"{stamp}.gitVersion": version,
+        f"{stamp}.gitMajor": "1",
+        f"{stamp}.gitMinor": minor,
+        f"{stamp}.gitTreeState": "clean",
+        "k8s.io/client-go/pkg/version.gitVersion": version,
+    }
+    flags = "-s -w"
+    if module == GO_MODULE:
+        flags += "".join(f" -X {name}={value}" for name, value in names.items())
+    print(f"building {output.name} …", end=" ", flush=True, file=sys.stderr)
+    began = time.monotonic()
+    cache = cache_folder() / "go"
+    ended = subprocess.run(
+        ["go", "build", "-trimpath", "-mod=readonly", "-ldflags", flags, "-o", output, package],
+        cwd=module,
+        env={
+            **os.environ,
+            "CGO_ENABLED": "0",
+            "GOFLAGS": "",
+            "GOWORK": "off",
+            "GOTOOLCHAIN": "local",
+            "GOMODCACHE": str(cache / "mod"),
+            "GOCACHE": str(cache / "build"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode != 0:
+        print("failed", file=sys.stderr)
+        raise Unbuildable(f"{package} does not build:\n{ended.stderr.strip()}")
+    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)

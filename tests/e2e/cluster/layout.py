@@ -1,0 +1,193 @@
+"""Where the parts of a cluster find each other: addresses, files, command lines.
+
+Values only: nothing here starts a process or writes a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["API_ADDRESS", "API_PORT", "CLUSTER_DNS", "NODES", "Layout", "Node", "Part"]
+
+API_ADDRESS = "10.200.0.1"
+API_PORT = 6443
+CLUSTER_DNS = "10.96.0.10"
+SERVICES = "10.96.0.0/16"
+PODS = "10.244.0.0/16"
+_ETCD = "http://127.0.0.1:2379"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One kubelet; `address` is its own and the gateway of its pods, `prefix` theirs."""
+
+    name: str
+    address: str
+    prefix: str
+
+
+NODES = tuple(
+    Node(name=f"node-{n}", address=f"10.244.{n}.1", prefix=f"10.244.{n}.") for n in (1, 2)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A process of the cluster: its name, and how it is started."""
+
+    name: str
+    command: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The files of one cluster below `state`, and the programs in `binaries`."""
+
+    state: Path
+    binaries: Path
+
+    @property
+    def control(self) -> Path:
+        """The socket on which the supervisor takes orders."""
+        return self.state / "control.sock"
+
+    @property
+    def catalogue(self) -> Path:
+        """The images that the nodes can pull."""
+        return self.state / "images.json"
+
+    @property
+    def audit_log(self) -> Path:
+        """One JSON object a line, for every request of anything but the cluster's own parts."""
+        return self.state / "audit.log"
+
+    @property
+    def audit_policy(self) -> Path:
+        """What the API server writes there."""
+        return self.state / "audit-policy.yaml"
+
+    @property
+    def tokens(self) -> Path:
+        """The API server's static tokens."""
+        return self.state / "tokens.csv"
+
+    @property
+    def signing_key(self) -> Path:
+        """The key of service account tokens."""
+        return self.state / "service-accounts.key"
+
+    @property
+    def certificates(self) -> Path:
+        """Where the API server puts the certificate that it signs itself."""
+        return self.state / "certificates"
+
+    @property
+    def certificate(self) -> Path:
+        """What a client trusts."""
+        return self.certificates / "apiserver.crt"
+
+    @property
+    def volumes(self) -> Path:
+        """What lies behind the claims of the default storage class."""
+        return self.state / "volumes"
+
+    def kubeconfig(self, user: str) -> Path:
+        """The credentials of a user, for a process inside the cluster's network."""
+        return self.state / "kubeconfig" / user
+
+    @property
+    def outer_kubeconfig(self) -> Path:
+        """The administrator's credentials for this machine's own network."""
+        return self.state / "kubeconfig.yaml"
+
+    def log(self, part: str) -> Path:
+        """What a part printed."""
+        return self.state / "logs" / f"{part}.log"
+
+    def parts(self) -> list[Part]:
+        """Every process, in the order in which it is started; stopping goes the other way."""
+        return [
+            self._etcd(),
+            self._api_server(),
+            self._part(
+                "kube-controller-manager",
+                f"--kubeconfig={self.kubeconfig('kube-controller-manager')}",
+                f"--service-account-private-key-file={self.signing_key}",
+                f"--root-ca-file={self.certificate}",
+                "--use-service-account-credentials",
+                "--enable-hostpath-provisioner",
+                "--leader-elect=false",
+            ),
+            self._part(
+                "kube-scheduler",
+                f"--kubeconfig={self.kubeconfig('kube-scheduler')}",
+                "--leader-elect=false",
+            ),
+            # One is enough: the nodes are apart in everything but their network.
+            self._part(
+                "kube-proxy",
+                f"--kubeconfig={self.kubeconfig('kube-proxy')}",
+                "--proxy-mode=nftables",
+                f"--hostname-override={NODES[0].name}",
+                f"--cluster-cidr={PODS}",
+                "--conntrack-max-per-core=0",
+            ),
+            *map(self._node, NODES),
+        ]
+
+    def _part(self, name: str, *flags: str) -> Part:
+        return Part(name=name, command=[str(self.binaries / name), *flags])
+
+    def _etcd(self) -> Part:
+        return self._part(
+            "etcd",
+            f"--data-dir={self.state / 'etcd'}",
+            f"--listen-client-urls={_ETCD}",
+            f"--advertise-client-urls={_ETCD}",
+            "--listen-peer-urls=http://127.0.0.1:2380",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        )
+
+    def _api_server(self) -> Part:
+        return self._part(
+            "kube-apiserver",
+            f"--etcd-servers={_ETCD}",
+            # Listening everywhere puts the name localhost into the certificate.
+            f"--advertise-address={API_ADDRESS}",
+            f"--secure-port={API_PORT}",
+            f"--cert-dir={self.certificates}",
+            f"--service-cluster-ip-range={SERVICES}",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            f"--service-account-key-file={self.signing_key}",
+            f"--service-account-signing-key-file={self.signing_key}",
+            f"--token-auth-file={self.tokens}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--allow-privileged",
+            f"--audit-policy-file={self.audit_policy}",
+            f"--audit-log-path={self.audit_log}",
+        )
+
+    def _node(self, node: Node) -> Part:
+        """A kubelet in process and mount namespaces of its own: with it, all its pods end."""
+        kubelet = [
+            str(self.binaries / "kubelet"),
+            f"--name={node.name}",
+            f"--kubeconfig={self.kubeconfig(node.name)}",
+            f"--root={self.state / node.name}",
+            f"--launcher={self.binaries / 'launcher'}",
+            f"--images={self.catalogue}",
+            f"--pods={node.prefix}",
+            f"--address={node.address}",
+            f"--cluster-dns={CLUSTER_DNS}",
+            # Announced, not owned: the processes share this machine as they do without us.
+            "--cpu=32",
+            "--memory=256Gi",
+            "--gpus=8",
+        ]
+        prepare = 'mount -t tmpfs run /run && mkdir /run/netns && exec "$@"'
+        spaces = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        return Part(name=node.name, command=[*spaces, "sh", "-c", prepare, "sh", *kubelet])

@@ -1,0 +1,175 @@
+"""Start a cluster from its binaries, bring it to the point where pods run, and end it.
+
+The cluster is a process tree below one `unshare`, in user, mount, network and process namespaces
+of its own. The API server is reached through a port of this machine's loopback; for anything else
+there is `OwnCluster.inside`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+from tests.e2e.cluster.credentials import write_credentials
+from tests.e2e.cluster.handle import ClusterError, OwnCluster
+from tests.e2e.cluster.images import PYTHON, SHELL, Image, publish, python_image, shell_image
+from tests.e2e.cluster.layout import NODES, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["attach", "running", "start", "stop"]
+
+_ROOT = Path(__file__).resolve().parents[3]
+_ADDONS = Path(__file__).parent / "addons"
+
+
+def start(state: Path, binaries: Path, *, outlive_me: bool = False) -> OwnCluster:
+    """Start a cluster that keeps its files in `state`, an empty folder.
+
+    Unless it is to outlive this process, it ends with it, however this process ends.
+
+    Raises:
+        ClusterError: when it does not come up; `state/logs` has what each part printed.
+    """
+    layout = Layout(state=state.resolve(), binaries=binaries)
+    for folder in (layout.state, layout.volumes, layout.certificates, layout.state / "logs"):
+        folder.mkdir(parents=True, exist_ok=True)
+    publish(layout.catalogue, _own_images(binaries))
+    # Made here, in this machine's network, and handed down: see supervisor.lead_in.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        write_credentials(layout, outer_port=listener.getsockname()[1])
+        cluster = _spawn(layout, listener, outlive_me=outlive_me)
+    try:
+        _bring_up(cluster)
+    except BaseException:
+        stop(cluster)
+        raise
+    return cluster
+
+
+def _own_images(binaries: Path) -> dict[str, Image]:
+    coredns = Image(folders=[str(binaries)], entrypoint=[str(binaries / "coredns")])
+    return {
+        "coredns/coredns": coredns,
+        SHELL: shell_image(),
+        PYTHON: python_image(),
+    }
+
+
+def _spawn(layout: Layout, listener: socket.socket, *, outlive_me: bool) -> OwnCluster:
+    command = [
+        *("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork"),
+        *("--mount-proc", "--propagation=private", "--kill-child"),
+        *(sys.executable, "-m", "tests.e2e.cluster.supervisor"),
+        f"--state={layout.state}",
+        f"--binaries={layout.binaries}",
+        f"--listener={listener.fileno()}",
+        *([] if outlive_me else ["--until-end-of-input"]),
+    ]
+    # An inherited proxy or kubeconfig would lead the parts astray.
+    environment = {n: v for n in ("PATH", "HOME", "LANG") if (v := os.environ.get(n))}
+    with layout.log("supervisor").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL if outlive_me else subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for the test, which then ends the cluster
+        )
+    deadline = time.monotonic() + 30
+    while not layout.control.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise ClusterError(f"the supervisor did not start:\n{_tail(layout)}")
+        time.sleep(0.02)
+    [first] = psutil.Process(process.pid).children()
+    (layout.state / "started").write_text(f"{first.pid}\n{layout.binaries}\n")
+    return _handle(layout, first.pid, process)
+
+
+def _handle(layout: Layout, pid: int, process: subprocess.Popen[bytes] | None) -> OwnCluster:
+    return OwnCluster(
+        kubeconfig=layout.outer_kubeconfig,
+        binaries=layout.binaries,
+        layout=layout,
+        pid=pid,
+        process=process,
+    )
+
+
+def _bring_up(cluster: OwnCluster) -> None:
+    """Start the parts in their order: most give up where they find no API server."""
+    storage, api, *others = [part.name for part in cluster.layout.parts()]
+    cluster.start(storage)
+    cluster.start(api)
+    cluster.wait_until("get", "--raw", "/readyz")
+    for name in others:
+        cluster.start(name)
+    cluster.kubectl("apply", "-f", str(_ADDONS))
+    # No pod can be created before its service account.
+    cluster.wait_until("get", "serviceaccount", "default")
+    for node in NODES:
+        cluster.wait_until("get", "node", node.name)
+    cluster.wait("condition=Ready", "nodes", "--all", timeout_s=30)
+    cluster.wait("condition=Available", "deployment/coredns", "-n", "kube-system", timeout_s=30)
+
+
+def attach(state: Path) -> OwnCluster | None:
+    """The cluster that another process started in `state`, or None when none runs there."""
+    try:
+        pid, binaries = (state / "started").read_text().splitlines()
+        layout = Layout(state=state.resolve(), binaries=Path(binaries))
+        cluster = _handle(layout, int(pid), None)
+        cluster.exited()
+    except OSError:
+        return None
+    return cluster
+
+
+def stop(cluster: OwnCluster) -> None:
+    """End a cluster and wait until no process of it is left."""
+    processes = _processes(cluster.pid)
+    with contextlib.suppress(OSError, ClusterError):
+        cluster.order(do="shutdown")
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=10)
+    if cluster.process is not None:
+        with cluster.process:  # waits for it, and closes the pipe to it
+            pass
+
+
+def _processes(pid: int) -> list[psutil.Process]:
+    """The first process inside, which takes all others with it, and the `unshare` before it."""
+    try:
+        first = psutil.Process(pid)
+        return [first, *([parent] if (parent := first.parent()) else [])]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@contextlib.contextmanager
+def running(state: Path, binaries: Path) -> Iterator[OwnCluster]:
+    """A cluster for the length of a block."""
+    cluster = start(state, binaries)
+    try:
+        yield cluster
+    finally:
+        stop(cluster)
+
+
+def _tail(layout: Layout) -> str:
+    return layout.log("supervisor").read_text(errors="replace")[-2000:]

@@ -1,0 +1,186 @@
+"""The first process inside the cluster's namespaces: starts parts, ends them, leads in.
+
+Run by `starting.start` as `python -m tests.e2e.cluster.supervisor`, never by hand. It takes orders
+on a socket, one JSON object a connection, and answers each with one. It is the first process of its
+process namespace: when it ends, however it ends, the kernel ends everything else in there.
+
+It knows processes, not Kubernetes: what is installed into the cluster is the starter's job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.cluster.layout import API_ADDRESS, API_PORT, NODES, Layout, Part
+
+_STOP_GRACE_S = 10.0
+# Parts that lose nothing when they are killed; the API server and etcd are asked.
+_STATEFUL = ("kube-apiserver", "etcd")
+
+
+def prepare_network(layout: Layout) -> None:
+    """Make the network in which the control plane and the nodes live.
+
+    One bridge carries the API server's address, as EndpointSlices refuse loopback ones; the other
+    carries the nodes' and the default route, without which no service address is ever looked up.
+    """
+    commands = [
+        "mount -t tmpfs run /run",
+        "ip link set lo up",
+        "ip link add management type bridge",
+        f"ip addr add {API_ADDRESS}/32 dev management",
+        "ip link set management up",
+        "ip link add nodes type bridge",
+        *(f"ip addr add {node.address}/32 dev nodes" for node in NODES),
+        "ip link set nodes up",
+        "ip route add default dev nodes",
+        "sysctl -qw net.ipv4.ip_forward=1",
+        # The provisioner of host-path volumes knows no other place.
+        f"mkdir -p /tmp/hostpath_pv {layout.volumes}",
+        f"mount --bind {layout.volumes} /tmp/hostpath_pv",
+    ]
+    subprocess.run(["sh", "-ec", "\n".join(commands)], check=True)
+
+
+class Supervisor:
+    """Owner of the cluster's processes."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._parts = {part.name: part for part in layout.parts()}
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self.ended = asyncio.Event()
+
+    async def start(self, name: str) -> None:
+        """Start a part that does not run."""
+        part = self._part(name)
+        if self._exit_code(name) is None and name in self._running:
+            raise ValueError(f"{name} runs already")
+        path = self._layout.log(name)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as log:
+            self._running[name] = await asyncio.create_subprocess_exec(
+                *part.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    async def stop(self, name: str, *, kill: bool = False) -> None:
+        """Ask a part to end, or end it; returns when it is gone."""
+        self._part(name)
+        process = self._running.get(name)
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_GRACE_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def stop_all(self) -> None:
+        """End every part, the API server before etcd: without etcd it would wait for ever."""
+        for name in reversed(self._parts):
+            await self.stop(name, kill=name not in _STATEFUL)
+
+    def _part(self, name: str) -> Part:
+        if name not in self._parts:
+            raise ValueError(f"no part {name!r}; there are {', '.join(self._parts)}")
+        return self._parts[name]
+
+    def _exit_code(self, name: str) -> int | None:
+        process = self._running.get(name)
+        return None if process is None else process.returncode
+
+    async def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one order and say what came of it."""
+        match order:
+            case {"do": "status"}:
+                return {"exited": {n: c for n in self._running if (c := self._exit_code(n))}}
+            case {"do": "start", "part": str(name)}:
+                await self.start(name)
+            case {"do": "stop", "part": str(name)}:
+                await self.stop(name)
+            case {"do": "kill", "part": str(name)}:
+                await self.stop(name, kill=True)
+            case {"do": "shutdown"}:
+                self.ended.set()
+            case _:
+                raise ValueError(f"no such order: {order}")
+        return {}
+
+    async def serve_order(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the one order of a connection."""
+        try:
+            answer = await self.obey(json.loads(await reader.readline()))
+        except (ValueError, OSError) as error:
+            answer = {"error": str(error)}
+        with contextlib.suppress(OSError):
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+
+async def lead_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Connect a client on the machine's own network with the API server.
+
+    The listening socket was made before the namespace and handed down: a socket stays in the
+    network in which it was made, while whoever accepts from it connects from here.
+    """
+    try:
+        inner_reader, inner_writer = await asyncio.open_connection(API_ADDRESS, API_PORT)
+    except OSError:
+        writer.close()
+        return
+    await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass  # either side may vanish; the other learns it by the close
+    finally:
+        writer.close()
+
+
+async def run(layout: Layout, listener: socket.socket, *, until_end_of_input: bool) -> None:
+    """Serve until told to end."""
+    supervisor = Supervisor(layout)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.ended.set)
+    if until_end_of_input:
+        # The starter never writes: when it is gone, so is the other end, and input is over.
+        loop.add_reader(0, supervisor.ended.set)
+    prepare_network(layout)
+    await asyncio.start_server(lead_in, sock=listener)
+    await asyncio.start_unix_server(supervisor.serve_order, layout.control)
+    await supervisor.ended.wait()
+    await supervisor.stop_all()
+
+
+def main() -> None:
+    """Read the arguments and run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--binaries", type=Path, required=True)
+    parser.add_argument("--listener", type=int, required=True)
+    parser.add_argument("--until-end-of-input", action="store_true")
+    said = parser.parse_args()
+    layout = Layout(state=said.state, binaries=said.binaries)
+    listener = socket.socket(fileno=said.listener)
+    asyncio.run(run(layout, listener, until_end_of_input=said.until_end_of_input))
+
+
+if __name__ == "__main__":
+    main()
