@@ -245,7 +245,7 @@ def _live(configure: Configure, device: DeviceProfile, actions: list[Any]) -> tu
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     actions=_ACTIONS,
     blocks=st.integers(10, 80),

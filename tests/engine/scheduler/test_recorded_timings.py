@@ -130,7 +130,7 @@ def _serve(
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     workload=st.lists(
         st.tuples(

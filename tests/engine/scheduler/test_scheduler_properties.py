@@ -22,6 +22,15 @@ from goodput_engine.scheduler.request import RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 _BLOCK = 4
+_NONE = Targets()
+# A step takes about two nanoseconds here: some promises hold, some only for who goes first.
+_PROMISES = (
+    _NONE,
+    Targets(tpot_ns=NS_PER_MS),
+    Targets(ttft_ns=6, tpot_ns=3),
+    Targets(ttft_ns=40, tpot_ns=8),
+    Targets(ttft_ns=400, e2e_ns=600),
+)
 
 
 class MirrorExecutor:
@@ -158,7 +167,9 @@ class World:
         )
         self.executor = MirrorExecutor(self.pool)
 
-    def submit(self, tokens: int, asked: int | None, length: int, family: int) -> None:
+    def submit(
+        self, tokens: int, asked: int | None, length: int, family: int, targets: Targets = _NONE
+    ) -> None:
         rid = len(self.requests)
         request = ScheduledRequest(
             rid=rid,
@@ -166,9 +177,8 @@ class World:
             input_tokens=tokens,
             max_output_tokens=asked,
             block_hashes=[family * 1000 + i for i in range(tokens // _BLOCK)] if family else [],
-            # Four levels; a third of the requests can never be given the time that they want.
             priority=rid % 4 - 1,
-            targets=Targets(tpot_ns=NS_PER_MS) if rid % 3 == 0 else Targets(),
+            targets=targets,
         )
         self.requests[rid] = request
         self.executor.lengths[rid] = length
@@ -179,6 +189,9 @@ class World:
             self.refused.add(rid)
             if refusal.reason == "memory_full":
                 assert self.host.free_blocks < self.host.total_blocks
+                return
+            if refusal.reason == "unattainable":
+                assert targets.ttft_ns is not None
                 return
             assert refusal.reason == "too_long"
             bound = self.total_blocks * _BLOCK + 1
@@ -263,6 +276,7 @@ _SUBMIT = st.tuples(
     st.one_of(st.none(), st.integers(1, 30)),
     st.integers(1, 40),
     st.integers(0, 2),
+    st.sampled_from(_PROMISES),
 )
 _ACTIONS = st.lists(
     st.one_of(
@@ -281,9 +295,9 @@ _ACTIONS = st.lists(
 def _run(world: World, actions: list[tuple[object, ...]], stretch: int = 0) -> None:
     for action in actions:
         match action:
-            case ("submit", int(tokens), asked, int(length), int(family)):
+            case ("submit", int(tokens), asked, int(length), int(family), Targets() as targets):
                 assert asked is None or isinstance(asked, int)
-                world.submit(tokens, asked, length + stretch, family)
+                world.submit(tokens, asked, length + stretch, family, targets)
             case ("plan",):
                 world.plan()
             case ("commit",):
@@ -300,7 +314,7 @@ def _run(world: World, actions: list[tuple[object, ...]], stretch: int = 0) -> N
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40))
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
     policy: str,
@@ -322,7 +336,7 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40), stretch=st.integers(1, 5))
 def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_lengths(
     policy: str,
@@ -352,7 +366,7 @@ def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_length
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40), victim=st.integers(0, 10))
 def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
     policy: str,

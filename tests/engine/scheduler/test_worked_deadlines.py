@@ -58,6 +58,7 @@ def test_tighter_promises_are_kept_by_displacing_others_and_by_nothing_else(
     assert ageing.serve("priority", ageing.workload()).short_kept < 0.8
 
 
+@pytest.mark.slow
 def test_the_faster_waiting_counts_the_more_batch_finishes_and_the_less_interactive_is_kept(
     ageing: ModuleType,
 ) -> None:

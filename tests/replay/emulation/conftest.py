@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from goodput_core.judging import JudgementKind, judge, targets_for
 from goodput_core.record import RequestRecord
 from goodput_core.slo import SLOClass, Targets
 from goodput_core.spec.choices import RouterPolicy
@@ -68,6 +69,12 @@ class Run:
         """A percentile of all gaps between the tokens of these requests."""
         gaps_us = chain.from_iterable(record.gaps_us for record in self._named(names))
         return _percentile((gap_us / 1000 for gap_us in gaps_us), percent)
+
+    def attained(self, promise: Promise = PROMISE) -> float:
+        """Share of all requests that kept their promise."""
+        by_name = promise.by_name()
+        kinds = [judge(record, targets_for(record, by_name)).kind for record in self.records]
+        return kinds.count(JudgementKind.ATTAINED) / len(kinds)
 
     def _named(self, names: str) -> Iterable[RequestRecord]:
         return (record for record in self.records if record.request_id.startswith(names))

@@ -126,6 +126,19 @@ def test_a_step_up_is_followed_and_the_promise_kept_again(
 
 
 @pytest.mark.slow
+def test_a_burst_shorter_than_a_start_up_is_paid_for_and_not_helped(
+    controlled: Callable[..., Controlled],
+) -> None:
+    # A replica takes 30 s to start, so whoever comes in these 40 s finds the queue that one
+    # replica makes; the second is there for what is left of it, and for the stabilisation window.
+    pieces = ((4, 100), (36, 40), (4, 250))
+    loop, fixed = controlled(*pieces), controlled(*pieces, control=False)
+    assert max(loop.replicas) > 1
+    assert loop.attained(100, 140) == fixed.attained(100, 140) < 0.1
+    assert loop.replica_s > 1.4 * fixed.replica_s
+
+
+@pytest.mark.slow
 def test_a_fall_gives_replicas_back_after_stabilisation_alone_and_loses_nobody(
     controlled: Callable[..., Controlled],
 ) -> None:

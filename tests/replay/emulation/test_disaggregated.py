@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_core.errors import SpecError
-from goodput_core.judging import JudgementKind, judge, targets_for
 from goodput_core.record import Outcome
 from goodput_core.slo import SLOClass
 from goodput_replay.emulation.disaggregated import DisaggregatedFleet
@@ -20,7 +19,7 @@ from goodput_replay.emulation.topology import apply_topology, read_topology
 from goodput_replay.run.facts import Promise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.replay.emulation.conftest import Run
@@ -187,11 +186,6 @@ def test_every_request_ends_and_nothing_is_left_folded_or_not(
 TIGHT = Promise(classes=(SLOClass(name="fast", ttft_ms=2_000, tpot_ms=9),), default="fast")
 
 
-def attained(records: Sequence[RequestRecord], promise: Promise) -> float:
-    kinds = [judge(r, targets_for(r, promise.by_name())).kind for r in records]
-    return kinds.count(JudgementKind.ATTAINED) / len(kinds)
-
-
 def steady_load(
     planned: Planned, *, every_ms: float, prompt: int, output: int
 ) -> list[PlannedRequest]:
@@ -206,8 +200,8 @@ def test_long_prompts_and_tight_promises_per_token_gain_from_two_pools(
     together = run_fleet(requests, fleet(replicas=4, **common))
     apart = run_fleet(requests, split(fleet(replicas=3, **common), decoders=1, link=50 * GB))
     # A whole prompt stalls the decodes beside it for 118 ms; apart, it stalls nobody.
-    assert attained(together.records, TIGHT) < 0.1
-    assert attained(apart.records, TIGHT) == 1.0
+    assert together.attained(TIGHT) < 0.1
+    assert apart.attained(TIGHT) == 1.0
 
 
 def test_short_prompts_and_long_answers_lose_with_a_pool_that_only_prefills(
@@ -218,9 +212,9 @@ def test_short_prompts_and_long_answers_lose_with_a_pool_that_only_prefills(
     common |= {"max_num_seqs": 40}
     together = run_fleet(requests, fleet(replicas=4, **common))
     apart = run_fleet(requests, split(fleet(replicas=2, **common), decoders=2, link=50 * GB))
-    assert attained(together.records, TIGHT) == 1.0
+    assert together.attained(TIGHT) == 1.0
     # Half of the devices do next to nothing, and the other half has half of the places.
-    assert attained(apart.records, TIGHT) < 0.7
+    assert apart.attained(TIGHT) < 0.7
     assert apart.outcome.end_ns > 1.4 * together.outcome.end_ns
 
 

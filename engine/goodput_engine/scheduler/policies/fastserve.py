@@ -35,7 +35,8 @@ class FastServePolicy(SchedulingPolicy):
     pool, are kept free by swapping out the lowest levels; who was swapped out comes back only
     where they stay free. With less than a tenth of host memory free no new prompt starts, so that
     those in host memory come back first. What differs: the paper keeps preempted requests on the
-    device until their blocks are wanted; here a request is on the device if it runs.
+    device until their blocks are wanted, and fetches the highest levels back before their turn;
+    here a request is on the device if it runs, and its copy back begins when it has its place.
 
     Args:
         model: predicts how long a prompt takes; None: it is learned while serving.
