@@ -25,9 +25,12 @@ from goodput_core.contract import (
     PATH_READY,
     ROLE_ROUTER,
 )
+from goodput_core.units import NS_PER_S
 from goodput_engine.router.replies import error_response
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prometheus_client import CollectorRegistry
 
     from goodput_engine.router.fleet import Fleet, Replica
@@ -62,7 +65,13 @@ def serving_app(relay: Relay, fleet: Fleet) -> web.Application:
 
 
 def admin_app(
-    registry: CollectorRegistry, *, llmservice: str, relay: Relay, fleet: Fleet, ledger: Ledger
+    registry: CollectorRegistry,
+    *,
+    llmservice: str,
+    relay: Relay,
+    fleet: Fleet,
+    ledger: Ledger,
+    clock: Callable[[], int],
 ) -> web.Application:
     """What operators see.
 
@@ -72,6 +81,7 @@ def admin_app(
         relay: for whether it drains.
         fleet: the replicas.
         ledger: the outcomes.
+        clock: nanoseconds, monotonic; the router starts now.
     """
     up = Gauge(
         METRIC_ROUTER_REPLICA_UP,
@@ -81,6 +91,7 @@ def admin_app(
     )
 
     epoch = secrets.token_hex(8)
+    began_ns = clock()
 
     async def metrics(_request: web.Request) -> web.Response:
         up.clear()
@@ -94,6 +105,7 @@ def admin_app(
         body = {
             "role": ROLE_ROUTER,
             "epoch": epoch,
+            "uptime_seconds": (clock() - began_ns) / NS_PER_S,
             "llmservice": llmservice,
             "policy": fleet.policy.value,
             "draining": relay.draining,

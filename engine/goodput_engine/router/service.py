@@ -153,6 +153,7 @@ class RouterService:
                     relay=self._relay,
                     fleet=self.fleet,
                     ledger=self.ledger,
+                    clock=self._clock,
                 ),
                 access_log=None,
                 shutdown_timeout=1.0,

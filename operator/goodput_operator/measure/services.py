@@ -1,0 +1,92 @@
+"""Measures of many services: when one's interval is over, its pods are asked.
+
+The mutable owner of what the next reading is held against. It decides nothing; a service whose
+spec cannot be read is not measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from goodput_core.errors import SpecError
+from goodput_core.spec.decode import decode
+from goodput_core.spec.llmservice import LLMServiceSpec
+from goodput_core.units import NS_PER_S
+from goodput_operator.measure.differencing import Baseline, measured
+from goodput_operator.measure.pods import engine_sources, router_sources
+from goodput_operator.measure.readings import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_operator.decide.snapshot import Measures, Object
+    from goodput_operator.measure.gathering import Gatherer
+
+__all__ = ["ServiceMeasures"]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Of one service."""
+
+    asked_ns: int
+    interval_ns: int
+    baseline: Baseline | None = None
+
+
+class ServiceMeasures:
+    """Gathers what the control laws look at, once per interval and service.
+
+    Args:
+        gatherer: asks the pods.
+    """
+
+    def __init__(self, gatherer: Gatherer) -> None:
+        self._gatherer = gatherer
+        self._kept: dict[str, _Kept] = {}
+
+    async def measure(
+        self, service: Object, pods: Sequence[Object], now_ns: int
+    ) -> Measures | None:
+        """The interval that has just ended; None: it is not over, or there is nothing to measure.
+
+        Args:
+            service: the LLMService as it is stored.
+            pods: of its routers and engines.
+            now_ns: on a clock that never goes back.
+        """
+        uid = str(service["metadata"]["uid"])
+        kept = self._kept.get(uid)
+        if kept is not None and now_ns - kept.asked_ns < kept.interval_ns:
+            return None
+        spec = _spec(service)
+        if spec is None or spec.suspend:
+            return None
+        interval_ns = spec.control.interval_seconds * NS_PER_S
+        if kept is None:
+            kept = self._kept[uid] = _Kept(asked_ns=now_ns, interval_ns=interval_ns)
+        kept.asked_ns, kept.interval_ns = now_ns, interval_ns
+        routers, engines = await asyncio.gather(
+            self._gatherer.routers(router_sources(pods)),
+            self._gatherer.engines(engine_sources(pods)),
+        )
+        kept.baseline, measures = measured(
+            kept.baseline,
+            Reading(at_ns=now_ns, routers=routers, engines=engines),
+            classes=tuple(spec.slo.by_name()),
+            interval_ns=interval_ns,
+        )
+        return measures
+
+    def forget(self, uid: str) -> None:
+        """A service is gone."""
+        self._kept.pop(uid, None)
+
+
+def _spec(service: Object) -> LLMServiceSpec | None:
+    try:
+        return decode(LLMServiceSpec, service.get("spec"), "spec")
+    except SpecError:
+        return None

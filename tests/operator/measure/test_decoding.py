@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from goodput_core.control import PromiseCounts
+from goodput_core.steptime import RooflineForm, TableForm, UnitForm
+from goodput_core.units import NS_PER_S
+from goodput_operator.measure.decoding import engine_counters, router_counters
+
+ROUTER: dict[str, Any] = {
+    "role": "router",
+    "epoch": "0011aabb",
+    "uptime_seconds": 12.5,
+    "arrivals": 20,
+    "client_errors": 3,
+    "in_flight": 4,
+    "outcomes": {
+        "chat": {"attained": 7, "missed": 2, "shed": 1, "error": 1, "timeout": 1,
+                 "cancelled": 5, "unjudged": 6},
+    },
+    "promises": {
+        "chat": {"ttft": {"judged": 10, "missed": 2, "close": 1},
+                 "tpot": {"judged": 8, "missed": 0, "close": 0}},
+    },
+    "replicas": [],
+}  # fmt: skip
+ENGINE: dict[str, Any] = {
+    "epoch": "77",
+    "running": 3,
+    "waiting": 2,
+    "preemptions": 1,
+    "kv_total_blocks": 100,
+    "kv_free_blocks": 60,
+    "block_size": 16,
+    "token_budget": 1024,
+    "limits_revision": 6,
+    "answered": [[2, 300, 16, 40]],
+    "budget_law": "model",
+    "step_time_error": 0.01,
+    "device": {
+        "name": "unit", "host_ns_per_step": 5, "host_ns_per_request": 2,
+        "step_time": {"form": "unit", "unit_ns": 1000000, "chunk_tokens": None},
+    },
+}  # fmt: skip
+
+
+def encoded(state: dict[str, Any], **changes: Any) -> bytes:
+    told = {key: value for key, value in (state | changes).items() if value is not ...}
+    return json.dumps(told).encode()
+
+
+def test_a_router_tells_outcomes_and_promises_by_class() -> None:
+    told = router_counters(encoded(ROUTER))
+    assert (told.epoch, told.uptime_ns) == ("0011aabb", 12.5 * NS_PER_S)
+    assert told.arrivals == 17, "what was the client's own fault is no demand"
+    assert told.in_flight == 4
+    chat = told.classes["chat"]
+    assert (chat.good, chat.total) == (7, 12), "cancelled and unjudged are in neither"
+    assert chat.ttft == PromiseCounts(judged=10, missed=2, close=1)
+
+
+def test_an_engine_tells_its_state_and_what_its_device_can_do() -> None:
+    told = engine_counters(encoded(ENGINE))
+    assert (told.running, told.waiting, told.kv_used_blocks) == (3, 2, 40)
+    assert (told.paced, told.settled, told.limits_revision) == (True, True, 6)
+    (bin_,) = told.answered
+    assert (bin_.requests, bin_.input_tokens, bin_.cached_tokens, bin_.output_tokens) == (
+        2, 300, 16, 40,
+    )  # fmt: skip
+    device = told.device
+    assert device is not None
+    assert device.form == UnitForm(unit_ns=1_000_000)
+    assert (device.kv_tokens, device.host_ns_per_step) == (1600, 5)
+
+
+@pytest.mark.parametrize(
+    ("step_time", "form"),
+    [
+        pytest.param(
+            {"form": "roofline", "c0_ns": 1, "c1_ns_per_token": 2.5,
+             "c2_ns_per_context_token": 3, "c4_ns_per_request": 4},
+            RooflineForm(c0_ns=1, c1_ns_per_token=2.5, c2_ns_per_context_token=3,
+                         c4_ns_per_request=4),
+            id="roofline",
+        ),
+        pytest.param(
+            {"form": "table", "decodes": [1, 2], "prefill_tokens": [0, 8],
+             "times_ns": [[5, 6], [7, 8]]},
+            TableForm(decodes=(1, 2), prefill_tokens=(0, 8), times_ns=((5, 6), (7, 8))),
+            id="table",
+        ),
+    ],
+)  # fmt: skip
+def test_each_form_of_a_device_is_known(step_time: dict[str, Any], form: object) -> None:
+    device = engine_counters(encoded(ENGINE, device={"step_time": step_time})).device
+    assert device is not None
+    assert device.form == form
+
+
+@pytest.mark.parametrize(
+    "step_time",
+    [
+        pytest.param({}, id="none"),
+        pytest.param({"form": "magic"}, id="unknown"),
+        pytest.param({"form": "unit", "unit_ns": -1}, id="negative"),
+        pytest.param({"form": "unit", "unit_ns": "fast"}, id="text"),
+        pytest.param({"form": "unit", "unit_ns": 1e300}, id="too large"),
+        pytest.param(
+            {"form": "table", "decodes": [1], "prefill_tokens": [0], "times_ns": [[5]]},
+            id="not a table",
+        ),
+    ],
+)
+def test_a_device_that_makes_no_sense_is_not_known(step_time: dict[str, Any]) -> None:
+    told = engine_counters(encoded(ENGINE, device={"step_time": step_time}))
+    assert told.device is None
+    assert told.running == 3, "the rest holds"
+
+
+@pytest.mark.parametrize(
+    ("law", "error", "settled"),
+    [("model", 0.3, False), ("model", 0.04, True), ("", 0.3, True)],
+    ids=["it follows its device", "it has followed", "nothing follows"],
+)
+def test_an_engine_is_settled_when_steps_take_what_was_predicted(
+    law: str, error: float, settled: bool
+) -> None:
+    told = engine_counters(encoded(ENGINE, budget_law=law, step_time_error=error))
+    assert told.settled is settled
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"<html>", id="not JSON"),
+        pytest.param(b"\xff\xfe", id="not text"),
+        pytest.param(b"[" * 100_000, id="deeply nested"),
+        pytest.param(encoded(ROUTER, epoch=...), id="no epoch"),
+        pytest.param(encoded(ROUTER, arrivals=-1), id="negative"),
+        pytest.param(encoded(ROUTER, arrivals=2**60), id="too large"),
+        pytest.param(encoded(ROUTER, arrivals=True), id="not a number"),
+        pytest.param(encoded(ROUTER, uptime_seconds=-1), id="negative time"),
+        pytest.param(encoded(ROUTER, outcomes={"chat": {"attained": "7"}}), id="text"),
+        pytest.param(encoded(ROUTER, promises={str(i): {} for i in range(300)}), id="too many"),
+    ],
+)
+def test_a_router_s_answer_that_cannot_be_used_is_refused_whole(body: bytes) -> None:
+    with pytest.raises(ValueError, match="not a state that can be used"):
+        router_counters(body)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"running": ...}, id="while it starts"),
+        pytest.param({"answered": [[0, 0, 0, 0]]}, id="an empty bin"),
+        pytest.param({"answered": [[1, 1, 0, 1]] * 5000}, id="too many bins"),
+        pytest.param({"answered": [[1, 1]]}, id="half a bin"),
+        pytest.param({"limits_revision": -1}, id="negative"),
+    ],
+)
+def test_an_engine_s_answer_that_cannot_be_used_is_refused_whole(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a state that can be used"):
+        engine_counters(encoded(ENGINE, **changes))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from typing import Any
+
+from tests.operator.measure.test_differencing import ENGINE, counters
+
+from goodput_core.control import Signal
+from goodput_core.units import NS_PER_S
+from goodput_operator.measure.gathering import Gatherer
+from goodput_operator.measure.pods import engine_sources, router_sources
+from goodput_operator.measure.readings import EngineScrape, RouterScrape, Source
+from goodput_operator.measure.services import ServiceMeasures
+
+S = NS_PER_S
+
+
+class Processes(Gatherer):
+    """Answers in place of a service's processes, without a socket."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.arrivals = 0
+
+    async def routers(self, sources: Any) -> tuple[RouterScrape, ...]:
+        self.asked += [source.url for source in sources]
+        return tuple(
+            RouterScrape(source=s, signal=Signal.FRESH, counters=counters(self.arrivals))
+            for s in sources
+        )
+
+    async def engines(self, sources: Any) -> tuple[EngineScrape, ...]:
+        self.asked += [source.url for source in sources]
+        return tuple(EngineScrape(source=s, signal=Signal.FRESH, counters=ENGINE) for s in sources)
+
+
+def service(uid: str = "u", **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "chat", "namespace": "default", "uid": uid},
+        "spec": {
+            "model": {"source": "emulated://unit"},
+            "slo": {"classes": [{"name": "chat", "ttftMs": 500, "tpotMs": 50}]},
+            **spec,
+        },
+    }
+
+
+def pod(
+    role: str, name: str, *, ip: str | None = "10.0.0.1", ready: bool = True, **metadata: Any
+) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name, "uid": f"uid-{name}", "labels": {"goodput.dev/role": role}, **metadata,
+        },
+        "status": {
+            "phase": "Running",
+            "podIP": ip,
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }  # fmt: skip
+
+
+PODS = [pod("router", "r0"), pod("engine", "e0", ip="10.0.0.2")]
+
+
+def test_pods_are_asked_at_their_admin_port_and_must_answer_when_ready() -> None:
+    pods = [
+        *PODS,
+        pod("router", "r1", ip="fd00::1", ready=False),
+        pod("router", "r2", deletionTimestamp="2026-01-01T00:00:00Z"),
+        pod("router", "r3", ip=None),
+        {"metadata": {"name": "other", "uid": "o"}, "status": {"podIP": "10.0.0.9"}},
+    ]
+    assert router_sources(pods) == (
+        Source(name="r0", uid="uid-r0", url="http://10.0.0.1:9000"),
+        Source(name="r1", uid="uid-r1", url="http://[fd00::1]:9000", ready=False),
+        Source(name="r2", uid="uid-r2", url="http://10.0.0.1:9000", ready=False),
+    )
+    assert [source.name for source in engine_sources(pods)] == ["e0"]
+
+
+async def test_pods_are_asked_once_per_interval_and_an_interval_is_what_grew() -> None:
+    processes = Processes()
+    measures = ServiceMeasures(processes)
+    first = await measures.measure(service(), PODS, 0)
+    assert first is not None
+    assert first.traffic.signal is Signal.MISSING
+    assert await measures.measure(service(), PODS, 9 * S) is None
+    processes.arrivals = 40
+    second = await measures.measure(service(), PODS, 10 * S)
+    assert second is not None
+    assert (second.interval_ns, second.traffic.arrivals) == (10 * S, 40)
+    assert [engine.pod for engine in second.engines] == ["e0"]
+    assert processes.asked == ["http://10.0.0.1:9000", "http://10.0.0.2:9000"] * 2
+
+
+async def test_the_interval_is_the_service_s_own() -> None:
+    measures = ServiceMeasures(Processes())
+    quick = service(control={"intervalSeconds": 2})
+    assert await measures.measure(quick, PODS, 0) is not None
+    assert await measures.measure(quick, PODS, 2 * S) is not None
+    assert await measures.measure(service("v"), PODS, 2 * S) is not None, "each has its own"
+
+
+async def test_what_is_suspended_or_cannot_be_read_is_not_asked() -> None:
+    processes = Processes()
+    measures = ServiceMeasures(processes)
+    assert await measures.measure(service(suspend=True), PODS, 0) is None
+    assert await measures.measure(service(nonsense=1), PODS, 0) is None
+    assert processes.asked == []
+
+
+async def test_a_service_that_is_gone_is_forgotten() -> None:
+    measures = ServiceMeasures(Processes())
+    await measures.measure(service(), PODS, 0)
+    measures.forget("u")
+    measures.forget("u")
+    again = await measures.measure(service(), PODS, 1 * S)
+    assert again is not None
+    assert again.traffic.signal is Signal.MISSING
