@@ -193,6 +193,7 @@ def _throughput(state: DynamoState, device: DeviceCapacity, params: ServiceParam
             LengthMix.of_requests([mean]),
             tpot_ns=params.tightest_tpot_ns,
             max_num_seqs=params.max_num_seqs,
+            max_tokens=params.initial_tokens,
         )
         assert one is not None
         floor = math.ceil(state.requests * NS_PER_S / state.counted_ns * one.device_s)

@@ -1,10 +1,10 @@
 """What one replica can carry of a mix of lengths, predicted from the time of its steps.
 
 An idle replica shows nothing of what it could carry, so capacity is computed, not observed: in
-the steady state a step decodes one token for each of B requests and computes the prompt tokens
-that the mix brings for each decoded one. The largest B whose step keeps the tightest time per
-token, and that slots and memory hold, gives the highest rate. It must not know how many replicas
-there are or what was measured of promises.
+the steady state each step decodes one token for each of B requests, and a prompt's tokens come in
+chunks as large as an engine makes them, beside some of these steps or all of them. The largest B
+whose steps keep the tightest time per token, and that slots and memory hold, gives the highest
+rate. It must not know how many replicas there are or what was measured of promises.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.control.observation import DeviceCapacity
 from goodput_core.steptime import StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from goodput_core.control.lengths import LengthMix
-    from goodput_core.control.observation import DeviceCapacity
 
 __all__ = ["Carried", "carried"]
 
@@ -56,29 +56,37 @@ class _Means:
     context: float
     """While it decodes."""
 
-    def step(self, batch: int) -> StepShape:
-        """The steady state's step, in which `batch` requests decode."""
+    def decodes(self, batch: int) -> StepShape:
+        """A step in which `batch` requests decode, and nobody else does anything."""
+        return StepShape.of(decodes=batch, decode_context_tokens=math.ceil(batch * self.context))
+
+    def even(self, batch: int) -> StepShape:
+        """The same with the prompt tokens that are due in a step, were they due in each."""
         prompts = batch / self.output
-        tokens = math.ceil(prompts * self.computed)
-        # One prompt after the other: whole ones where more than one is due in a step, else a
-        # chunk that reads half of its prompt on average.
+        return self._beside(self.decodes(batch), prompts, math.ceil(prompts * self.computed))
+
+    def chunked(self, batch: int, tokens: int) -> StepShape:
+        """The same with a chunk of one prompt."""
+        return self._beside(self.decodes(batch), tokens / self.computed, tokens)
+
+    def _beside(self, decodes: StepShape, prompts: float, tokens: int) -> StepShape:
+        if not tokens:
+            return decodes
+        chunks = math.ceil(prompts)
+        # Whole prompts where more than one is due, else a chunk that reads half of its prompt on
+        # average.
         reads = prompts * self.prompt if prompts >= 1 else (self.prompt + tokens) / 2
-        chunks = math.ceil(prompts) if tokens else 0
-        reads = math.ceil(reads) if tokens else 0
-        context = math.ceil(batch * self.context)
-        return StepShape(
-            num_requests=batch + chunks,
-            num_tokens=batch + tokens,
-            context_tokens=context + reads,
-            max_chunk_tokens=max(1, math.ceil(tokens / chunks)) if chunks else 1,
-            num_decodes=batch,
-            decode_context_tokens=context,
+        return decodes._replace(
+            num_requests=decodes.num_requests + chunks,
+            num_tokens=decodes.num_tokens + tokens,
+            context_tokens=decodes.context_tokens + math.ceil(reads),
+            max_chunk_tokens=max(1, math.ceil(tokens / chunks)),
             prefill_squares=math.ceil(prompts * self.squares),
         )
 
 
 def carried(
-    device: DeviceCapacity, mix: LengthMix, *, tpot_ns: int, max_num_seqs: int
+    device: DeviceCapacity, mix: LengthMix, *, tpot_ns: int, max_num_seqs: int, max_tokens: int
 ) -> Carried | None:
     """What one replica carries of a mix.
 
@@ -87,6 +95,7 @@ def carried(
         mix: lengths that were seen.
         tpot_ns: the time that a step may take.
         max_num_seqs: requests that may run at once.
+        max_tokens: tokens that a step may compute.
 
     Returns:
         None: nothing was seen.
@@ -99,13 +108,13 @@ def carried(
         return None
     room = max(1, int(device.kv_tokens * _KV_IN_USE / max(1.0, means.context)))
     most = min(max_num_seqs, room)
-    batch = _largest(device, means, tpot_ns, most)
+    engine = _Engine(device=device, means=means, tpot_ns=tpot_ns, max_tokens=max_tokens)
+    batch = engine.largest_batch(most)
     alone = StepShape.of(decodes=1, decode_context_tokens=math.ceil(means.context))
     feasible = device.step_ns(alone) <= tpot_ns
     if batch:
-        step_ns = device.step_ns(means.step(batch))
-        request_ns = step_ns * means.output / batch
-        beside = means.step(batch)
+        request_ns = engine.request_ns(batch)
+        beside = means.even(batch)
     elif feasible:
         # So many prompt tokens come with each decoded one that not even one request decodes in
         # every step: prompts are what takes the time.
@@ -114,13 +123,13 @@ def carried(
             device.form,
             beside=alone,
             target_ns=tpot_ns - host_ns,
-            most_tokens=math.ceil(means.computed),
+            most_tokens=min(max_tokens - 1, math.ceil(means.computed)),
         )
         tokens = max(1, tokens)
         beside = alone.with_chunk(0, tokens)
         request_ns = device.step_ns(beside) * means.computed / tokens
     else:
-        beside = means.step(most)
+        beside = means.even(most)
         request_ns = device.step_ns(beside) * means.output / most
     return Carried(
         device_s=request_ns / NS_PER_S,
@@ -128,6 +137,64 @@ def carried(
         batch=batch,
         feasible=feasible,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engine:
+    """How an engine mixes prompts and decodes."""
+
+    device: DeviceCapacity
+    means: _Means
+    tpot_ns: int
+    max_tokens: int
+
+    def largest_batch(self, most: int) -> int:
+        """The largest batch, up to `most`, whose steps are in time on average; 0: none."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            step_ns = self.request_ns(middle) * middle / self.means.output
+            if step_ns <= self.tpot_ns + 0.5:  # predictions are rounded to whole nanoseconds
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def request_ns(self, batch: int) -> float:
+        """What one request takes of a device on which `batch` requests decode.
+
+        A prompt is not spread over all the steps that there are until the next one comes: engines
+        compute it at once, in chunks as large as the tightest time per token and the budget
+        allow. So what steps without a prompt leave of the device's arithmetic is lost.
+        """
+        device, means = self.device, self.means
+        steps = means.output / batch
+        decodes = means.decodes(batch)
+        alone_ns = device.step_ns(decodes)
+        if not means.computed:
+            return steps * alone_ns
+        tokens = self._chunk(decodes)
+        chunks = means.computed / tokens
+        if chunks >= steps:
+            # Each step has prompts, and may need more of them than a step may take.
+            even = means.even(batch)
+            late = 1.0 if even.num_tokens <= self.max_tokens else math.inf
+            return late * steps * device.step_ns(even)
+        chunked_ns = device.step_ns(means.chunked(batch, tokens))
+        return (steps - chunks) * alone_ns + chunks * chunked_ns
+
+    def _chunk(self, decodes: StepShape) -> int:
+        device = self.device
+        host_ns = device.host_ns_per_step + device.host_ns_per_request * (decodes.num_requests + 1)
+        most = min(self.max_tokens - decodes.num_decodes, math.ceil(self.means.computed))
+        tokens = largest_prefill(
+            device.form,
+            beside=decodes,
+            target_ns=self.tpot_ns - host_ns,
+            most_tokens=max(0, most),
+            start=math.ceil(self.means.prompt / 2),
+        )
+        return max(1, tokens)
 
 
 def _means(mix: LengthMix) -> _Means | None:
@@ -148,18 +215,6 @@ def _means(mix: LengthMix) -> _Means | None:
         squares=squares / requests,
         context=max(1.0, context / output),
     )
-
-
-def _largest(device: DeviceCapacity, means: _Means, within_ns: int, most: int) -> int:
-    """The largest batch, up to `most`, whose step is in time; 0: none."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if device.step_ns(means.step(middle)) <= within_ns:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _spread(device: DeviceCapacity, mix: LengthMix, beside: StepShape) -> float:

@@ -139,6 +139,7 @@ def weigh(
             state.mix,
             tpot_ns=params.tightest_tpot_ns * bounds.bounds.safety_percent // 100,
             max_num_seqs=bounds.bounds.max_num_seqs,
+            max_tokens=bounds.bounds.max_tokens,
         )
     likely: float | None = None
     least = sustained = more = 0.0

@@ -1,0 +1,56 @@
+"""What the control law predicts that a replica carries is what one carries that is always busy."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.control import DeviceCapacity, LengthMix
+from goodput_core.control.capacity import carried
+from goodput_core.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TPOT_MS = 30
+WARM_S, LENGTH_S = 20, 90
+
+
+@pytest.mark.parametrize(
+    ("kv_blocks", "max_tokens"),
+    [(26_674, 2048), (3000, 2048), (3000, 128)],
+    ids=["bound by time per token", "bound by memory", "bound by memory, small chunks"],
+)
+def test_a_replica_that_is_always_busy_serves_what_was_predicted(
+    kv_blocks: int, max_tokens: int, fleet: Callable[..., Any], run_fleet: Any, planned: Any
+) -> None:
+    settings = fleet(
+        device="llama-3-8b-h100",
+        profile={"kv_blocks": kv_blocks},
+        token_budget=max_tokens,
+        max_num_seqs=256,
+    )
+    profile = settings.profile
+    rng = random.Random(7)
+    lengths = [(rng.randint(200, 2000), rng.randint(50, 350)) for _ in range(3000)]
+    one = carried(
+        DeviceCapacity(form=profile.form, kv_tokens=kv_blocks * profile.block_size),
+        LengthMix.of_requests((prompt, 0, output) for prompt, output in lengths),
+        tpot_ns=TPOT_MS * NS_PER_MS,
+        max_num_seqs=256,
+        max_tokens=max_tokens,
+    )
+    assert one is not None
+    predicted = 1 / one.device_s
+    every_ms = 1000 / (1.5 * predicted)
+    coming = [
+        planned(f"r{i}", i * every_ms, prompt, output)
+        for i, (prompt, output) in enumerate(lengths)
+        if i * every_ms < 1000 * LENGTH_S
+    ]
+    run = run_fleet(coming, settings)
+    ends = [r.end_ns / NS_PER_S for r in run.records if r.outcome == "ok"]
+    served = sum(WARM_S <= end < LENGTH_S for end in ends) / (LENGTH_S - WARM_S)
+    assert served == pytest.approx(predicted, rel=0.05)
