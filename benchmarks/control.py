@@ -1,0 +1,403 @@
+"""What control laws cost and keep over a day of production traffic, in virtual time.
+
+A production hour stretched over a day ([how](stretched_day.py)) on a fleet of small devices: our
+laws beside a fixed fleet for the peak and one for the mean, an HPA on requests in flight, and the
+laws of Dynamo's planner and of llm-d's saturation analyzer. Everybody has the same requests,
+engines (their inner budget law included) and placement, and begins with the fleet for the mean;
+only what decides about replicas differs, and ours moves the bounds of the token budget too. At
+the end: what ours does under constant load, where changing anything more is a failure.
+
+    python -m benchmarks.control --trace azure.parquet --plot docs/images/control.png
+    python -m benchmarks.control --quick  # a part of an hour, a few laws
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+from benchmarks.autoscalers import (
+    DynamoState,
+    HpaParams,
+    HpaState,
+    LlmdState,
+    dynamo_law,
+    hpa_law,
+    llmd_law,
+)
+from benchmarks.stretched_day import Day
+
+from goodput_core.control import Bounds, DeviceCapacity, LengthMix, ServiceDecision, service_law
+from goodput_core.control.capacity import carried
+from goodput_core.judging import JudgementKind, judge, targets_for
+from goodput_core.units import NS_PER_S
+from goodput_replay.emulation.control import ControlLoop
+from goodput_replay.emulation.fleet import emulate
+from goodput_replay.statistics.evidence import gather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from goodput_core.control import ServiceObservation, ServiceParams, ServiceState
+    from goodput_core.record import RequestRecord
+    from goodput_replay.emulation.control import Law
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.plan import PlannedRequest
+
+WINDOW_S: Final = 300
+"""Over so long an objective is held to be met or missed, for the time below it."""
+BUSY: Final = 0.8
+"""Share of its time that a fixed fleet is sized to be busy."""
+SETTLING_S: Final = 1200
+"""Under constant load, changes are counted from here on."""
+CONSTANT: Final = (0.6, 1.0, 1.4)
+HOUR_S: Final = 3600
+COLOURS: Final = {
+    "fixed-peak": "#777777",
+    "fixed-mean": "#b5b5b5",
+    "hpa": "#c77b0a",
+    "dynamo": "#3a8f3a",
+    "llm-d": "#a03a8f",
+    "ours": "#1f5fa8",
+}
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassResult:
+    """How one class fared.
+
+    Args:
+        good, total: requests that kept their promise, of those judged.
+        lower, upper: bounds of the attainment, 95 % each.
+        objective: the share that was promised.
+        below_h: hours of the day in windows of five minutes in which less attained.
+    """
+
+    good: int
+    total: int
+    lower: float
+    upper: float
+    objective: float
+    below_h: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One law's day.
+
+    Args:
+        law: its name.
+        device_h: hours for which devices existed.
+        peak, mean, final: replicas.
+        ups, downs: decisions that changed their number.
+        below_h: hours of the day in windows of five minutes in which any objective was missed.
+        classes: by name.
+        outcomes: requests by outcome.
+        asked: (second, replicas) of each change, the beginning too.
+    """
+
+    law: str
+    device_h: float
+    peak: int
+    mean: float
+    final: int
+    ups: int
+    downs: int
+    below_h: float
+    classes: dict[str, ClassResult]
+    outcomes: dict[str, int]
+    asked: list[tuple[float, int]]
+
+
+# --- the laws -------------------------------------------------------------------------------------
+def replicas_alone(
+    law: Callable[[S, ServiceObservation, ServiceParams, int], tuple[S, int]], state: S
+) -> Law:
+    """A law of replicas in the place of ours; the token budget keeps its first bounds."""
+
+    def decide(
+        ours: ServiceState, observation: ServiceObservation, params: ServiceParams, now_ns: int
+    ) -> tuple[ServiceState, ServiceDecision]:
+        nonlocal state
+        state, replicas = law(state, observation, params, now_ns)
+        return ours, ServiceDecision(
+            apply_bounds=Bounds.initial(params),
+            apply_replicas=replicas,
+            bounds=None,
+            replicas=None,
+            observation=observation,
+            params=params,
+            at_ns=now_ns,
+        )
+
+    return decide
+
+
+def law_of(name: str, hpa_target: float) -> tuple[Law, int]:
+    """A law, and how many seconds lie between its decisions: its own documentation's."""
+    if name == "hpa":
+        hpa = HpaParams(target=hpa_target)
+        return replicas_alone(partial(hpa_law, hpa=hpa), HpaState()), 15
+    if name == "dynamo":
+        return replicas_alone(dynamo_law, DynamoState()), 5
+    if name == "llm-d":
+        return replicas_alone(llmd_law, LlmdState()), 15
+    assert name == "ours", name
+    return service_law, 10
+
+
+def sizes(settings: FleetSettings, requests: Sequence[PlannedRequest]) -> dict[str, int]:
+    """Fleets for the mean, and for the busiest window of five minutes, with hindsight.
+
+    One replica is predicted to carry what our law predicts, and to be busy for 80 % of its time.
+    """
+    assert settings.control is not None
+    profile, params = settings.profile, settings.control.params
+    one = carried(
+        DeviceCapacity(form=profile.form, kv_tokens=profile.kv_blocks * profile.block_size),
+        LengthMix.of_requests((r.prompt.input_tokens, 0, r.output_tokens) for r in requests),
+        tpot_ns=params.tightest_tpot_ns * Bounds.initial(params).safety_percent // 100,
+        max_num_seqs=params.max_num_seqs,
+        max_tokens=params.initial_tokens,
+    )
+    assert one is not None
+    seconds = np.array([r.scheduled_ns for r in requests]) / NS_PER_S
+    busiest = np.bincount((seconds // WINDOW_S).astype(np.int64)).max() / WINDOW_S
+    mean = len(requests) / seconds[-1]
+    return {
+        name: math.ceil(rate * one.device_s / BUSY)
+        for name, rate in (("fixed-peak", busiest), ("fixed-mean", mean))
+    }
+
+
+# --- a day ----------------------------------------------------------------------------------------
+def serve(
+    name: str, settings: FleetSettings, requests: Sequence[PlannedRequest], hpa_target: float
+) -> Result:
+    """All requests under one law; its fleet begins with the settings' replicas."""
+    rules = settings.control
+    assert rules is not None
+    records: list[RequestRecord] = []
+    asked = [(0.0, settings.replicas)]
+
+    def decided(decision: ServiceDecision) -> None:
+        if decision.apply_replicas != asked[-1][1]:
+            asked.append((decision.at_ns / NS_PER_S, decision.apply_replicas))
+
+    loops: list[ControlLoop] = []
+    if not name.startswith("fixed"):
+        law, seconds = law_of(name, hpa_target)
+        interval_ns = seconds * NS_PER_S
+        loops = [ControlLoop(rules.params, interval_ns=interval_ns, decided=decided, law=law)]
+
+    def ended(planned: PlannedRequest, record: RequestRecord) -> None:
+        for loop in loops:
+            loop.ended(planned, record)
+        records.append(replace(record, gaps_us=()))  # no promise of this service is about gaps
+
+    outcome = emulate(iter(requests), settings, ended, actors=loops)
+    moves = [after - before for (_, before), (_, after) in pairwise(asked)]
+    classes, below_h = judged(settings, records, requests[-1].scheduled_ns)
+    return Result(
+        law=name,
+        device_h=outcome.replica_ns * settings.profile.devices / NS_PER_S / HOUR_S,
+        peak=max(replicas for _, replicas in asked),
+        mean=outcome.replica_ns / outcome.end_ns,
+        final=outcome.final_replicas,
+        ups=sum(move > 0 for move in moves),
+        downs=sum(move < 0 for move in moves),
+        below_h=below_h,
+        classes=classes,
+        outcomes=dict(sorted(Counter(str(r.outcome) for r in records).items())),
+        asked=asked,
+    )
+
+
+def judged(
+    settings: FleetSettings, records: list[RequestRecord], last_ns: int
+) -> tuple[dict[str, ClassResult], float]:
+    """Each class, and for how many hours any objective was missed."""
+    promise = settings.promise
+    evidence = gather(records, classes=promise.classes, window_ns=last_ns + 1)
+    promised = promise.by_name()
+    windows = last_ns // (WINDOW_S * NS_PER_S) + 1
+    good, total = ({name: np.zeros(windows, dtype=np.int64) for name in promised} for _ in range(2))
+    for record in records:
+        kind = judge(record, targets_for(record, promised)).kind
+        window = record.scheduled_ns // (WINDOW_S * NS_PER_S)
+        good[record.slo_class][window] += kind is JudgementKind.ATTAINED
+        total[record.slo_class][window] += kind in (JudgementKind.ATTAINED, JudgementKind.MISSED)
+    results: dict[str, ClassResult] = {}
+    any_below = np.zeros(windows, dtype=np.bool_)
+    for one in evidence.classes:
+        assert one.interval is not None
+        assert one.objective is not None
+        below = good[one.name] < float(one.objective) * total[one.name]
+        any_below |= below
+        results[one.name] = ClassResult(
+            good=one.attainment.good,
+            total=one.attainment.total,
+            lower=one.interval.lower,
+            upper=one.interval.upper,
+            objective=float(one.objective),
+            below_h=float(below.sum()) * WINDOW_S / HOUR_S,
+        )
+    return results, float(any_below.sum()) * WINDOW_S / HOUR_S
+
+
+def changes_at_constant_load(day: Day, rate: float, length_s: int) -> dict[str, float]:
+    """Our law's decisions on a load that stays: how many, and how many that changed anything."""
+    requests = day.constant(rate, length_s)
+    settings = day.settings
+    settings = replace(settings, replicas=sizes(settings, requests)["fixed-mean"])
+    rules = settings.control
+    assert rules is not None
+    decisions: list[ServiceDecision] = []
+    loop = ControlLoop(rules.params, interval_ns=rules.interval_ns, decided=decisions.append)
+    emulate(iter(requests), settings, loop.ended, actors=[loop])
+    settled = [d for d in decisions if d.at_ns >= SETTLING_S * NS_PER_S]
+    return {
+        "rate": rate,
+        "replicas": decisions[-1].apply_replicas,
+        "decisions": len(settled),
+        "changes_of_replicas": _changes([d.apply_replicas for d in settled]),
+        "changes_of_bounds": _changes([d.apply_bounds for d in settled]),
+    }
+
+
+def _changes(values: Sequence[object]) -> int:
+    return sum(before != after for before, after in pairwise(values))
+
+
+# --- what is printed ------------------------------------------------------------------------------
+def main(argv: Sequence[str] | None = None) -> int:
+    """Every law's day, then constant load; 1 if that made ours change anything."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--trace", default="sample", help="a Parquet trace (default: %(default)s)")
+    parser.add_argument("--stretch", type=int, default=24, help="times longer (%(default)s)")
+    parser.add_argument("--copies", type=int, default=16, help="of each request (%(default)s)")
+    parser.add_argument("--startup-seconds", type=float, help="of a replica; else the device's")
+    parser.add_argument("--laws", default=",".join(COLOURS), help="comma-separated (%(default)s)")
+    parser.add_argument("--hpa-target", type=float, default=20, help="in flight each (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, help="the PNG to draw the day into")
+    parser.add_argument("--quick", action="store_true", help="a short day of the sample trace")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.trace, options.stretch, options.copies = "sample", 15, 15
+        options.laws = "fixed-mean,hpa,ours"
+    day = Day(
+        trace=options.trace,
+        stretch=options.stretch,
+        copies=options.copies,
+        startup_s=options.startup_seconds,
+    )
+    requests, settings = day.requests(), day.settings
+    sized = sizes(settings, requests)
+    rate = len(requests) * NS_PER_S / requests[-1].scheduled_ns
+    hours = 0.5 if options.quick else 2
+    levels = CONSTANT[1:2] if options.quick else CONSTANT
+    # Processes are forked, so nobody builds the day again.
+    with ProcessPoolExecutor(max_workers=options.jobs, mp_context=get_context("fork")) as pool:
+        runs = [
+            pool.submit(
+                serve,
+                name,
+                replace(settings, replicas=sized.get(name, sized["fixed-mean"])),
+                requests,
+                options.hpa_target,
+            )
+            for name in options.laws.split(",")
+        ]
+        steady = [
+            pool.submit(changes_at_constant_load, day, level * rate, round(hours * HOUR_S))
+            for level in levels
+        ]
+        results = [run.result() for run in runs]
+        constants = [run.result() for run in steady]
+    if options.plot is not None:
+        draw(requests, results, options.plot)
+    if options.json:
+        print(json.dumps({"laws": [asdict(r) for r in results], "constant_load": constants}))
+    else:
+        print(
+            f"{len(requests):,} requests in {requests[-1].scheduled_ns / NS_PER_S / HOUR_S:.1f} h"
+        )
+        table(results, constants)
+    return int(any(c["changes_of_replicas"] or c["changes_of_bounds"] for c in constants))
+
+
+def table(results: Sequence[Result], constants: Sequence[dict[str, float]]) -> None:
+    """Both tables."""
+    for name in results[0].classes:
+        one = results[0].classes[name]
+        print(f"{name}: {one.total:,} requests, objective {one.objective:.0%}")
+    print("\nlaw          GPU-h  peak  mean  up/down  below objective", end="")
+    for name in results[0].classes:
+        print(f"  {name + ' kept (95 %)':>27}", end="")
+    print()
+    for r in results:
+        print(
+            f"{r.law:<11}{r.device_h:>7.1f}{r.peak:>6}{r.mean:>6.2f}"
+            f"{f'{r.ups}/{r.downs}':>9}{60 * r.below_h:>13.0f} min",
+            end="",
+        )
+        for c in r.classes.values():
+            kept = f"{c.good / c.total:.2%} ({c.lower:.2%}–{c.upper:.2%})"
+            print(f"  {kept:>27}", end="")
+        print()
+    print("\nours under constant load, from minute 20 on")
+    print("requests/s  replicas  decisions  changes of replicas  of bounds")
+    for level in constants:
+        print(
+            f"{level['rate']:>10.2f}{level['replicas']:>10}{level['decisions']:>11}"
+            f"{level['changes_of_replicas']:>21}{level['changes_of_bounds']:>11}"
+        )
+
+
+def draw(requests: Sequence[PlannedRequest], results: Sequence[Result], path: Path) -> None:
+    """The offered rate, and under it the replicas that each law asked for."""
+    from matplotlib.figure import Figure
+
+    hours = np.array([r.scheduled_ns for r in requests]) / NS_PER_S / HOUR_S
+    figure = Figure(figsize=(9, 1.6 + 1.15 * len(results)), layout="constrained")
+    axes = figure.subplots(len(results) + 1, 1, sharex=True, squeeze=False)[:, 0]
+    counts, edges = np.histogram(hours, bins=math.ceil(hours[-1] * 12))
+    axes[0].plot(edges[:-1], counts / (edges[1] - edges[0]) / HOUR_S, color="#444444")
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("requests/s")
+    most = max(r.peak for r in results)
+    for axis, r in zip(axes[1:], results, strict=True):
+        times = [at_s / HOUR_S for at_s, _ in r.asked] + [hours[-1]]
+        asked = [replicas for _, replicas in r.asked]
+        axis.step(times, [*asked, asked[-1]], where="post", color=COLOURS[r.law])
+        axis.fill_between(times, [*asked, asked[-1]], step="post", color=COLOURS[r.law], alpha=0.2)
+        axis.set_ylim(0, most + 1)
+        axis.set_ylabel("replicas")
+        axis.set_title(
+            f"{r.law}: {r.device_h:.0f} GPU-hours, {60 * r.below_h:.0f} min below an objective",
+            loc="left",
+            fontsize="medium",
+        )
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[-1].set_xlabel("hours")
+    axes[-1].set_xlim(0, hours[-1])
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
