@@ -9,15 +9,14 @@ decoder enforces.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.fields import RULE, Rule, camel_case, rules_between
+from goodput_core.spec.declared import Declared, declared_fields
+from goodput_core.spec.fields import Rule, camel_case, rules_between
 from goodput_core.spec.llmservice import LLMService
 from goodput_core.support import (
     BUILT_CONTROL_MODES,
@@ -71,16 +70,14 @@ def page() -> str:
 def _objects(cls: type[Any], path: str) -> Iterator[tuple[str, type[Any]]]:
     """Every object of the manifest, parents first."""
     yield path, cls
-    for declared, hint in _declared(cls):
-        item = _item(hint)
-        if is_dataclass(item) and isinstance(item, type):
-            suffix = "[]" if get_origin(hint) is tuple else ""
-            name = camel_case(declared.name) + suffix
-            yield from _objects(item, f"{path}.{name}" if path else name)
+    for field in declared_fields(cls):
+        if field.nested is not None:
+            name = f"{field.name}[]" if field.container is tuple else field.name
+            yield from _objects(field.nested, f"{path}.{name}" if path else name)
 
 
 def _section(path: str, cls: type[Any], first: dict[type[Any], str]) -> str:
-    rows = "\n".join(_row(path, declared, hint, first) for declared, hint in _declared(cls))
+    rows = "\n".join(_row(path, field, first) for field in declared_fields(cls))
     between = "\n".join(
         f"- {f'`{rule.field}`' if rule.field else 'It'} {rule.cel.message}."
         for rule in rules_between(cls)
@@ -92,57 +89,41 @@ def _section(path: str, cls: type[Any], first: dict[type[Any], str]) -> str:
     )
 
 
-def _row(path: str, declared: Field[Any], hint: Any, first: dict[type[Any], str]) -> str:
-    rule: Rule = declared.metadata[RULE]
-    name = camel_case(declared.name)
-    shown = _type(hint, rule)
-    told = first.get(_item(hint), "")
-    if told and not told.startswith(f"{path}.{name}" if path else name):
+def _row(path: str, field: Declared, first: dict[type[Any], str]) -> str:
+    shown = _type(field)
+    told = first.get(field.item, "")
+    if told and not told.startswith(f"{path}.{field.name}" if path else field.name):
         shown = f"{shown}, as `{told}`"
-    return f"| `{name}` | {shown} | {_default(declared)} | {_bounds(rule)} | {rule.doc} |"
+    bounds = _bounds(field.rule)
+    return f"| `{field.name}` | {shown} | {_default(field)} | {bounds} | {field.rule.doc} |"
 
 
-def _declared(cls: type[Any]) -> list[tuple[Field[Any], Any]]:
-    hints = get_type_hints(cls)
-    return [(declared, _without_none(hints[declared.name])) for declared in fields(cls)]
-
-
-def _without_none(hint: Any) -> Any:
-    if not isinstance(hint, UnionType):
-        return hint
-    (only,) = (arg for arg in get_args(hint) if arg is not NoneType)
-    return only
-
-
-def _item(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is tuple else hint
-
-
-def _type(hint: Any, rule: Rule) -> str:
-    if get_origin(hint) is tuple:
-        return "list of objects" + (" as in a pod" if get_origin(_item(hint)) is Mapping else "")
-    if get_origin(hint) is Mapping:
-        if get_args(hint)[1] is Any:
+def _type(field: Declared) -> str:
+    if field.container is tuple:
+        return "list of objects" + ("" if field.nested else " as in a pod")
+    if field.container is Mapping:
+        if field.item is Any:
             return "object as in a pod"
-        return "map of quantities" if rule.int_or_string else "map of text"
-    if is_dataclass(hint):
+        return "map of quantities" if field.rule.int_or_string else "map of text"
+    if field.nested is not None:
         return "object"
-    if issubclass(hint, StrEnum):
-        built = _BUILT.get(hint, frozenset())
-        return ", ".join(f"**`{v}`**" if v in built else f"`{v}`" for v in hint)
-    return {str: "text", int: "integer", bool: "true or false", Fraction: "percentage"}[hint]
+    if issubclass(field.hint, StrEnum):
+        built = _BUILT.get(field.hint, frozenset())
+        return ", ".join(f"**`{v}`**" if v in built else f"`{v}`" for v in field.hint)
+    return {str: "text", int: "integer", bool: "true or false", Fraction: "percentage"}[field.hint]
 
 
-def _default(declared: Field[Any]) -> str:
-    if declared.default_factory is not MISSING:
-        return "empty" if declared.default_factory is dict else "its defaults"
-    if declared.default is MISSING:
+def _default(field: Declared) -> str:
+    if field.required:
         return "**required**"
-    if isinstance(declared.default, bool):
-        return f"`{str(declared.default).lower()}`"
-    if declared.default == ():
+    if field.default is None:
+        return "–"
+    if field.container is not None:
         return "empty"
-    return "–" if declared.default is None else f"`{declared.default}`"
+    if field.nested is not None:
+        return "its defaults"
+    shown = str(field.default).lower() if field.hint is bool else field.default
+    return f"`{shown}`"
 
 
 def _bounds(rule: Rule) -> str:

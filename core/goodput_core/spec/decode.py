@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-import types
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import is_dataclass
 from datetime import date
 from enum import StrEnum
 from fractions import Fraction
@@ -17,28 +16,29 @@ from typing import (
     Any,
     Final,
     TypeVar,
-    Union,
     cast,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from goodput_core.errors import SpecError
-from goodput_core.spec.fields import RULE, Rule, camel_case, rules_between
+from goodput_core.spec.declared import declared_fields
+from goodput_core.spec.fields import Rule, camel_case, rules_between
 from goodput_core.spec.opaque import bounded_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["decode", "shown"]
+__all__ = ["MAX_ENTRIES", "MAX_KEY", "decode", "shown"]
 
 T = TypeVar("T")
 
-_NO_RULE: Final = Rule(doc="")
+MAX_ENTRIES: Final = 16
+"""As many entries an opaque item of a list may have."""
 _MAX_SHOWN: Final = 60
-# The longest key that Kubernetes knows: a DNS subdomain, a slash and a name.
-_MAX_KEY: Final = 317
+MAX_KEY: Final = 317
+"""The longest key that Kubernetes knows: a DNS subdomain, a slash and a name."""
+_ITEM: Final = Rule(doc="", max_items=MAX_ENTRIES)
 _UNITS: Final = {"Ms": "milliseconds", "Seconds": "seconds"}
 
 
@@ -55,21 +55,18 @@ def decode(cls: type[T], value: object, path: str) -> T:
             rule between fields that is broken.
     """
     mapping = _mapping(value, path)
-    declared = {camel_case(f.name): f for f in fields(cls)}  # type: ignore[arg-type] # a dataclass
+    declared = {field.name: field for field in declared_fields(cls)}
     for key in mapping:
         if key not in declared:
             raise SpecError(_join(path, key), _unknown(key, list(declared)))
-    hints = get_type_hints(cls)
     values: dict[str, Any] = {}
-    for key, declaration in declared.items():
+    for key, field in declared.items():
         at = _join(path, key)
         if mapping.get(key) is None:
-            if declaration.default is MISSING and declaration.default_factory is MISSING:
+            if field.required:
                 raise SpecError(at, "is required")
             continue
-        values[declaration.name] = _value(
-            hints[declaration.name], mapping[key], at, _rule(declaration)
-        )
+        values[field.attribute] = _value(field.hint, mapping[key], at, field.rule)
     decoded = cls(**values)
     for rule in rules_between(cls):
         problem = rule.problem(decoded)
@@ -78,13 +75,9 @@ def decode(cls: type[T], value: object, path: str) -> T:
     return decoded
 
 
-def _rule(declaration: Field[Any]) -> Rule:
-    return cast("Rule", declaration.metadata.get(RULE, _NO_RULE))
-
-
 def _join(path: str, key: str) -> str:
     # A manifest's own keys stand in the sentence: short ones as they are, no line breaks.
-    safe = key if len(key) <= _MAX_KEY and key.isprintable() else shown(key)
+    safe = key if len(key) <= MAX_KEY and key.isprintable() else shown(key)
     return f"{path}.{safe}" if path else safe
 
 
@@ -111,7 +104,6 @@ def _mapping(value: object, path: str) -> Mapping[str, object]:
 
 
 def _value(hint: Any, value: object, path: str, rule: Rule) -> object:
-    hint = _without_none(hint)
     origin = get_origin(hint)
     if origin is tuple:
         return _sequence(get_args(hint)[0], value, path, rule)
@@ -131,18 +123,11 @@ def _value(hint: Any, value: object, path: str, rule: Rule) -> object:
     return _text(value, path, rule)
 
 
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in {Union, types.UnionType}:
-        (only,) = [arg for arg in get_args(hint) if arg is not type(None)]
-        return only
-    return hint
-
-
 def _sequence(item: Any, value: object, path: str, rule: Rule) -> tuple[object, ...]:
     if not isinstance(value, list):
         raise SpecError(path, f"must be a list, not {_kind(value)}")
     _count(len(value), path, rule, "items")
-    decoded = tuple(_value(item, v, f"{path}[{i}]", _NO_RULE) for i, v in enumerate(value))
+    decoded = tuple(_value(item, v, f"{path}[{i}]", _ITEM) for i, v in enumerate(value))
     if rule.key is not None:
         seen: dict[object, int] = {}
         for i, entry in enumerate(decoded):
@@ -162,8 +147,8 @@ def _map(item: Any, value: object, path: str, rule: Rule) -> object:
     if item is Any:
         return bounded_json(mapping, path)
     for key in mapping:
-        if not 0 < len(key) <= _MAX_KEY:
-            raise SpecError(path, f"has a key of {len(key)} characters; 1 to {_MAX_KEY} allowed")
+        if not 0 < len(key) <= MAX_KEY:
+            raise SpecError(path, f"has a key of {len(key)} characters; 1 to {MAX_KEY} allowed")
     return {key: _value(item, v, _join(path, key), rule) for key, v in mapping.items()}
 
 

@@ -7,16 +7,13 @@ knows more fields, and a process of an earlier version can read what a later one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from goodput_core.slo import format_objective
-from goodput_core.spec.fields import camel_case
-
-if TYPE_CHECKING:
-    from dataclasses import Field
+from goodput_core.spec.declared import declared_fields
 
 __all__ = ["encode"]
 
@@ -27,18 +24,11 @@ def encode(value: Any) -> dict[str, Any]:
     Args:
         value: an instance of a spec's dataclass.
     """
-    encoded = {}
-    for declared in fields(value):
-        one = getattr(value, declared.name)
-        if one != _default(declared):
-            encoded[camel_case(declared.name)] = _plain(one)
-    return encoded
-
-
-def _default(declared: Field[Any]) -> object:
-    if declared.default_factory is not MISSING:
-        return declared.default_factory()
-    return declared.default
+    return {
+        field.name: _plain(one)
+        for field in declared_fields(type(value))
+        if (one := getattr(value, field.attribute)) != field.default or field.required
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -87,6 +87,7 @@ class Rule:
         max_length: greatest number of characters.
         pattern: a regular expression that the whole text matches.
         pattern_hint: what the pattern means, for people.
+        format: OpenAPI's name of the text's form, which the API server alone checks.
         min_items: least number of list items or map entries.
         max_items: greatest number of list items or map entries.
         int_or_string: a text that may also be written as a bare whole number.
@@ -102,6 +103,7 @@ class Rule:
     max_length: int | None = None
     pattern: str | None = None
     pattern_hint: str | None = None
+    format: str | None = None
     min_items: int | None = None
     max_items: int | None = None
     int_or_string: bool = False

@@ -37,7 +37,9 @@ class ConditionStatus:
     status: Truth = spec_field("Whether it holds.")
     reason: str = spec_field("Why, in one word.", max_length=64)
     message: str = spec_field("Why, in a sentence.", default="", max_length=2048)
-    last_transition_time: str = spec_field("Since when the status holds.", max_length=32)
+    last_transition_time: str = spec_field(
+        "Since when the status holds.", max_length=32, format="date-time"
+    )
     observed_generation: int = spec_field("Of the spec that it is said of.", minimum=0)
 
 
@@ -60,7 +62,7 @@ class ClassStatus:
 class DecisionStatus:
     """One decision of the control laws that changed something, or would have."""
 
-    at: str = spec_field("When.", max_length=32)
+    at: str = spec_field("When.", max_length=32, format="date-time")
     knob: str = spec_field("What was turned: TokenBudget or Replicas.", max_length=32)
     reason: str = spec_field("Why, in one word.", max_length=64)
     message: str = spec_field("What and why, in a sentence.", max_length=1024)
@@ -117,6 +119,9 @@ class LLMServiceStatus:
     )
     update_revision: str | None = spec_field(
         "The revision that the spec asks for.", default=None, max_length=63
+    )
+    failed_revision: str | None = spec_field(
+        "The last revision that was refused.", default=None, max_length=63
     )
     conditions: tuple[ConditionStatus, ...] = spec_field(
         "What holds.", default=(), max_items=16, key="type"

@@ -1,0 +1,166 @@
+"""The CustomResourceDefinition says what the dataclasses say, within the API server's limits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
+from goodput_core.spec.declared import declared_fields
+from goodput_core.spec.fields import rules_between
+from goodput_core.spec.llmservice import LLMServiceSpec
+from goodput_core.spec.status import LLMServiceStatus
+from goodput_operator.crd import render_crd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from goodput_core.spec.declared import Declared
+
+CRD = render_crd()
+(VERSION,) = CRD["spec"]["versions"]
+ROOT = VERSION["schema"]["openAPIV3Schema"]
+TEXT = yaml.safe_dump(CRD, sort_keys=False, width=100, allow_unicode=True)
+
+
+def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema inside this one, by its path."""
+    yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from nodes(part, f"{path}.{name}")
+    for inside in ("items", "additionalProperties"):
+        if inside in schema:
+            yield from nodes(schema[inside], f"{path}[]")
+
+
+NODES = dict(nodes(ROOT, ""))
+OURS = {path: node for path, node in NODES.items() if path.startswith((".spec", ".status"))}
+
+
+def declared(cls: type[Any], path: str) -> Iterator[tuple[str, Declared]]:
+    for field in declared_fields(cls):
+        at = f"{path}.{field.name}"
+        yield at, field
+        if field.nested is not None:
+            yield from declared(field.nested, f"{at}[]" if field.container is tuple else at)
+
+
+DECLARED = dict([*declared(LLMServiceSpec, ".spec"), *declared(LLMServiceStatus, ".status")])
+
+
+@pytest.mark.golden
+def test_the_definition_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
+    golden("llmservices.yaml", TEXT)
+
+
+def test_the_command_prints_the_definition() -> None:
+    command = [sys.executable, "-m", "goodput_operator.crd"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert printed.stdout == TEXT
+
+
+def test_the_definition_is_far_from_what_an_object_may_weigh() -> None:
+    assert len(TEXT) < 256 * 1024
+
+
+@pytest.mark.parametrize("path", sorted(DECLARED))
+def test_every_field_is_in_the_schema_with_its_default_and_its_sentence(path: str) -> None:
+    field, node = DECLARED[path], NODES[path]
+    assert node["description"].startswith(field.rule.doc)
+    parent = NODES[path.rpartition(".")[0]]
+    assert (field.name in parent.get("required", [])) is field.required
+    if field.nested is None and field.container is None and field.default is not None:
+        assert node["default"] == field.default
+
+
+def test_nothing_is_in_the_schema_that_no_field_declares() -> None:
+    assert set(OURS) - set(DECLARED) == {
+        ".spec",
+        ".status",
+        *(f"{path}[]" for path, field in DECLARED.items() if field.container and field.item != Any),
+    }
+
+
+@pytest.mark.parametrize("path", sorted(OURS))
+def test_every_text_list_and_map_is_bounded(path: str) -> None:
+    node = OURS[path]
+    if node.get("type") == "string" or "x-kubernetes-int-or-string" in node:
+        assert {"maxLength", "enum"} & set(node)
+    elif node["type"] == "array":
+        assert node["maxItems"] > 0
+        assert node["x-kubernetes-list-type"] in {"map", "atomic"}
+    elif node["type"] == "object" and "properties" not in node:
+        assert node["maxProperties"] > 0
+    else:
+        assert node["type"] in {"integer", "boolean", "object"}
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (".spec.engine.policy", Policy),
+        (".spec.engine.preemption", Preemption),
+        (".spec.router.policy", RouterPolicy),
+        (".spec.control.mode", ControlMode),
+    ],
+    ids=str,
+)
+def test_a_choice_has_the_words_of_its_enum(path: str, words: type[Policy]) -> None:
+    assert NODES[path]["enum"] == [word.value for word in words]
+
+
+def test_every_rule_between_fields_is_a_rule_of_the_schema_at_the_same_field() -> None:
+    seen = 0
+    for path, field in [(".spec", None), *DECLARED.items()]:
+        cls = LLMServiceSpec if field is None else field.nested
+        if cls is None:
+            continue
+        at = f"{path}[]" if field is not None and field.container is tuple else path
+        rules = NODES[at].get("x-kubernetes-validations", [])
+        for between, rule in zip(rules_between(cls), rules, strict=True):
+            assert rule["rule"] == between.cel.rule
+            assert rule.get("fieldPath", ".") == f".{between.field}"
+            seen += 1
+    assert seen > 10
+
+
+@pytest.mark.parametrize("name", ["classes", "imagePullSecrets", "env", "volumes", "conditions"])
+def test_a_list_that_is_a_map_has_its_key(name: str) -> None:
+    found = [node for path, node in OURS.items() if path.endswith(f".{name}")]
+    assert found
+    for node in found:
+        assert node["x-kubernetes-list-type"] == "map"
+        (key,) = node["x-kubernetes-list-map-keys"]
+        assert key in node["items"]["required"]
+
+
+def test_only_names_are_asked_of_the_metadata() -> None:
+    name = ROOT["properties"]["metadata"]["properties"]
+    assert name == {
+        "name": {
+            "type": "string",
+            "maxLength": 40,
+            "pattern": "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$",
+        }
+    }
+
+
+def test_an_autoscaler_finds_replicas_and_pods() -> None:
+    scale = VERSION["subresources"]["scale"]
+    for path in scale.values():
+        assert path in NODES
+    assert VERSION["subresources"]["status"] == {}
+
+
+def test_columns_print_what_the_schema_has() -> None:
+    columns = VERSION["additionalPrinterColumns"]
+    shown = [column["name"] for column in columns if column["priority"] == 0]
+    assert shown == ["Replicas", "Attainment", "Goodput", "Budget", "Phase", "Age"]
+    for column in columns:
+        path = column["jsonPath"]
+        assert path in NODES or path == ".metadata.creationTimestamp"
+        assert column["description"]
