@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from goodput_core.errors import NotBuiltError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.llmservice import LLMService
+from goodput_core.spec.declared import declared_fields
+from goodput_core.spec.encode import encode
+from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 from goodput_core.support import require_built
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chat.yaml"
+VALID = list(
+    yaml.safe_load_all(Path(__file__).with_name("valid_manifests.yaml").read_text(encoding="utf-8"))
+)
 
 # The manifest of the project's design, in full.
 DESIGNED = """
@@ -95,6 +103,33 @@ def test_the_smallest_manifest_takes_every_default() -> None:
 
 def test_the_example_in_the_repository_is_valid_and_built() -> None:
     require_built(service(EXAMPLE.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("manifest", VALID, ids=[m["metadata"]["name"] for m in VALID])
+def test_a_valid_manifest_is_taken_and_written_back(manifest: dict[str, Any]) -> None:
+    taken = LLMService.from_dict(manifest)
+    assert LLMService.from_dict(encode(taken)) == taken
+
+
+def test_the_table_of_valid_manifests_has_every_field() -> None:
+    written = {field for m in VALID for field in _written(LLMServiceSpec, m["spec"])}
+    assert written == set(_known(LLMServiceSpec))
+
+
+def _known(cls: type[Any]) -> Iterator[tuple[str, str]]:
+    for field in declared_fields(cls):
+        yield cls.__name__, field.name
+        if field.nested is not None:
+            yield from _known(field.nested)
+
+
+def _written(cls: type[Any], value: Any) -> Iterator[tuple[str, str]]:
+    for one in value if isinstance(value, list) else [value]:
+        for field in declared_fields(cls):
+            if field.name in one:
+                yield cls.__name__, field.name
+                if field.nested is not None:
+                    yield from _written(field.nested, one[field.name])
 
 
 def test_replicas_of_a_human_come_before_the_law() -> None:

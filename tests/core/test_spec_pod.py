@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_core.errors import SpecError
@@ -65,10 +65,11 @@ json_values = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=20),
     lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=8), v, max_size=4),
-    max_leaves=30,
+    max_leaves=12,
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(max_size=8), json_values, max_size=3))
 def test_an_opaque_object_is_copied_unchanged(value: dict[str, Any]) -> None:
     pod = decode(PodSpec, {"affinity": value}, "pod")
