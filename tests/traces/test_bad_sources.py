@@ -83,7 +83,7 @@ def expect_refusal(
         ),
         pytest.param(
             AZURE + ROW + "2023-11-16 18:15:40,1,4\n",
-            "row 2, column timestamp_start_unix_ns: rows are not sorted",
+            "line 3, column TIMESTAMP: rows are not sorted, this one arrives 6",
             id="unsorted",
         ),
         pytest.param(
@@ -97,6 +97,27 @@ def expect_refusal(
             "when,prompt\n1,2\n",
             "the format is not recognised from its columns (prompt, when)",
             id="unknown columns",
+        ),
+        pytest.param(
+            moon(timestamp=5) + moon(),
+            "line 2, column timestamp: rows are not sorted, this one arrives 0.005 s before the "
+            "one above it; sort the file, or add --sort",
+            id="moon unsorted",
+        ),
+        pytest.param(
+            "timestamp_start_unix_ms,input_tokens,output_tokens\n2000,1,1\n\n1000,1,1\n",
+            "line 4, column timestamp_start_unix_ms: rows are not sorted",
+            id="baseten unsorted",
+        ),
+        pytest.param(
+            "timestamp_start_unix_ns,input_tokens,output_tokens\n2000,1,1\n1000,1,1\n",
+            "line 3, column timestamp_start_unix_ns: rows are not sorted",
+            id="baseten unsorted in nanoseconds",
+        ),
+        pytest.param(
+            weka({"t": 0.0, "in": 64, "out": 1}) + weka({"t": 0.0, "in": 64, "out": 1}, id="r"),
+            "line 2, column id: rows are not sorted by session and then time",
+            id="weka unsorted",
         ),
         pytest.param(MOON + "{\n", "line 2 is not valid JSON", id="half an object"),
         pytest.param(MOON + "[1]\n", "line 2 is not a JSON object", id="a list"),

@@ -27,7 +27,7 @@ from goodput_traces.schema import (
     Clock,
 )
 
-__all__ = ["OrderCheck", "check_columns"]
+__all__ = ["OrderCheck", "check_columns", "disorder"]
 
 
 def check_columns(columns: Mapping[str, Any], *, path: Path | str, first_row: int) -> None:
@@ -171,6 +171,28 @@ def _check_hashes(batch: _Batch) -> None:
         )
 
 
+def disorder(before: tuple[str, int], now: tuple[str, int], remedy: str) -> str | None:
+    """What is wrong with the order of two rows that follow each other; None: nothing.
+
+    Args:
+        before: session and arrival (nanoseconds) of the first; sessions are empty where all
+            share one clock.
+        now: of the second.
+        remedy: what to do about it.
+    """
+    if before <= now:
+        return None
+    if before[0] or now[0]:
+        return (
+            "rows are not sorted by session and then time, this one belongs above the one before "
+            f"it; {remedy}"
+        )
+    behind_s = (before[1] - now[1]) / NS_PER_S
+    return (
+        f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it; {remedy}"
+    )
+
+
 class OrderCheck:
     """Rows must come by arrival, or by session and then arrival where sessions share no clock.
 
@@ -215,14 +237,9 @@ class OrderCheck:
         late = np.flatnonzero(arrivals_ns < before)
         if len(late):
             at = int(late[0])
-            behind_s = (int(before[at]) - int(arrivals_ns[at])) / NS_PER_S
-            raise RowError(
-                self._path,
-                first_row + at,
-                self._column,
-                f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it; "
-                f"{self._remedy}",
-            )
+            problem = disorder(("", int(before[at])), ("", int(arrivals_ns[at])), self._remedy)
+            assert problem is not None
+            raise RowError(self._path, first_row + at, self._column, problem)
         self._last_ns = int(arrivals_ns[-1])
 
     def _check_sessions(self, arrivals_ns: list[int], sessions: Any, first_row: int) -> None:
@@ -234,12 +251,8 @@ class OrderCheck:
                     "provided_session_id",
                     "it is missing although the clock is session-relative; name the session",
                 )
-            if (session, now) < (self._last_session, self._last_ns):
-                raise RowError(
-                    self._path,
-                    first_row + at,
-                    self._column,
-                    "rows are not sorted by session and then time, this one belongs above the "
-                    f"one before it; {self._remedy}",
-                )
+            before = (self._last_session, self._last_ns)
+            problem = disorder(before, (session, now), self._remedy)
+            if problem is not None:
+                raise RowError(self._path, first_row + at, self._column, problem)
             self._last_session, self._last_ns = session, now

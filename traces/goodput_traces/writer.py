@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_trace"]
 
-_SORT_REMEDY: Final = "sort the file, or add --sort"
+_SORT_REMEDY: Final = "sort them first"
 _GROUP_ROWS: Final = 8192
 _GROUP_BYTES: Final = 8 << 20
 

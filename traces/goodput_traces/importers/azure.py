@@ -38,6 +38,7 @@ class AzureImporter(Importer):
     fingerprint: ClassVar[frozenset[str]] = frozenset(
         {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
     )
+    ordered_by: ClassVar[str] = "TIMESTAMP"
     known: ClassVar[frozenset[str]] = fingerprint
 
     def __init__(self, options: ImportOptions) -> None:

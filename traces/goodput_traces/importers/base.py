@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from goodput_traces.checks import disorder
+from goodput_traces.schema import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ImportOptions", "Importer"]
 
+_SORT_REMEDY: Final = "sort the file, or add --sort"
 _MAX_DROPPED = 32
 
 
@@ -43,6 +47,8 @@ class Importer(ABC):
     summary: ClassVar[str]
     fingerprint: ClassVar[frozenset[str]]
     """Columns that every record of the format has; how a format is recognised."""
+    ordered_by: ClassVar[str]
+    """The column by which records stand before or after others."""
     known: ClassVar[frozenset[str]]
     """Columns that are read; the others are dropped, and named in a note."""
 
@@ -51,16 +57,34 @@ class Importer(ABC):
         self.floored_output_rows = 0
         self._dropped: dict[str, None] = {}
 
-    def rows(self, records: Iterable[Record]) -> Iterator[TraceRow]:
+    def rows(self, records: Iterable[Record], *, ordered: bool = False) -> Iterator[TraceRow]:
         """The rows, streamed in the source's order.
+
+        Args:
+            records: of the source.
+            ordered: refuse rows that are not in a trace's order.
 
         Raises:
             RowError: a value that breaks a rule; names the line and the source's column.
         """
+        by_session = self.metadata().clock is Clock.SESSION_RELATIVE
+        before = ("", -1)
         for record in records:
             if not self.known.issuperset(record.values):
                 self._note_dropped(record)
-            yield from self.convert(record)
+            for row in self.convert(record):
+                if ordered:
+                    session = (row.provided_session_id or "") if by_session else ""
+                    now = (session, row.timestamp_start_unix_ns)
+                    problem = disorder(before, now, _SORT_REMEDY)
+                    if problem is not None:
+                        record.refuse(self.order_column(record), problem)
+                    before = now
+                yield row
+
+    def order_column(self, record: Record) -> str:  # noqa: ARG002 - some formats have two clocks
+        """The column by which this record stands before or after others."""
+        return self.ordered_by
 
     @abstractmethod
     def convert(self, record: Record) -> Iterable[TraceRow]:

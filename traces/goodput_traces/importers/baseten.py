@@ -34,6 +34,7 @@ class BasetenImporter(Importer):
     name = "baseten"
     summary = "AIPerf's baseten_trace: timestamp_start_unix_ms, input_tokens, output_tokens, …"
     fingerprint: ClassVar[frozenset[str]] = frozenset({"input_tokens", "output_tokens"})
+    ordered_by: ClassVar[str] = COLUMN_MS
     known: ClassVar[frozenset[str]] = frozenset(TRACE_SCHEMA.names)
 
     def __init__(self, options: ImportOptions) -> None:
@@ -103,6 +104,10 @@ class BasetenImporter(Importer):
             request_type=text("request_type"),
             output_text=text("output_text"),
         )
+
+    def order_column(self, record: Record) -> str:
+        """The finer clock where a record has both, as its arrival."""
+        return super().order_column(record) if record.values.get(COLUMN_NS) is None else COLUMN_NS
 
     def metadata(self) -> TraceMetadata:
         """An absolute clock, unless the source was a trace of ours and says otherwise."""

@@ -33,6 +33,7 @@ class MooncakeImporter(Importer):
     fingerprint: ClassVar[frozenset[str]] = frozenset(
         {"timestamp", "input_length", "output_length"}
     )
+    ordered_by: ClassVar[str] = "timestamp"
     known: ClassVar[frozenset[str]] = fingerprint | {
         "hash_ids",
         "session_id",

@@ -87,7 +87,7 @@ def import_trace(
     try:
         num_rows = write_trace(
             target,
-            importer.rows(chain((first,), records)),
+            importer.rows(chain((first,), records), ordered=not request.sort),
             importer.metadata,
             overwrite=request.overwrite,
             ordered=not request.sort,

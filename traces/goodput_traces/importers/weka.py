@@ -33,6 +33,7 @@ class WekaImporter(Importer):
     name = "weka"
     summary = "Weka coding-agent sessions: id, block_size, requests (one session a line)"
     fingerprint: ClassVar[frozenset[str]] = frozenset({"id", "block_size", "requests"})
+    ordered_by: ClassVar[str] = "id"
     known: ClassVar[frozenset[str]] = fingerprint | {
         "models",
         "hash_id_scope",
