@@ -34,7 +34,7 @@ from goodput_traces.transforms import TransformPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_core.spec.llmservice import LLMService
+    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.run.folder import RunWriter
     from goodput_replay.run.summary import Summary
@@ -177,9 +177,21 @@ def _fleet(
         seed=options.seed,
         oracle=options.oracle,
     )
-    if options.topology is None:
-        return settings
-    return apply_topology(settings, read_topology(options.topology))
+    if options.topology is not None:
+        settings = apply_topology(settings, read_topology(options.topology))
+    _require_replicas(options.emulate, service.spec, settings)
+    return settings
+
+
+def _require_replicas(manifest: Path, spec: LLMServiceSpec, settings: FleetSettings) -> None:
+    """Refuse a fleet that would shed every request: the control law alone starts one from zero."""
+    law_starts_some = spec.control.mode is ControlMode.AUTO and spec.replicas is None
+    if settings.replicas == 0 and not law_starts_some:
+        field = "spec.minReplicas" if spec.replicas is None else "spec.replicas"
+        raise InputError(
+            f"{manifest}: {field}: 0 replicas would shed every request, and no control law starts "
+            "one here; write 1 or more there, or let control.mode be Auto without spec.replicas"
+        )
 
 
 def _transforms(options: ReplayOptions, trace: Trace) -> TransformPlan:

@@ -76,6 +76,32 @@ def test_a_law_and_two_pools_exclude_each_other(tmp_path: Path) -> None:
     assert "set spec.control.mode to Manual for two pools" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("mode", "count", "field"),
+    [
+        ("Auto", {"minReplicas": 0}, ""),
+        ("Auto", {"replicas": 0}, "spec.replicas"),
+        ("Recommend", {"minReplicas": 0}, "spec.minReplicas"),
+        ("Manual", {"replicas": 0}, "spec.replicas"),
+    ],
+    ids=["a law from zero", "a law that may not", "a law that only recommends", "no law"],
+)
+def test_a_fleet_in_which_nobody_starts_a_replica_is_refused(
+    tmp_path: Path, mode: str, count: dict[str, int], field: str
+) -> None:
+    manifest = _manifest(tmp_path, mode)
+    service = yaml.safe_load(manifest.read_text(encoding="utf-8"))
+    service["spec"] |= count
+    manifest.write_text(yaml.safe_dump(service), encoding="utf-8")
+    done = _replay("--limit", "20", "--emulate", manifest, "--out", "run", cwd=tmp_path)
+    assert done.returncode == (64 if field else 0)
+    assert (f"{field}: 0 replicas would shed every request" in done.stderr) == bool(field)
+    (tmp_path / "pools.yaml").write_text(POOLS, encoding="utf-8")
+    if mode == "Manual":  # two pools have replicas of their own
+        asked: list[str | Path] = ["--emulate", manifest, "--topology", "pools.yaml"]
+        assert _replay(*asked, "--limit", "20", "--out", "pools", cwd=tmp_path).returncode == 0
+
+
 @pytest.mark.parametrize("mode", ["Auto", "Recommend"])
 def test_a_service_that_is_started_here_still_refuses_what_it_does_not_do(
     tmp_path: Path, mode: str
