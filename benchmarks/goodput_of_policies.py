@@ -6,7 +6,8 @@ promises; then every policy serves 80 %, 100 % and 120 % of it. The figure is re
 their promise; the ratio of `slo` to each other policy has an interval from resampling blocks of
 thirty seconds of arrivals, the same blocks for both, so that what is hard is hard for both.
 
-    python benchmarks/goodput_of_policies.py --trace azure.parquet --window 10m..25m
+    python benchmarks/goodput_of_policies.py --trace azure.parquet --window 10m..20m
+    python benchmarks/goodput_of_policies.py … --plot goodput.png
     python benchmarks/goodput_of_policies.py --quick  # the sample trace, three policies
 """
 
@@ -17,6 +18,7 @@ import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -187,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the sample trace, three policies")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--plot", type=Path, help="the PNG to draw what was kept into")
     args = parser.parse_args(argv)
     policies = ["vllm", "sarathi", "slo"] if args.quick else args.policies.split(",")
     start = Load(trace=args.trace, window=args.window, scale=Fraction(1))
@@ -199,6 +202,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             for policy in policies
         ]
         served = {(scale, policy): run.result() for scale, policy, run in runs}
+    if args.plot is not None:
+        groups = {f"{float(s / half):.0%}": [served[s, p] for p in policies] for s in scales}
+        draw(groups, args.plot)
     if args.json:
         print(json.dumps([asdict(one) for one in served.values()]))
         return
@@ -215,6 +221,35 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{policy:10} {one.attainment:6.1%}  {shares[0]:>10}  {shares[1]:>6}   "
                 f"{times:6.2f}  ({low:.2f} to {high:.2f})   {one.shed:10}"
             )
+
+
+def draw(groups: dict[str, list[Served]], path: Path) -> None:
+    """What each policy kept of its promises, a bar for each load.
+
+    Args:
+        groups: what was served, by load as a share of the searched one; the same policies in each.
+        path: the PNG.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    kept = {load: {one.policy: one for one in served} for load, served in groups.items()}
+    order = sorted(
+        next(iter(kept.values())), key=lambda p: -sum(k[p].attainment for k in kept.values())
+    )
+    width = 0.8 / len(groups)
+    colours = ("#9cc3e6", "#1f5fa8", "#0b2545")
+    for number, (load, by_policy) in enumerate(kept.items()):
+        at = [index + (number - (len(groups) - 1) / 2) * width for index in range(len(order))]
+        shares = [100 * by_policy[policy].attainment for policy in order]
+        axes.bar(at, shares, width, color=colours[number % 3], label=f"{load} of the load")
+    axes.set_xticks(range(len(order)), order)
+    axes.set_ylabel("requests that kept their promise, %")
+    axes.legend(frameon=False)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

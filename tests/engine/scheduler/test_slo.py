@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.slo import Targets
+from goodput_core.spec.llmservice import Preemption
 from goodput_core.steptime import RooflineForm, StepShape
 from goodput_core.units import NS_PER_MS
 from goodput_engine.kv.blocks import BlockPool
+from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.slo import SloPolicy
 from goodput_engine.scheduler.policy import SchedulerLimits
@@ -66,6 +68,7 @@ class Bench:
         budget: int = 2000,
         depth: int = 0,
         left: int = 20,
+        ns_per_copied_block: int | None = None,
     ) -> None:
         self.now_ns = 0
         self.refusals: list[Refusal | None] = []
@@ -76,6 +79,11 @@ class Bench:
             limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=1000),
             max_model_tokens=100_000,
             depth=depth,
+            host=HostPool(
+                total_blocks=0 if ns_per_copied_block is None else 50,
+                ns_per_block=ns_per_copied_block or 1,
+            ),
+            preemption=Preemption.HYBRID,
         )
 
     def add(
@@ -279,6 +287,24 @@ def test_who_has_the_most_time_left_yields_its_blocks() -> None:
     while not bench.scheduler.stats.preemptions:
         bench.step()
     assert (patient.preemptions, urgent.preemptions) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ns_per_block", "swapped"),
+    [(NS_PER_MS // 10, True), (50 * NS_PER_MS, False)],
+    ids=["fast copies", "slow copies"],
+)
+def test_who_yields_is_swapped_or_recomputed_whichever_brings_it_back_sooner(
+    *, ns_per_block: int, swapped: bool
+) -> None:
+    bench = Bench(blocks=6, left=1, ns_per_copied_block=ns_per_block)
+    patient = bench.add(1, 40, ttft_ms=1000, tpot_ms=900, outputs=40)
+    bench.add(2, 40, ttft_ms=1000, tpot_ms=20, outputs=40)
+    while patient.state is not RequestState.FINISHED:
+        bench.step()
+    assert patient.preemptions > 0
+    stats = bench.scheduler.stats
+    assert (stats.swapped_tokens > 0, stats.recomputed_tokens > 0) == (swapped, not swapped)
 
 
 def test_who_has_missed_yields_its_blocks_to_one_who_can_be_in_time() -> None:

@@ -28,9 +28,10 @@ def _scheduler(
     host: int = 16,
     ns_per_block: int = 1,
     depth: int = 0,
+    policy: Policy = Policy.SARATHI,
 ) -> Scheduler:
     return Scheduler(
-        policy=build_policy(Policy.SARATHI),
+        policy=build_policy(policy),
         kv=BlockPool(total_blocks=blocks, block_size=_BLOCK),
         limits=SchedulerLimits(token_budget=200, max_num_seqs=8, max_waiting=100),
         max_model_tokens=1000,
@@ -131,13 +132,14 @@ def test_without_room_in_host_memory_a_victim_is_recomputed() -> None:
     assert scheduler.stats.recomputed_tokens == 32
 
 
+@pytest.mark.parametrize("policy", [Policy.SARATHI, Policy.VLLM, Policy.SJF, Policy.PRIORITY])
 @pytest.mark.parametrize(
     ("ns_per_block", "swapped"), [(10, True), (10_000, False)], ids=["fast copies", "slow copies"]
 )
 def test_hybrid_takes_what_brings_the_request_back_sooner(
-    *, ns_per_block: int, swapped: bool
+    *, ns_per_block: int, swapped: bool, policy: Policy
 ) -> None:
-    scheduler = _scheduler(Preemption.HYBRID, ns_per_block=ns_per_block)
+    scheduler = _scheduler(Preemption.HYBRID, ns_per_block=ns_per_block, policy=policy)
     _add(scheduler, 1, 30, 20)
     _add(scheduler, 2, 30, 20)
     plans = _run(scheduler, step_ns=1000)

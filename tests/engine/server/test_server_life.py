@@ -125,6 +125,31 @@ async def test_overload_is_refused_at_once_and_ends_with_the_load(
             assert response.status == 200
 
 
+async def test_a_promise_that_cannot_be_kept_is_refused_at_the_door(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine(policy="slo", maxNumSeqs=2)
+    async with aiohttp.ClientSession(engine.url) as http:
+        before = [
+            asyncio.ensure_future(http.post("/v1/completions", json=long(stream=False)))
+            for _ in range(3)
+        ]
+        await state_when(engine, lambda state: state["running"] == 2 and state["waiting"] == 1)
+        # Twenty thousand tokens take ten steps, and there is a millisecond for them.
+        hopeless = long(prompt=[7] * 20_000, max_tokens=1)
+        promise = {"X-SLO-TTFT-Ms": "1"}
+        async with http.post("/v1/completions", json=hopeless, headers=promise) as refused:
+            body = await refused.json()
+        assert refused.status == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "the promised time to the first token" in body["error"]["message"]
+        assert body["error"]["code"] == "rate_limit_exceeded"
+        state = await state_when(engine, lambda state: state["shed"] == 1)
+        assert not state["saturated"], "the queue has room: another policy would have let it in"
+        for answer in before:
+            answer.cancel()
+
+
 async def test_sigterm_lets_answers_finish_and_lets_nothing_in(start_engine: StartEngine) -> None:
     engine = start_engine()
     core = core_of(engine)
