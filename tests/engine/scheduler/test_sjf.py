@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
@@ -159,6 +161,31 @@ def test_nobody_starves_behind_shorter_ones() -> None:
     assert len(started) == W_NS // 100 + 1, "as soon as it has waited long enough"
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    patience=st.integers(1, 60),
+    seqs=st.integers(1, 4),
+    flood=st.tuples(st.integers(1, 20), st.integers(1, 12)),
+    slow=st.tuples(st.integers(1, 300), st.integers(1, 200)),
+)
+def test_wait_is_bounded_although_shorter_requests_never_cease_to_come(
+    patience: int, seqs: int, flood: tuple[int, int], slow: tuple[int, int]
+) -> None:
+    scheduler = _scheduler(build_policy("sjf", PolicySettings(ageing_ns=patience)), seqs=seqs)
+    request = _request(1, tokens=slow[0], asked=slow[1])
+    assert scheduler.add(request, 0) is None
+    rid = 1
+    for at_ns in range(10_000):
+        while len(scheduler.waiting) <= seqs:
+            rid += 1
+            scheduler.add(_request(rid, tokens=flood[0], asked=flood[1], at_ns=at_ns), at_ns)
+        if 1 in _step(scheduler, at_ns):
+            # It is the oldest, so every fourth start is its, or is kept from it for three more.
+            assert at_ns <= patience + 4 * (flood[1] + 1)
+            return
+    raise AssertionError("it starves")
+
+
 def test_however_many_have_waited_too_long_most_starts_go_to_the_shortest() -> None:
     known = KnownLengths(lambda rid: 100 - rid)
     queue = ShortestFirst(known, W_NS)
@@ -257,8 +284,9 @@ def test_what_the_scheduler_knows_of_a_request_has_no_place_for_its_true_length(
     assert policy.predictor.output_tokens(head) == 777, "only whoever is handed the oracle has it"
 
 
-def test_how_wrong_it_was_is_in_the_engines_state_and_metrics() -> None:
-    core = _core("sjf")
+@pytest.mark.parametrize("policy", ["sjf", "slo"])
+def test_how_wrong_it_was_is_in_the_engines_state_and_metrics(policy: str) -> None:
+    core = _core(policy)
     for rid in range(1, 4):
         executor = ExecutorInput(output_tokens=10)
         core.submit(
