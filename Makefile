@@ -68,7 +68,7 @@ endif
 
 e2e: $(VENV)/.dev ## end to end: local processes, and a real cluster (KUBECONFIG=FILE: that one)
 	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tests.e2e.cluster build
-	GOODPUT_REQUIRE_CLUSTER=1 $(BIN)/pytest tests/e2e $(TESTS)
+	GOODPUT_REQUIRE_CLUSTER=1 $(BIN)/pytest tests/e2e tests/charts $(TESTS)
 
 cluster: $(VENV)/.dev ## start a Kubernetes cluster without a container engine and keep it
 	@$(BIN)/python -m tests.e2e.cluster up
@@ -82,9 +82,9 @@ bench: $(VENV)/.dev ## every benchmark, short; see docs/benchmarks.md for the lo
 picture: $(VENV)/.runtime ## redraw docs/images/report.png from RUN=DIR (needs the system package chromium)
 	$(BIN)/python docs/images/draw.py $(RUN) docs/images/report.png
 
-chart: ## render and lint the Helm chart
-	@test -d charts/goodput || { echo "charts/goodput is not there yet: it comes with the operator" >&2; exit 1; }
-	helm lint charts/goodput
+chart: $(VENV)/.dev ## render and lint the Helm chart
+	@$(BIN)/python -m tests.e2e.cluster build
+	GOODPUT_REQUIRE_CLUSTER=1 $(BIN)/pytest tests/charts
 
 clean: ## remove what the targets above made, except the download cache
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
