@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 import kopf
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
@@ -24,6 +25,8 @@ __all__ = ["connect", "watch_session"]
 
 _POOL: Final = 32
 """Connections at once: more than workers, probes of the Lease included."""
+_UNUSABLE: Final = (ConfigException, OSError, ValueError, TypeError, KeyError, yaml.YAMLError)
+"""What the client raises of a file that is no kubeconfig."""
 
 
 async def connect(kubeconfig: Path | None) -> ApiClient:
@@ -48,7 +51,7 @@ async def connect(kubeconfig: Path | None) -> ApiClient:
             client_configuration=configuration,
             persist_config=False,
         )
-    except (ConfigException, OSError, ValueError) as error:
+    except _UNUSABLE as error:
         if kubeconfig is not None:
             raise UsageError(f"{kubeconfig}: cannot be used as a kubeconfig: {error}") from error
         raise UnreachableError(

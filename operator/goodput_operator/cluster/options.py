@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.cli import CommandParser, argument_type, parse_port, parse_whole
 from goodput_core.errors import UsageError
+from goodput_operator.resources.installation import Installation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["Options", "parse_options"]
 
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_IMAGES: Final = "--engine-image goodput-engine:0.1.0 --router-image goodput-router:0.1.0"
 _EXAMPLES: Final = (
-    "goodput operator --key-file key --namespace team-a --namespace team-b",
-    "goodput operator --key-file key --kubeconfig ~/.kube/config --verbose",
     "head -c 32 /dev/urandom > key",
+    f"goodput operator --key-file key {_IMAGES}",
+    f"goodput operator --key-file key {_IMAGES} --namespace team-a --namespace team-b --verbose",
 )
+_PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
+_MOST_GROUP: Final = 999_999_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,7 @@ class Options:
 
     Args:
         namespaces: that it looks after; none: all.
+        installation: what is the same for all services.
         key_file: from which engines' tokens are derived.
         kubeconfig: None: the pod's service account, else what kubectl reads.
         lease_name: of the Lease.
@@ -43,6 +48,7 @@ class Options:
     """
 
     namespaces: tuple[str, ...]
+    installation: Installation
     key_file: Path
     kubeconfig: Path | None
     lease_name: str
@@ -71,6 +77,26 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         default=[],
         metavar="NAME",
         help="look after this namespace only; may be repeated (default: all namespaces)",
+    )
+    parser.add_argument(
+        "--engine-image",
+        required=True,
+        metavar="IMAGE",
+        help="image of engines whose LLMService names none",
+    )
+    parser.add_argument(
+        "--router-image", required=True, metavar="IMAGE", help="image of every router"
+    )
+    parser.add_argument(
+        "--image-pull-policy",
+        choices=_PULL_POLICIES,
+        help="of both images (default: Kubernetes' own choice)",
+    )
+    parser.add_argument(
+        "--fs-group",
+        type=argument_type(lambda text: parse_whole(text, 0, _MOST_GROUP, "a group"), "group"),
+        metavar="GID",
+        help="group that owns the volumes of engines (default: none is set)",
     )
     parser.add_argument(
         "--key-file",
@@ -124,6 +150,12 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         )
     return Options(
         namespaces=tuple(dict.fromkeys(args.namespace)),
+        installation=Installation(
+            engine_image=args.engine_image,
+            router_image=args.router_image,
+            image_pull_policy=args.image_pull_policy,
+            fs_group=args.fs_group,
+        ),
         key_file=args.key_file,
         kubeconfig=args.kubeconfig,
         lease_name=args.lease_name,

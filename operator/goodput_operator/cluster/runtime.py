@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from goodput_operator.decide.actions import Decision
     from goodput_operator.decide.snapshot import Snapshot
 
-__all__ = ["Operator"]
+__all__ = ["Operator", "require_served"]
 
 _log = logging.getLogger(__name__)
 _CALL_NS: Final = 10 * NS_PER_S
@@ -114,7 +114,7 @@ class Operator:
         api = await self._stack.enter_async_context(await connect(options.kubeconfig))
         self._api = api
         client = Client(api, fence=self._fence, timeout_ns=_CALL_NS, count=self._metrics.call)
-        await _require_served(client)
+        await require_served(client)
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
         measure = self._measure(session)
         self._cache = Cache(services=services, children=children, pods=pods)
@@ -199,7 +199,12 @@ class Operator:
         self._ended()
 
 
-async def _require_served(client: Client) -> None:
+async def require_served(client: Client) -> None:
+    """Check that there is anything to look after.
+
+    Raises:
+        UnreachableError: the API server does not answer, or knows no LLMServices.
+    """
     answer = await client.serves(LLMSERVICE)
     if not isinstance(answer, Refusal):
         return

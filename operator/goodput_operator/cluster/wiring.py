@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import kopf
 
-from goodput_core.errors import GoodputError
 from goodput_operator.cluster.watching import configure, register_watches
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class Wired:
 
     def __init__(self) -> None:
         self.operator: Operator | None = None
-        self.refused: GoodputError | None = None
+        self.refused: Exception | None = None
 
     def failure(self) -> BaseException | None:
         """Why it could not start, or ended by itself."""
@@ -65,7 +64,7 @@ def wire(
             await wired.operator.start(
                 services=indexes["services"], children=indexes["children"], pods=indexes["pods"]
             )
-        except GoodputError as error:
+        except Exception as error:
             wired.refused = error
             # Kopf would try again for ever; whoever started us reads the sentence instead.
             raise kopf.PermanentError(str(error)) from error

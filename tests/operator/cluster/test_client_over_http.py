@@ -31,7 +31,10 @@ BODY = {
 
 @contextlib.asynccontextmanager
 async def client_of(
-    memory: Any, handler: Callable[[web.Request], Awaitable[web.Response]], counted: list[Any]
+    memory: Any,
+    handler: Callable[[web.Request], Awaitable[web.Response]],
+    counted: list[Any],
+    timeout_ns: int = 60 * NS_PER_S,
 ) -> AsyncIterator[Client]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
@@ -42,7 +45,7 @@ async def client_of(
             yield Client(
                 api,
                 fence=memory.fence,
-                timeout_ns=100 * NS_PER_MS,
+                timeout_ns=timeout_ns,
                 count=lambda *call: counted.append(call),
             )
 
@@ -93,7 +96,7 @@ async def test_a_call_that_hangs_is_given_up(memory: Any) -> None:
         raise AssertionError
 
     counted: list[Any] = []
-    async with client_of(memory, handler, counted) as client:
+    async with client_of(memory, handler, counted, timeout_ns=100 * NS_PER_MS) as client:
         answer = await client.read(DEPLOYMENT, "ns", "chat")
     assert isinstance(answer, Refusal)
     assert (answer.reason, answer.transient) == ("Timeout", True)

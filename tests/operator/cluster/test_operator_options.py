@@ -9,29 +9,45 @@ import pytest
 from goodput_core.errors import UsageError
 from goodput_operator.cluster.options import parse_options
 
+IMAGES = ["--engine-image", "engine:1", "--router-image", "router:1"]
+
 
 def test_without_options_it_looks_after_all_namespaces() -> None:
-    options = parse_options([], {"HOSTNAME": "operator-0"})
+    options = parse_options(IMAGES, {"HOSTNAME": "operator-0"})
     assert options.namespaces == ()
     assert options.kubeconfig is None
     assert options.identity.startswith("operator-0-")
-    assert options.identity != parse_options([], {"HOSTNAME": "operator-0"}).identity
+    assert options.identity != parse_options(IMAGES, {"HOSTNAME": "operator-0"}).identity
 
 
 def test_namespaces_are_repeated_and_kept_once() -> None:
-    options = parse_options(["--namespace", "b", "--namespace", "a", "--namespace", "b"])
+    options = parse_options([*IMAGES, "--namespace", "b", "--namespace", "a", "--namespace", "b"])
     assert options.namespaces == ("b", "a")
 
 
 @pytest.mark.parametrize(
     "line",
-    ["--namespace ''", "--workers 0", "--workers 65", "--probe-port 70000", "--nonsense", "extra"],
+    [
+        "--namespace ''",
+        "--workers 0",
+        "--fs-group -1",
+        "--image-pull-policy Sometimes",
+        "--workers 65",
+        "--probe-port 70000",
+        "--nonsense",
+        "extra",
+    ],
 )
 def test_what_makes_no_sense_is_refused_in_one_sentence(line: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_options(shlex.split(line))
+        parse_options([*IMAGES, *shlex.split(line)])
     assert "goodput operator" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_images_are_needed_because_the_chart_knows_them_and_nobody_else() -> None:
+    with pytest.raises(UsageError, match="--engine-image"):
+        parse_options([])
 
 
 def test_the_examples_of_the_help_are_lines_that_parse(

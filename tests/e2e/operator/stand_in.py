@@ -1,0 +1,96 @@
+"""The operator as a process of its own, with decisions that a test can foresee.
+
+A service's `spec.env.TEXT` is what its one child, a ConfigMap, is to hold; its status says what
+was refused. Everything else is the real operator: Kopf, queue, Lease, client.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from goodput_core.errors import GoodputError
+from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.apply import controlled_by
+from goodput_operator.cluster.clock import SystemClock
+from goodput_operator.cluster.options import parse_options
+from goodput_operator.cluster.process import run_operator
+from goodput_operator.cluster.runtime import Operator
+from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
+from goodput_operator.resources.metadata import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from goodput_operator.cluster.options import Options
+    from goodput_operator.decide.snapshot import Snapshot
+
+_AGAIN_NS = NS_PER_S
+
+
+class Unmeasured:
+    async def measure(self, service: Any, pods: Any, now_ns: int) -> None:
+        return None
+
+    def forget(self, uid: str) -> None:
+        pass
+
+
+def decide(snapshot: Snapshot) -> Decision:
+    metadata = snapshot.service["metadata"]
+    name = f"{metadata['name']}-config"
+    owner = Owner(name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"])
+    data = {"text": metadata.get("annotations", {}).get("text", "")}
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": owner.metadata(name),
+        "data": data,
+    }
+    standing = {(one["kind"], one["metadata"]["name"]): one for one in snapshot.objects}
+    live = standing.get(("ConfigMap", name))
+    actions: list[Action] = []
+    if live is None:
+        actions.append(Apply(body=body, force=False))
+    elif controlled_by(live, owner.uid) and any(
+        live.get("data", {}).get(key) != value for key, value in data.items()
+    ):
+        body["metadata"] = {**owner.metadata(name), "uid": live["metadata"]["uid"]}
+        actions.append(Apply(body=body, force=True))
+    words = sorted(" ".join((*key, said)) for key, said in snapshot.failures.items())
+    status = {
+        "observedGeneration": metadata["generation"],
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "False" if words else "True",
+                "reason": "StandIn",
+                "message": "; ".join(words)[:1000],
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+                "observedGeneration": metadata["generation"],
+            }
+        ],
+    }
+    if snapshot.service.get("status") != status:
+        actions.append(WriteStatus(status=status))
+    return Decision(
+        actions=tuple(actions), memory=snapshot.memory, wake_at_ns=snapshot.now_ns + _AGAIN_NS
+    )
+
+
+def make(options: Options, ended: Callable[[], None]) -> Operator:
+    return Operator(
+        options,
+        decide=decide,
+        measure=lambda _: Unmeasured(),
+        clock=SystemClock(),
+        ended=ended,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_operator(parse_options(sys.argv[1:]), make))
+    except GoodputError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
