@@ -49,6 +49,10 @@ quoted percentages (`"99%"`). A field that is not listed here is an error, never
 key that stands twice, YAML's merge keys (`<<`) and a second document. `status` is the cluster's
 and is not read.
 
+In a cluster the same fields are a CustomResourceDefinition, made from the same dataclasses
+(`python -m goodput_operator.crd` prints it): its API server refuses what is refused here, and
+names the same field. `kubectl explain llmservice.spec.engine` shows this page's sentences.
+
 A choice in **bold** is what this version runs; the others are valid and refused by name. So is
 `rollout.gate`. `tensorParallel` must be the number of devices that the emulated
 [profile](devices.md) stands for.

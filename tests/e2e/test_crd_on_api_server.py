@@ -23,6 +23,7 @@ from tests.core.invalid_manifests import BASE, CASES, changed
 from tests.e2e.cluster.handle import ClusterError
 
 from goodput_core.errors import SpecError
+from goodput_core.spec.declared import declared_fields
 from goodput_core.spec.decode import decode
 from goodput_core.spec.encode import encode
 from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
@@ -142,6 +143,24 @@ def test_a_valid_manifest_is_taken_and_means_the_same(
     assert answer.code == 201, answer.body["message"]
     ours = LLMService.from_dict(manifest).spec
     assert decode(LLMServiceSpec, answer.body["spec"], "spec") == ours
+
+
+def test_a_stored_manifest_says_every_default(server: Server) -> None:
+    stored = server.judge(BASE).body["spec"]
+    assert list(unsaid(LLMServiceSpec, stored, "spec")) == []
+    assert stored["engine"]["tokenBudget"]["initial"] == 2048
+
+
+def unsaid(cls: type[Any], stored: dict[str, Any], path: str) -> Iterator[str]:
+    """The defaults that a stored object lacks, inside objects that every manifest has."""
+    for field in declared_fields(cls):
+        at = f"{path}.{field.name}"
+        if field.container is not None or (field.default is None and not field.required):
+            continue
+        if field.nested is not None:
+            yield from unsaid(field.nested, stored.get(field.name, {}), at)
+        elif not field.required and stored.get(field.name) != field.default:
+            yield at
 
 
 FIELDS = [
