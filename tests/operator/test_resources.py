@@ -12,7 +12,8 @@ import yaml
 from goodput_core.control import Bounds, ServiceParams
 from goodput_core.spec.llmservice import LLMService
 from goodput_engine.manifest_file import read_manifest
-from goodput_operator.resources.configuration import Decided, config_map, read_decided
+from goodput_operator.control.decided import Decided
+from goodput_operator.resources.configuration import config_map, read_decided
 from goodput_operator.resources.installation import Installation
 from goodput_operator.resources.metadata import Owner
 from goodput_operator.resources.revisions import (

@@ -20,9 +20,9 @@ from goodput_engine.core.configuration import configuration
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.device_choice import choose_device, device_facts
+from goodput_engine.server.following import book_of
 from goodput_engine.server.last_limits import read_last_limits
 from goodput_engine.server.lifecycle import serve
-from goodput_engine.server.promise import SLOBook
 from goodput_engine.server.settings import EngineSettings, Names
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> EngineSettings:
     service = read_manifest(args.manifest, control_modes=frozenset(ControlMode))
-    engine, slo = service.spec.engine, service.spec.slo
+    engine = service.spec.engine
     device, profile = choose_device(service.spec, asked=args.device, source=str(args.manifest))
     configure = configuration(
         engine,
@@ -132,7 +132,8 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
             or _LOCAL,
             revision=_in_headers(ENV_REVISION, environment.get(ENV_REVISION)) or _LOCAL,
         ),
-        slo=SLOBook(classes=slo.by_name(), default=slo.default_class),
+        slo=book_of(service),
+        manifest=args.manifest,
         configure=configure,
         limits=None if args.limits is None else read_last_limits(args.limits, configure),
         device=device_facts(profile),

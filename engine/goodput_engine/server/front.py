@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import secrets
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.core_client import CoreClient
     from goodput_engine.messages import Ready
+    from goodput_engine.server.promise import SLOBook
     from goodput_engine.server.refusals import Refusal
     from goodput_engine.server.settings import EngineSettings
 
@@ -85,6 +87,11 @@ class Front:
             ),
         )
         self.phase = Phase.SERVING
+
+    def promise(self, slo: SLOBook) -> None:
+        """Hold requests from now on to these promises."""
+        assert self.intake is not None, "promises are followed once there is an intake"
+        self.intake = replace(self.intake, slo=slo)
 
     @property
     def draining(self) -> bool:

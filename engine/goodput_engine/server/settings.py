@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from goodput_engine.messages import Configure, SetLimits
@@ -55,7 +56,8 @@ class EngineSettings:
 
     Args:
         names: what it is called.
-        slo: the classes it promises.
+        slo: the classes it promises, at the start.
+        manifest: the file that they come from, and that is followed.
         configure: what its core runs.
         device: of its device, for `GET /control/state`: name, form and coefficients, start-up.
         host: where both ports listen.
@@ -70,6 +72,7 @@ class EngineSettings:
 
     names: Names
     slo: SLOBook
+    manifest: Path
     configure: Configure
     device: Mapping[str, Any]
     host: str

@@ -9,8 +9,44 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from goodput_core.control import ServiceState
+from goodput_operator.control.decided import Decided
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "Tallied", "Tried"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """An apply to an object that exists, and the version at which it was tried.
+
+    Where the same is asked for again and the version has not moved, the API server took it for no
+    change: whatever looks different is not ours to mend, and is not tried again.
+
+    Args:
+        kind: of the object.
+        name: its name.
+        digest: of what was applied.
+        version: the object's resourceVersion before.
+    """
+
+    kind: str
+    name: str
+    digest: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tallied:
+    """Outcomes of one interval.
+
+    Args:
+        at_ns: its end.
+        interval_ns: its length.
+        counts: (class, good, total).
+    """
+
+    at_ns: int
+    interval_ns: int
+    counts: tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +55,22 @@ class Memory:
 
     Args:
         law: the control law's own.
+        decided: limits and replicas in force; None: what the ConfigMap says.
         created_ns: when each engine pod was first seen, by uid, until it is routable.
         startups_ns: from created to routable, of the latest pods that started.
+        measured_ns: the end of the last interval that was measured; None: none was.
+        window: outcomes of the last minutes.
+        tokens: revisions whose Secret is known to be there.
+        tried: what was applied in the last round to objects that exist.
         status_written_ns: when the status was last written; None: not by this operator.
     """
 
     law: ServiceState = field(default_factory=ServiceState)
+    decided: Decided | None = None
     created_ns: tuple[tuple[str, int], ...] = ()
     startups_ns: tuple[int, ...] = ()
+    measured_ns: int | None = None
+    window: tuple[Tallied, ...] = ()
+    tokens: tuple[str, ...] = ()
+    tried: tuple[Tried, ...] = ()
     status_written_ns: int | None = None

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -29,7 +30,6 @@ from goodput_engine.tokens import answer_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 PATIENCE_S = 20.0
 
@@ -76,6 +76,7 @@ async def serving(clients: ClientLimits, device: str = "unit") -> AsyncIterator[
         EngineSettings(
             names=Names(llmservice="chat", replica="r", revision="1"),
             slo=SLOBook(classes={"c": SLOClass(name="c", ttft_ms=1, tpot_ms=1)}, default="c"),
+            manifest=Path("none.yaml"),
             configure=configure,
             device={},
             host="127.0.0.1",

@@ -1,0 +1,184 @@
+"""One round of one service: from a snapshot to all that is to be done about it.
+
+Level-triggered: it looks at what there is and not at what happened, so a round that is repeated,
+or missed, or cut off in the middle, leads to the same end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.contract import ROLE_ENGINE
+from goodput_core.control import ServiceParams
+from goodput_core.units import NS_PER_S
+from goodput_operator.control.rounds import control_round
+from goodput_operator.decide import events
+from goodput_operator.decide.actions import Action, Decision, Delete, WriteStatus
+from goodput_operator.decide.asking import asked
+from goodput_operator.decide.attainment import attainment, tally
+from goodput_operator.decide.children import repairs
+from goodput_operator.decide.engines import missing_tokens, pushes
+from goodput_operator.decide.memory import Memory
+from goodput_operator.decide.plan import (
+    base_objects,
+    followed,
+    rollout_of,
+    stored_decided,
+    workload_objects,
+)
+from goodput_operator.decide.revisions import outdated, revisions_of
+from goodput_operator.decide.saying import Known, conditions_of, refused_conditions, status_of
+from goodput_operator.decide.starting import started
+from goodput_operator.decide.status import due_ns
+from goodput_operator.decide.troubles import Reason, Trouble, troubles
+from goodput_operator.decide.view import view_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_operator.decide.conditions import Said
+    from goodput_operator.decide.plan import Rollout
+    from goodput_operator.decide.snapshot import Snapshot
+    from goodput_operator.decide.view import View
+    from goodput_operator.resources.installation import Installation
+
+__all__ = ["decide"]
+
+_AGAIN_NS: Final = 2 * NS_PER_S
+"""After something was changed it is looked at again, whatever the watches bring."""
+
+
+def decide(snapshot: Snapshot, installation: Installation) -> Decision:
+    """One round.
+
+    Args:
+        snapshot: the service and all that stands around it.
+        installation: what new revisions are rendered with.
+    """
+    if "deletionTimestamp" in snapshot.service["metadata"]:
+        # Owner references take everything along; engines and routers drain by themselves.
+        return Decision(actions=(), memory=snapshot.memory, wake_at_ns=None)
+    view = view_of(snapshot)
+    spec = asked(snapshot.service)
+    if isinstance(spec, Trouble):
+        said = refused_conditions(view, spec)
+        return _closed(snapshot, view, said, None, actions=[], memory=snapshot.memory, wakes=[])
+    return _round(snapshot, view, spec, installation)
+
+
+def _round(
+    snapshot: Snapshot, view: View, spec: LLMServiceSpec, installation: Installation
+) -> Decision:
+    memory, now_ns = snapshot.memory, snapshot.now_ns
+    params = ServiceParams.of(spec)
+    measures = None if spec.suspend else snapshot.measures
+    created_ns, startups_ns = started(memory, view.engines, now_ns)
+    last = memory.decided or stored_decided(view)
+    decided = followed(last, params)
+    law, found, window, measured_ns = None, None, memory.window, memory.measured_ns
+    if measures is not None:
+        law = control_round(
+            measures,
+            params=params,
+            law=memory.law,
+            last=last or decided,
+            recommended=view.status.get("recommendedReplicas"),
+            phases={pod.name: pod.phase for pod in view.engines},
+            asked=decided.replicas,
+            startups_ns=startups_ns,
+            now_ns=now_ns,
+        )
+        decided = law.decided
+        window, measured_ns = tally(window, measures, now_ns), now_ns
+        found = attainment(window, params.classes, measures.traffic.signal)
+
+    revisions = revisions_of(view, spec, installation)
+    rollout = rollout_of(view, revisions.update.name, 0 if spec.suspend else decided.replicas)
+    base = repairs(view, base_objects(view, spec, revisions, rollout, decided), memory.tried)
+    workloads = repairs(view, workload_objects(view, spec, revisions, rollout), memory.tried)
+    foreign = (*base.foreign, *workloads.foreign)
+    failures = {key: words for key, words in snapshot.failures.items() if key not in foreign}
+    trouble = [*_conflicts(foreign), *troubles(view, failures)]
+    uids = {name: revisions.uids[name] for name in rollout.counts if name in revisions.uids}
+    actions: list[Action] = [
+        *base.applies,
+        *missing_tokens(view, uids, known=memory.tokens, failures=failures, found=trouble),
+        *pushes(view, () if law is None else law.pushes),
+        *workloads.applies,
+        *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.over),
+        *outdated(view, revisions, _used(view, rollout)),
+    ]
+    known = Known(
+        suspended=spec.suspend,
+        routers=0 if spec.suspend else spec.router.replicas,
+        update=revisions.update.name,
+        rollout=rollout,
+        decided=decided,
+        troubles=trouble,
+        missing=sum(not one.force for one in (*base.applies, *workloads.applies)),
+        attainment=found,
+        law=law,
+    )
+    next_memory = Memory(
+        law=memory.law if law is None else law.law,
+        decided=decided,
+        created_ns=created_ns,
+        startups_ns=startups_ns,
+        measured_ns=measured_ns,
+        window=window,
+        tokens=tuple(uids),
+        tried=(*base.tried, *workloads.tried),
+        status_written_ns=memory.status_written_ns,
+    )
+    wakes = [now_ns + _AGAIN_NS] if actions else []
+    if not spec.suspend:
+        since_ns = now_ns if measured_ns is None else measured_ns
+        wakes.append(max(now_ns, since_ns + spec.control.interval_seconds * NS_PER_S))
+    said = conditions_of(view, known)
+    return _closed(snapshot, view, said, known, actions=actions, memory=next_memory, wakes=wakes)
+
+
+def _closed(
+    snapshot: Snapshot,
+    view: View,
+    said: Sequence[Said],
+    known: Known | None,
+    *,
+    actions: list[Action],
+    memory: Memory,
+    wakes: list[int],
+) -> Decision:
+    """What is said of the round, after what is done."""
+    stored, now_ns = view.status, snapshot.now_ns
+    status = status_of(view, said, known, at=_at(snapshot))
+    due = due_ns(status, stored, written_ns=memory.status_written_ns, now_ns=now_ns)
+    if due == now_ns:
+        actions.append(WriteStatus(status=status))
+        memory = replace(memory, status_written_ns=now_ns)
+    elif due is not None:
+        wakes.append(due)
+    actions += events.of_conditions(said, stored)
+    if known is not None:
+        actions += events.of_revisions(stored, update=known.update, current=known.rollout.current)
+        actions += events.of_changes(() if known.law is None else known.law.changes)
+        actions += events.of_refusals(snapshot.failures)
+    return Decision(actions=tuple(actions), memory=memory, wake_at_ns=min(wakes, default=None))
+
+
+def _at(snapshot: Snapshot) -> str:
+    return datetime.fromtimestamp(snapshot.unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _used(view: View, rollout: Rollout) -> set[str]:
+    return {*rollout.counts, *(one.revision for one in view.workloads(ROLE_ENGINE))}
+
+
+def _conflicts(foreign: Iterable[tuple[str, str]]) -> list[Trouble]:
+    named = [f"{kind} {name}" for kind, name in foreign]
+    if not named:
+        return []
+    message = f"not controlled by this service: {', '.join(named)}; rename or delete them"
+    return [Trouble(reason=Reason.NAME_CONFLICT, message=message)]

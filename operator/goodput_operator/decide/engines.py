@@ -1,0 +1,63 @@
+"""What engines are told directly: the token of their admin ports, and their limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from goodput_operator.decide.actions import CreateToken, Push
+from goodput_operator.decide.troubles import Reason, Trouble
+from goodput_operator.resources.pods import ADMIN_PORT
+from goodput_operator.resources.secrets import token_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from goodput_operator.control.rounds import LimitsPush
+    from goodput_operator.decide.view import View
+
+__all__ = ["missing_tokens", "pushes"]
+
+
+def missing_tokens(
+    view: View,
+    uids: Mapping[str, str],
+    *,
+    known: Sequence[str],
+    failures: Mapping[tuple[str, str], str],
+    found: Iterable[Trouble],
+) -> list[CreateToken]:
+    """Secrets that are not known to be there: nobody may look, so pods tell of a missing one.
+
+    Args:
+        view: what there is.
+        uids: of the ControllerRevisions whose engines need one, by name.
+        known: revisions whose Secret was made.
+        failures: what the API server answered to the last round.
+        found: what stands in the way.
+    """
+    lost = " ".join(one.message for one in found if one.reason is Reason.CONTAINER_CONFIG)
+    return [
+        CreateToken(revision=name, body=token_secret(view.owner, revision=name, revision_uid=uid))
+        for name, uid in uids.items()
+        if name not in known or ("Secret", name) in failures or f'"{name}"' in lost
+    ]
+
+
+def pushes(view: View, told: Iterable[LimitsPush]) -> list[Push]:
+    """Limits on their way to the pods that do not have them.
+
+    Args:
+        view: what there is.
+        told: what each is to be told, by the pod's name.
+    """
+    pods = {pod.name: pod for pod in view.engines if not pod.leaving}
+    actions = []
+    for one in told:
+        pod = pods.get(one.name)
+        address = None if pod is None else (pod.body.get("status") or {}).get("podIP")
+        if pod is None or address is None:
+            continue
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{ADMIN_PORT}"
+        actions.append(Push(pod=pod.name, url=url, revision=pod.revision, limits=one.limits))
+    return actions

@@ -1,0 +1,352 @@
+"""What conditions, Events and the status say, and in whose words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.control import ClassWindow, PromiseCounts, Signal
+from goodput_core.spec.decode import decode
+from goodput_core.spec.status import LLMServiceStatus
+from goodput_core.units import NS_PER_S
+from goodput_operator.decide.actions import Apply, Delete
+
+if TYPE_CHECKING:
+    from tests.operator.decide.conftest import Cluster
+
+GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "says"),
+    [
+        ({"minReplicas": 9, "maxReplicas": 2}, "InvalidSpec", "spec.minReplicas: 9 is above"),
+        ({"engine": {"policy": "magic"}}, "InvalidSpec", "spec.engine.policy: must be one of"),
+        ({"model": None}, "InvalidSpec", "spec.model: is required"),
+        ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate: gated rollouts are not built yet"),
+    ],
+    ids=["between fields", "a word", "a missing field", "a gate"],
+)
+@pytest.mark.parametrize("before", [False, True], ids=["new", "running"])
+def test_a_spec_that_cannot_be_followed_stalls_and_changes_nothing(
+    cluster: Cluster, before: bool, spec: dict[str, Any], reason: str, says: str
+) -> None:
+    if before:
+        cluster.settle()
+    cluster.ask(**spec)
+    cluster.touched.clear()
+    cluster.settle()
+    assert cluster.condition("Stalled") == ("True", reason)
+    assert cluster.message("Stalled").startswith(says)
+    assert cluster.condition("Ready")[0] == str(before)
+    assert cluster.touched == []
+    assert cluster.status["observedGeneration"] == cluster.generation
+    assert cluster.status["summary"]["phase"] == reason
+    assert reason in [e.reason for e in cluster.events if e.warning]
+
+
+def waiting(reason: str, message: str, /, **last: Any) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    one = {"name": "engine", "state": state, "lastState": last and {"terminated": last}}
+    return {"containerStatuses": [one]}
+
+
+POD_TROUBLES = [
+    (
+        waiting("ImagePullBackOff", 'Back-off pulling image "x:1": not found'),
+        ("True", "ImagePullFailed"),
+        'Back-off pulling image "x:1": not found',
+    ),
+    (
+        waiting("CreateContainerConfigError", 'secret "hub" not found'),
+        ("True", "ContainerConfig"),
+        'secret "hub" not found',
+    ),
+    (
+        waiting("CrashLoopBackOff", "back-off 10s", exitCode=64, message="a\nerror: no profile\n"),
+        ("True", "CrashLooping"),
+        "the engine ended with code 64: error: no profile",
+    ),
+    (
+        waiting("CrashLoopBackOff", "back-off 10s", exitCode=137, reason="OOMKilled"),
+        ("True", "CrashLooping"),
+        "the engine was killed for want of memory",
+    ),
+    (waiting("ContainerCreating", ""), ("False", "Unhindered"), ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "stalled", "says"),
+    POD_TROUBLES,
+    ids=["image", "secret", "crash", "memory", "starting"],
+)
+def test_a_pod_that_cannot_start_is_told_in_the_clusters_words(
+    running: Cluster, status: dict[str, Any], stalled: tuple[str, str], says: str
+) -> None:
+    pod = running.engines()[0]
+    pod["status"] = status
+    running.broken = set(running.deployments())
+    running.round()
+    assert running.condition("Stalled") == stalled
+    assert says in running.message("Stalled")
+    running.broken = set()
+    running.settle()
+    pod["status"].pop("containerStatuses")
+    running.settle()
+    assert running.condition("Stalled") == ("False", "Unhindered")
+
+
+def test_a_pod_without_a_node_reconciles_and_limits_scaling(running: Cluster) -> None:
+    message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    running.broken = set(running.deployments())
+    running.ask(replicas=3)
+    running.round()
+    (pod,) = running.engines(ready=False)
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    pod["status"] = {"conditions": [{**unscheduled, "message": message}]}
+    running.round()
+    assert running.condition("Stalled") == ("False", "Unhindered")
+    assert running.condition("Reconciling") == ("True", "Unschedulable")
+    assert running.condition("ScalingLimited") == ("True", "Unschedulable")
+    assert message in running.message("ScalingLimited")
+    assert running.condition("Ready") == ("True", "Serving")
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        (
+            {"type": "ReplicaFailure", "status": "True", "message": 'exceeded quota: "gpu"'},
+            "QuotaExceeded",
+        ),
+        (
+            {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity"},
+            "Refused",
+        ),
+        (
+            {
+                "type": "Progressing",
+                "status": "False",
+                "reason": "ProgressDeadlineExceeded",
+                "message": "has timed out progressing",
+            },
+            "ProgressDeadlineExceeded",
+        ),
+    ],
+    ids=["quota", "admission", "deadline"],
+)
+def test_what_a_deployment_complains_of_stalls(
+    running: Cluster, condition: dict[str, Any], reason: str
+) -> None:
+    (name,) = running.deployments()
+    running.objects["Deployment", name]["status"]["conditions"] = [condition]
+    running.round()
+    assert running.condition("Stalled") == ("True", reason)
+    assert condition["message"] in running.message("Stalled")
+    limited = "False" if reason == "ProgressDeadlineExceeded" else "True"
+    assert running.condition("ScalingLimited")[0] == limited
+
+
+def test_a_refused_object_stalls_in_the_servers_words(running: Cluster) -> None:
+    running.remove("Service", "chat")
+    running.round()
+    running.remove("Service", "chat")
+    running.failures = {("Service", "chat"): 'exceeded quota: "few", requested: services=1'}
+    running.round()
+    assert running.condition("Stalled") == ("True", "QuotaExceeded")
+    assert running.message("Stalled").startswith("Service chat: exceeded quota")
+    assert running.condition("Reconciling") == ("True", "Creating")
+    running.settle()
+    assert [e.reason for e in running.events][-1] == "Recovered"
+
+
+WINDOWS = [
+    ([(0, 0)], ("Unknown", "NoTraffic")),
+    ([(3, 3)], ("Unknown", "TooFew")),
+    ([(300, 300)], ("True", "Attained")),
+    ([(10, 10)] * 3, ("True", "Attained")),
+    ([(50, 100)], ("False", "Missed")),
+    ([(97, 99)], ("Unknown", "TooFew")),
+    ([(0, 5)], ("Unknown", "TooFew")),
+]
+
+
+@pytest.mark.parametrize(("counts", "says"), WINDOWS, ids=[str(c) for c, _ in WINDOWS])
+def test_attainment_is_told_when_there_is_enough_to_tell(
+    running: Cluster, counts: list[tuple[int, int]], says: tuple[str, str]
+) -> None:
+    for good, total in counts:
+        running.round(running.measured(good, total))
+    assert running.condition("SLOAttained") == says
+    if says[1] != "NoTraffic":
+        assert "5 minutes" in running.message("SLOAttained")
+
+
+@pytest.mark.parametrize(
+    ("signal", "reason"),
+    [(Signal.FAILED, "ScrapeFailed"), (Signal.MISSING, "MetricsMissing")],
+    ids=["no answer", "no numbers"],
+)
+def test_what_could_not_be_measured_is_not_no_traffic(
+    running: Cluster, signal: Signal, reason: str
+) -> None:
+    running.round(running.measured(300, 300))
+    running.round(running.measured(0, 0, signal=signal))
+    assert running.condition("SLOAttained") == ("Unknown", reason)
+
+
+def test_what_ended_long_ago_is_forgotten(running: Cluster) -> None:
+    running.round(running.measured(0, 100))
+    assert running.condition("SLOAttained") == ("False", "Missed")
+    running.now_ns += 301 * NS_PER_S
+    running.round(running.measured(0, 0))
+    assert running.condition("SLOAttained") == ("Unknown", "NoTraffic")
+
+
+def test_classes_and_columns_say_how_promises_fare(running: Cluster) -> None:
+    running.round(running.measured(90, 100))
+    (one,) = running.status["classes"]
+    assert one == {
+        "name": "a", "good": 90, "total": 100, "attainment": "90.00%", "objective": "99%",
+    }  # fmt: skip
+    assert running.status["goodput"] == "9/s"
+    summary = running.status["summary"]
+    assert summary["attainment"] == "90.00%/99%"
+    assert summary["goodput"] == "9/s"
+    running.round()
+    assert running.status["summary"] == summary, "nothing new was measured"
+
+
+def test_a_status_is_what_the_schema_says(running: Cluster) -> None:
+    running.ask(replicas=None, minReplicas=3)
+    running.settle()
+    running.round(running.measured(90, 100))
+    decode(LLMServiceStatus, running.status, "status")
+
+
+def test_conditions_keep_the_time_since_when_they_hold(running: Cluster) -> None:
+    since = {c["type"]: c["lastTransitionTime"] for c in running.status["conditions"]}
+    running.now_ns += 100 * NS_PER_S
+    running.ask(replicas=3)
+    running.round()
+    now = {c["type"]: c["lastTransitionTime"] for c in running.status["conditions"]}
+    assert now["Ready"] == since["Ready"]
+    assert now["Reconciling"] > since["Reconciling"]
+    assert {c["observedGeneration"] for c in running.status["conditions"]} == {2}
+
+
+def test_a_service_that_stops_answering_warns_once(running: Cluster) -> None:
+    running.events.clear()
+    running.broken = set(running.deployments())
+    for pod in running.engines():
+        pod["status"]["conditions"] = []
+    for _ in range(3):
+        running.round()
+    assert running.condition("Ready") == ("False", "NoEngine")
+    assert [(e.reason, e.warning) for e in running.events] == [("NoEngine", True)]
+
+
+AUTO = {"replicas": None, "minReplicas": 2}
+
+
+def test_limits_are_pushed_until_every_engine_has_them(running: Cluster) -> None:
+    running.round(running.measured(limits=1))
+    assert running.pushed == [], "engines began with them"
+    running.round(running.measured(limits=0, paced=True))
+    assert [p.limits["revision"] for p in running.pushed] == [1, 1]
+    assert {p.pod for p in running.pushed} == {p["metadata"]["name"] for p in running.engines()}
+    assert all(
+        p.url.startswith("http://10.0.0.") and p.url.endswith(":9000") for p in running.pushed
+    )
+    assert running.pushed[0].limits["safety_percent"] == 90
+    running.round(running.measured(limits=1))
+    assert len(running.pushed) == 2
+
+
+def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    (name,) = running.deployments()
+    memory = running.memory
+    assert memory.decided is not None
+    bounds = replace(memory.decided.bounds, max_tokens=512)
+    decided = replace(memory.decided, limits_revision=8, bounds=bounds, replicas=5)
+    running.memory = replace(memory, decided=decided)
+    running.settle()
+    assert running.deployments() == {name: 5}
+    running.restart_operator()
+    running.touched.clear()
+    running.settle()
+    assert running.touched == []
+    assert running.memory.decided == decided
+    running.round(running.measured(limits=8))
+    assert running.memory.decided == decided
+    assert running.status["tokenBudget"] == 512
+
+
+def test_a_changed_budget_reaches_running_engines_and_makes_no_revision(running: Cluster) -> None:
+    (name,) = running.deployments()
+    running.ask(engine={"tokenBudget": {"initial": 1024}}, control={"mode": "Manual"})
+    running.settle()
+    assert list(running.deployments()) == [name]
+    running.round(running.measured(limits=1))
+    assert {p.limits["token_budget"] for p in running.pushed} == {1024}
+    assert {p.limits["revision"] for p in running.pushed} == {2}
+    assert running.status["tokenBudget"] == 1024
+
+
+def test_kubectl_scale_holds_at_once_and_the_law_only_recommends(running: Cluster) -> None:
+    running.ask(replicas=6)
+    running.round()
+    assert list(running.deployments().values()) == [6]
+    running.settle()
+    running.round(running.measured())
+    assert list(running.deployments().values()) == [6]
+    assert running.status["recommendedReplicas"] >= 1
+
+
+def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
+    slow = ClassWindow(name="a", ttft=kept, tpot=missed)
+    running.round(replace(running.measured(50, 100), classes=(slow,)))
+    (decision,) = running.status["decisions"]
+    assert (decision["knob"], decision["reason"]) == ("TokenBudget", "TPOTMissed")
+    assert decision["applied"] is True
+    assert running.events[-1].reason == "TokenBudget"
+    config = running.objects["ConfigMap", "chat-config"]["data"]["limits.json"]
+    assert json.loads(config)["token_budget"] == running.status["tokenBudget"] == 1536
+    assert {p.limits["revision"] for p in running.pushed} == {2}
+
+
+def test_engines_that_refuse_their_limits_are_named(running: Cluster) -> None:
+    running.failures = {("Pod", "chat-1"): "limits refused: wrong token"}
+    running.round()
+    assert running.events[-1].reason == "LimitsNotTaken"
+    assert "chat-1" in running.events[-1].message
+    assert running.condition("Stalled") == ("False", "Unhindered")
+
+
+def test_start_up_times_are_learnt_from_pods_that_start(running: Cluster) -> None:
+    running.ask(replicas=3)
+    running.round(ready=0)
+    running.round(ready=0)
+    running.now_ns += 40 * NS_PER_S
+    running.round()
+    running.round()
+    (startup_ns,) = running.memory.startups_ns
+    assert 40 * NS_PER_S < startup_ns < 60 * NS_PER_S
+    assert running.memory.created_ns == ()
+
+
+def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    for _ in range(60):
+        decision = running.round(running.measured(20, 20))
+        assert not [a for a in decision.actions if isinstance(a, Apply | Delete)]
