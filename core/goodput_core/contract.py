@@ -70,6 +70,8 @@ ENV_CONTROL_TOKEN: Final = "GOODPUT_CONTROL_TOKEN"  # noqa: S105 - a variable's 
 ENV_LLMSERVICE: Final = "GOODPUT_LLMSERVICE"
 ENV_REPLICA: Final = "GOODPUT_REPLICA"
 ENV_REVISION: Final = "GOODPUT_REVISION"
+# The options of `goodput operator`, for `kopf run`, which passes none on.
+ENV_OPERATOR_OPTIONS: Final = "GOODPUT_OPERATOR_OPTIONS"
 
 # --- metric labels ------------------------------------------------------------------------
 LABEL_LLMSERVICE: Final = "llmservice"

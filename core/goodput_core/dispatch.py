@@ -32,6 +32,7 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "up": _Command("run an LLMService on this machine: replicas and a router", "operator"),
+    "operator": _Command("look after the LLMServices of a Kubernetes cluster", "operator"),
     "replay": _Command("fire a trace at a service and judge every request", "replay"),
     "trace": _Command("import, describe, export and synthesize traces", "replay"),
     "engine": _Command("run one serving replica", "engine"),

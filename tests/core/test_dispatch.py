@@ -194,7 +194,7 @@ def test_usage_lists_every_command(
 ) -> None:
     assert run_command(argv) == code
     printed = capsys.readouterr().out
-    for name in ("up", "replay", "trace", "engine", "router", "device"):
+    for name in ("up", "operator", "replay", "trace", "engine", "router", "device"):
         assert f"  {name} " in printed
 
 
