@@ -45,13 +45,13 @@ class Said:
         type: which.
         status: whether it holds.
         reason: one word.
-        message: one sentence.
+        message: one sentence, never empty: the API server would write an empty one its own way.
     """
 
     type: str
     status: Truth
     reason: str
-    message: str = ""
+    message: str
 
 
 def dated(

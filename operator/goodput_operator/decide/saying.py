@@ -75,7 +75,12 @@ def refused_conditions(view: View, trouble: Trouble) -> list[Said]:
     """Those of a service whose spec cannot be followed: what runs goes on as it is."""
     return [
         _answering(view),
-        Said(type=RECONCILING, status=Truth.FALSE, reason="Stalled"),
+        Said(
+            type=RECONCILING,
+            status=Truth.FALSE,
+            reason="Stalled",
+            message="the spec cannot be followed, and what runs stays as it is",
+        ),
         _stalled([trouble]),
         *(
             said
@@ -224,7 +229,8 @@ def _reconciling(view: View, known: Known) -> Said:
     for routers in view.workloads(ROLE_ROUTER):
         if not routers.current or routers.available != known.routers:
             return on_the_way("Scaling", f"{routers.available} of {known.routers} routers serve")
-    return Said(type=RECONCILING, status=Truth.FALSE, reason="Settled")
+    message = "everything is as it is asked for"
+    return Said(type=RECONCILING, status=Truth.FALSE, reason="Settled", message=message)
 
 
 def _stalled(troubles: Sequence[Trouble]) -> Said:
@@ -233,12 +239,14 @@ def _stalled(troubles: Sequence[Trouble]) -> Said:
             return Said(
                 type=STALLED, status=Truth.TRUE, reason=trouble.reason, message=trouble.message
             )
-    return Said(type=STALLED, status=Truth.FALSE, reason="Unhindered")
+    message = "nothing is in the way"
+    return Said(type=STALLED, status=Truth.FALSE, reason="Unhindered", message=message)
 
 
 def _slo_attained(view: View, known: Known) -> Said:
     if known.suspended:
-        return Said(type=SLO_ATTAINED, status=Truth.UNKNOWN, reason="Suspended")
+        message = "spec.suspend is set: nothing is served"
+        return Said(type=SLO_ATTAINED, status=Truth.UNKNOWN, reason="Suspended", message=message)
     found = known.attainment
     if found is not None:
         return Said(
@@ -266,4 +274,5 @@ def _scaling_limited(view: View, known: Known) -> Said:
     elif law.decision.replicas is not None and law.decision.replicas.limited:
         message = f"more than maxReplicas, {law.decision.params.max_replicas}, are needed"
         return Said(type=SCALING_LIMITED, status=Truth.TRUE, reason="MaxReplicas", message=message)
-    return Said(type=SCALING_LIMITED, status=Truth.FALSE, reason="NotLimited")
+    message = "as many replicas as are needed may and can be"
+    return Said(type=SCALING_LIMITED, status=Truth.FALSE, reason="NotLimited", message=message)

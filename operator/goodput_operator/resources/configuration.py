@@ -100,7 +100,8 @@ def _manifest(owner: Owner, asked: Mapping[str, Any], spec: LLMServiceSpec) -> s
 
 
 def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2) + "\n"
+    # Sorted: what is read back from the API server comes in another order.
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
 def _whole(value: Any) -> int:

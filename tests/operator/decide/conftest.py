@@ -7,6 +7,7 @@ bear: defaults are filled in, quantities rewritten, empty values dropped.
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -220,6 +221,8 @@ class Cluster:
                 container.setdefault("imagePullPolicy", "IfNotPresent")
                 for probe in ("livenessProbe", "readinessProbe"):
                     container[probe].setdefault("successThreshold", 1)
+        if body["kind"] == "ControllerRevision":
+            body["data"] = json.loads(json.dumps(body["data"], sort_keys=True))
         if body["kind"] == "Service":
             body["spec"].setdefault("sessionAffinity", "None")
         self._touch(body)

@@ -226,6 +226,7 @@ def test_a_status_is_what_the_schema_says(running: Cluster) -> None:
     running.settle()
     running.round(running.measured(90, 100))
     decode(LLMServiceStatus, running.status, "status")
+    assert all(one["message"] for one in running.status["conditions"]), "no default is filled in"
 
 
 def test_conditions_keep_the_time_since_when_they_hold(running: Cluster) -> None:
