@@ -134,8 +134,8 @@ def bounds_law(
     TPOT missed and TTFT with slack: lower. TTFT missed and TPOT with slack: raise. Missed at a
     bound, or both pressed: batch width if width or KV is the cause, else replicas.
     """
+    state = _account(state, observation, params, now_ns)
     old = (Bounds.initial(params) if state.bounds is None else state.bounds).within(params)
-    state = _account(state, observation, now_ns)
     ttft, tpot = _standings(state, params)
     reason = _silence(state, observation)
     if reason is None:
@@ -158,11 +158,17 @@ def bounds_law(
     )
 
 
-def _account(state: BoundsState, observation: ServiceObservation, now_ns: int) -> BoundsState:
+def _account(
+    state: BoundsState, observation: ServiceObservation, params: ServiceParams, now_ns: int
+) -> BoundsState:
     """Take in what ended, and drop what says nothing about the service as it is now."""
     ready = len(observation.ready)
     if ready != state.ready and abs(ready - state.ready) * _CHURN >= state.ready:
         first = not state.ready and not state.evidence
+        if ready > state.ready and state.bounds is not None:
+            # A batch that was too wide for fewer replicas need not be for more of them.
+            widest = replace(state.bounds, max_num_seqs=params.max_num_seqs)
+            state = replace(state, bounds=widest)
         state = replace(state, ready=ready)
         if not first:
             state = _changed(state, observation, now_ns)

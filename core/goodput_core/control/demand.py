@@ -55,11 +55,13 @@ class Load:
         least: so much at least, conclusively.
         likely: as counted: the larger of what a minute and five minutes say.
         sustained: so much at least over five minutes, conclusively.
+        most: so much at most, conclusively, in the last minute and over five.
     """
 
     least: float
     likely: float
     sustained: float
+    most: float
 
 
 def load(samples: Sequence[Arrivals], carried: Carried, now_ns: int) -> Load:
@@ -71,6 +73,7 @@ def load(samples: Sequence[Arrivals], carried: Carried, now_ns: int) -> Load:
         least=max(sustained, short - _SURE * short_error),
         likely=max(short, long),
         sustained=sustained,
+        most=max(short + _SURE * short_error, long + _SURE * long_error),
     )
 
 

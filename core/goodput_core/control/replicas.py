@@ -6,12 +6,13 @@ or clocks; what it looks at is weighed elsewhere.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.control.observation import Signal
 from goodput_core.control.reasons import ReplicaReason
-from goodput_core.control.weighing import failed_at, weigh
+from goodput_core.control.weighing import failed_at, shrunk, weigh
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -83,8 +84,10 @@ def replicas_law(
     """
     state, given = weigh(state, observation, bounds, params, now_ns)
     wanted, reason = next(v for check in _CHECKS if (v := check(given)) is not None)
-    if reason is ReplicaReason.MISSED and given.each:
-        state = failed_at(state, given.each, now_ns)
+    if reason is ReplicaReason.MISSED and given.each_at_most:
+        state = failed_at(state, given.each_at_most, now_ns)
+    if reason is ReplicaReason.FEWER_SUFFICE:
+        state = shrunk(state)
     return state, ReplicaDecision(
         replicas=_clamped(wanted, params),
         reason=reason,
@@ -172,8 +175,11 @@ def _fewer(given: ReplicaInput) -> _Verdict | None:
         return None
     if held is None or held >= current:
         return current, ReplicaReason.STABILIZING
-    reason = ReplicaReason.FEWER_SUFFICE if held else ReplicaReason.NO_TRAFFIC
-    return max(held, least), reason
+    if not held:
+        return least, ReplicaReason.NO_TRAFFIC
+    # Half of them at most, then a window of evidence with those who are left: what they are
+    # predicted to carry was never seen.
+    return max(held, least, math.ceil(current / 2)), ReplicaReason.FEWER_SUFFICE
 
 
 def _steady(given: ReplicaInput) -> _Verdict:

@@ -21,7 +21,7 @@ from goodput_core.control.params import ServiceParams
 from goodput_core.quantiles import quantile
 from goodput_core.units import NS_PER_S
 
-__all__ = ["ReplicaInput", "ReplicaState", "failed_at", "weigh"]
+__all__ = ["ReplicaInput", "ReplicaState", "failed_at", "shrunk", "weigh"]
 
 _BUSY: Final = 0.8
 """Share of its time that a replica may be busy on average, so that queues stay short."""
@@ -79,6 +79,7 @@ class ReplicaInput:
         was_waiting, waiting: requests in queues, an interval ago and now.
         feasible: whether the tightest time per token can be kept by any number of replicas.
         load: device seconds demanded per second, as counted; None: not known.
+        most: so much at most, conclusively; None: not known.
         bearable: of these, what one replica can bear.
         needed: replicas that the load takes: more than there are only where that is conclusive;
             None: not known.
@@ -99,6 +100,7 @@ class ReplicaInput:
     waiting: int
     feasible: bool
     load: float | None
+    most: float | None
     bearable: float
     needed: int | None
     expected: int
@@ -113,8 +115,16 @@ class ReplicaInput:
     @property
     def each(self) -> float | None:
         """What each routable replica has to carry; None: not known."""
+        return self._shared(self.load)
+
+    @property
+    def each_at_most(self) -> float | None:
+        """The same, conclusively no more; None: not known."""
+        return self._shared(self.most)
+
+    def _shared(self, load: float | None) -> float | None:
         ready = len(self.observation.ready)
-        return None if self.load is None or not ready else self.load / ready
+        return None if load is None or not ready else load / ready
 
 
 def weigh(
@@ -142,12 +152,14 @@ def weigh(
             max_tokens=bounds.bounds.max_tokens,
         )
     likely: float | None = None
+    most: float | None = None
     least = sustained = more = 0.0
     if fresh and idle:
-        likely = 0.0
+        likely = most = 0.0
     elif fresh and capacity is not None:
         demand = load(state.samples, capacity, now_ns)
         likely, least, sustained = demand.likely, demand.least, demand.sustained
+        most = demand.most
         more = growth(state.samples, capacity, now_ns, horizon_ns)
     state = _learned(state, observation, bounds, sustained, now_ns)
     bearable = _bearable(state)
@@ -173,6 +185,7 @@ def weigh(
         waiting=state.waiting,
         feasible=capacity is None or capacity.feasible,
         load=likely,
+        most=most,
         bearable=bearable,
         needed=needed,
         expected=expected,
@@ -181,8 +194,16 @@ def weigh(
     )
 
 
+def shrunk(state: ReplicaState) -> ReplicaState:
+    """Replicas were taken away: the window in which fewer must do begins anew."""
+    return replace(state, needs=())
+
+
 def failed_at(state: ReplicaState, each: float, now_ns: int) -> ReplicaState:
-    """Promises were missed where each replica had so much to carry."""
+    """Promises were missed where each replica had so much to carry, at most.
+
+    What a growing load was a minute ago is not what its replicas failed at.
+    """
     failed = min(each, state.failed) if state.failed else each
     proven = min(state.proven, failed * _BELOW_FAILED)
     return replace(state, failed=failed, failed_ns=now_ns, proven=proven)

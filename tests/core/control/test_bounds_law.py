@@ -177,6 +177,14 @@ def test_requests_that_evict_each_other_narrow_the_batch() -> None:
     assert decision.bounds.max_num_seqs == 30, "of the 40 that run: nobody fills the rest"
 
 
+def test_a_batch_that_was_narrowed_is_widened_again_when_more_replicas_share_the_load() -> None:
+    engines = Engines()
+    narrow = engines.step(MISSED, MISSED, running=40, preemptions=9)
+    alone = [engines.step(SLACK, SLACK) for _ in range(30)]
+    assert {d.bounds.max_num_seqs for d in alone} == {narrow.bounds.max_num_seqs}
+    assert engines.step(SLACK, SLACK, ready=2).bounds.max_num_seqs == PARAMS.max_num_seqs
+
+
 def test_the_bounds_never_leave_the_manifest() -> None:
     lowest = Engines().until_stuck(SLACK, MISSED)[-1].bounds
     highest = Engines().until_stuck(MISSED, SLACK)[-1].bounds
