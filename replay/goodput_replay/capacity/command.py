@@ -15,9 +15,15 @@ from rich.console import Console
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.units import NS_PER_S, format_duration
-from goodput_replay.capacity.probing import PlanLength, Tried, survey_plan, try_rate
+from goodput_replay.capacity.probing import (
+    PlanLength,
+    Tried,
+    can_be_sent,
+    survey_plan,
+    try_rate,
+)
 from goodput_replay.capacity.replays import replays
-from goodput_replay.capacity.search import Level, Limits, next_scale
+from goodput_replay.capacity.search import Level, Limits, beyond, next_scale
 from goodput_replay.capacity.view import as_json, conclude, table
 from goodput_traces.transforms import parse_factor
 
@@ -65,8 +71,17 @@ def main(argv: Sequence[str]) -> int:
         _announce(survey_plan(run, rest), rest, given.probes, console)
         try:
             while (scale := next_scale([t.probe for t in tried], limits)) is not None:
-                with console.status(f"{float(scale):g} times the trace's rate …"):
-                    one = try_rate(run, rest, scale, out / f"scale-{float(scale):.6g}")
+                folder = out / f"scale-{float(scale):.6g}"
+                try:
+                    with console.status(f"{float(scale):g} times the trace's rate …"):
+                        one = try_rate(run, rest, scale, folder)
+                except UsageError as error:
+                    probes = [t.probe for t in tried]
+                    if not beyond(scale, probes) or can_be_sent(run, rest, scale):
+                        raise
+                    console.print(f"not tried: {error}", highlight=False, soft_wrap=True)
+                    limits = limits.without(scale, probes)
+                    continue
                 _check(one, illustrative=given.illustrative)
                 tried.append(one)
                 _tell(one, console)

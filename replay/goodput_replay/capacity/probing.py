@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from goodput_replay.capacity.replays import Replays
 
-__all__ = ["PlanLength", "Tried", "level_of", "survey_plan", "try_rate"]
+__all__ = ["PlanLength", "Tried", "can_be_sent", "level_of", "survey_plan", "try_rate"]
 
 
 class PlanLength(msgspec.Struct, frozen=True):
@@ -100,13 +100,31 @@ def try_rate(replays: Replays, arguments: Sequence[str], scale: Fraction, folder
         Interrupted: by a signal.
         InternalError: the replay failed.
     """
-    # As a fraction: exactly the rate that the answer names.
-    ours = ["--rate-scale", str(scale), "--out", str(folder), "--json", "--no-report"]
+    ours = [*_at(scale), "--out", str(folder), "--json", "--no-report"]
     done = replays.run([*arguments, *ours])
     if done.returncode not in (ExitCode.PASS, ExitCode.INVALID):
         raise _error(replays, done, f"at {float(scale):g} times the trace's rate: ")
     summary = read_summary(folder)
     return Tried(probe=Probe(scale=scale, level=level_of(summary)), summary=summary, folder=folder)
+
+
+def can_be_sent(replays: Replays, arguments: Sequence[str], scale: Fraction) -> bool:
+    """Whether the plan itself stands at that rate: it has rows, and not more than are allowed.
+
+    Args:
+        replays: runs `--dry-run`.
+        arguments: as of `try_rate`.
+        scale: of the trace's rate.
+
+    Raises:
+        Interrupted: by a signal.
+    """
+    return replays.run([*arguments, *_at(scale), "--dry-run"]).returncode == ExitCode.PASS
+
+
+def _at(scale: Fraction) -> list[str]:
+    # As a fraction: exactly the rate that the answer names.
+    return ["--rate-scale", str(scale)]
 
 
 def _error(replays: Replays, done: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:

@@ -9,7 +9,7 @@ was. It knows nothing of replays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Level", "Limits", "Probe", "boundary", "next_scale"]
+__all__ = ["Level", "Limits", "Probe", "beyond", "boundary", "next_scale"]
 
 _FURTHER_UP: Final = Fraction(3, 2)
 _FURTHER_DOWN: Final = Fraction(1, 2)
@@ -64,6 +64,18 @@ class Limits:
     precision: Fraction = Fraction(1, 20)
     probes: int = 24
 
+    def without(self, scale: Fraction, probes: Sequence[Probe]) -> Limits:
+        """Limits that leave out a scale which cannot be tried, and all that lie beyond it.
+
+        Args:
+            scale: `beyond` those that were tried.
+            probes: what was tried, at least one.
+        """
+        lowest = min(p.scale for p in probes)
+        if scale < lowest:
+            return replace(self, least=lowest)
+        return replace(self, most=max(p.scale for p in probes))
+
 
 def boundary(probes: Sequence[Probe]) -> tuple[Level, Fraction | None, Fraction | None]:
     """The level that the search is about, the highest scale that has it, the next one without.
@@ -75,6 +87,12 @@ def boundary(probes: Sequence[Probe]) -> tuple[Level, Fraction | None, Fraction 
     best = max(holds, default=None)
     above = [p.scale for p in probes if p.level < level and (best is None or p.scale > best)]
     return level, best, min(above, default=None)
+
+
+def beyond(scale: Fraction, probes: Sequence[Probe]) -> bool:
+    """Whether a scale lies below or above all that were tried; False: nothing was tried."""
+    scales = [p.scale for p in probes]
+    return bool(scales) and not min(scales) <= scale <= max(scales)
 
 
 def next_scale(probes: Sequence[Probe], limits: Limits) -> Fraction | None:

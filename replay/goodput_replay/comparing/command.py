@@ -176,6 +176,7 @@ def _parser() -> CommandParser:
         examples=(
             "goodput policies --trace sample -f examples/chat.yaml",
             "goodput policies --trace prod.parquet -f chat.yaml --replicas 1,2 --budgets 512,2048",
+            "goodput policies --trace sample -f chat.yaml --placements round-robin,least-loaded",
             "goodput policies --trace prod.parquet -f chat.yaml --window 10m..20m --plot it.png",
             "goodput policies --trace prod.parquet -f chat.yaml --policies slo,sarathi --json",
         ),

@@ -15,7 +15,9 @@ import psutil
 import pytest
 import yaml
 
+from goodput_core.errors import Interrupted
 from goodput_core.units import NS_PER_S
+from goodput_replay.capacity.replays import replays
 from goodput_traces.row import TraceRow
 from goodput_traces.schema import Clock, TraceMetadata
 from goodput_traces.writer import write_trace
@@ -170,6 +172,14 @@ def test_what_was_found_before_an_interruption_is_printed(manifest: Path, tmp_pa
     assert said.splitlines()[-1].startswith("error: ")
     assert "interrupted" in said
     assert json.loads(told)["probes"][0]["rate_scale"] == 1
+
+
+def test_once_interrupted_no_replay_is_started() -> None:
+    with replays() as run:
+        signal.raise_signal(signal.SIGTERM)
+        assert run.interrupted
+        with pytest.raises(Interrupted):
+            run.run(["--help"])
 
 
 def _until_sending(process: subprocess.Popen[str]) -> None:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_replay.capacity.search import Level, Limits, Probe, boundary, next_scale
+from goodput_replay.capacity.search import (
+    Level,
+    Limits,
+    Probe,
+    beyond,
+    boundary,
+    next_scale,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,3 +150,26 @@ def test_the_answer_rests_on_two_rates_to_either_side(holds: float, start: Fract
     assert above is not None
     assert sum(p.scale <= best for p in probes) >= 2
     assert sum(p.scale >= above for p in probes) >= 2
+
+
+@pytest.mark.parametrize(
+    ("scale", "lowest", "highest"),
+    [(Fraction(1, 4), Fraction(1, 2), Fraction(256)), (Fraction(8), Fraction(1, 64), Fraction(4))],
+    ids=["too few requests", "too many"],
+)
+def test_what_cannot_be_tried_ends_the_search_on_its_side(
+    scale: Fraction, lowest: Fraction, highest: Fraction
+) -> None:
+    probes = [Probe(scale=s, level=Level.SHOWN) for s in (Fraction(1, 2), Fraction(4))]
+    assert beyond(scale, probes)
+    assert not beyond(Fraction(1), probes)
+    limits = Limits().without(scale, probes)
+    assert (limits.least, limits.most) == (lowest, highest)
+
+
+def test_the_answer_stands_where_nothing_further_out_can_be_tried() -> None:
+    probes = [Probe(scale=Fraction(1), level=Level.SHOWN)]
+    probes += [Probe(scale=Fraction(s), level=Level.BROKEN) for s in ("1.04", "2")]
+    limits = Limits()
+    assert next_scale(probes, limits) == Fraction(1, 2)
+    assert next_scale(probes, limits.without(Fraction(1, 2), probes)) is None
