@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from goodput_core.contract import ANNOTATION_APPLIED
 from goodput_operator.decide.actions import Apply
 from goodput_operator.decide.drift import differs
-from goodput_operator.decide.memory import Tried
+from goodput_operator.decide.memory import Memory, Settled, Tried
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from goodput_operator.decide.view import View
 
@@ -30,39 +30,67 @@ class Repairs:
         applies: in the order of the wanted objects.
         foreign: (kind, name) of objects of others in our places.
         tried: to be remembered.
+        settled: likewise; None: something is to be applied, or cannot be.
     """
 
     applies: tuple[Apply, ...]
     foreign: tuple[tuple[str, str], ...]
     tried: tuple[Tried, ...]
+    settled: Settled | None
 
 
-def repairs(view: View, wanted: Iterable[Mapping[str, Any]], tried: Sequence[Tried]) -> Repairs:
+def repairs(
+    view: View,
+    made_of: tuple[object, ...],
+    render: Callable[[], Iterable[Mapping[str, Any]]],
+    memory: Memory,
+) -> Repairs:
     """Compare what is wanted with what there is.
 
     Args:
         view: what there is.
-        wanted: whole objects, each once.
-        tried: what the last round remembered.
+        made_of: everything that the wanted objects are made from.
+        render: makes them: whole objects, each once. Nothing is rendered where neither they nor
+            what there is can have changed since all was well.
+        memory: of the last round.
     """
+    settled = memory.settled
+    if settled is not None and settled.wanted == made_of and _untouched(view, settled):
+        return Repairs(applies=(), foreign=(), tried=memory.tried, settled=settled)
     applies: list[Apply] = []
     foreign: list[tuple[str, str]] = []
-    trying: list[Tried] = []
-    for one in wanted:
+    tried: list[Tried] = []
+    versions: list[tuple[str, str, str]] = []
+    for one in render():
         key = (one["kind"], one["metadata"]["name"])
         digest = _digest(one)
         body = _with(one, annotations={ANNOTATION_APPLIED: digest})
         child = view.children.get(key)
         if child is None:
             applies.append(Apply(body=body, force=False))
-        elif not child.ours:
+            continue
+        versions.append((*key, child.version))
+        if not child.ours:
             foreign.append(key)
         elif not child.leaving and differs(body, child.body):
             now = Tried(kind=key[0], name=key[1], digest=digest, version=child.version)
-            trying.append(now)
-            if now not in tried:
+            tried.append(now)
+            if now not in memory.tried:
                 applies.append(Apply(body=_with(body, uid=child.uid), force=True))
-    return Repairs(applies=tuple(applies), foreign=tuple(foreign), tried=tuple(trying))
+    well = not applies and not foreign
+    return Repairs(
+        applies=tuple(applies),
+        foreign=tuple(foreign),
+        tried=tuple(tried),
+        settled=Settled(wanted=made_of, versions=tuple(versions)) if well else None,
+    )
+
+
+def _untouched(view: View, settled: Settled) -> bool:
+    return all(
+        (child := view.children.get((kind, name))) is not None and child.version == version
+        for kind, name, version in settled.versions
+    )
 
 
 def _with(body: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
 from goodput_core.control import ServiceParams
@@ -62,7 +62,8 @@ def decide(snapshot: Snapshot, installation: Installation) -> Decision:
         # Owner references take everything along; engines and routers drain by themselves.
         return Decision(actions=(), memory=snapshot.memory, wake_at_ns=None)
     view = view_of(snapshot)
-    spec = asked(snapshot.service)
+    kept = snapshot.memory.spec
+    spec = kept[1] if kept and kept[0] == view.generation else asked(snapshot.service)
     if isinstance(spec, Trouble):
         said = refused_conditions(view, spec)
         return _closed(snapshot, view, said, None, actions=[], memory=snapshot.memory, wakes=[])
@@ -97,17 +98,32 @@ def _round(
 
     revisions = revisions_of(view, spec, installation)
     rollout = rollout_of(view, revisions.update.name, 0 if spec.suspend else decided.replicas)
-    base = repairs(view, base_objects(view, spec, revisions, rollout, decided), memory.tried)
-    workloads = repairs(view, workload_objects(view, spec, revisions, rollout), memory.tried)
-    foreign = (*base.foreign, *workloads.foreign)
+    made_of = (
+        view.generation,
+        installation,
+        decided,
+        rollout,
+        revisions.update.name,
+        revisions.routers.name,
+        frozenset(revisions.uids),
+    )
+
+    def render() -> list[dict[str, Any]]:
+        return [
+            *base_objects(view, spec, revisions, rollout, decided),
+            *workload_objects(view, spec, revisions, rollout),
+        ]
+
+    found_amiss = repairs(view, made_of, render, memory)
+    applies, foreign = found_amiss.applies, found_amiss.foreign
     failures = {key: words for key, words in snapshot.failures.items() if key not in foreign}
     trouble = [*_conflicts(foreign), *troubles(view, failures)]
     uids = {name: revisions.uids[name] for name in rollout.counts if name in revisions.uids}
     actions: list[Action] = [
-        *base.applies,
+        *(one for one in applies if one.body["kind"] != "Deployment"),
         *missing_tokens(view, uids, known=memory.tokens, failures=failures, found=trouble),
         *pushes(view, () if law is None else law.pushes),
-        *workloads.applies,
+        *(one for one in applies if one.body["kind"] == "Deployment"),
         *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.over),
         *outdated(view, revisions, _used(view, rollout)),
     ]
@@ -118,7 +134,7 @@ def _round(
         rollout=rollout,
         decided=decided,
         troubles=trouble,
-        missing=sum(not one.force for one in (*base.applies, *workloads.applies)),
+        missing=sum(not one.force for one in applies),
         attainment=found,
         law=law,
     )
@@ -130,7 +146,9 @@ def _round(
         measured_ns=measured_ns,
         window=window,
         tokens=tuple(uids),
-        tried=(*base.tried, *workloads.tried),
+        spec=(view.generation, spec),
+        settled=found_amiss.settled,
+        tried=found_amiss.tried,
         status_written_ns=memory.status_written_ns,
     )
     wakes = [now_ns + _AGAIN_NS] if actions else []

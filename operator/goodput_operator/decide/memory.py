@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from goodput_core.control import ServiceState
+from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_operator.control.decided import Decided
 
-__all__ = ["Memory", "Tallied", "Tried"]
+__all__ = ["Memory", "Settled", "Tallied", "Tried"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,19 @@ class Tried:
     name: str
     digest: str
     version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """That every object was as it should be, so that nothing need be rendered to see it again.
+
+    Args:
+        wanted: all that the objects are made from.
+        versions: (kind, name, resourceVersion) of each.
+    """
+
+    wanted: tuple[object, ...]
+    versions: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +75,8 @@ class Memory:
         measured_ns: the end of the last interval that was measured; None: none was.
         window: outcomes of the last minutes.
         tokens: revisions whose Secret is known to be there.
+        spec: as it was read, and of which generation; None: it was not, or cannot be followed.
+        settled: that nothing was to be applied in the last round; None: something was.
         tried: what was applied in the last round to objects that exist.
         status_written_ns: when the status was last written; None: not by this operator.
     """
@@ -72,5 +88,7 @@ class Memory:
     measured_ns: int | None = None
     window: tuple[Tallied, ...] = ()
     tokens: tuple[str, ...] = ()
+    spec: tuple[int, LLMServiceSpec] | None = None
+    settled: Settled | None = None
     tried: tuple[Tried, ...] = ()
     status_written_ns: int | None = None

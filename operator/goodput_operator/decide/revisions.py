@@ -54,10 +54,10 @@ def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -
     stored = view.ours("ControllerRevision")
     kept = _read(view, ROLE_ENGINE)
     number = 1 + max((child.body.get("revision", 0) for child in stored), default=0)
-    update = engine_revision(view.owner, spec, installation, number)
-    update = kept.get(update.name, update)
-    routers = router_revision(view.owner, spec, installation, number)
-    routers = _read(view, ROLE_ROUTER).get(routers.name, routers)
+    update = engine_revision(view.owner, spec, installation, number=number, kept=kept)
+    routers = router_revision(
+        view.owner, spec, installation, number=number, kept=_read(view, ROLE_ROUTER)
+    )
     return Revisions(
         engines={**kept, update.name: update},
         update=update,

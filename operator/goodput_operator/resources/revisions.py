@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import (
@@ -63,6 +64,9 @@ class Revision:
         }
 
 
+_NONE: Final[Mapping[str, Revision]] = MappingProxyType({})
+
+
 def read_revision(stored: Mapping[str, Any], role: str) -> Revision | None:
     """The revision that a ControllerRevision keeps; None: it is none of this role."""
     metadata, data = stored["metadata"], stored.get("data") or {}
@@ -82,12 +86,27 @@ def read_revision(stored: Mapping[str, Any], role: str) -> Revision | None:
 
 
 def engine_revision(
-    owner: Owner, spec: LLMServiceSpec, installation: Installation, number: int
+    owner: Owner,
+    spec: LLMServiceSpec,
+    installation: Installation,
+    *,
+    number: int,
+    kept: Mapping[str, Revision] = _NONE,
 ) -> Revision:
-    """The revision that `model` and `engine` ask for; the token budget is none of it."""
+    """The revision that `model` and `engine` ask for; the token budget is none of it.
+
+    Args:
+        owner: the service.
+        spec: what it asks for.
+        installation: what a new revision is rendered with.
+        number: of a new one.
+        kept: those that are kept, by name; one of them is taken as it is.
+    """
     engine = replace(spec.engine, token_budget=TokenBudgetSpec())
     asked = {"model": encode(spec.model), "engine": encode(engine)}
     name = owner.names.engine_revision(_digest(asked))
+    if name in kept:
+        return kept[name]
     return Revision(
         name=name,
         role=ROLE_ENGINE,
@@ -98,14 +117,24 @@ def engine_revision(
 
 
 def router_revision(
-    owner: Owner, spec: LLMServiceSpec, installation: Installation, number: int
+    owner: Owner,
+    spec: LLMServiceSpec,
+    installation: Installation,
+    *,
+    number: int,
+    kept: Mapping[str, Revision] = _NONE,
 ) -> Revision:
-    """The revision that routers ask for: all that they read when they start."""
+    """The revision that routers ask for: all that they read when they start.
+
+    Arguments as of `engine_revision`.
+    """
     asked = {
         "router": encode(replace(spec.router, replicas=_NO_REPLICAS)),
         "slo": encode(spec.slo),
     }
     name = owner.names.router_revision(_digest(asked))
+    if name in kept:
+        return kept[name]
     return Revision(
         name=name,
         role=ROLE_ROUTER,

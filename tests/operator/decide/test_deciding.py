@@ -54,6 +54,17 @@ def test_a_new_service_becomes_ready_and_then_nothing_is_written(cluster: Cluste
     assert [e.reason for e in cluster.events] == ["Ready"]
 
 
+def test_a_round_in_which_nothing_moved_renders_nothing(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.round()
+    monkeypatch.setattr("goodput_operator.decide.deciding.base_objects", None)
+    assert running.round().actions == ()
+    running.edit("Service", "chat", meddled)
+    with pytest.raises(TypeError):
+        running.round()
+
+
 def test_engines_start_only_when_their_token_can_be_read(cluster: Cluster) -> None:
     first = cluster.decide()
     assert not cluster.deployments()
