@@ -100,6 +100,13 @@ CLIENT_OUTCOMES: Final = (
     "cancelled",
     "unjudged",
 )
+# How TTFT and TPOT fared apart, as the control laws count them; a request may be in both.
+METRIC_PROMISES: Final = "goodput_promises_total"
+LABEL_PROMISE: Final = "promise"
+LABEL_RESULT: Final = "result"
+PROMISES: Final = ("ttft", "tpot")
+# `close`: kept with less than a fifth of the target to spare.
+PROMISE_RESULTS: Final = ("kept", "close", "missed")
 METRIC_TTFT: Final = "goodput_request_ttft_seconds"
 METRIC_TPOT: Final = "goodput_request_tpot_seconds"
 METRIC_E2E: Final = "goodput_request_e2e_seconds"
@@ -144,6 +151,8 @@ METRIC_SERVICE_TOKEN_BUDGET: Final = "goodput_service_token_budget"  # noqa: S10
 # --- lines on stdout that one process reads of another ------------------------------------
 # `goodput engine --json` and `goodput router --json` print exactly one such line when they
 # listen: {"event": "listening", "url": ..., "admin_url": ...}; `goodput up --json` prints
-# {"event": "ready", "url": ..., "admin_url": ..., "replicas": [...]} when traffic may start.
+# {"event": "ready", "url": ..., "admin_url": ..., "replicas": [...]} when traffic may start, and
+# {"event": "decision", "decision": {...}} for each decision of the control laws.
 EVENT_LISTENING: Final = "listening"
 EVENT_READY: Final = "ready"
+EVENT_DECISION: Final = "decision"

@@ -27,7 +27,7 @@ __all__ = [
 BUILT_POLICIES: Final = frozenset(Policy)
 BUILT_PREEMPTIONS: Final = frozenset(Preemption)
 BUILT_ROUTER_POLICIES: Final = frozenset(RouterPolicy)
-BUILT_CONTROL_MODES: Final = frozenset({ControlMode.MANUAL})
+BUILT_CONTROL_MODES: Final = frozenset(ControlMode)
 
 
 def require_built(

@@ -34,6 +34,7 @@ from goodput_replay.run.facts import (
     RunFacts,
     TargetFacts,
 )
+from goodput_replay.run.names import DECISIONS_FILE, PARTIAL_SUFFIX
 from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import open_pacer
@@ -131,7 +132,13 @@ async def _reach(job: Job, writer: RunWriter, stack: AsyncExitStack, console: Co
     assert options.manifest is not None
     console.print(f"starting {job.service}", highlight=False)
     url = await stack.enter_async_context(
-        running_service(options.manifest, device=options.device, log=writer.path / _SERVICE_LOG)
+        running_service(
+            options.manifest,
+            device=options.device,
+            log=writer.path / _SERVICE_LOG,
+            # Like the records, they are in their place when the run's records are whole.
+            decisions=writer.path / (DECISIONS_FILE + PARTIAL_SUFFIX),
+        )
     )
     return parse_target(url)
 

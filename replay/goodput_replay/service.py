@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
 
-from goodput_core.contract import EVENT_READY
+from goodput_core.contract import EVENT_DECISION, EVENT_READY
 from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
 
 if TYPE_CHECKING:
@@ -29,19 +29,23 @@ _TAIL_BYTES: Final = 8192
 _MAX_LINE: Final = 1 << 20
 
 
-class _Ready(msgspec.Struct):
+class _Said(msgspec.Struct):
     event: str
     url: str = ""
+    decision: msgspec.Raw = msgspec.Raw()
 
 
 @asynccontextmanager
-async def running_service(manifest: Path, *, device: str | None, log: Path) -> AsyncIterator[str]:
+async def running_service(
+    manifest: Path, *, device: str | None, log: Path, decisions: Path
+) -> AsyncIterator[str]:
     """Start the service of a manifest on this machine; stop it at the end.
 
     Args:
         manifest: an LLMService.
         device: device profile in place of the manifest's model source.
         log: takes what the service says.
+        decisions: takes the decisions of its control laws, one a line; made with the first.
 
     Yields:
         The URL of its router.
@@ -65,8 +69,8 @@ async def running_service(manifest: Path, *, device: str | None, log: Path) -> A
         url = await _ready_url(child)
         if url is None:
             raise _failure(await child.wait(), log)
-        # Whatever else it says on stdout is read over, or the child would block on it.
-        reading = asyncio.ensure_future(_drain(child))
+        # All that it says on stdout is read, or the child would block on it.
+        reading = asyncio.ensure_future(_keep(child, decisions))
         try:
             yield url
         finally:
@@ -78,19 +82,32 @@ async def running_service(manifest: Path, *, device: str | None, log: Path) -> A
 async def _ready_url(child: asyncio.subprocess.Process) -> str | None:
     assert child.stdout is not None
     while line := await child.stdout.readline():
-        try:
-            said = msgspec.json.decode(line, type=_Ready)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        if said.event == EVENT_READY:
+        said = _said(line)
+        if said is not None and said.event == EVENT_READY:
             return said.url
     return None
 
 
-async def _drain(child: asyncio.subprocess.Process) -> None:
+async def _keep(child: asyncio.subprocess.Process, decisions: Path) -> None:
     assert child.stdout is not None
-    while await child.stdout.read(1 << 16):
-        pass
+    with ExitStack() as stack:
+        file: BinaryIO | None = None
+        while line := await child.stdout.readline():
+            said = _said(line)
+            if said is None or said.event != EVENT_DECISION:
+                continue
+            # A full disk ends the run by its records; here it must not end the reading.
+            with suppress(OSError):
+                if file is None:
+                    file = stack.enter_context(decisions.open("wb", buffering=0))
+                file.write(bytes(said.decision) + b"\n")
+
+
+def _said(line: bytes) -> _Said | None:
+    try:
+        return msgspec.json.decode(line, type=_Said)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 async def _stop(child: asyncio.subprocess.Process) -> None:

@@ -60,7 +60,10 @@ def test_a_choice_is_run_or_refused_by_name(field: str, path: str, value: str, b
 
 
 def test_who_does_a_part_of_a_service_says_which_modes_it_honours() -> None:
-    require_built(service(control__mode="Auto"), control_modes=frozenset(ControlMode))
+    with pytest.raises(NotBuiltError) as caught:
+        require_built(service(control__mode="Auto"), control_modes=frozenset({ControlMode.MANUAL}))
+    assert caught.value.path == "spec.control.mode"
+    require_built(service(control__mode="Auto"), control_modes=frozenset({ControlMode.AUTO}))
 
 
 def test_a_part_that_is_not_built_is_refused_by_name() -> None:
@@ -71,7 +74,7 @@ def test_a_part_that_is_not_built_is_refused_by_name() -> None:
 
 def test_a_refusal_keeps_its_kind_when_it_names_the_file() -> None:
     with pytest.raises(NotBuiltError) as caught:
-        require_built(service(control__mode="Auto"))
+        require_built(service(rollout__gate={"trace": "file://t"}))
     named = caught.value.at("chat.yaml")
     assert isinstance(named, NotBuiltError)
-    assert str(named).startswith("chat.yaml: spec.control.mode: Auto is not built yet")
+    assert str(named).startswith("chat.yaml: spec.rollout.gate: gated rollouts are not built yet")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,8 @@ def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     yield start
     for up in started:
         for process in up.members():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         up.process.wait(timeout=30)
         for stream in (up.process.stdin, up.process.stdout):
             if stream is not None:

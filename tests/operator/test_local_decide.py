@@ -293,3 +293,32 @@ def test_every_decision_keeps_the_invariants(
     assert decision.finished == (snapshot.stop is not None and not alive)
     if not decision.actions and decision.wake_at_ns is not None:
         assert decision.wake_at_ns > now_ns, "it would spin"
+
+
+DRAINING = process("chat-1", terminated_ns=LATER)
+
+
+def test_a_replica_that_drains_gets_nothing_new_though_it_is_wanted_again() -> None:
+    published = (upstream("chat-0"), upstream("chat-1"))
+    snapshot = Snapshot(
+        began_ns=0,
+        processes=(process("chat-0"), DRAINING, process("chat-router")),
+        published=published,
+        announced=True,
+    )
+    decision = decide(snapshot, DESIRED, LATER)
+    assert decision.actions == (Publish(upstreams=(upstream("chat-0"),)),)
+    assert decision.wake_at_ns == LATER + DESIRED.grace_ns + 2 * NS_PER_S
+    late = decide(replace(snapshot, published=(upstream("chat-0"),)), DESIRED, 10 * LATER)
+    assert [action.name for action in late.actions if isinstance(action, Kill)] == ["chat-1"]
+
+
+def test_a_replica_that_drained_and_is_wanted_again_starts_at_once() -> None:
+    ended = exited("chat-1", terminated_ns=0, exit_code=0)
+    snapshot = Snapshot(
+        began_ns=0,
+        processes=(process("chat-0"), ended, process("chat-router")),
+        published=(upstream("chat-0"),),
+        announced=True,
+    )
+    assert decide(snapshot, DESIRED, LATER).actions == (Start(name="chat-1", role=Role.REPLICA),)

@@ -71,13 +71,12 @@ def manifest(tmp_path: Path, change: Callable[[str], str]) -> str:
     ("old", "new", "words"),
     [
         ("policy: sarathi", "policy: fifo", "spec.engine.policy: must be one of request, static,"),
-        ("mode: Manual", "mode: Auto", "spec.control.mode: Auto is not built yet"),
         ("mode: Manual", "mode: off", "spec.control.mode: must be one of Auto, Recommend, Manual"),
         ("replicas: 2", "replicas: 0", "spec.replicas: must be at least 1 on this machine, not 0"),
         ("replicas: 2", "minReplicas: 0", "spec.minReplicas: must be at least 1 on this machine"),
         ("kind: LLMService", "kind: Pod", "kind: must be LLMService, not 'Pod'"),
     ],
-    ids=["policy", "mode", "mode-off", "no-replicas", "no-min-replicas", "kind"],
+    ids=["policy", "mode-off", "no-replicas", "no-min-replicas", "kind"],
 )
 def test_a_manifest_that_cannot_run_is_refused_by_file_and_field(
     old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

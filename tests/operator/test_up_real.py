@@ -82,3 +82,35 @@ def test_a_refused_manifest_is_named_by_the_users_own_path(start_up: Start, tmp_
     last = up.log().splitlines()[-1]
     assert last.startswith(f"error: {path}: spec.model.source")
     assert "llama-3-8b-h100" in last
+
+
+def test_under_recommend_it_measures_and_decides_and_changes_nothing(
+    start_up: Start, tmp_path: Path
+) -> None:
+    chat = Path(__file__).parents[2] / "examples" / "chat.yaml"
+    path = tmp_path / "chat.yaml"
+    text = chat.read_text(encoding="utf-8").replace("replicas: 2", "minReplicas: 1", 1)
+    path.write_text(
+        text.replace("mode: Manual", "mode: Recommend\n    intervalSeconds: 1"), encoding="utf-8"
+    )
+    up = start_up("-f", str(path), program=UP)
+    ready = up.event("ready")
+    first = up.event("decision")["decision"]
+    assert first["observation"]["traffic"]["signal"] == "missing", "nothing to hold it against yet"
+    complete(ready["url"])
+    arrived = 0
+    while not arrived:
+        decision = up.event("decision")["decision"]
+        traffic = decision["observation"]["traffic"]
+        assert traffic["signal"] == "fresh"
+        arrived += traffic["arrivals"]
+    assert arrived == 1
+    (replica,) = decision["observation"]["replicas"]
+    assert (replica["name"], replica["phase"], replica["signal"]) == ("chat-0", "ready", "fresh")
+    assert decision["observation"]["device"]["kv_tokens"] > 0
+    assert decision["observation"]["startups_ns"][0] > 0
+    assert decision["apply_replicas"] == 1
+    assert decision["replicas"]["reason"] in ("Steady", "UnknownCapacity", "Stabilizing")
+    up.signal(signal.SIGTERM)
+    assert up.wait() == 0
+    assert not [event for event in up.seen if event["event"] == "change"]

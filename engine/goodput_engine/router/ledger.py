@@ -6,20 +6,27 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from goodput_core.contract import (
     CLIENT_OUTCOMES,
     LABEL_LLMSERVICE,
     LABEL_OUTCOME,
+    LABEL_PROMISE,
+    LABEL_RESULT,
     LABEL_ROLE,
     LABEL_SLO_CLASS,
     METRIC_E2E,
+    METRIC_PROMISES,
     METRIC_REQUESTS,
     METRIC_ROUTER_CLIENT_ERRORS,
     METRIC_ROUTER_IN_FLIGHT,
     METRIC_ROUTER_RETRIES,
     METRIC_TPOT,
     METRIC_TTFT,
+    PROMISE_RESULTS,
+    PROMISES,
     ROLE_ROUTER,
 )
 from goodput_core.control import WindowTally
@@ -28,7 +35,7 @@ from goodput_core.record import Outcome
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from goodput_core.control import PromiseCounts
     from goodput_core.record import RequestRecord
@@ -50,6 +57,28 @@ _E2E_S: Final = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1, 1.5, 2.5, 4, 6, 10, 15, 20, 30, 45, 60, 90,
     120, 180, 300, 600,
 )  # fmt: skip
+
+
+class _Promises(Collector):
+    """Reads the tally when metrics are asked for; a request costs nothing more."""
+
+    def __init__(self, llmservice: str, tally: WindowTally) -> None:
+        self._llmservice = llmservice
+        self._tally = tally
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            METRIC_PROMISES,
+            "Requests by how each of their promises fared.",
+            labels=(LABEL_LLMSERVICE, LABEL_SLO_CLASS, LABEL_PROMISE, LABEL_RESULT),
+        )
+        for window in self._tally.sums():
+            for promise, counts in zip(PROMISES, (window.ttft, window.tpot), strict=True):
+                kept = counts.judged - counts.missed - counts.close
+                values = zip(PROMISE_RESULTS, (kept, counts.close, counts.missed), strict=True)
+                for result, value in values:
+                    family.add_metric([self._llmservice, window.name, promise, result], value)
+        yield family
 
 
 class _Class:
@@ -130,6 +159,7 @@ class Ledger:
         self.retries: Final[dict[str, int]] = {}
         self._classes = {name: _Class(name, self) for name in classes}
         self._promises = WindowTally()
+        registry.register(_Promises(llmservice, self._promises))
 
     def outcomes(self) -> dict[str, dict[str, int]]:
         """Requests by class and outcome since the start."""

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
-
-from goodput_core.contract import PATH_CONTROL_LIMITS
 from goodput_operator.cluster.tokens import control_token
+from goodput_operator.limits_push import push_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    import aiohttp
 
     from goodput_operator.decide.actions import Push
 
 __all__ = ["Pusher"]
 
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
 _AT_ONCE: Final = 16
-_MOST_BYTES: Final = 4096
 
 
 class Pusher:
@@ -48,26 +45,4 @@ class Pusher:
     async def _push(self, service_uid: str, push: Push) -> str:
         token = control_token(self._key, service_uid=service_uid, revision=push.revision)
         async with self._free:
-            try:
-                return await self._patch(push.url, token, push.limits)
-            except TimeoutError:
-                return f"limits not pushed: no answer within {_TIMEOUT.total:g} s"
-            except (aiohttp.ClientError, OSError) as error:
-                return f"limits not pushed: {error}"
-
-    async def _patch(self, url: str, token: str, limits: Mapping[str, int]) -> str:
-        async with self._session.patch(
-            url.rstrip("/") + PATH_CONTROL_LIMITS,
-            json=dict(limits),
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=_TIMEOUT,
-            allow_redirects=False,
-        ) as response:
-            if response.status < 300:
-                return ""
-            body = await response.content.read(_MOST_BYTES)
-        try:
-            words = json.loads(body)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            words = f"HTTP status {response.status}"
-        return f"limits refused: {words}"
+            return await push_limits(self._session, push.url, token=token, limits=push.limits)

@@ -100,6 +100,7 @@ class Child:
             role=self._role,
             phase=self._phase,
             started_ns=self._started_ns,
+            ready_ns=self._ready_ns,
             exited_ns=self._exited_ns,
             exit_code=self._exit_code,
             failures=self._failures,

@@ -9,18 +9,24 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiohttp
 
+from goodput_core.control import ServiceParams
 from goodput_core.errors import ExitCode, GoodputError, SpecError, UsageError
+from goodput_core.spec.choices import ControlMode
 from goodput_core.support import require_built
+from goodput_core.units import NS_PER_S
 from goodput_operator.local.backoff import BackOff
 from goodput_operator.local.commands import ChildCommands
+from goodput_operator.local.control import FleetControl
 from goodput_operator.local.fleet import Fleet
 from goodput_operator.local.ignored import ignored_here
 from goodput_operator.local.liveness import answers
-from goodput_operator.local.options import Options, parse_options
+from goodput_operator.local.options import MAX_REPLICAS, Options, parse_options
 from goodput_operator.local.outlet import Outlet
 from goodput_operator.local.ports import require_free
 from goodput_operator.local.readiness import until_routable
@@ -30,7 +36,7 @@ from goodput_operator.local.workspace import Workspace, open_workspace
 from goodput_operator.manifest_file import read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from goodput_core.spec.llmservice import LLMService
     from goodput_operator.local.commands import Commands
@@ -76,7 +82,7 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
         err=Outlet(sys.stderr.fileno()),
         machine=options.json,
         colour=_colour(),
-        names=desired.processes,
+        names=_names(service, desired),
         model=service.metadata.name,
     )
     try:
@@ -84,8 +90,18 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
             reporter.say(note)
         with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
             commands = make_commands(workspace, service, options)
+            control = _control(service, options, commands.token, reporter)
             try:
-                reason = asyncio.run(_serve(options, desired, commands, workspace, reporter))
+                reason = asyncio.run(
+                    _serve(
+                        options,
+                        desired=desired,
+                        commands=commands,
+                        control=control,
+                        workspace=workspace,
+                        reporter=reporter,
+                    )
+                )
             except GoodputError as error:
                 # A child knows the copy that it was given; the user knows their own file.
                 sentence = str(error).replace(str(workspace.manifest), str(options.manifest))
@@ -97,8 +113,10 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
 
 async def _serve(
     options: Options,
+    *,
     desired: Desired,
     commands: Commands,
+    control: FleetControl | None,
     workspace: Workspace,
     reporter: Reporter,
 ) -> str:
@@ -108,7 +126,7 @@ async def _serve(
     async with aiohttp.ClientSession() as session:
 
         async def routable(address: Address) -> None:
-            await until_routable(session, address, desired.replicas)
+            await until_routable(session, address, lambda: fleet.replicas)
 
         async def alive(address: Address) -> bool:
             return await answers(session, address)
@@ -123,6 +141,7 @@ async def _serve(
             answers=alive,
             reporter=reporter,
             clock=time.monotonic_ns,
+            control=None if control is None else partial(control.run, session),
         )
 
         def asked(reason: str) -> None:
@@ -178,10 +197,42 @@ def _desired(service: LLMService, options: Options) -> Desired:
     )
 
 
+def _control(
+    service: LLMService, options: Options, token: str, reporter: Reporter
+) -> FleetControl | None:
+    """Who looks after the fleet; None: mode `Manual` has nobody do it."""
+    params = _params(service, options)
+    if params.mode is ControlMode.MANUAL:
+        return None
+    return FleetControl(
+        params=params,
+        interval_ns=service.spec.control.interval_seconds * NS_PER_S,
+        token=token,
+        reporter=reporter,
+        clock=time.monotonic_ns,
+    )
+
+
+def _names(service: LLMService, desired: Desired) -> Iterable[str]:
+    """Of every process that may come to run."""
+    if service.spec.control.mode is not ControlMode.AUTO:
+        return desired.processes
+    most = min(service.spec.max_replicas, MAX_REPLICAS)
+    return replace(desired, replicas=max(desired.replicas, most)).processes
+
+
 def _colour() -> bool:
     return (
         sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
+
+
+def _params(service: LLMService, options: Options) -> ServiceParams:
+    """The control law's bounds; `--replicas` is a person's number, as `spec.replicas` is."""
+    params = ServiceParams.of(service.spec)
+    if options.replicas is not None:
+        params = replace(params, replicas=options.replicas)
+    return replace(params, max_replicas=min(params.max_replicas, MAX_REPLICAS))
 
 
 def _real_commands(workspace: Workspace, service: LLMService, options: Options) -> Commands:

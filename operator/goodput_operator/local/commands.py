@@ -34,6 +34,11 @@ class Command:
 class Commands(Protocol):
     """Where the fleet gets its children's command lines from."""
 
+    @property
+    def token(self) -> str:
+        """Bearer token of the replicas' admin ports."""
+        ...
+
     def replica(self, name: str) -> Command:
         """How to start the replica of this name."""
         ...

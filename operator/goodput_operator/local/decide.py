@@ -1,7 +1,7 @@
 """From a snapshot of the local fleet to what is to be done now: pure, level-triggered.
 
-The operator decides over pods in the same shape, so a law that chooses replicas slots in by
-changing `Desired`. No clock, no process, no I/O.
+The operator decides over pods in the same shape; the control law chooses replicas by changing
+`Desired`. No clock, no process, no I/O.
 """
 
 from __future__ import annotations
@@ -133,11 +133,14 @@ def decide(snapshot: Snapshot, desired: Desired, now_ns: int) -> Decision:
         if process is None:
             actions.append(Start(name=name, role=role))
         elif process.exited_ns is not None:
-            delay_ns = desired.back_off.delay_ns(name, process.failures)
+            asked_to = process.terminated_ns is not None
+            delay_ns = 0 if asked_to else desired.back_off.delay_ns(name, process.failures)
             if now_ns >= process.exited_ns + delay_ns:
                 actions.append(Start(name=name, role=role))
             else:
                 wakes.append(process.exited_ns + delay_ns)
+        elif process.terminated_ns is not None:
+            continue
         elif (doom := _doom(process, desired, announced=snapshot.announced)) is not None:
             if now_ns >= doom.at_ns:
                 actions.append(Kill(name=name, reason=doom.reason))
@@ -146,6 +149,8 @@ def decide(snapshot: Snapshot, desired: Desired, now_ns: int) -> Decision:
 
     surplus = [process for process in snapshot.processes if process.name not in wanted]
     actions += [Forget(name=process.name) for process in surplus if not process.alive]
+    # One that is wanted again while it drains starts anew when it has ended.
+    surplus += [p for p in snapshot.processes if p.name in wanted and p.terminated_ns is not None]
     ending = _stop(tuple(surplus), Stop(reason="fewer replicas"), desired.grace_ns, now_ns)
     actions += ending.actions
     if ending.wake_at_ns is not None:
@@ -242,7 +247,7 @@ def _upstreams(known: dict[str, ProcessView], wanted: dict[str, Role]) -> tuple[
         for name, role in wanted.items()
         if role is Role.REPLICA
         and (process := known.get(name)) is not None
-        and process.phase is Phase.READY
+        and process.serving
         and process.address is not None
     )
 

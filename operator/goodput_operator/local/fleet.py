@@ -7,6 +7,7 @@ do is `decide`'s; how a process is started and stopped is `Child`'s.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import ExitCode, GoodputError, InputError, InternalError
@@ -36,7 +37,7 @@ from goodput_operator.local.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from goodput_operator.local.commands import Command, Commands
     from goodput_operator.local.reporter import Reporter
@@ -56,6 +57,7 @@ class Fleet:
         routable: returns once the router at this address is ready.
         answers: whether the process at this address gives a sign of life.
         reporter: who tells people and parents.
+        control: looks after the fleet from when traffic may start; None: nobody does.
         clock: nanoseconds, monotonic.
     """
 
@@ -71,8 +73,11 @@ class Fleet:
         answers: Callable[[Address], Awaitable[bool]],
         reporter: Reporter,
         clock: Callable[[], int],
+        control: Callable[[Fleet], Coroutine[None, None, None]] | None = None,
     ) -> None:
         self._desired = desired
+        self._control = control
+        self._controlling: asyncio.Task[None] | None = None
         self._commands = commands
         self._ports = (port, admin_port)
         self._publish = publish
@@ -89,10 +94,28 @@ class Fleet:
         self._began_ns = clock()
         self._woken = asyncio.Event()
 
+    @property
+    def replicas(self) -> int:
+        """How many replicas should serve."""
+        return self._desired.replicas
+
+    @property
+    def processes(self) -> tuple[ProcessView, ...]:
+        """Every process that was started and is not forgotten."""
+        return tuple(child.view() for child in self._children.values())
+
+    def scale(self, replicas: int) -> None:
+        """Have so many replicas from now on: the last ones drain, or further ones start."""
+        if replicas != self._desired.replicas:
+            self._desired = replace(self._desired, replicas=replicas)
+            self._woken.set()
+
     def stop(self, reason: str) -> None:
         """Let running requests finish, then end the fleet; asked again, nothing changes."""
         if self._stop is None:
             self._stop = Stop(reason=reason)
+            if self._controlling is not None:
+                self._controlling.cancel()
             self._reporter.stopping(reason, self._desired.grace_ns if self._announced else None)
             self._woken.set()
 
@@ -136,7 +159,7 @@ class Fleet:
     def _observe(self) -> Snapshot:
         return Snapshot(
             began_ns=self._began_ns,
-            processes=tuple(child.view() for child in self._children.values()),
+            processes=self.processes,
             published=self._published,
             announced=self._announced,
             stop=self._stop,
@@ -164,11 +187,14 @@ class Fleet:
                 self._children[name].kill()
             case Forget(name=name):
                 del self._children[name]
+                self._reporter.left(name)
             case Publish(upstreams=upstreams):
                 self._publish(upstreams)
                 self._published = upstreams
             case Announce():
                 self._announce()
+                if self._control is not None:
+                    self._controlling = group.create_task(self._control(self), name="control")
             case GiveUp(sentence=sentence, exit_code=code):
                 error = InputError if code is ExitCode.USAGE else InternalError
                 self._failure = error(sentence)
@@ -176,7 +202,8 @@ class Fleet:
 
     def _start(self, name: str, role: Role, group: asyncio.TaskGroup) -> None:
         old = self._children.get(name)
-        earlier = old.view() if old else None
+        # One that had been asked to end starts as if for the first time.
+        earlier = old.view() if old and old.view().terminated_ns is None else None
         child = Child(
             name,
             role,
@@ -202,7 +229,7 @@ class Fleet:
         return self._commands.router(name, port=port, admin_port=admin_port)
 
     def _changed(self, process: ProcessView) -> None:
-        if process.failures:
+        if process.failures or self._announced:
             self._untold.append(process)
         self._woken.set()
 
@@ -212,7 +239,10 @@ class Fleet:
             if self._stop is not None:
                 break
             if process.phase is Phase.READY:
-                self._reporter.restarted(process)
+                if process.failures:
+                    self._reporter.restarted(process)
+                else:
+                    self._reporter.started(process)
             elif process.terminated_ns is None:
                 delay_ns = self._desired.back_off.delay_ns(process.name, process.failures)
                 self._reporter.exited(process, delay_ns)

@@ -18,9 +18,9 @@ from goodput_core.units import parse_some_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Options", "parse_options"]
+__all__ = ["MAX_REPLICAS", "Options", "parse_options"]
 
-_MAX_REPLICAS: Final = 64
+MAX_REPLICAS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,4 +118,4 @@ def parse_options(argv: Sequence[str]) -> Options:
 
 
 def _replicas(text: str) -> int:
-    return parse_whole(text, 1, _MAX_REPLICAS, "a number of replicas")
+    return parse_whole(text, 1, MAX_REPLICAS, "a number of replicas")

@@ -10,6 +10,8 @@ import aiohttp
 from goodput_core.contract import PATH_READY
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from goodput_operator.local.snapshot import Address
 
 __all__ = ["until_routable"]
@@ -18,12 +20,19 @@ _POLL_S: Final = 0.05
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 
 
-async def until_routable(session: aiohttp.ClientSession, address: Address, replicas: int) -> None:
-    """Return once the router at this address answers ready and counts this many replicas.
+async def until_routable(
+    session: aiohttp.ClientSession, address: Address, replicas: Callable[[], int]
+) -> None:
+    """Return once the router at this address answers ready and counts as many replicas as asked.
 
     Waits for ever: the caller bounds it.
+
+    Args:
+        session: of HTTP.
+        address: of the router.
+        replicas: how many it should see by now, which may change while it starts.
     """
-    while not await _routable(session, address, replicas):  # noqa: ASYNC110 - another process's state
+    while not await _routable(session, address, replicas()):  # noqa: ASYNC110 - another process's state
         await asyncio.sleep(_POLL_S)
 
 

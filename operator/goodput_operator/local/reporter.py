@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from fractions import Fraction
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.contract import EVENT_READY, PATH_COMPLETIONS
+import msgspec
+
+from goodput_core.contract import EVENT_DECISION, EVENT_READY, PATH_COMPLETIONS
 from goodput_core.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from goodput_core.control import ServiceDecision
+    from goodput_operator.control.rounds import ControlRound
     from goodput_operator.local.outlet import Outlet
     from goodput_operator.local.snapshot import Address, ProcessView, Upstream
 
@@ -114,6 +119,39 @@ class Reporter:
             admin_url=address.admin_url,
         )
 
+    def started(self, process: ProcessView) -> None:
+        """A replica that was added serves."""
+        assert process.address is not None
+        address = process.address
+        self.say(f"{process.name} is ready at {address.url}")
+        self._event(
+            f"{process.role}_started",
+            name=process.name,
+            url=address.url,
+            admin_url=address.admin_url,
+        )
+
+    def left(self, name: str) -> None:
+        """A replica that is not wanted any more has finished what it had."""
+        self.say(f"{name} has drained")
+        self._event("replica_left", name=name)
+
+    def decided(self, round_: ControlRound) -> None:
+        """A round of control: what changed for people, all of it for whoever records it."""
+        for change in round_.changes:
+            self.say(change.message)
+            self._event(
+                "change",
+                knob=change.knob,
+                reason=change.reason,
+                message=change.message,
+                applied=change.applied,
+            )
+        if self._machine:
+            self._out.write(
+                f'{{"event": "{EVENT_DECISION}", "decision": {_line(round_.decision)}}}'
+            )
+
     def killed(self, name: str, reason: str) -> None:
         """A process is killed rather than asked to end."""
         self.say(f"{name} is killed: {reason}")
@@ -132,3 +170,14 @@ class Reporter:
     def _event(self, event: str, **fields: Any) -> None:
         if self._machine:
             self._out.write(json.dumps({"event": event, **fields}))
+
+
+def _line(decision: ServiceDecision) -> str:
+    """A decision and all that it was made from."""
+    return msgspec.json.encode(decision, enc_hook=_plain).decode()
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Fraction):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} in a decision")

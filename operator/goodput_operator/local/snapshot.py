@@ -62,6 +62,7 @@ class ProcessView:
         role: what it is for.
         phase: of the latest start.
         started_ns: of the latest start.
+        ready_ns: when that became ready; None: not yet.
         exited_ns: when it ended.
         exit_code: of its last end, as `subprocess` gives it: −9 for SIGKILL.
         failures: ends in a row without a stable run between them.
@@ -78,6 +79,7 @@ class ProcessView:
     role: Role
     phase: Phase
     started_ns: int
+    ready_ns: int | None = None
     exited_ns: int | None = None
     exit_code: int | None = None
     failures: int = 0
@@ -93,6 +95,11 @@ class ProcessView:
     def alive(self) -> bool:
         """Whether there is a process to stop."""
         return self.phase is not Phase.EXITED
+
+    @property
+    def serving(self) -> bool:
+        """Whether it is ready and to go on."""
+        return self.phase is Phase.READY and self.terminated_ns is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,8 @@ def router_counters(body: bytes) -> RouterCounters:
     return RouterCounters(
         epoch=state.epoch,
         uptime_ns=round(state.uptime_seconds * NS_PER_S),
-        arrivals=max(0, state.arrivals - state.client_errors),
+        arrivals=state.arrivals,
+        client_errors=state.client_errors,
         in_flight=state.in_flight,
         classes={
             name: _class(state.outcomes.get(name, {}), state.promises.get(name, _Promises()))

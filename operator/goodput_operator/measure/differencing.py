@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Baseline", "measured"]
 
 _NOTHING: Final = ClassCounters()
+_AT_START: Final = RouterCounters(
+    epoch="", uptime_ns=None, arrivals=0, client_errors=0, in_flight=0, classes={}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ def measured(
         interval_ns=interval_ns,
         traffic=Traffic(
             signal=Signal.FRESH,
-            arrivals=sum(max(0, now.arrivals - was.arrivals) for now, was in grown),
+            arrivals=max(0, sum(_came(now) - _came(was) for now, was in grown)),
             in_flight=sum(now.in_flight for now, _ in grown),
             finished=_finished(baseline, reading.engines),
         ),
@@ -131,8 +134,13 @@ def _before(baseline: Baseline, uid: str, now: RouterCounters, interval_ns: int)
         return was
     began_since = was is not None or (now.uptime_ns is not None and now.uptime_ns <= interval_ns)
     if began_since:
-        return RouterCounters(epoch="", uptime_ns=None, arrivals=0, in_flight=0, classes={})
+        return _AT_START
     return now  # how much of its count is of this interval nobody knows
+
+
+def _came(counters: RouterCounters) -> int:
+    """Requests that are demand: what is the client's own fault costs next to nothing."""
+    return counters.arrivals - counters.client_errors
 
 
 def _class(

@@ -61,7 +61,8 @@ class RouterCounters:
     Args:
         epoch: changes with each start; empty: not told.
         uptime_ns: since its start; None: not told.
-        arrivals: requests that came and were not the client's own fault.
+        arrivals: requests that came.
+        client_errors: of these, over and refused for the client's own fault.
         in_flight: requests that have no outcome yet.
         classes: by name.
     """
@@ -69,6 +70,7 @@ class RouterCounters:
     epoch: str
     uptime_ns: int | None
     arrivals: int
+    client_errors: int
     in_flight: int
     classes: Mapping[str, ClassCounters]
 

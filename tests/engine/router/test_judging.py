@@ -107,6 +107,14 @@ async def test_the_metrics_tell_what_happened(start: StartBench) -> None:
         'goodput_request_ttft_seconds_count{llmservice="chat",slo_class="batch"} 1.0',
         'goodput_request_tpot_seconds_count{llmservice="chat",slo_class="batch"} 1.0',
         'goodput_request_e2e_seconds_count{llmservice="chat",slo_class="interactive"} 1.0',
+        (
+            'goodput_promises_total{llmservice="chat",promise="ttft",result="kept",'
+            'slo_class="batch"} 1.0'
+        ),
+        (
+            'goodput_promises_total{llmservice="chat",promise="tpot",result="missed",'
+            'slo_class="interactive"} 0.0'
+        ),
         'goodput_router_in_flight_requests{llmservice="chat",role="router"} 0.0',
         'goodput_router_replica_ready{llmservice="chat",replica="r0"} 1.0',
     ):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class StandIns:
     workspace: Workspace
     behaviours: dict[str, str]
+    token: str = "none"
 
     def replica(self, name: str) -> Command:
         return self._command("engine", name, 0, 0)

@@ -55,7 +55,7 @@ def encoded(state: dict[str, Any], **changes: Any) -> bytes:
 def test_a_router_tells_outcomes_and_promises_by_class() -> None:
     told = router_counters(encoded(ROUTER))
     assert (told.epoch, told.uptime_ns) == ("0011aabb", 12.5 * NS_PER_S)
-    assert told.arrivals == 17, "what was the client's own fault is no demand"
+    assert (told.arrivals, told.client_errors) == (20, 3)
     assert told.in_flight == 4
     chat = told.classes["chat"]
     assert (chat.good, chat.total) == (7, 12), "cancelled and unjudged are in neither"

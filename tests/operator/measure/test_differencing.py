@@ -24,13 +24,16 @@ from goodput_operator.measure.readings import (
 TEN_S = 10 * NS_PER_S
 
 
-def counters(arrivals: int, *, epoch: str = "a", uptime_s: float = 1000) -> RouterCounters:
+def counters(
+    arrivals: int, *, epoch: str = "a", uptime_s: float = 1000, client_errors: int = 0
+) -> RouterCounters:
     """A router at which everything that came was judged, and a tenth of it missed TPOT."""
     missed = arrivals // 10
     return RouterCounters(
         epoch=epoch,
         uptime_ns=round(uptime_s * NS_PER_S),
         arrivals=arrivals,
+        client_errors=client_errors,
         in_flight=2,
         classes={
             "chat": ClassCounters(
@@ -104,6 +107,13 @@ def test_routers_are_added_up() -> None:
     )
     assert measures.traffic.arrivals == 25
     assert measures.traffic.in_flight == 4
+
+
+def test_what_was_the_client_s_own_fault_is_no_demand() -> None:
+    readings = read(0, router(10)), read(10, router(15, client_errors=4))
+    assert run(*readings).traffic.arrivals == 1
+    # It ended only now and came before: nothing came, and nobody has started again.
+    assert run(*readings, read(20, router(15, client_errors=5))).traffic.arrivals == 0
 
 
 def test_no_traffic_is_fresh_and_has_no_class_that_was_judged() -> None:

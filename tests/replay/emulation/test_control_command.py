@@ -100,12 +100,3 @@ def test_a_fleet_in_which_nobody_starts_a_replica_is_refused(
     if mode == "Manual":  # two pools have replicas of their own
         asked: list[str | Path] = ["--emulate", manifest, "--topology", "pools.yaml"]
         assert _replay(*asked, "--limit", "20", "--out", "pools", cwd=tmp_path).returncode == 0
-
-
-@pytest.mark.parametrize("mode", ["Auto", "Recommend"])
-def test_a_service_that_is_started_here_still_refuses_what_it_does_not_do(
-    tmp_path: Path, mode: str
-) -> None:
-    done = _replay("-f", _manifest(tmp_path, mode), cwd=tmp_path)
-    assert done.returncode == 64
-    assert f"spec.control.mode: {mode} is not built yet" in done.stderr

@@ -253,7 +253,7 @@ async def test_ctrl_c_while_the_service_stops_waits_for_its_end(tmp_path: Path) 
     ready, leave = asyncio.Event(), asyncio.Event()
 
     async def use() -> None:
-        async with running_service(CHAT, device=None, log=log):
+        async with running_service(CHAT, device=None, log=log, decisions=tmp_path / "d"):
             ready.set()
             await leave.wait()
 

@@ -1,0 +1,55 @@
+"""Telling one engine its limits: the same request to a pod and to a process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from goodput_core.contract import PATH_CONTROL_LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["push_limits"]
+
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
+_MOST_BYTES: Final = 4096
+
+
+async def push_limits(
+    session: aiohttp.ClientSession, url: str, *, token: str, limits: Mapping[str, int]
+) -> str:
+    """PATCH an engine's limits; takes seconds at most.
+
+    Args:
+        session: of HTTP.
+        url: of the engine's admin port.
+        token: its bearer token.
+        limits: the body, `revision` included.
+
+    Returns:
+        What went wrong, for people; empty: nothing.
+    """
+    try:
+        async with session.patch(
+            url.rstrip("/") + PATH_CONTROL_LIMITS,
+            json=dict(limits),
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=_TIMEOUT,
+            allow_redirects=False,
+        ) as response:
+            if response.status < 300:
+                return ""
+            body = await response.content.read(_MOST_BYTES)
+            status = response.status
+    except TimeoutError:
+        return f"limits not pushed: no answer within {_TIMEOUT.total:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"limits not pushed: {error}"
+    try:
+        words = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        words = f"HTTP status {status}"
+    return f"limits refused: {words}"
