@@ -111,6 +111,7 @@ METRIC_TTFT: Final = "goodput_request_ttft_seconds"
 METRIC_TPOT: Final = "goodput_request_tpot_seconds"
 METRIC_E2E: Final = "goodput_request_e2e_seconds"
 METRIC_ROUTER_IN_FLIGHT: Final = "goodput_router_in_flight_requests"
+METRIC_ROUTER_ARRIVALS: Final = "goodput_router_arrivals_total"
 METRIC_ROUTER_RETRIES: Final = "goodput_router_retries_total"
 METRIC_ROUTER_REPLICA_UP: Final = "goodput_router_replica_ready"
 # Requests that the client itself got wrong (4xx other than 429): they are in no outcome.

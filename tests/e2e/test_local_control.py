@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -173,3 +174,23 @@ def _started(up: Up) -> bool:
 
 def _left(up: Up) -> bool:
     return any(event["event"] == "replica_left" for event in up.events)
+
+
+@pytest.mark.slow
+def test_a_replay_keeps_the_decisions_of_the_service_that_it_started(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "goodput_core", "replay", "--trace", "sample",
+            "--window", "0s..6s", "-f", str(EXAMPLES / "control.yaml"),
+            "--device", str(EXAMPLES / "slow-device.yaml"), "--out", "run",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / "decisions.jsonl").read_text(encoding="utf-8").splitlines()
+    decisions = [json.loads(line) for line in lines]
+    assert len(decisions) >= 5, "one a second"
+    arrivals = [d["observation"]["traffic"]["arrivals"] for d in decisions]
+    assert sum(arrivals) > 0
+    assert {d["params"]["mode"] for d in decisions} == {"Auto"}
+    assert not list((tmp_path / "run").glob("*.partial"))

@@ -20,6 +20,7 @@ from goodput_core.contract import (
     METRIC_E2E,
     METRIC_PROMISES,
     METRIC_REQUESTS,
+    METRIC_ROUTER_ARRIVALS,
     METRIC_ROUTER_CLIENT_ERRORS,
     METRIC_ROUTER_IN_FLIGHT,
     METRIC_ROUTER_RETRIES,
@@ -138,6 +139,12 @@ class Ledger:
             (LABEL_LLMSERVICE, LABEL_ROLE),
             registry=registry,
         ).labels(llmservice, ROLE_ROUTER)
+        self._arrivals = Counter(
+            METRIC_ROUTER_ARRIVALS,
+            "Client requests that came, whatever becomes of them.",
+            (LABEL_LLMSERVICE,),
+            registry=registry,
+        ).labels(llmservice)
         self._retries = Counter(
             METRIC_ROUTER_RETRIES,
             "Requests sent a second time, by why.",
@@ -172,6 +179,7 @@ class Ledger:
     def begin(self) -> None:
         """A client request came."""
         self.arrivals += 1
+        self._arrivals.inc()
         self.in_flight += 1
         self.idle.clear()
         self._in_flight.inc()

@@ -22,7 +22,7 @@ from goodput_core.steptime import (
 from goodput_core.units import NS_PER_S
 from goodput_operator.measure.readings import ClassCounters, EngineCounters, RouterCounters
 
-__all__ = ["engine_counters", "router_counters"]
+__all__ = ["DENOMINATOR", "GOOD", "engine_counters", "router_counters"]
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Epoch = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -30,8 +30,8 @@ _Name = Annotated[str, msgspec.Meta(max_length=256)]
 _MOST_CLASSES: Final = 256
 _MOST_BINS: Final = 4096
 _MOST: Final = 1e15
-_GOOD: Final = "attained"
-_DENOMINATOR: Final = frozenset(CLIENT_OUTCOMES) - {"cancelled", "unjudged"}
+GOOD: Final = "attained"
+DENOMINATOR: Final = frozenset(CLIENT_OUTCOMES) - {"cancelled", "unjudged"}
 _SETTLED: Final = 0.05
 """While steps take as long as predicted, within so much, no budget follows its device."""
 _FORMS: Final[dict[str, type[StepTimeForm]]] = {
@@ -162,8 +162,8 @@ def _decoded(decoder: msgspec.json.Decoder[_State], body: bytes) -> _State:
 
 def _class(outcomes: dict[str, int], promises: _Promises) -> ClassCounters:
     return ClassCounters(
-        good=outcomes.get(_GOOD, 0),
-        total=sum(count for name, count in outcomes.items() if name in _DENOMINATOR),
+        good=outcomes.get(GOOD, 0),
+        total=sum(count for name, count in outcomes.items() if name in DENOMINATOR),
         ttft=promises.ttft.counts(),
         tpot=promises.tpot.counts(),
     )

@@ -41,6 +41,9 @@ class Gatherer:
         session: of HTTP; its own limit of connections must not be lower than `at_once`.
         at_once: how many are asked at a time.
         connect_s, total_s: for a connection, and for one answer as a whole.
+
+    Attributes:
+        session: of HTTP.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Gatherer:
         connect_s: float = _CONNECT_S,
         total_s: float = _TOTAL_S,
     ) -> None:
-        self._session = session
+        self.session: Final = session
         self._places = asyncio.Semaphore(at_once)
         self._timeout = aiohttp.ClientTimeout(total=total_s, connect=connect_s)
 
@@ -82,7 +85,7 @@ class Gatherer:
         url = source.url.rstrip("/") + PATH_CONTROL_STATE
         try:
             async with self._places:
-                body = await fetch(self._session, url, within=self._timeout)
+                body = await fetch(self.session, url, within=self._timeout)
         except NoAnswerError as error:
             return Signal.FAILED, None, str(error)
         try:

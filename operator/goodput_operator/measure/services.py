@@ -16,7 +16,8 @@ from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
 from goodput_operator.measure.differencing import Baseline, measured
 from goodput_operator.measure.pods import engine_sources, router_sources
-from goodput_operator.measure.readings import Reading
+from goodput_operator.measure.prometheus import ask_prometheus
+from goodput_operator.measure.readings import Reading, RouterScrape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ class _Kept:
 
     asked_ns: int
     interval_ns: int
+    server: str | None = None
     baseline: Baseline | None = None
 
 
@@ -68,17 +70,37 @@ class ServiceMeasures:
         if kept is None:
             kept = self._kept[uid] = _Kept(asked_ns=now_ns, interval_ns=interval_ns)
         kept.asked_ns, kept.interval_ns = now_ns, interval_ns
-        routers, engines = await asyncio.gather(
-            self._gatherer.routers(router_sources(pods)),
+        server = spec.control.prometheus
+        asked = None if server is None else server.url
+        if asked != kept.server:
+            # Its clock is another one: nothing of before can be compared.
+            kept.server, kept.baseline = asked, None
+        (at_ns, routers), engines = await asyncio.gather(
+            self._routers(service, pods, asked, now_ns),
             self._gatherer.engines(engine_sources(pods)),
         )
         kept.baseline, measures = measured(
             kept.baseline,
-            Reading(at_ns=now_ns, routers=routers, engines=engines),
+            Reading(at_ns=at_ns, routers=routers, engines=engines),
             classes=tuple(spec.slo.by_name()),
             interval_ns=interval_ns,
         )
         return measures
+
+    async def _routers(
+        self, service: Object, pods: Sequence[Object], server: str | None, now_ns: int
+    ) -> tuple[int, tuple[RouterScrape, ...]]:
+        sources = router_sources(pods)
+        if server is None:
+            return now_ns, await self._gatherer.routers(sources)
+        metadata = service["metadata"]
+        return await ask_prometheus(
+            self._gatherer.session,
+            server,
+            llmservice=str(metadata["name"]),
+            namespace=str(metadata.get("namespace", "default")),
+            sources=sources,
+        )
 
     def forget(self, uid: str) -> None:
         """A service is gone."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 from tests.operator.measure.test_differencing import ENGINE, counters
 
 from goodput_core.control import Signal
@@ -17,7 +18,9 @@ S = NS_PER_S
 class Processes(Gatherer):
     """Answers in place of a service's processes, without a socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: aiohttp.ClientSession | None = None) -> None:
+        if session is not None:
+            super().__init__(session)
         self.asked: list[str] = []
         self.arrivals = 0
 
@@ -117,3 +120,17 @@ async def test_a_service_that_is_gone_is_forgotten() -> None:
     again = await measures.measure(service(), PODS, 1 * S)
     assert again is not None
     assert again.traffic.signal is Signal.MISSING
+
+
+async def test_a_prometheus_server_is_asked_in_place_of_the_routers() -> None:
+    async with aiohttp.ClientSession() as session:
+        processes = Processes(session)
+        measures = ServiceMeasures(processes)
+        assert await measures.measure(service(), PODS, 0) is not None
+        processes.asked.clear()
+        nowhere = service(control={"prometheus": {"url": "http://127.0.0.1:1"}})
+        measured = await measures.measure(nowhere, PODS, 10 * S)
+    assert measured is not None
+    assert measured.traffic.signal is Signal.FAILED
+    assert [engine.signal for engine in measured.engines] == [Signal.FRESH]
+    assert processes.asked == ["http://10.0.0.2:9000"], "engines are asked all the same"

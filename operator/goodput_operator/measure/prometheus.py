@@ -1,0 +1,216 @@
+"""Routers' counters from a Prometheus server that scrapes them, in place of asking each one.
+
+The server holds each router's series since its start, so reading it gives the same counters as
+asking would, as old as its last scrape: intervals run from scrape to scrape. A series is a
+router's if it bears its pod's name, or its address as instance, and no other namespace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from goodput_core.contract import (
+    LABEL_LLMSERVICE,
+    LABEL_OUTCOME,
+    LABEL_PROMISE,
+    LABEL_RESULT,
+    LABEL_SLO_CLASS,
+    METRIC_PROMISES,
+    METRIC_REQUESTS,
+    METRIC_ROUTER_ARRIVALS,
+    METRIC_ROUTER_CLIENT_ERRORS,
+    METRIC_ROUTER_IN_FLIGHT,
+)
+from goodput_core.control import PromiseCounts, Signal
+from goodput_core.units import NS_PER_S
+from goodput_operator.measure.decoding import DENOMINATOR, GOOD
+from goodput_operator.measure.gathering import NoAnswerError, fetch
+from goodput_operator.measure.readings import ClassCounters, RouterCounters, RouterScrape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from goodput_operator.measure.readings import Source
+
+__all__ = ["ask_prometheus", "query_of", "read_answer"]
+
+_PATH: Final = "/api/v1/query"
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0, connect=1.0)
+_WINDOW: Final = "2m"
+"""Series without a sample for so long count as gone; scrapes are seldom a minute apart."""
+_NAME: Final = "__name__"
+_COUNTED: Final = (
+    METRIC_REQUESTS,
+    METRIC_PROMISES,
+    METRIC_ROUTER_ARRIVALS,
+    METRIC_ROUTER_CLIENT_ERRORS,
+    METRIC_ROUTER_IN_FLIGHT,
+)
+_MOST: Final = 2**53
+_MOST_SERIES: Final = 100_000
+
+
+class _Series(msgspec.Struct, frozen=True):
+    metric: dict[str, str]
+    values: Annotated[list[tuple[float, str]], msgspec.Meta(min_length=1)]
+
+
+class _Data(msgspec.Struct, frozen=True, rename="camel"):
+    result_type: Literal["matrix"]
+    result: Annotated[list[_Series], msgspec.Meta(max_length=_MOST_SERIES)]
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    status: Literal["success"]
+    data: _Data
+
+
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the series of one router add up to, while they are read."""
+
+    at_s: list[float] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, dict[str, int]] = field(default_factory=dict)
+    promises: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+
+    def take(self, labels: dict[str, str], at_s: float, value: int) -> None:
+        self.at_s.append(at_s)
+        name, slo_class = labels[_NAME], labels.get(LABEL_SLO_CLASS, "")
+        if name == METRIC_REQUESTS:
+            self.outcomes.setdefault(slo_class, {})[labels.get(LABEL_OUTCOME, "")] = value
+        elif name == METRIC_PROMISES:
+            of = self.promises.setdefault((slo_class, labels.get(LABEL_PROMISE, "")), {})
+            of[labels.get(LABEL_RESULT, "")] = value
+        else:
+            self.numbers[name] = self.numbers.get(name, 0) + value
+
+    def counters(self) -> RouterCounters | None:
+        """None: not all that every router has is there."""
+        if not {METRIC_ROUTER_ARRIVALS, METRIC_ROUTER_IN_FLIGHT} <= self.numbers.keys():
+            return None
+        return RouterCounters(
+            epoch="",
+            uptime_ns=None,
+            arrivals=self.numbers[METRIC_ROUTER_ARRIVALS],
+            client_errors=self.numbers.get(METRIC_ROUTER_CLIENT_ERRORS, 0),
+            in_flight=self.numbers[METRIC_ROUTER_IN_FLIGHT],
+            classes={name: self._class(name, of) for name, of in self.outcomes.items()},
+        )
+
+    def _class(self, name: str, outcomes: dict[str, int]) -> ClassCounters:
+        return ClassCounters(
+            good=outcomes.get(GOOD, 0),
+            total=sum(count for outcome, count in outcomes.items() if outcome in DENOMINATOR),
+            ttft=self._promise(name, "ttft"),
+            tpot=self._promise(name, "tpot"),
+        )
+
+    def _promise(self, slo_class: str, promise: str) -> PromiseCounts:
+        results = self.promises.get((slo_class, promise), {})
+        return PromiseCounts(
+            judged=sum(results.values()),
+            missed=results.get("missed", 0),
+            close=results.get("close", 0),
+        )
+
+
+def query_of(llmservice: str) -> str:
+    """PromQL for the latest samples of a service's routers, with their own times."""
+    return f'{{{_NAME}=~"{"|".join(_COUNTED)}",{LABEL_LLMSERVICE}="{llmservice}"}}[{_WINDOW}]'
+
+
+async def ask_prometheus(
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    llmservice: str,
+    namespace: str,
+    sources: Sequence[Source],
+) -> tuple[int, tuple[RouterScrape, ...]]:
+    """One reading of all routers of a service.
+
+    Args:
+        session: of HTTP.
+        url: the server's base URL.
+        llmservice: the service's name.
+        namespace: the service's.
+        sources: its routers.
+
+    Returns:
+        When the oldest of their numbers was scraped, in nanoseconds since 1970, and a scrape for
+        each: FAILED where the server does not answer, MISSING where it has no numbers.
+    """
+    query = {"query": query_of(llmservice)}
+    try:
+        body = await fetch(session, url.rstrip("/") + _PATH, within=_TIMEOUT, params=query)
+    except NoAnswerError as error:
+        return 0, _all(sources, Signal.FAILED, str(error))
+    try:
+        return read_answer(body, namespace=namespace, sources=sources)
+    except ValueError as error:
+        return 0, _all(sources, Signal.FAILED, f"{url}: {error}")
+
+
+def read_answer(
+    body: bytes, *, namespace: str, sources: Sequence[Source]
+) -> tuple[int, tuple[RouterScrape, ...]]:
+    """The same from the server's answer.
+
+    Raises:
+        ValueError: it is not an answer to the query; in one sentence.
+    """
+    sums = {source.uid: _Sums() for source in sources}
+    for series in _decoded(body):
+        source = _owner(series.metric, namespace, sources)
+        if source is not None and _NAME in series.metric:
+            at_s, text = series.values[-1]
+            sums[source.uid].take(series.metric, at_s, _count(text))
+    scrapes = []
+    for source in sources:
+        counters = sums[source.uid].counters()
+        signal = Signal.MISSING if counters is None else Signal.FRESH
+        detail = "" if counters else f"Prometheus has no numbers of {source.name}"
+        scrapes.append(RouterScrape(source=source, signal=signal, counters=counters, detail=detail))
+    known = [min(one.at_s) for one in sums.values() if one.at_s]
+    return round(min(known, default=0) * NS_PER_S), tuple(scrapes)
+
+
+def _decoded(body: bytes) -> Iterable[_Series]:
+    try:
+        return _ANSWER.decode(body).data.result
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not an answer to the query: {str(error)[:200]}") from error
+
+
+def _count(text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= _MOST:  # nor NaN
+        raise ValueError(f"{text[:50]!r} is not a count")
+    return round(value)
+
+
+def _owner(labels: dict[str, str], namespace: str, sources: Sequence[Source]) -> Source | None:
+    """Whose series it is; None: nobody's that was asked about."""
+    if labels.get("namespace", namespace) != namespace:
+        return None
+    pod, instance = labels.get("pod"), labels.get("instance", "")
+    for source in sources:
+        if pod == source.name or (pod is None and instance == URL(source.url).authority):
+            return source
+    return None
+
+
+def _all(sources: Sequence[Source], signal: Signal, detail: str) -> tuple[RouterScrape, ...]:
+    return tuple(RouterScrape(source=source, signal=signal, detail=detail) for source in sources)
