@@ -74,7 +74,7 @@ async def watch_session(api: ApiClient, heard: Callable[[str], None]) -> kopf.Ai
 
     Args:
         api: whose server and credentials.
-        heard: told the path of each request when it starts.
+        heard: told the path of each request that the API server grants.
     """
     configuration = api.configuration
     trace = aiohttp.TraceConfig()
@@ -82,11 +82,17 @@ async def watch_session(api: ApiClient, heard: Callable[[str], None]) -> kopf.Ai
     async def started(
         _: aiohttp.ClientSession, __: object, request: aiohttp.TraceRequestStartParams
     ) -> None:
-        heard(request.url.path)
         # Tokens of service accounts change within the hour.
         request.headers.update(await _authorization(configuration))
 
+    async def answered(
+        _: aiohttp.ClientSession, __: object, request: aiohttp.TraceRequestEndParams
+    ) -> None:
+        if request.response.status < 300:
+            heard(request.url.path)
+
     trace.on_request_start.append(started)
+    trace.on_request_end.append(answered)
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=api.rest_client.ssl_context),
         trace_configs=[trace],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["WATCH_S", "Health"]
 
 WATCH_S: Final = 240
-"""The API server ends each watch after so long, and each is asked for again."""
+"""The API server ends each watch after so long, and each is begun again."""
 _MOST_SILENCE_NS: Final = 2 * WATCH_S * NS_PER_S
 _MOST_OVERDUE_NS: Final = 120 * NS_PER_S
 _MOST_TURN_NS: Final = 300 * NS_PER_S
@@ -31,26 +31,25 @@ class Health:
 
     Args:
         clock: monotonic time.
-        plurals: of the kinds that are watched.
+        paths: of the API server that are watched.
         fence: whether this operator leads.
         workers: who give the turns.
     """
 
     def __init__(
-        self, *, clock: Clock, plurals: Iterable[str], fence: Fence, workers: Workers[Any]
+        self, *, clock: Clock, paths: Iterable[str], fence: Fence, workers: Workers[Any]
     ) -> None:
         self._clock = clock
         self._begun_ns = clock.now_ns()
-        self._asked: dict[str, int | None] = dict.fromkeys(plurals)
+        self._heard: dict[str, int | None] = dict.fromkeys(paths)
         self._event_ns: int | None = None
         self._fence = fence
         self._workers = workers
 
-    def asked(self, path: str) -> None:
-        """A watch, or the list before it, asked the API server at this path."""
-        plural = path.rpartition("/")[2]
-        if plural in self._asked:
-            self._asked[plural] = self._clock.now_ns()
+    def heard(self, path: str) -> None:
+        """The API server let a watch of this path, or the list before it, begin."""
+        if path in self._heard:
+            self._heard[path] = self._clock.now_ns()
 
     def event(self) -> None:
         """Something that is watched changed."""
@@ -58,17 +57,17 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Whether every kind is being watched."""
-        return None not in self._asked.values()
+        """Whether everything is being watched."""
+        return None not in self._heard.values()
 
     def problems(self) -> list[str]:
         """Why the process should be ended and begun anew, one sentence each; none: it lives."""
         now_ns = self._clock.now_ns()
         found = []
-        for plural, asked_ns in self._asked.items():
-            silent_ns = now_ns - (self._begun_ns if asked_ns is None else asked_ns)
+        for path, heard_ns in self._heard.items():
+            silent_ns = now_ns - (self._begun_ns if heard_ns is None else heard_ns)
             if silent_ns > _MOST_SILENCE_NS:
-                found.append(f"nobody has asked for {plural} for {silent_ns // NS_PER_S} s")
+                found.append(f"no watch of {path} has begun for {silent_ns // NS_PER_S} s")
         if self._fence.open:
             overdue_ns = self._workers.schedule.overdue_ns(now_ns)
             if overdue_ns > _MOST_OVERDUE_NS:
@@ -91,7 +90,7 @@ class Health:
             "leading": self._fence.open,
             "event_age_seconds": age(self._event_ns),
             "turn_age_seconds": age(self._workers.finished_ns),
-            "watch_age_seconds": {plural: age(at) for plural, at in self._asked.items()},
+            "watch_age_seconds": {path: age(at) for path, at in self._heard.items()},
             "waiting": self._workers.schedule.waiting(),
             "overdue_seconds": self._workers.schedule.overdue_ns(now_ns) / NS_PER_S,
         }

@@ -46,9 +46,10 @@ class Kind:
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Where the objects of a namespace, one object, or a part of it are served."""
+        """Where objects are served: of all namespaces (empty), of one, one object, a part of it."""
         root = "apis" if self.group else "api"
-        parts = (root, self.api_version, "namespaces", namespace, self.plural, name, subresource)
+        within = ("namespaces", namespace) if namespace else ()
+        parts = (root, self.api_version, *within, self.plural, name, subresource)
         return "/" + "/".join(part for part in parts if part)
 
 

@@ -86,6 +86,7 @@ class Operator:
         self._schedule: Schedule[Key] = Schedule(Pace(seed=clock.unix_ns()))
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[None] | None = None
         self._api: ApiClient | None = None
         self._rounds: Rounds | None = None
         self._cache: Cache | None = None
@@ -96,7 +97,7 @@ class Operator:
         )
         self._health = Health(
             clock=clock,
-            plurals=[kind.plural for kind in WATCHED],
+            paths=[kind.path(n) for kind in WATCHED for n in options.namespaces or ("",)],
             fence=self._fence,
             workers=self._workers,
         )
@@ -140,16 +141,18 @@ class Operator:
 
     async def stop(self) -> None:
         """Stop working, give the Lease back, and close what was opened."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        # In this order: no write of ours is on its way when another operator begins.
+        for task in (self._working, self._task):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         await self._stack.aclose()
         _log.info("stopped")
 
     async def login(self) -> kopf.AiohttpSession:
         """What Kopf watches with."""
         assert self._api is not None, "Kopf logs in after its start-up handlers"
-        return await watch_session(self._api, self._health.asked)
+        return await watch_session(self._api, self._health.heard)
 
     def event(self) -> None:
         """Kopf delivered an event; it delivers none before its indexes are full."""
@@ -176,7 +179,7 @@ class Operator:
                     # Before the indexes are full, their events bring every service anyway.
                     for key in self._cache.keys() if self._cache and self._indexed else ():
                         self._workers.add(key)
-                    tasks.create_task(self._workers.run(), name="workers")
+                    self._working = tasks.create_task(self._workers.run(), name="workers")
 
                 await hold_lease(
                     calls,

@@ -28,7 +28,7 @@ class Parts:
         self.schedule: Schedule[str] = Schedule(Pace())
         workers = Workers(schedule=self.schedule, turn=turn, clock=self.clock, count=1)
         self.health = Health(
-            clock=self.clock, plurals=["pods", "llmservices"], fence=self.fence, workers=workers
+            clock=self.clock, paths=[PODS, SERVICES], fence=self.fence, workers=workers
         )
 
     def pass_s(self, seconds: int) -> None:
@@ -40,32 +40,32 @@ def parts(memory: Any) -> Parts:
     return Parts(memory)
 
 
-def test_it_is_ready_once_every_kind_was_asked_for(parts: Parts) -> None:
+def test_it_is_ready_once_everything_is_watched(parts: Parts) -> None:
     assert not parts.health.ready
-    parts.health.asked(PODS)
-    parts.health.asked("/api/v1/namespaces/ns/secrets")
+    parts.health.heard(PODS)
+    parts.health.heard("/api/v1/namespaces/ns/secrets")
     assert not parts.health.ready
-    parts.health.asked(SERVICES)
+    parts.health.heard(SERVICES)
     assert parts.health.ready
 
 
 def test_a_watch_that_ended_unnoticed_is_a_problem_and_an_idle_cluster_is_none(
     parts: Parts,
 ) -> None:
-    parts.health.asked(SERVICES)
+    parts.health.heard(SERVICES)
     for _ in range(4):
-        parts.health.asked(PODS)
+        parts.health.heard(PODS)
         parts.pass_s(WATCH_S)
-    assert parts.health.problems() == ["nobody has asked for llmservices for 960 s"]
-    parts.health.asked(SERVICES)
+    assert parts.health.problems() == [f"no watch of {SERVICES} has begun for 960 s"]
+    parts.health.heard(SERVICES)
     assert parts.health.problems() == []
 
 
 def test_a_watch_that_never_began_is_a_problem(parts: Parts) -> None:
-    parts.health.asked(PODS)
+    parts.health.heard(PODS)
     parts.pass_s(2 * WATCH_S + 1)
-    parts.health.asked(PODS)
-    assert parts.health.problems() == ["nobody has asked for llmservices for 481 s"]
+    parts.health.heard(PODS)
+    assert parts.health.problems() == [f"no watch of {SERVICES} has begun for 481 s"]
 
 
 def test_a_service_that_waits_too_long_is_a_problem_of_the_leader_alone(parts: Parts) -> None:
@@ -84,11 +84,11 @@ def test_a_turn_that_hangs_is_a_problem(parts: Parts) -> None:
 
 
 def test_the_report_tells_ages(parts: Parts) -> None:
-    parts.health.asked(PODS)
+    parts.health.heard(PODS)
     parts.health.event()
     parts.pass_s(3)
     report = parts.health.report()
     assert report["event_age_seconds"] == 3
     assert report["turn_age_seconds"] is None
-    assert report["watch_age_seconds"] == {"pods": 3, "llmservices": None}
+    assert report["watch_age_seconds"] == {PODS: 3, SERVICES: None}
     assert (report["leading"], report["ready"], report["problems"]) == (True, False, [])

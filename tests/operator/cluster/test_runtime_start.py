@@ -1,13 +1,15 @@
-"""Before it starts: an API server that knows no LLMServices, or none at all, is one sentence."""
+"""The operator's start and end: what it needs is checked first, what it holds is freed last."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from goodput_core.errors import UnreachableError
-from goodput_operator.cluster.runtime import require_served
+from goodput_operator.cluster.options import parse_options
+from goodput_operator.cluster.runtime import Operator, require_served
 
 PATH = "/apis/goodput.dev/v1alpha1"
 
@@ -27,3 +29,27 @@ async def test_a_refusal_is_told_in_the_servers_words(memory: Any) -> None:
 async def test_an_api_server_that_serves_them_is_all_it_takes(memory: Any) -> None:
     memory.server.objects[PATH] = {"kind": "APIResourceList"}
     await require_served(memory.client)
+
+
+async def test_the_lease_is_given_back_after_the_last_write_has_ended(memory: Any) -> None:
+    operator = Operator(
+        parse_options(["--engine-image", "engine:1", "--router-image", "router:1"]),
+        decide=lambda _: pytest.fail("nothing is decided"),
+        measure=lambda _: pytest.fail("nothing is measured"),
+        clock=memory.clock,
+        ended=lambda: pytest.fail("it was asked to end"),
+    )
+    order: list[str] = []
+
+    async def held(what: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            order.append(what)
+
+    operator._task = asyncio.create_task(held("the Lease"))
+    operator._working = asyncio.create_task(held("a write"))
+    await asyncio.sleep(0)
+    await operator.stop()
+    assert order == ["a write", "the Lease"]
