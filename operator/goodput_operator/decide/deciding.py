@@ -97,7 +97,7 @@ def _round(
         found = attainment(window, params.classes, measures.traffic.signal)
 
     revisions = revisions_of(view, spec, installation)
-    rollout = rollout_of(view, revisions.update.name, 0 if spec.suspend else decided.replicas)
+    rollout = rollout_of(view, revisions, 0 if spec.suspend else decided.replicas)
     made_of = (
         view.generation,
         installation,
@@ -145,7 +145,7 @@ def _round(
         startups_ns=startups_ns,
         measured_ns=measured_ns,
         window=window,
-        tokens=tuple(uids),
+        tokens=tuple(uids.values()),
         spec=(view.generation, spec),
         settled=found_amiss.settled,
         tried=found_amiss.tried,

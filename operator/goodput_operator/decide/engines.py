@@ -31,7 +31,7 @@ def missing_tokens(
     Args:
         view: what there is.
         uids: of the ControllerRevisions whose engines need one, by name.
-        known: revisions whose Secret was made.
+        known: uids of ControllerRevisions whose Secret was made: it goes with them.
         failures: what the API server answered to the last round.
         found: what stands in the way.
     """
@@ -39,7 +39,7 @@ def missing_tokens(
     return [
         CreateToken(revision=name, body=token_secret(view.owner, revision=name, revision_uid=uid))
         for name, uid in uids.items()
-        if name not in known or ("Secret", name) in failures or f'"{name}"' in lost
+        if uid not in known or ("Secret", name) in failures or f'"{name}"' in lost
     ]
 
 

@@ -74,7 +74,7 @@ class Memory:
         startups_ns: from created to routable, of the latest pods that started.
         measured_ns: the end of the last interval that was measured; None: none was.
         window: outcomes of the last minutes.
-        tokens: revisions whose Secret is known to be there.
+        tokens: uids of the revisions whose Secret was made.
         spec: as it was read, and of which generation; None: it was not, or cannot be followed.
         settled: that nothing was to be applied in the last round; None: something was.
         tried: what was applied in the last round to objects that exist.

@@ -81,18 +81,23 @@ class Rollout:
     over: tuple[Workload, ...]
 
 
-def rollout_of(view: View, update: str, replicas: int) -> Rollout:
+def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
     """Spread the engines over the revisions that there are.
+
+    A Deployment whose revision was lost can be neither scaled nor repaired: it counts for
+    nothing, stays as it is until the revision that is asked for serves, and then goes.
 
     Args:
         view: what there is.
-        update: the revision that is asked for.
+        revisions: that are kept, and the one that is asked for.
         replicas: that the service is to have.
     """
+    update = revisions.update.name
     workloads = {one.revision: one for one in view.workloads(ROLE_ENGINE)}
     parts = [
         Part(revision=name, wanted=one.wanted, pods=one.pods, available=one.available)
         for name, one in workloads.items()
+        if name in revisions.engines
     ]
     stable = view.status.get("currentRevision")
     if stable not in workloads:
@@ -108,7 +113,11 @@ def rollout_of(view: View, update: str, replicas: int) -> Rollout:
         counts=counts,
         current=update if finished else stable,
         finished=finished,
-        over=tuple(workloads[part.revision] for part in others) if finished else (),
+        over=tuple(
+            one
+            for name, one in workloads.items()
+            if name != update and (finished or (not replicas and name not in revisions.engines))
+        ),
     )
 
 

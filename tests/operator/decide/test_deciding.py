@@ -254,6 +254,15 @@ def test_a_lost_secret_is_made_again(running: Cluster) -> None:
     assert running.secrets == {revision}
 
 
+def test_a_secret_that_went_with_its_revision_is_made_again(running: Cluster) -> None:
+    (revision,) = running.deployments()
+    running.remove("ControllerRevision", revision)
+    running.secrets.clear()
+    running.settle()
+    assert running.secrets == {revision}
+    assert running.deployments() == {revision: 2}
+
+
 def test_a_secret_that_was_refused_is_tried_again(cluster: Cluster) -> None:
     cluster.round()
     cluster.round()

@@ -78,6 +78,20 @@ def test_a_revision_whose_labels_somebody_took_away_still_goes(running: Cluster)
     assert list(running.deployments().values()) == [2]
 
 
+def test_a_revision_that_somebody_deleted_goes_once_the_new_one_serves(running: Cluster) -> None:
+    (old,) = running.deployments()
+    running.ask(engine={"policy": "sarathi"})
+    running.round(ready=0)
+    running.round(ready=0)
+    running.remove("ControllerRevision", old)
+    for _ in range(20):
+        running.round()
+        assert len(running.engines(ready=True)) >= 2
+    running.settle()
+    assert old not in running.deployments()
+    assert list(running.deployments().values()) == [2]
+
+
 def test_a_first_revision_that_is_broken_is_replaced_at_once(cluster: Cluster) -> None:
     cluster.round()
     cluster.broken = {cluster.status["updateRevision"]}
