@@ -7,7 +7,7 @@ machine's processes, and what comes out goes to the fleet and, over HTTP, to the
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from goodput_core.control import Bounds, ReplicaPhase, ServiceState
 from goodput_core.units import NS_PER_S
@@ -29,12 +29,9 @@ if TYPE_CHECKING:
     from goodput_operator.decide.snapshot import Measures
     from goodput_operator.local.fleet import Fleet
     from goodput_operator.local.reporter import Reporter
-from goodput_operator.local.snapshot import ProcessView
+    from goodput_operator.local.snapshot import ProcessView
 
 __all__ = ["FleetControl"]
-
-_STARTS: Final = 16
-"""So many of the latest start-up times are told to the law."""
 
 
 class FleetControl:
@@ -69,7 +66,6 @@ class FleetControl:
         )
         self._recommended: int | None = None
         self._baseline: Baseline | None = None
-        self._startups: dict[str, int] = {}
 
     async def run(self, session: aiohttp.ClientSession, fleet: Fleet) -> None:
         """Go on until cancelled.
@@ -89,9 +85,6 @@ class FleetControl:
         processes = fleet.processes
         measures = await self._measure(Gatherer(session), processes)
         replicas = [p for p in processes if p.role is Role.REPLICA]
-        for process in replicas:
-            if process.ready_ns is not None:
-                self._startups[_uid(process)] = process.ready_ns - process.started_ns
         round_ = control_round(
             measures,
             params=self._params,
@@ -100,7 +93,9 @@ class FleetControl:
             recommended=self._recommended,
             phases={process.name: _phase(process) for process in replicas},
             asked=fleet.replicas,
-            startups_ns=tuple(self._startups.values())[-_STARTS:],
+            startups_ns=tuple(
+                p.ready_ns - p.started_ns for p in replicas if p.ready_ns is not None
+            ),
             now_ns=self._clock(),
         )
         self._law, self._decided = round_.law, round_.decided
