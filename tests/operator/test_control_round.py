@@ -138,6 +138,23 @@ def test_a_fresh_law_goes_on_from_the_limits_in_force() -> None:
     assert came.changes == ()
 
 
+@pytest.mark.parametrize(
+    ("bounds", "widest", "told"),
+    [
+        pytest.param((256, 8192), 256, (1024, 256), id="all of it"),
+        pytest.param((256, 512), 256, (512, 256), id="as far as it goes up"),
+        pytest.param((2048, 4096), 256, (2048, 256), id="as far as it goes down"),
+        pytest.param(None, 64, (1024, 64), id="a narrower batch"),
+    ],
+)
+def test_an_engine_is_told_no_more_than_it_started_with(
+    bounds: tuple[int, int] | None, widest: int, told: tuple[int, int]
+) -> None:
+    given = measures(limits_revision=3, token_bounds=bounds, most_seqs=widest)
+    (push,) = one_round(given, last=LIMITED).pushes
+    assert (push.limits["token_budget"], push.limits["max_num_seqs"]) == told
+
+
 def test_limits_that_somebody_else_set_are_outdone() -> None:
     came = one_round(measures(limits_revision=9), last=LIMITED)
     assert came.decided.limits_revision == 10

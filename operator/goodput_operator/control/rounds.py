@@ -161,10 +161,13 @@ def _pushes(decided: Decided, engines: Iterable[EngineReading]) -> Iterable[Limi
     for engine in engines:
         if engine.signal is not Signal.FRESH or engine.limits_revision >= decided.limits_revision:
             continue
+        # It refuses what the manifest that it started with did not allow: told as far as it goes.
+        least, most = engine.token_bounds or (bounds.max_tokens, bounds.max_tokens)
+        widest = bounds.max_num_seqs if engine.most_seqs is None else engine.most_seqs
         limits = {
             "revision": decided.limits_revision,
-            "token_budget": bounds.max_tokens,
-            "max_num_seqs": bounds.max_num_seqs,
+            "token_budget": min(max(bounds.max_tokens, least), most),
+            "max_num_seqs": min(bounds.max_num_seqs, widest),
         }
         if engine.paced:
             limits["safety_percent"] = bounds.safety_percent

@@ -36,6 +36,9 @@ class EngineReading:
         kv_used_blocks, kv_total_blocks: its KV cache.
         preemptions: since the last reading.
         token_budget: tokens of a step, in force.
+        token_bounds: least and most that it may be told, by the manifest that it started with;
+            None: not told.
+        most_seqs: the widest batch that it may be told; None: not told.
         settled: whether its budget has stopped following a change of the device.
         device: its law of step time, learnt or published; None: not known yet.
     """
@@ -51,6 +54,8 @@ class EngineReading:
     kv_total_blocks: int = 0
     preemptions: int = 0
     token_budget: int = 0
+    token_bounds: tuple[int, int] | None = None
+    most_seqs: int | None = None
     settled: bool = True
     device: DeviceCapacity | None = None
 

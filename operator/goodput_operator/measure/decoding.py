@@ -79,6 +79,11 @@ class _Device(msgspec.Struct, frozen=True):
     host_ns_per_request: _Count = 0
 
 
+class _Bounds(msgspec.Struct, frozen=True):
+    token_budget: tuple[_Count, _Count] | None = None
+    max_num_seqs: tuple[_Count, _Count] | None = None
+
+
 class _Engine(msgspec.Struct, frozen=True):
     epoch: _Epoch
     running: _Count
@@ -90,6 +95,7 @@ class _Engine(msgspec.Struct, frozen=True):
     token_budget: _Count
     limits_revision: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     answered: Annotated[list[_Bin], msgspec.Meta(max_length=_MOST_BINS)]
+    bounds: _Bounds = _Bounds()
     budget_law: _Name = ""
     step_time_error: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     device: _Device = _Device()
@@ -148,6 +154,8 @@ def engine_counters(body: bytes) -> EngineCounters:
         kv_used_blocks=max(0, state.kv_total_blocks - state.kv_free_blocks),
         kv_total_blocks=state.kv_total_blocks,
         token_budget=state.token_budget,
+        token_bounds=state.bounds.token_budget,
+        most_seqs=None if state.bounds.max_num_seqs is None else state.bounds.max_num_seqs[1],
         settled=not paced or state.step_time_error <= _SETTLED,
         device=_device(state.device, kv_tokens=state.kv_total_blocks * state.block_size),
     )

@@ -84,7 +84,7 @@ class EngineCounters:
         preemptions: requests sent back to wait.
         answered: lengths of what it answered, summed in bins; each key once.
         limits_revision, paced, running, waiting, kv_used_blocks, kv_total_blocks, token_budget,
-            settled, device: as in `EngineReading`.
+            token_bounds, most_seqs, settled, device: as in `EngineReading`.
     """
 
     epoch: str
@@ -97,6 +97,8 @@ class EngineCounters:
     kv_used_blocks: int
     kv_total_blocks: int
     token_budget: int
+    token_bounds: tuple[int, int] | None
+    most_seqs: int | None
     settled: bool
     device: DeviceCapacity | None
 

@@ -37,6 +37,7 @@ ENGINE: dict[str, Any] = {
     "block_size": 16,
     "token_budget": 1024,
     "limits_revision": 6,
+    "bounds": {"token_budget": [256, 8192], "max_num_seqs": [1, 64], "max_waiting": [0, 9]},
     "answered": [[2, 300, 16, 40]],
     "budget_law": "model",
     "step_time_error": 0.01,
@@ -66,6 +67,7 @@ def test_an_engine_tells_its_state_and_what_its_device_can_do() -> None:
     told = engine_counters(encoded(ENGINE))
     assert (told.running, told.waiting, told.kv_used_blocks) == (3, 2, 40)
     assert (told.paced, told.settled, told.limits_revision) == (True, True, 6)
+    assert (told.token_bounds, told.most_seqs) == ((256, 8192), 64)
     (bin_,) = told.answered
     assert (bin_.requests, bin_.input_tokens, bin_.cached_tokens, bin_.output_tokens) == (
         2, 300, 16, 40,
