@@ -211,6 +211,22 @@ def test_manual_computes_nothing_and_takes_the_initial_budget_back() -> None:
     assert change.reason == "SpecChanged"
 
 
+def test_a_batch_that_widens_for_more_replicas_and_a_new_spec_are_told_apart() -> None:
+    narrow = replace(FIRST, bounds=replace(FIRST.bounds, max_num_seqs=64))
+    first = one_round(measures(), last=narrow)
+    assert first.changes == ()
+    two = {"chat-0": ReplicaPhase.READY, "chat-1": ReplicaPhase.READY}
+    (change,) = one_round(
+        measures(), last=first.decided, law=first.law, phases=two, asked=2, now_ns=20 * NS_PER_S
+    ).changes
+    assert change.reason == "MoreReplicas"
+    assert change.message == "batch width 64 → 256: more replicas share the requests"
+    smaller = replace(PARAMS, max_tokens=1024, initial_tokens=1024)
+    (change,) = one_round(measures(), last=FIRST, params=smaller).changes
+    assert change.reason == "SpecChanged"
+    assert change.message == "token budget 2048 → 1024: the spec has changed"
+
+
 def test_an_engine_without_a_reading_is_there_and_unknown() -> None:
     came = one_round(
         measures(), phases={"chat-0": ReplicaPhase.READY, "chat-1": ReplicaPhase.STARTING}

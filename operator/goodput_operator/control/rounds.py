@@ -96,7 +96,9 @@ def control_round(
         now_ns: the interval's end, on a clock that never goes back.
     """
     if law.bounds.bounds is None and params.mode is ControlMode.AUTO:
-        law = replace(law, bounds=BoundsState(bounds=last.bounds))
+        # As if it had seen the replicas that there are: a restart is no change of their number.
+        ready = sum(phase is ReplicaPhase.READY for phase in phases.values())
+        law = replace(law, bounds=BoundsState(bounds=last.bounds, ready=ready))
     readings = {reading.pod: reading for reading in measures.engines}
     observation = ServiceObservation(
         interval_ns=measures.interval_ns,

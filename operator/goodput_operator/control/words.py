@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from goodput_core.control import ReplicaDecision, ServiceDecision
 
-__all__ = ["SPEC_CHANGED", "Change", "Knob", "bounds_change", "replicas_change"]
+__all__ = ["MORE_REPLICAS", "SPEC_CHANGED", "Change", "Knob", "bounds_change", "replicas_change"]
 
 SPEC_CHANGED: Final = "SpecChanged"
 """The manifest's bounds or its mode have changed, and what is in force follows them."""
+MORE_REPLICAS: Final = "MoreReplicas"
+"""The batch is as wide as the manifest has it again, since more replicas share the requests."""
 
 _BOUNDS: Final = {
     BoundsReason.TPOT_MISSED: "TPOT is missed and TTFT can bear smaller steps",
@@ -57,7 +59,7 @@ class Change:
 
     Args:
         knob: what is turned.
-        reason: why, in one word: one of core's reasons, or `SPEC_CHANGED`.
+        reason: why, in one word: one of core's reasons, or one of those above.
         message: what and why, in a sentence.
         applied: whether it is put in force.
     """
@@ -80,10 +82,7 @@ def bounds_change(
     """
     after, bounds = decision.apply_bounds, decision.bounds
     if after != before:
-        why = None if bounds is None else _BOUNDS.get(bounds.reason)
-        if bounds is None or why is None or decision.params.mode is not ControlMode.AUTO:
-            return _turned(before, after, SPEC_CHANGED, "the spec has changed", applied=True)
-        return _turned(before, after, bounds.reason, why, applied=True)
+        return _turned(before, after, *_put_in_force(decision, before), applied=True)
     if bounds is None or decision.params.mode is ControlMode.AUTO:
         return None
     why = _BOUNDS.get(bounds.reason)
@@ -113,6 +112,17 @@ def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Ch
         f"{_limited(replicas)}{_advice(applied=applied)}"
     )
     return Change(knob=Knob.REPLICAS, reason=replicas.reason, message=message, applied=applied)
+
+
+def _put_in_force(decision: ServiceDecision, before: Bounds) -> tuple[str, str]:
+    bounds, params = decision.bounds, decision.params
+    if bounds is not None and params.mode is ControlMode.AUTO:
+        why = _BOUNDS.get(bounds.reason)
+        if why is not None:
+            return bounds.reason, why
+        if before.within(params) == before:
+            return MORE_REPLICAS, "more replicas share the requests"
+    return SPEC_CHANGED, "the spec has changed"
 
 
 def _turned(before: Bounds, after: Bounds, reason: str, why: str, *, applied: bool) -> Change:
