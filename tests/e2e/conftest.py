@@ -21,6 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and "cluster" in item.fixturenames:
             item.add_marker(pytest.mark.cluster)
+            # The first one starts the cluster, and the machine may be busy with others.
+            item.add_marker(pytest.mark.timeout(300))
 
 
 def _unavailable(reason: str) -> None:

@@ -6,6 +6,7 @@ test that uses it cannot run against a cluster that was given.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -75,14 +76,19 @@ class Cluster:
         return decoded
 
     def wait(self, condition: str, *words: str, timeout_s: int = 60) -> None:
-        """Wait as `kubectl wait --for=CONDITION` does."""
-        self.kubectl(
-            "wait",
-            f"--for={condition}",
-            f"--timeout={timeout_s}s",
-            *words,
-            timeout_s=timeout_s + 10,
-        )
+        """Wait as `kubectl wait --for=CONDITION` does.
+
+        Raises:
+            ClusterError: when the time is over, with what the cluster says of the object.
+        """
+        limit = f"--timeout={timeout_s}s"
+        try:
+            self.kubectl("wait", f"--for={condition}", limit, *words, timeout_s=timeout_s + 10)
+        except ClusterError as error:
+            described = ""
+            with contextlib.suppress(ClusterError):  # there may be nothing to describe
+                described = self.kubectl("describe", *words)
+            raise ClusterError(f"{error}\n{described}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

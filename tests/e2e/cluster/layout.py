@@ -167,6 +167,8 @@ class Layout:
             "--enable-admission-plugins=NodeRestriction",
             "--kubelet-preferred-address-types=InternalIP",
             "--allow-privileged",
+            # It would otherwise wait up to a minute for its watchers to go.
+            "--shutdown-send-retry-after",
             f"--audit-policy-file={self.audit_policy}",
             f"--audit-log-path={self.audit_log}",
         )

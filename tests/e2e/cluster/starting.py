@@ -25,9 +25,9 @@ from tests.e2e.cluster.layout import NODES, Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["attach", "running", "start", "stop"]
+__all__ = ["ROOT", "attach", "running", "start", "stop"]
 
-_ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[3]
 _ADDONS = Path(__file__).parent / "addons"
 
 
@@ -79,7 +79,7 @@ def _spawn(layout: Layout, listener: socket.socket, *, outlive_me: bool) -> OwnC
     with layout.log("supervisor").open("ab") as log:
         process = subprocess.Popen(
             command,
-            cwd=_ROOT,
+            cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL if outlive_me else subprocess.PIPE,
             stdout=log,

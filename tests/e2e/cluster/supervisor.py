@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.e2e.cluster.layout import API_ADDRESS, API_PORT, NODES, Layout, Part
 
-_STOP_GRACE_S = 10.0
+_STOP_GRACE_S = 30.0
 # Parts that lose nothing when they are killed; the API server and etcd are asked.
 _STATEFUL = ("kube-apiserver", "etcd")
 

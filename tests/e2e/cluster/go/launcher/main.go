@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"strings"
 	"syscall"
@@ -109,12 +110,18 @@ func enter(pid string, s spec.Spec) (int, error) {
 	c := exec.Cmd{
 		Path: path, Args: s.Args, Env: s.Env, Dir: s.Dir,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	}
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGTERM)
 	if err := c.Start(); err != nil {
 		return 0, err
 	}
 	unix.Close(spec.ReportDescriptor)
+	// The node gives up by asking: killed, this process would leave the command behind.
+	go func() {
+		<-asked
+		c.Process.Kill()
+	}()
 	err = c.Wait()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {

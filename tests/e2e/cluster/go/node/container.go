@@ -33,6 +33,8 @@ type container struct {
 	started  int64
 	finished int64
 	exit     int32
+	// failure is what kept the command from starting at all.
+	failure string
 }
 
 func (c *container) logPath() string {
@@ -101,6 +103,7 @@ func (r *Runtime) StartContainer(_ context.Context, id string) error {
 	}
 	cmd.Stdout, cmd.Stderr = c.log.stream("stdout"), c.log.stream("stderr")
 	if err := start(cmd, c.describe(r.folder(id))); err != nil {
+		c.fail(err)
 		return err
 	}
 	c.mu.Lock()
@@ -108,6 +111,15 @@ func (r *Runtime) StartContainer(_ context.Context, id string) error {
 	c.mu.Unlock()
 	go c.wait()
 	return nil
+}
+
+// fail ends a container that never ran, with the code that container engines give it.
+func (c *container) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.started = time.Now().UnixNano()
+	c.finished, c.exit, c.failure = c.started, 128, err.Error()
+	close(c.done)
 }
 
 // describe is the process to start as the launcher needs to know it.
@@ -229,6 +241,9 @@ func (r *Runtime) ContainerStatus(_ context.Context, id string, _ bool) (*rt.Con
 		s.Reason = "Completed"
 		if c.exit != 0 {
 			s.Reason = "Error"
+		}
+		if c.failure != "" {
+			s.Reason, s.Message = "StartError", c.failure
 		}
 	}
 	return &rt.ContainerStatusResponse{Status: s}, nil

@@ -11,6 +11,7 @@ import (
 	cadvisorapi "github.com/google/cadvisor/info/v1"
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel/trace/noop"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,13 +27,6 @@ import (
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	kubeletutil "k8s.io/kubernetes/pkg/kubelet/util"
 	"k8s.io/kubernetes/pkg/util/oom"
-	"k8s.io/kubernetes/pkg/volume"
-	"k8s.io/kubernetes/pkg/volume/configmap"
-	"k8s.io/kubernetes/pkg/volume/downwardapi"
-	"k8s.io/kubernetes/pkg/volume/emptydir"
-	"k8s.io/kubernetes/pkg/volume/hostpath"
-	"k8s.io/kubernetes/pkg/volume/projected"
-	"k8s.io/kubernetes/pkg/volume/secret"
 	"k8s.io/kubernetes/pkg/volume/util/hostutil"
 	"k8s.io/kubernetes/pkg/volume/util/subpath"
 	"k8s.io/mount-utils"
@@ -72,6 +66,16 @@ func NewCommand() *cobra.Command {
 type machine struct {
 	*cadvisortest.Fake
 	info cadvisorapi.MachineInfo
+}
+
+func (m machine) VersionInfo() (*cadvisorapi.VersionInfo, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return nil, err
+	}
+	return &cadvisorapi.VersionInfo{
+		KernelVersion: unix.ByteSliceToString(name.Release[:]), ContainerOsVersion: "processes of this machine",
+	}, nil
 }
 
 func (m machine) MachineInfo() (*cadvisorapi.MachineInfo, error) {
@@ -161,13 +165,6 @@ func (s settings) dependencies() (*kubelet.Dependencies, error) {
 		return nil, err
 	}
 	mounter := mount.New("")
-	var volumes []volume.VolumePlugin
-	for _, plugins := range [][]volume.VolumePlugin{
-		configmap.ProbeVolumePlugins(), downwardapi.ProbeVolumePlugins(), emptydir.ProbeVolumePlugins(),
-		hostpath.ProbeVolumePlugins(volume.VolumeConfig{}), projected.ProbeVolumePlugins(), secret.ProbeVolumePlugins(),
-	} {
-		volumes = append(volumes, plugins...)
-	}
 	return &kubelet.Dependencies{
 		KubeClient: client, HeartbeatClient: heartbeat, EventClient: client.CoreV1(),
 		RemoteRuntimeService: run, RemoteImageService: images,
@@ -177,7 +174,7 @@ func (s settings) dependencies() (*kubelet.Dependencies, error) {
 		},
 		OSInterface:      kubecontainer.RealOS{},
 		ContainerManager: cm.NewStubContainerManagerWithDevicePluginResource(v1.ResourceList{"nvidia.com/gpu": gpus}),
-		VolumePlugins:    volumes, OOMAdjuster: oom.NewFakeOOMAdjuster(),
+		VolumePlugins:    volumePlugins(), OOMAdjuster: oom.NewFakeOOMAdjuster(),
 		Mounter: mounter, Subpather: subpath.New(mounter), HostUtil: hostutil.NewHostUtil(),
 		PodStartupLatencyTracker:  kubeletutil.NewPodStartupLatencyTracker(),
 		NodeStartupLatencyTracker: kubeletutil.NewNodeStartupLatencyTracker(),

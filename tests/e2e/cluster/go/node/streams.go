@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -82,6 +83,7 @@ func (r *Runtime) execute(ctx context.Context, id string, command []string, in i
 	s := c.describe("")
 	s.Args = command
 	cmd := exec.CommandContext(ctx, r.launcher, "enter", strconv.Itoa(pid))
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Stdout, cmd.Stderr = out, errs
 	// What the command left running may hold its pipes open for ever.
 	cmd.WaitDelay = time.Second
@@ -97,6 +99,10 @@ func (r *Runtime) execute(ctx context.Context, id string, command []string, in i
 		}()
 	}
 	if err := start(cmd, s); err != nil {
+		// As a shell says it: a code alone would not tell what was not found.
+		if errs != nil {
+			fmt.Fprintln(errs, err)
+		}
 		return utilexec.CodeExitError{Err: err, Code: 127}
 	}
 	err = cmd.Wait()

@@ -1,0 +1,73 @@
+"""The small objects that the tests of the cluster itself are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.e2e.cluster.images import PYTHON, SHELL
+
+__all__ = ["container", "pod", "python", "shell", "template_of", "web"]
+
+
+def container(image: str, *command: str, **fields: Any) -> dict[str, Any]:
+    """A container named main."""
+    return {"name": "main", "image": image, "command": list(command), **fields}
+
+
+def shell(script: str, **fields: Any) -> dict[str, Any]:
+    """A container that runs a shell script."""
+    return container(SHELL, "sh", "-ec", script, **fields)
+
+
+def python(script: str, **fields: Any) -> dict[str, Any]:
+    """A container that runs a Python script."""
+    return container(PYTHON, "python", "-c", script, **fields)
+
+
+def pod(name: str, main: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A pod of one container, which is neither restarted nor long in ending."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "containers": [main],
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            **fields,
+        },
+    }
+
+
+def template_of(pod: dict[str, Any]) -> dict[str, Any]:
+    """What makes such pods, for a Job or a Deployment."""
+    return {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]}
+
+
+def web(name: str, *, replicas: int = 1) -> list[dict[str, Any]]:
+    """A Deployment that serves a file `hello` with its pod's name, and its Service on port 80."""
+    script = 'cd /tmp; echo "hello from $HOSTNAME" > hello; exec python -m http.server'
+    serving = container(
+        PYTHON,
+        *("sh", "-ec", script),
+        readinessProbe={"httpGet": {"path": "/hello", "port": 8000}, "periodSeconds": 1},
+    )
+    template = template_of(pod(name, serving, restartPolicy="Always"))
+    return [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name},
+            "spec": {
+                "replicas": replicas,
+                "selector": {"matchLabels": {"app": name}},
+                "template": template,
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": 8000}]},
+        },
+    ]

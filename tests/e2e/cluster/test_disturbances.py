@@ -1,0 +1,156 @@
+"""What the end-to-end tests do to the cluster: stop its parts, drain its nodes, end it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from tests.e2e.cluster import starting
+from tests.e2e.cluster.handle import ClusterError
+from tests.e2e.cluster.images import SHELL, shell_image
+from tests.e2e.cluster.manifests import container, pod, shell, web
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.e2e.cluster.handle import OwnCluster
+
+
+def test_a_drained_node_loses_its_pods_to_the_other(
+    own_cluster: OwnCluster, namespace: str
+) -> None:
+    own_cluster.apply(web("web", replicas=4), "-n", namespace)
+    own_cluster.wait("jsonpath={.status.readyReplicas}=4", "deployment/web", "-n", namespace)
+    try:
+        own_cluster.kubectl("drain", "node-1", "--ignore-daemonsets", "--timeout=60s", "--force")
+        own_cluster.wait("jsonpath={.status.readyReplicas}=4", "deployment/web", "-n", namespace)
+        pods = own_cluster.get("pods", "-n", namespace)["items"]
+        staying = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+        assert {p["spec"]["nodeName"] for p in staying} == {"node-2"}
+    finally:
+        own_cluster.kubectl("uncordon", "node-1")
+
+
+def test_a_node_that_loses_power_takes_its_pods_along_and_restarts_them_when_back(
+    own_cluster: OwnCluster, namespace: str
+) -> None:
+    sign = f"power-{namespace}"
+    main = container(SHELL, "bash", "-c", f"exec -a {sign} sleep 1000")
+    there = pod("powered", main, restartPolicy="Always", nodeName="node-2")
+    own_cluster.apply(there, "-n", namespace)
+    own_cluster.wait("condition=Ready", "pod/powered", "-n", namespace)
+    assert len(processes_called(sign)) == 1
+    own_cluster.kill("node-2")
+    try:
+        gone_by(time.monotonic() + 10, sign)
+    finally:
+        own_cluster.start("node-2")
+    restarted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
+    own_cluster.wait(restarted, "pod/powered", "-n", namespace)
+    own_cluster.wait("condition=Ready", "nodes", "--all")
+
+
+def test_pods_outlive_a_restart_of_the_api_server(own_cluster: OwnCluster, namespace: str) -> None:
+    own_cluster.apply(web("web"), "-n", namespace)
+    own_cluster.wait("condition=Available", "deployment/web", "-n", namespace)
+    before = own_cluster.get("pods", "-n", namespace)["items"][0]["metadata"]["uid"]
+    own_cluster.stop("kube-apiserver")
+    try:
+        assert own_cluster.exited() == {}, "it ended well, and nothing ended with it"
+        with pytest.raises(ClusterError):
+            own_cluster.kubectl("get", "pods", "-n", namespace)
+    finally:
+        own_cluster.start("kube-apiserver")
+        own_cluster.wait_until("get", "--raw", "/readyz")
+    after = own_cluster.get("pods", "-n", namespace)["items"][0]
+    status = after["status"]["containerStatuses"][0]
+    assert (after["metadata"]["uid"], status["restartCount"]) == (before, 0)
+
+
+def test_an_image_can_be_published_while_the_cluster_runs(
+    own_cluster: OwnCluster, namespace: str
+) -> None:
+    late = pod("late", shell("true") | {"image": "example.test/late:1"})
+    own_cluster.apply(late, "-n", namespace)
+    waiting = "jsonpath={.status.containerStatuses[0].state.waiting.message}"
+    own_cluster.wait(waiting, "pod/late", "-n", namespace)
+    own_cluster.publish({"example.test/late:1": shell_image()})
+    own_cluster.wait("jsonpath={.status.phase}=Succeeded", "pod/late", "-n", namespace)
+
+
+def test_the_audit_log_has_what_was_asked_and_by_whom(
+    own_cluster: OwnCluster, namespace: str
+) -> None:
+    own_cluster.kubectl("create", "configmap", "watched", "-n", namespace)
+    asked = {
+        (line["user"]["username"], line["verb"], line["objectRef"]["resource"])
+        for line in own_cluster.audit()
+        if line.get("objectRef", {}).get("namespace") == namespace
+    }
+    assert ("admin", "create", "configmaps") in asked
+    assert not any(user.startswith("system:node:") for user, _, _ in asked)
+
+
+def test_a_part_that_does_not_exist_is_named(own_cluster: OwnCluster) -> None:
+    with pytest.raises(ClusterError, match="no part 'node-9'; there are etcd, kube-apiserver"):
+        own_cluster.kill("node-9")
+
+
+START = """
+import sys, time
+from pathlib import Path
+from tests.e2e.cluster import binaries
+from tests.e2e.cluster import starting
+from tests.e2e.cluster.manifests import pod, shell
+state = Path(sys.argv[1])
+cluster = starting.start(state, binaries.folder())
+cluster.apply(pod("pod", shell("sleep 1000")))
+cluster.wait("condition=Ready", "pod/pod")
+print("up", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["stopped", "starter killed"])
+def test_an_ended_cluster_leaves_no_process(
+    end: str, own_cluster: OwnCluster, tmp_path: Path
+) -> None:
+    root = starting.ROOT
+    with subprocess.Popen(
+        [sys.executable, "-c", START, tmp_path], cwd=root, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "up\n"
+        other = starting.attach(tmp_path)
+        assert other is not None
+        below = [psutil.Process(other.pid), *psutil.Process(other.pid).children(recursive=True)]
+        names = {process.name() for process in below}
+        assert {"etcd", "kube-apiserver", "kubelet", "sleep"} <= names
+        if end == "stopped":
+            starting.stop(other)
+        starter.send_signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs(below, timeout=20)
+    assert alive == []
+    assert own_cluster.exited() == {}, "another cluster is not touched"
+
+
+def processes_called(name: str) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if name in " ".join(cmdline_of(p))]
+
+
+def cmdline_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def gone_by(deadline: float, name: str) -> None:
+    _, alive = psutil.wait_procs(processes_called(name), timeout=deadline - time.monotonic())
+    assert alive == []
