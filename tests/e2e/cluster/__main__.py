@@ -7,7 +7,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from tests.e2e.cluster import binaries, starting
+from tests.e2e.cluster import binaries, installing, starting
 from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.cluster.host import lacks_for_running
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _KEPT = "kept"
+_SAMPLE = starting.ROOT / "examples" / "chat.yaml"
 
 
 def _kept() -> Path:
@@ -34,17 +35,21 @@ def build() -> None:
 
 
 def up() -> None:
-    """Start a cluster that outlives this command, or find the one that runs."""
+    """Start a cluster that outlives this command, or find the one that runs; serve the sample."""
     _demand_a_fit_machine()
     cluster = starting.attach(_kept())
     if cluster is None:
         shutil.rmtree(_kept(), ignore_errors=True)
         cluster = starting.start(_kept(), binaries.build(), outlive_me=True)
+    installing.publish_ours(cluster)
+    installing.install_chart(cluster)
+    cluster.kubectl("apply", "-f", str(_SAMPLE))
     print(cluster.kubectl("get", "nodes"))
+    print(cluster.kubectl("get", "-f", str(_SAMPLE)))
     print("In another terminal:\n")
     print(f"  export KUBECONFIG={cluster.kubeconfig}")
     print(f"  export PATH={cluster.binaries}:$PATH    # kubectl, helm")
-    print("  kubectl get pods --all-namespaces\n")
+    print("  kubectl get llmservices,pods\n")
     print("Service and pod addresses answer inside the cluster's network:\n")
     print(f"  {' '.join(cluster.inside('bash'))}\n")
     print("It ends with: make cluster-down")

@@ -50,8 +50,8 @@ def python_image() -> Image:
     )
 
 
-def checkout_image(root: Path, *entrypoint: str) -> Image:
-    """Our commands, from the sources of a checkout: an engine's, a router's, the operator's."""
+def checkout_image(root: Path, *command: str) -> Image:
+    """Our commands, from the sources of a checkout, started as the Dockerfiles' images are."""
     python = python_image()
     packages = [str(root / name) for name in ("core", "traces", "engine", "replay", "operator")]
     return Image(
@@ -59,7 +59,8 @@ def checkout_image(root: Path, *entrypoint: str) -> Image:
         path=python.path,
         # It wins over an installation of another checkout.
         env={**python.env, "PYTHONPATH": ":".join(packages)},
-        entrypoint=list(entrypoint),
+        entrypoint=["goodput"],
+        command=list(command),
     )
 
 

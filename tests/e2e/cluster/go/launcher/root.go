@@ -54,11 +54,6 @@ func buildRoot(s spec.Spec) error {
 	if err := mountKernel(s.Root); err != nil {
 		return err
 	}
-	for _, folder := range s.Folders {
-		if err := bind(folder, s.Root, folder, true); err != nil {
-			return err
-		}
-	}
 	if s.Resolv != "" {
 		if err := os.WriteFile(filepath.Join(s.Root, "etc/resolv.conf"), []byte(s.Resolv), 0o644); err != nil {
 			return err
@@ -68,6 +63,12 @@ func buildRoot(s spec.Spec) error {
 	}
 	for _, m := range s.Mounts {
 		if err := bind(m.Source, s.Root, m.Target, m.ReadOnly); err != nil {
+			return err
+		}
+	}
+	// Last, as a checkout may lie below /tmp, and a volume for /tmp is common.
+	for _, folder := range s.Folders {
+		if err := bind(folder, s.Root, folder, true); err != nil {
 			return err
 		}
 	}

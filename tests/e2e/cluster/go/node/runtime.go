@@ -15,7 +15,8 @@
 //   - exec, attach to the output, port-forward, logs with rotation.
 //
 // What does not, and has to be checked from the pod's own description:
-//   - an image has no file system of its own: the libraries of /usr are this machine's;
+//   - an image has no file system of its own: the libraries of /usr are this machine's, and its
+//     folders lie where they lie here, over a volume at the same place;
 //   - user and group ids: everything runs as the one id that is mapped, so file ownership,
 //     fsGroup and runAsUser change nothing but the capabilities;
 //   - limits and requests of CPU, memory and storage: they count for scheduling and quality of

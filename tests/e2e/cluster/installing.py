@@ -1,0 +1,56 @@
+"""Install what this project is about into a cluster: the chart, and the sample service.
+
+The images that the chart names by default become the checkout that this module is part of.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import yaml
+from tests.e2e.cluster.handle import Cluster, ClusterError, OwnCluster
+from tests.e2e.cluster.images import checkout_image
+from tests.e2e.cluster.starting import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["CHART", "NAMESPACE", "install_chart", "publish_ours"]
+
+CHART = ROOT / "charts" / "goodput"
+NAMESPACE = "goodput-system"
+
+
+def publish_ours(cluster: OwnCluster) -> None:
+    """Make the images of the chart's default values pullable."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    names = {
+        f"{values[part]['repository']}:{values[part]['tag'] or version}": command
+        for part, command in {
+            "image": ["operator"],
+            "engine": ["engine", "--help"],
+            "router": ["engine", "--help"],
+        }.items()
+    }
+    cluster.publish({name: checkout_image(ROOT, *words) for name, words in names.items()})
+
+
+def install_chart(cluster: Cluster, *flags: str, chart: Path = CHART) -> None:
+    """Install the chart as its README says, or upgrade it, and wait until the operator is ready.
+
+    Raises:
+        ClusterError: with Helm's own words.
+    """
+    helm = [str(cluster.binaries / "helm"), "upgrade", "--install", "goodput", str(chart)]
+    where = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout=120s"]
+    ended = subprocess.run(
+        [*helm, *where, *flags],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode != 0:
+        raise ClusterError(f"helm: {ended.stderr.strip()}")
