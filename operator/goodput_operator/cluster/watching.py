@@ -59,13 +59,13 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 def register_watches(
-    registry: kopf.OperatorRegistry, *, event: Callable[[], None], wanted: Callable[[Key], None]
+    registry: kopf.OperatorRegistry, *, heard: Callable[[], None], wanted: Callable[[Key], None]
 ) -> None:
     """Register the handlers; the indexes are called `services`, `children` and `pods`.
 
     Args:
         registry: Kopf's.
-        event: called at every event.
+        heard: called at every event.
         wanted: called with each service that may want a turn, once all indexes are full.
     """
     causes: dict[str, object] = {}
@@ -97,7 +97,6 @@ def register_watches(
         if key is not None:
             wanted(key)
 
-    heard = event
     _on(registry, LLMSERVICE, "services", index_service, service_event)
     _on(registry, POD, "pods", index_part, part_event)
     for kind in CHILDREN:

@@ -80,6 +80,6 @@ def wire(
     kopf.on.cleanup(registry=registry)(stopped)
     kopf.on.login(registry=registry)(login)
     register_watches(
-        registry, event=lambda: running().event(), wanted=lambda key: running().wanted(key)
+        registry, heard=lambda: running().event(), wanted=lambda key: running().wanted(key)
     )
     return wired

@@ -7,6 +7,7 @@ import signal
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tests.e2e.cluster.handle import Cluster, ClusterError, OwnCluster
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def test_a_quota_speaks_in_the_status_in_its_own_words(
     until(lambda: text_of(cluster, namespace) == "hello", "what was refused is tried again")
 
 
+@pytest.mark.slow
 def test_of_two_operators_one_writes_and_the_other_takes_over_when_it_dies(
     own_cluster: OwnCluster,
     namespace: str,
@@ -196,6 +198,7 @@ def test_an_operator_that_stops_gives_the_lease_back_at_once(
     until(lambda: two.said("leading"), "two leads", timeout_s=6)
 
 
+@pytest.mark.slow
 def test_an_operator_that_was_frozen_writes_nothing_when_it_goes_on_and_ends(
     own_cluster: OwnCluster,
     namespace: str,
@@ -219,6 +222,7 @@ def test_an_operator_that_was_frozen_writes_nothing_when_it_goes_on_and_ends(
     assert users == sorted(users, key=[one.user, two.user].index), "never in turns"
 
 
+@pytest.mark.slow
 def test_an_api_server_that_restarts_is_waited_for(
     own_cluster: OwnCluster,
     namespace: str,
@@ -237,6 +241,7 @@ def test_an_api_server_that_restarts_is_waited_for(
     assert operator.process.poll() is None, "the same process"
 
 
+@pytest.mark.slow
 def test_an_api_server_that_stays_away_costs_the_lease_and_ends_the_process(
     own_cluster: OwnCluster,
     namespace: str,
@@ -256,6 +261,7 @@ def test_an_api_server_that_stays_away_costs_the_lease_and_ends_the_process(
     assert "was not renewed" in operator.log_file.read_text()
 
 
+@pytest.mark.slow
 def test_an_operator_that_is_killed_again_and_again_leaves_one_child_as_it_should_be(
     own_cluster: OwnCluster,
     namespace: str,

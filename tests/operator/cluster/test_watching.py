@@ -1,0 +1,144 @@
+"""What Kopf is asked to do, and what it is never given a reason to do."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import kopf
+import pytest
+
+from goodput_operator.cluster.kinds import CHILDREN, LLMSERVICE, POD
+from goodput_operator.cluster.watching import WATCHED, configure, register_watches
+
+LABELS = {"goodput.dev/llmservice": "chat"}
+
+
+class Watches:
+    """The registered handlers, called by hand."""
+
+    def __init__(self) -> None:
+        self.registry = kopf.OperatorRegistry()
+        self.heard = 0
+        self.wanted: list[tuple[str, str]] = []
+        register_watches(self.registry, heard=self._hear, wanted=self.wanted.append)
+        self._events = {h.id: h.fn for h in self.registry._watching.get_all_handlers()}
+        self._indexes = [h.fn for h in self.registry._indexing.get_all_handlers()]
+
+    def _hear(self) -> None:
+        self.heard += 1
+
+    async def event(self, plural: str, body: dict[str, Any], kind: str | None = None) -> None:
+        told: Any = self._events[f"{plural}-event"]  # type: ignore[index]
+        await told(event={"type": kind, "object": body}, body=body)
+
+    async def index(self, number: int, body: dict[str, Any]) -> Any:
+        fill: Any = self._indexes[number]
+        return await fill(body=body)
+
+
+@pytest.fixture
+def watches() -> Watches:
+    return Watches()
+
+
+def service(generation: int = 1, **more: Any) -> dict[str, Any]:
+    metadata = {"name": "chat", "namespace": "ns", "uid": "u", "generation": generation, **more}
+    return {"kind": "LLMService", "metadata": metadata}
+
+
+def test_nothing_makes_kopf_write_a_finalizer_or_an_annotation(watches: Watches) -> None:
+    registry = watches.registry
+    assert list(registry._changing.get_all_handlers()) == []
+    assert list(registry._spawning.get_all_handlers()) == []
+    assert list(registry._webhooks.get_all_handlers()) == []
+
+
+def test_every_kind_is_watched_and_secrets_are_not(watches: Watches) -> None:
+    watched = {
+        h.selector.plural for h in watches.registry._watching.get_all_handlers() if h.selector
+    }
+    assert watched == {kind.plural for kind in (LLMSERVICE, POD, *CHILDREN)}
+    assert len(WATCHED) == len(watched)
+    assert "secrets" not in watched
+
+
+async def test_a_change_of_a_services_status_alone_is_no_reason_for_a_turn(
+    watches: Watches,
+) -> None:
+    await watches.event("llmservices", service())
+    await watches.event("llmservices", service() | {"status": {"replicas": 1}}, "MODIFIED")
+    assert watches.wanted == [("ns", "chat")]
+    assert watches.heard == 2, "but it is a sign of life"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        service(generation=2),
+        service(labels={"a": "b"}),
+        service(annotations={"a": "b"}),
+        service(deletionTimestamp="2026-01-01T00:00:00Z"),
+        service(uid="another"),
+    ],
+    ids=["spec", "label", "annotation", "deletion", "namesake"],
+)
+async def test_any_other_change_of_a_service_is_one(
+    watches: Watches, changed: dict[str, Any]
+) -> None:
+    await watches.event("llmservices", service())
+    await watches.event("llmservices", changed, "MODIFIED")
+    assert watches.wanted == [("ns", "chat")] * 2
+
+
+async def test_a_service_that_goes_has_a_last_turn(watches: Watches) -> None:
+    await watches.event("llmservices", service())
+    await watches.event("llmservices", service(), "DELETED")
+    await watches.event("llmservices", service(), "ADDED")
+    assert watches.wanted == [("ns", "chat")] * 3
+
+
+async def test_a_part_names_the_service_that_it_is_labelled_with(watches: Watches) -> None:
+    ours = {"metadata": {"name": "chat-1", "namespace": "ns", "labels": LABELS}}
+    theirs = {"metadata": {"name": "other", "namespace": "ns"}}
+    for plural in (POD.plural, *(kind.plural for kind in CHILDREN)):
+        await watches.event(plural, ours)
+        await watches.event(plural, theirs)
+    assert watches.wanted == [("ns", "chat")] * (1 + len(CHILDREN))
+
+
+async def test_what_is_indexed_is_found_by_service_and_carries_no_managers(
+    watches: Watches,
+) -> None:
+    metadata = {"name": "chat-1", "namespace": "ns", "labels": LABELS, "managedFields": [{}]}
+    body = {"kind": "Pod", "metadata": metadata}
+    kept = {"kind": "Pod", "metadata": {"name": "chat-1", "namespace": "ns", "labels": LABELS}}
+    assert await watches.index(1, body) == {("ns", "chat"): kept}
+    unlabelled = {"kind": "Pod", "metadata": {"name": "chat-1", "namespace": "ns"}}
+    assert await watches.index(1, unlabelled) == {}, "an empty result drops what was there"
+    assert await watches.index(0, service()) == {("ns", "chat"): service()}
+
+
+def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters(watches: Watches) -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    waits = (
+        settings.watching.server_timeout,
+        settings.watching.client_timeout,
+        settings.watching.connect_timeout,
+        settings.networking.request_timeout,
+        settings.networking.connect_timeout,
+    )
+    assert all(wait is not None and wait <= 300 for wait in waits)
+    assert not settings.posting.enabled
+    assert settings.scanning.disabled
+    backoffs: Any = settings.networking.error_backoffs
+    assert list(itertools.islice(backoffs, 7)) == [1, 2, 4, 8, 15, 15, 15]
+    selectors = settings.watching.label_selectors
+    resources = [
+        kopf.Resource(kind.group, kind.api_version.rpartition("/")[2], kind.plural)
+        for kind in (POD, *CHILDREN, LLMSERVICE)
+    ]
+    *parts, services = [selectors.collect(resource) for resource in resources]
+    assert all(selected == ["goodput.dev/llmservice"] for selected in parts)
+    assert services == []
