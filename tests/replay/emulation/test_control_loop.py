@@ -13,6 +13,7 @@ from goodput_core.control import ReplicaReason, ServiceDecision, ServiceParams, 
 from goodput_core.record import Outcome, RequestRecord
 from goodput_core.slo import SLOClass
 from goodput_core.spec.choices import ControlMode, RouterPolicy
+from goodput_core.steptime import UnitForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.control import ControlLoop, decision_line
 from goodput_replay.emulation.fleet import emulate
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
     from goodput_replay.plan import PlannedRequest
 
-CLASS = SLOClass(name="fast", ttft_ms=200, tpot_ms=5, objective=Fraction(95, 100))
+CLASS = SLOClass(name="fast", ttft_ms=200, tpot_ms=50, objective=Fraction(95, 100))
 STARTUP_S = 30
+FORM = UnitForm(unit_ns=10 * NS_PER_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callab
             replicas=replicas,
             placement=RouterPolicy.LEAST_LOADED,
             promise=Promise(classes=(CLASS,), default="fast"),
-            profile={"startup_seconds": STARTUP_S, "kv_blocks": 4000},
+            profile={"startup_seconds": STARTUP_S, "kv_blocks": 4000, "form": FORM},
             max_num_seqs=16,
         )
         rng, at_s, end_s = random.Random(7), 0.0, 0.0
@@ -75,7 +77,7 @@ def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callab
         for rate, seconds in pieces:
             end_s += seconds
             while (at_s := at_s + rng.expovariate(rate)) < end_s:
-                requests.append(planned(f"r{len(requests)}", at_s * 1000, 64, 1000))
+                requests.append(planned(f"r{len(requests)}", at_s * 1000, 64, 100))
             at_s = end_s
         values: dict[str, Any] = {
             "mode": ControlMode.AUTO,
@@ -118,11 +120,11 @@ def test_two_hours_of_constant_load_change_nothing(controlled: Callable[..., Con
 def test_a_step_up_is_followed_and_the_promise_kept_again(
     controlled: Callable[..., Controlled],
 ) -> None:
-    pieces = ((4, 400), (36, 800))
+    pieces = ((4, 200), (36, 500))
     run = controlled(*pieces)
     assert run.replicas[-1] >= 3
-    assert run.attained(900, 1200) > 0.95
-    assert controlled(*pieces, control=False).attained(900, 1200) < 0.5, "without the loop"
+    assert run.attained(550, 700) > 0.95
+    assert controlled(*pieces, control=False).attained(550, 700) < 0.5, "without the loop"
 
 
 @pytest.mark.slow
