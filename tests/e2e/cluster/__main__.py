@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.e2e.cluster import binaries, installing, starting
 from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.cluster.host import lacks_for_running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _KEPT = "kept"
 _SAMPLE = starting.ROOT / "examples" / "chat.yaml"
@@ -44,14 +41,18 @@ def up() -> None:
     installing.publish_ours(cluster)
     installing.install_chart(cluster)
     cluster.kubectl("apply", "-f", str(_SAMPLE))
+    cluster.wait("condition=Ready", "llmservice/chat", timeout_s=120)
     print(cluster.kubectl("get", "nodes"))
     print(cluster.kubectl("get", "-f", str(_SAMPLE)))
     print("In another terminal:\n")
     print(f"  export KUBECONFIG={cluster.kubeconfig}")
     print(f"  export PATH={cluster.binaries}:$PATH    # kubectl, helm")
     print("  kubectl get llmservices,pods\n")
-    print("Service and pod addresses answer inside the cluster's network:\n")
-    print(f"  {' '.join(cluster.inside('bash'))}\n")
+    address = cluster.get("service", "chat")["spec"]["clusterIP"]
+    print("Service and pod addresses answer inside the cluster's network, so replay from there:\n")
+    replay = ("--trace", "sample", "--slo", str(_SAMPLE), "--target", f"http://{address}", "--yes")
+    program = str(Path(sys.executable).parent / "replay")
+    print(f"  {' '.join(cluster.inside(program, *replay))}\n")
     print("It ends with: make cluster-down")
 
 

@@ -16,7 +16,7 @@ from tests.e2e.cluster.starting import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CHART", "NAMESPACE", "install_chart", "publish_ours"]
+__all__ = ["CHART", "NAMESPACE", "install_chart", "publish_ours", "uninstall_chart"]
 
 CHART = ROOT / "charts" / "goodput"
 NAMESPACE = "goodput-system"
@@ -37,16 +37,26 @@ def publish_ours(cluster: OwnCluster) -> None:
     cluster.publish({name: checkout_image(ROOT, *words) for name, words in names.items()})
 
 
-def install_chart(cluster: Cluster, *flags: str, chart: Path = CHART) -> None:
-    """Install the chart as its README says, or upgrade it, and wait until the operator is ready.
+def install_chart(
+    cluster: Cluster, *flags: str, chart: Path = CHART, namespace: str = NAMESPACE
+) -> None:
+    """Install the chart, or upgrade it, and wait until the operator is ready.
 
     Raises:
         ClusterError: with Helm's own words.
     """
-    helm = [str(cluster.binaries / "helm"), "upgrade", "--install", "goodput", str(chart)]
-    where = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout=120s"]
+    where = ["--create-namespace", "--wait", "--timeout=120s"]
+    _helm(cluster, namespace, "upgrade", "--install", "goodput", str(chart), *where, *flags)
+
+
+def uninstall_chart(cluster: Cluster, *, namespace: str = NAMESPACE) -> None:
+    """Remove what `install_chart` installed, but for the custom resource definition."""
+    _helm(cluster, namespace, "uninstall", "goodput", "--wait")
+
+
+def _helm(cluster: Cluster, namespace: str, *words: str) -> None:
     ended = subprocess.run(
-        [*helm, *where, *flags],
+        [cluster.binaries / "helm", *words, "--namespace", namespace],
         env=cluster.environment,
         capture_output=True,
         text=True,
