@@ -386,6 +386,7 @@ def draw(requests: Sequence[PlannedRequest], results: Sequence[Result], path: Pa
         axis.step(times, [*asked, asked[-1]], where="post", color=COLOURS[r.law])
         axis.fill_between(times, [*asked, asked[-1]], step="post", color=COLOURS[r.law], alpha=0.2)
         axis.set_ylim(0, most + 1)
+        axis.set_yticks(range(0, most + 1, 2))
         axis.set_ylabel("replicas")
         axis.set_title(
             f"{r.law}: {r.device_h:.0f} GPU-hours, {60 * r.below_h:.0f} min below an objective",
