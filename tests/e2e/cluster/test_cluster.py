@@ -224,8 +224,7 @@ def test_a_job_leaves_its_termination_message(scene: Scene) -> None:
 
 def test_an_unknown_image_is_not_pulled_and_the_known_ones_are_named(scene: Scene) -> None:
     scene.apply(pod("imageless", shell("true") | {"image": "example.test/nothing:1"}))
-    reason = "jsonpath={.status.containerStatuses[0].state.waiting.reason}"
-    scene.wait(reason, "pod/imageless")
+    scene.wait("jsonpath={.status.containerStatuses[0].state.waiting.message}", "pod/imageless")
     waiting = scene.state_of("imageless")["waiting"]
     assert waiting["reason"] in {"ErrImagePull", "ImagePullBackOff"}
     assert (
