@@ -103,7 +103,8 @@ class Supervisor:
         """Carry out one order and say what came of it."""
         match order:
             case {"do": "status"}:
-                return {"exited": {n: c for n in self._running if (c := self._exit_code(n))}}
+                codes = {name: self._exit_code(name) for name in self._running}
+                return {"exited": {n: code for n, code in codes.items() if code is not None}}
             case {"do": "start", "part": str(name)}:
                 await self.start(name)
             case {"do": "stop", "part": str(name)}:
