@@ -14,28 +14,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.declared import Declared, declared_fields
 from goodput_core.spec.fields import Rule, camel_case, rules_between
 from goodput_core.spec.llmservice import LLMService
-from goodput_core.support import (
-    BUILT_CONTROL_MODES,
-    BUILT_POLICIES,
-    BUILT_PREEMPTIONS,
-    BUILT_ROUTER_POLICIES,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = Path(__file__).with_name("manifest.md")
-
-_BUILT: dict[type[StrEnum], frozenset[Any]] = {
-    Policy: BUILT_POLICIES,
-    Preemption: BUILT_PREEMPTIONS,
-    RouterPolicy: BUILT_ROUTER_POLICIES,
-    ControlMode: BUILT_CONTROL_MODES,
-}
 
 _HEAD = """\
 # The LLMService manifest
@@ -53,9 +39,8 @@ In a cluster the same fields are a CustomResourceDefinition, made from the same 
 (`python -m goodput_operator.crd` prints it): its API server refuses what is refused here, and
 names the same field. `kubectl explain llmservice.spec.engine` shows this page's sentences.
 
-A choice in **bold** is what this version runs; the others are valid and refused by name. So is
-`rollout.gate`. `tensorParallel` must be the number of devices that the emulated
-[profile](devices.md) stands for.
+`rollout.gate` is valid, and refused by name: this version does not have it yet. `tensorParallel`
+must be the number of devices that the emulated [profile](devices.md) stands for.
 
 Objects "as in a pod" have Kubernetes' own fields. They are passed on unread, and judged by the
 cluster's API server.
@@ -112,8 +97,7 @@ def _type(field: Declared) -> str:
     if field.nested is not None:
         return "object"
     if issubclass(field.hint, StrEnum):
-        built = _BUILT.get(field.hint, frozenset())
-        return ", ".join(f"**`{v}`**" if v in built else f"`{v}`" for v in field.hint)
+        return ", ".join(f"`{v}`" for v in field.hint)
     return {str: "text", int: "integer", bool: "true or false", Fraction: "percentage"}[field.hint]
 
 

@@ -18,28 +18,22 @@ from goodput_core.spec.manifest import (
     parse_manifest,
     strict_documents,
 )
-from goodput_core.support import BUILT_CONTROL_MODES, require_built
+from goodput_core.support import require_built
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from goodput_core.spec.llmservice import ControlMode, LLMService, RouterPolicy
+    from goodput_core.spec.llmservice import LLMService, RouterPolicy
 
 __all__ = ["read_document", "read_manifest"]
 
 
-def read_manifest(
-    path: Path,
-    *,
-    placement: RouterPolicy | None = None,
-    control_modes: frozenset[ControlMode] = BUILT_CONTROL_MODES,
-) -> LLMService:
+def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMService:
     """The one `LLMService` of a file, if this version can run it.
 
     Args:
         path: a YAML or JSON file.
         placement: what a command line asks for in place of `spec.router.policy`.
-        control_modes: of which the caller does its part: less than the whole service, perhaps.
 
     Raises:
         InputError: the file cannot be read, is too large, or is no YAML.
@@ -53,7 +47,7 @@ def read_manifest(
         router = replace(service.spec.router, policy=placement)
         service = replace(service, spec=replace(service.spec, router=router))
     try:
-        require_built(service, control_modes=control_modes)
+        require_built(service)
     except NotBuiltError as error:
         raise error.at(str(path)) from error
     return service

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.spec.choices import ControlMode
-from goodput_core.support import BUILT_CONTROL_MODES
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.dry_run import print_plan
@@ -152,9 +151,7 @@ def _promise(options: ReplayOptions) -> tuple[Promise, LLMService | None]:
     """What requests are judged by, and the service to start or to emulate."""
     manifest = options.manifest or options.emulate
     if manifest is not None:
-        # In virtual time the whole service is here, its control law too.
-        modes = BUILT_CONTROL_MODES if options.emulate is None else frozenset(ControlMode)
-        service = read_manifest(manifest, control_modes=modes)
+        service = read_manifest(manifest)
         return promise_of(service.spec.slo), service
     return (Promise() if options.slo is None else read_promise(options.slo)), None
 

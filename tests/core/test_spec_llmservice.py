@@ -86,7 +86,7 @@ def test_the_designed_manifest_is_valid() -> None:
 
 
 def test_the_designed_manifest_asks_for_more_than_is_built() -> None:
-    with pytest.raises(NotBuiltError, match=r"^spec\.control\.mode: Auto is not built yet"):
+    with pytest.raises(NotBuiltError, match=r"^spec\.rollout\.gate: gated rollouts are"):
         require_built(service(DESIGNED))
 
 

@@ -21,7 +21,7 @@ import uvloop
 from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
 from goodput_core.errors import UsageError
 from goodput_core.placement import PLACEMENTS
-from goodput_core.spec.choices import ControlMode, RouterPolicy
+from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S, parse_duration, parse_some_duration
 from goodput_engine.listening import announce
 from goodput_engine.logs import configure_logging
@@ -199,7 +199,7 @@ def _parse(argv: list[str]) -> _Options:
     policy = None if args.policy is None else RouterPolicy(args.policy)
     return _Options(
         settings=_settings(
-            read_manifest(args.manifest, placement=policy, control_modes=frozenset(ControlMode)),
+            read_manifest(args.manifest, placement=policy),
             Timeouts(
                 connect_ns=args.connect_timeout,
                 first_byte_ns=args.first_byte_timeout,

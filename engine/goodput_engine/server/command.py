@@ -14,7 +14,6 @@ import uvloop
 from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
-from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_engine.core.configuration import configuration
 from goodput_engine.logs import configure_logging
@@ -115,7 +114,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> EngineSettings:
-    service = read_manifest(args.manifest, control_modes=frozenset(ControlMode))
+    service = read_manifest(args.manifest)
     engine = service.spec.engine
     device, profile = choose_device(service.spec, asked=args.device, source=str(args.manifest))
     configure = configuration(

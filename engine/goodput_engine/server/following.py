@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError
-from goodput_core.spec.choices import ControlMode
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.promise import SLOBook
 
@@ -68,7 +67,7 @@ async def follow_promises(
 
 
 def _read(manifest: Path) -> LLMService:
-    return read_manifest(manifest, control_modes=frozenset(ControlMode))
+    return read_manifest(manifest)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

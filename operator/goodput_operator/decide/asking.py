@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import NotBuiltError, SpecError
-from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.llmservice import LLMService
 from goodput_core.support import require_built
 from goodput_operator.decide.troubles import Reason, Trouble
@@ -31,7 +30,7 @@ def asked(service: Object) -> LLMServiceSpec | Trouble:
     }
     try:
         read = LLMService.from_dict(manifest)
-        require_built(read, control_modes=frozenset(ControlMode))
+        require_built(read)
     except NotBuiltError as error:
         return Trouble(reason=Reason.NOT_BUILT, message=str(error))
     except SpecError as error:

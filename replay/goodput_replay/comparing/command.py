@@ -15,8 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.intervals import DEFAULT_CONFIDENCE
-from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.support import BUILT_POLICIES, BUILT_PREEMPTIONS, BUILT_ROUTER_POLICIES
+from goodput_core.spec.choices import Policy, Preemption, RouterPolicy
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_core.verdict import VerdictKind
 from goodput_engine.manifest_file import read_manifest
@@ -37,7 +36,7 @@ from goodput_traces.transforms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 
@@ -66,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         InputError: the trace, the manifest or a topology cannot be used.
     """
     given = _parser().parse_args(argv)
-    service = read_manifest(given.file, control_modes=frozenset(ControlMode))
+    service = read_manifest(given.file)
     candidates = _candidates(service.spec, given)
     if len(candidates) > _MOST:
         raise UsageError(
@@ -117,7 +116,7 @@ def _candidates(spec: LLMServiceSpec, given: Any) -> tuple[Candidate, ...]:
     """What is asked for; an option that was left out takes the manifest's value."""
     pools = [file for file in given.topology if read_topology(Path(file)).migration is None]
     return grid(
-        policies=given.policies or sorted(BUILT_POLICIES),
+        policies=given.policies or sorted(Policy),
         budgets=given.budgets or (spec.engine.token_budget.initial,),
         preemptions=given.preemptions or (spec.engine.preemption,),
         replicas=given.replicas or (max(1, spec.initial_replicas),),
@@ -188,7 +187,7 @@ def _parser() -> CommandParser:
     add(
         "--policies",
         metavar="P,…",
-        type=argument_type(_choices(Policy, BUILT_POLICIES), "policies"),
+        type=argument_type(_choices(Policy), "policies"),
         help="scheduling policies (default: all)",
     )
     add(
@@ -206,13 +205,13 @@ def _parser() -> CommandParser:
     add(
         "--preemptions",
         metavar="M,…",
-        type=argument_type(_choices(Preemption, BUILT_PREEMPTIONS), "preemptions"),
+        type=argument_type(_choices(Preemption), "preemptions"),
         help="what becomes of preempted requests' blocks (default: the manifest's)",
     )
     add(
         "--placements",
         metavar="P,…",
-        type=argument_type(_choices(RouterPolicy, BUILT_ROUTER_POLICIES), "placements"),
+        type=argument_type(_choices(RouterPolicy), "placements"),
         help="the router's policies (default: the manifest's)",
     )
     add(
@@ -269,13 +268,13 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _choices(kind: type[_Word], built: Collection[_Word]) -> Callable[[str], tuple[_Word, ...]]:
+def _choices(kind: type[_Word]) -> Callable[[str], tuple[_Word, ...]]:
     def parse(text: str) -> tuple[_Word, ...]:
         found = []
         for word in text.split(","):
             match = next((one for one in kind if one == word.strip()), None)
-            if match is None or match not in built:
-                known = ", ".join(sorted(built))
+            if match is None:
+                known = ", ".join(sorted(kind))
                 raise ValueError(f"{word.strip()[:40]!r} is none of {known}")
             found.append(match)
         return tuple(dict.fromkeys(found))

@@ -10,7 +10,6 @@ import numpy as np
 
 from goodput_core.errors import InputError
 from goodput_core.record import Outcome
-from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_core.verdict import decide
 from goodput_engine.manifest_file import read_manifest
@@ -65,7 +64,7 @@ def evaluate(question: Question, candidate: Candidate) -> Evaluation:
     Raises:
         InputError: the trace, the manifest or the topology cannot be used.
     """
-    service = read_manifest(question.manifest, control_modes=frozenset(ControlMode))
+    service = read_manifest(question.manifest)
     promise = promise_of(service.spec.slo)
     trace = open_trace(question.trace)
     plan = Plan(
