@@ -1,4 +1,8 @@
-"""Operators as processes beside a real cluster, each with a service account of its own."""
+"""Operators of the end-to-end tests.
+
+`start_operator` gives processes beside the cluster, each with a service account of its own and
+decisions that a test can foresee; `installed` gives the real one, from the chart.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
+from tests.e2e.operator.installed import Installed
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import Cluster
+    from tests.e2e.cluster.handle import Cluster, OwnCluster
 
 HERE = Path(__file__).parent
 
@@ -70,6 +76,38 @@ def crd(cluster: Cluster) -> None:
     )
     cluster.apply(made.stdout, "--server-side")
     cluster.wait("condition=Established", "crd/llmservices.goodput.dev")
+
+
+@pytest.fixture(scope="session")
+def installed(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
+    """The operator from the chart, for all tests of the session."""
+    namespace = "from-chart"
+    publish_ours(own_cluster)
+    values = f"crds.install=false,verbose=true,watchNamespaces={{{namespace}}}"
+    install_chart(own_cluster, "--set", values, namespace=namespace)
+    yield Installed(cluster=own_cluster, namespace=namespace)
+    uninstall_chart(own_cluster, namespace=namespace)
+    own_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+@pytest.fixture
+def serve(installed: Installed) -> Iterator[Callable[..., None]]:
+    """Apply a service (as `Installed.apply` does) and wait until it has settled.
+
+    It is deleted after the test, and its pods are gone when the next one begins.
+    """
+    served: list[str] = []
+
+    def make(name: str, **spec: Any) -> None:
+        served.append(name)
+        installed.apply(name, **spec)
+        installed.settled(name)
+
+    yield make
+    for name in served:
+        installed.kubectl("delete", "llmservice", name, "--ignore-not-found")
+    for name in served:
+        installed.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=90)
 
 
 @pytest.fixture
