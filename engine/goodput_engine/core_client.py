@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_core.errors import GoodputError
-    from goodput_engine.messages import Configure, EngineState, FrontMessage, RequestOutput, Submit
+    from goodput_engine.messages import (
+        Configure,
+        EngineState,
+        FollowManifest,
+        FrontMessage,
+        RequestOutput,
+        Submit,
+    )
 
 __all__ = ["CoreClient", "RequestStream"]
 
@@ -225,6 +232,10 @@ class CoreClient(asyncio.Protocol):
 
     def set_limits(self, message: SetLimits) -> None:
         """Pass on new bounds."""
+        self._send(message)
+
+    def follow_manifest(self, message: FollowManifest) -> None:
+        """Pass on what has changed of the manifest."""
         self._send(message)
 
     def drain(self) -> None:

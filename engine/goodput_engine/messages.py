@@ -19,6 +19,7 @@ __all__ = [
     "EngineState",
     "ExecutorInput",
     "Failed",
+    "FollowManifest",
     "FrontMessage",
     "Limits",
     "Ready",
@@ -74,6 +75,20 @@ class Configure(_Message, frozen=True, kw_only=True):
     swap_space_bytes: int = 0
     depth: int | None = None
     step_log: str | None = None
+
+
+class FollowManifest(_Message, frozen=True, kw_only=True):
+    """The manifest has changed: of a `Configure`, what a running core takes over.
+
+    The budget in force is brought within the bounds, and the law is the manifest's again.
+
+    Args:
+        min_token_budget, max_token_budget, budget_law: as of `Configure`.
+    """
+
+    min_token_budget: int
+    max_token_budget: int
+    budget_law: str | None = None
 
 
 class ExecutorInput(_Value, frozen=True, kw_only=True):
@@ -303,5 +318,5 @@ class Rejected(_Message, frozen=True, kw_only=True):
     retry_after_s: int = 0
 
 
-FrontMessage = Configure | Submit | Cancel | SetLimits | Drain | Shutdown
+FrontMessage = Configure | FollowManifest | Submit | Cancel | SetLimits | Drain | Shutdown
 CoreMessage = Ready | Failed | StepOutputs | Rejected

@@ -147,12 +147,42 @@ def test_a_fresh_law_goes_on_from_the_limits_in_force() -> None:
         pytest.param(None, 64, (1024, 64), id="a narrower batch"),
     ],
 )
-def test_an_engine_is_told_no_more_than_it_started_with(
+def test_an_engine_is_told_no_more_than_its_manifest_allows(
     bounds: tuple[int, int] | None, widest: int, told: tuple[int, int]
 ) -> None:
     given = measures(limits_revision=3, token_bounds=bounds, most_seqs=widest)
     (push,) = one_round(given, last=LIMITED).pushes
     assert (push.limits["token_budget"], push.limits["max_num_seqs"]) == told
+
+
+IN_FORCE: dict[str, Any] = {
+    "limits_revision": 4, "token_budget": 1024, "max_num_seqs": 256, "safety_percent": 90,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reported", "revision"),
+    [
+        pytest.param({}, 4, id="it has all of it"),
+        pytest.param({"token_budget": 512, "token_bounds": (256, 512)}, 4, id="all that it may"),
+        pytest.param({"token_budget": 512, "token_bounds": (256, 8192)}, 5, id="it may have more"),
+        pytest.param({"token_budget": 2048, "token_bounds": (256, 8192)}, 5, id="or less"),
+        pytest.param({"max_num_seqs": 64, "most_seqs": 256}, 5, id="a wider batch"),
+        pytest.param({"safety_percent": 85}, 5, id="another safety factor"),
+        pytest.param({"safety_percent": None, "paced": False}, 4, id="no law, no safety factor"),
+        pytest.param({"token_budget": None, "max_num_seqs": None}, 4, id="it does not tell"),
+        pytest.param({"token_budget": 512, "signal": Signal.FAILED}, 4, id="nobody knows"),
+        pytest.param({"token_budget": 512, "limits_revision": 3}, 4, id="it has older ones"),
+    ],
+)
+def test_limits_get_a_new_revision_where_a_changed_manifest_lets_an_engine_take_more_of_them(
+    reported: dict[str, Any], revision: int
+) -> None:
+    came = one_round(measures(**(IN_FORCE | reported)), last=LIMITED)
+    assert came.decided == replace(LIMITED, limits_revision=revision)
+    for push in came.pushes:
+        assert (push.limits["revision"], push.limits["token_budget"]) == (revision, 1024)
+    assert len(came.pushes) == (revision == 5 or reported.get("limits_revision") == 3)
 
 
 def test_limits_that_somebody_else_set_are_outdone() -> None:

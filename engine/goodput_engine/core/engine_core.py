@@ -7,6 +7,7 @@ two calls, a simulation jumps. It knows nothing of sockets, HTTP or text.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -14,6 +15,7 @@ from msgspec import structs
 from goodput_core.slo import Targets
 from goodput_core.spec.choices import BudgetLaw
 from goodput_engine.messages import EngineState, Rejected, RequestOutput, StepOutputs
+from goodput_engine.scheduler.pacing import Pacer
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.prediction import PredictionError
 from goodput_engine.scheduler.request import ScheduledRequest
@@ -22,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_engine.executor.base import Executor, RunsAhead
-    from goodput_engine.messages import SetLimits, Submit
+    from goodput_engine.messages import FollowManifest, SetLimits, Submit
     from goodput_engine.scheduler.fold import Folded
-    from goodput_engine.scheduler.pacing import Pacer
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.scheduler import Scheduler
 
@@ -140,14 +141,13 @@ class EngineCore:
             return
         self._limits_revision = message.revision
         old, new = self.scheduler.limits, message.limits
-        budget = old.token_budget if new.token_budget is None else new.token_budget
-        if self._max_token_budget is not None:
-            budget = min(budget, self._max_token_budget)
         seqs = old.max_num_seqs if new.max_num_seqs is None else new.max_num_seqs
         waiting = old.max_waiting if new.max_waiting is None else new.max_waiting
         self.scheduler.set_limits(
             SchedulerLimits(
-                token_budget=max(budget, self._min_token_budget),
+                token_budget=self._within_bounds(
+                    old.token_budget if new.token_budget is None else new.token_budget
+                ),
                 max_num_seqs=max(1, seqs),
                 max_waiting=max(0, waiting),
             )
@@ -156,6 +156,23 @@ class EngineCore:
         if pacer is not None:
             law = None if new.budget_law is None else BudgetLaw(new.budget_law)
             pacer.change(law=law, safety_percent=new.safety_percent)
+        self._changed = True
+
+    def follow_manifest(self, message: FollowManifest) -> None:
+        """The manifest's bounds and law have changed; in force from the next plan on."""
+        scheduler, low = self.scheduler, message.min_token_budget
+        self._min_token_budget = low
+        self._max_token_budget = message.max_token_budget
+        limits = scheduler.limits
+        scheduler.set_limits(replace(limits, token_budget=self._within_bounds(limits.token_budget)))
+        pacer = None
+        if message.budget_law is not None and scheduler.policy.paced:
+            law, pacer = BudgetLaw(message.budget_law), scheduler.pacer
+            if pacer is None:
+                pacer = Pacer(law, min_tokens=low)
+            else:
+                pacer.change(law=law, min_tokens=low)
+        scheduler.pace(pacer)
         self._changed = True
 
     def drain(self) -> None:
@@ -276,6 +293,11 @@ class EngineCore:
             step_time_error=scheduler.policy.step_time_error,
         )
         return state if scheduler.pacer is None else _paced(state, scheduler.pacer)
+
+    def _within_bounds(self, token_budget: int) -> int:
+        if self._max_token_budget is not None:
+            token_budget = min(token_budget, self._max_token_budget)
+        return max(token_budget, self._min_token_budget)
 
     def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:
         one_more = self._one_more

@@ -34,7 +34,16 @@ from goodput_engine.core.outbox import Outbox
 from goodput_engine.core.wire import WireError, encode, front_reader
 from goodput_engine.device.load import load_profile
 from goodput_engine.device.step_log import StepLog
-from goodput_engine.messages import Cancel, Configure, Drain, Failed, Ready, SetLimits, Submit
+from goodput_engine.messages import (
+    Cancel,
+    Configure,
+    Drain,
+    Failed,
+    FollowManifest,
+    Ready,
+    SetLimits,
+    Submit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,6 +181,8 @@ def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int
         core.cancel(message.rid)
     elif isinstance(message, SetLimits):
         core.set_limits(message)
+    elif isinstance(message, FollowManifest):
+        core.follow_manifest(message)
     elif isinstance(message, Drain):
         core.drain()
     elif isinstance(message, Configure):

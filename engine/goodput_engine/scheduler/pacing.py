@@ -7,6 +7,7 @@ decode are neither decided nor learnt from, so they fold.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -66,12 +67,20 @@ class Pacer:
         """Recent mean of |measured / predicted − 1| of steps that computed prompts."""
         return self._model.error
 
-    def change(self, *, law: BudgetLaw | None = None, safety_percent: int | None = None) -> None:
+    def change(
+        self,
+        *,
+        law: BudgetLaw | None = None,
+        safety_percent: int | None = None,
+        min_tokens: int | None = None,
+    ) -> None:
         """From the next step on; None leaves one as it is."""
-        self._renew(
-            law=self._params.law if law is None else law,
-            safety_percent=self.safety_percent if safety_percent is None else safety_percent,
-            max_tokens=self._params.max_tokens,
+        params = self._params
+        self._params = replace(
+            params,
+            law=params.law if law is None else law,
+            safety_percent=params.safety_percent if safety_percent is None else safety_percent,
+            min_tokens=params.min_tokens if min_tokens is None else min_tokens,
         )
 
     def prompt_tokens(self, floor: Floor, *, decodes: int, max_tokens: int, now_ns: int) -> int:
@@ -84,9 +93,7 @@ class Pacer:
             now_ns: when.
         """
         if max_tokens != self._params.max_tokens:
-            self._renew(
-                law=self._params.law, safety_percent=self.safety_percent, max_tokens=max_tokens
-            )
+            self._params = replace(self._params, max_tokens=max_tokens)
         cohort, measured = floor.cohort, self._measured
         self._measured = None
         self._state, self.latest = share_law(
@@ -110,15 +117,6 @@ class Pacer:
         if plan.chunks:
             self._measured = StepSample(plan.shape, step_ns)
             self._model.observe(plan.shape, step_ns)
-
-    def _renew(self, *, law: BudgetLaw, safety_percent: int, max_tokens: int) -> None:
-        self._params = ShareParams(
-            law=law,
-            min_tokens=self._params.min_tokens,
-            max_tokens=max_tokens,
-            safety_percent=safety_percent,
-            form=self._model,
-        )
 
 
 def _overdue(floor: Floor, now_ns: int) -> bool:

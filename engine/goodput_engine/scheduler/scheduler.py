@@ -281,6 +281,11 @@ class Scheduler:
         self.limits = limits
         self._floor.settled = False
 
+    def pace(self, pacer: Pacer | None) -> None:
+        """What sizes the prompts' share of each step, from the next plan on."""
+        self.pacer = self._planner.pacer = pacer
+        self._floor.settled = False
+
     # --- steps -----------------------------------------------------------------------------
     def plan(self, now_ns: int) -> StepPlan | None:
         """Decide the next step; None: nothing to compute, or enough plans wait already."""

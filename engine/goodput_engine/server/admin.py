@@ -56,7 +56,7 @@ class _Admin:
         settings = front.settings
         # Nothing but our own messages raises the core's revision, which starts at 0.
         first = 0 if settings.limits is None else settings.limits.revision
-        self._gate = LimitsGate(settings.configure, token=settings.control_token, revision=first)
+        self._gate = LimitsGate(token=settings.control_token, revision=first)
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -74,14 +74,14 @@ class _Admin:
             raise Refusal(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body did not arrive within {_BODY_S:g} s"
             ) from error
-        change = self._gate.read(body)
+        change = self._gate.read(body, self._front.configure)
         core.set_limits(change)
         return _json({"revision": change.revision})
 
 
 def _state(front: Front) -> dict[str, Any]:
     settings = front.settings
-    configure = settings.configure
+    configure = front.configure
     state: dict[str, Any] = {
         "epoch": front.epoch,
         "llmservice": settings.names.llmservice,

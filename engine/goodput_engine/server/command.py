@@ -19,7 +19,7 @@ from goodput_engine.core.configuration import configuration
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.device_choice import choose_device, device_facts
-from goodput_engine.server.following import book_of
+from goodput_engine.server.following import followed
 from goodput_engine.server.last_limits import read_last_limits
 from goodput_engine.server.lifecycle import serve
 from goodput_engine.server.settings import EngineSettings, Names
@@ -131,7 +131,7 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
             or _LOCAL,
             revision=_in_headers(ENV_REVISION, environment.get(ENV_REVISION)) or _LOCAL,
         ),
-        slo=book_of(service),
+        followed=followed(service),
         manifest=args.manifest,
         configure=configure,
         limits=None if args.limits is None else read_last_limits(args.limits, configure),

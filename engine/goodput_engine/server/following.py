@@ -1,6 +1,7 @@
-"""Takes over the manifest's promises while the engine runs: a change of them restarts nothing.
+"""Follows the manifest's file while the engine runs: what it takes over restarts nothing.
 
-Classes and their targets are all that is read again; what shapes the engine itself stands until
+Classes and their targets, the bounds of the token budget and the law that sizes steps within it:
+in a cluster, all that changes without a new revision. What else shapes the engine stands until
 its end. A file that cannot be used changes nothing.
 """
 
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError
+from goodput_engine.core.configuration import followed_by_core
 from goodput_engine.manifest_file import read_manifest
+from goodput_engine.messages import FollowManifest
 from goodput_engine.server.promise import SLOBook
 
 if TYPE_CHECKING:
@@ -20,30 +24,47 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.llmservice import LLMService
 
-__all__ = ["book_of", "follow_promises"]
+__all__ = ["Followed", "follow_manifest", "followed"]
 
 _LOOK_S: Final = 2.0
 _log: Final = logging.getLogger(__name__)
 
 
-def book_of(service: LLMService) -> SLOBook:
-    """The promises of a manifest."""
-    slo = service.spec.slo
-    return SLOBook(classes=slo.by_name(), default=slo.default_class)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """What a running engine takes over of its manifest.
+
+    Args:
+        slo: the classes that it promises.
+        core: what its core is told.
+    """
+
+    slo: SLOBook
+    core: FollowManifest
 
 
-async def follow_promises(
-    manifest: Path, known: SLOBook, apply: Callable[[SLOBook], None], *, every_s: float = _LOOK_S
+def followed(service: LLMService) -> Followed:
+    """That part of a manifest."""
+    spec = service.spec
+    return Followed(
+        slo=SLOBook(classes=spec.slo.by_name(), default=spec.slo.default_class),
+        core=followed_by_core(spec.engine, mode=spec.control.mode),
+    )
+
+
+async def follow_manifest(
+    manifest: Path, known: Followed, apply: Callable[[Followed], None], *, every_s: float = _LOOK_S
 ) -> None:
-    """Hand changed promises to `apply`, until cancelled.
+    """Hand what has changed to `apply`, until cancelled.
 
     Args:
         manifest: the file.
-        known: its promises so far.
-        apply: takes new ones.
+        known: what stood in it when it was read last.
+        apply: takes what stands in it now.
         every_s: between two looks at the file.
     """
-    seen = _stamp(manifest)
+    # It may have changed since it was read: an engine takes its time to start.
+    seen: tuple[int, ...] | None = ()
     problem = ""
     while True:
         await asyncio.sleep(every_s)
@@ -53,24 +74,32 @@ async def follow_promises(
         seen = stamp
         try:
             # Parsing takes milliseconds, in which no token would leave.
-            found = book_of(await asyncio.to_thread(_read, manifest))
+            found = followed(await asyncio.to_thread(_read, manifest))
         except InputError as error:
             if problem != str(error):
                 problem = str(error)
-                _log.warning("promises kept", extra={"detail": problem})
+                _log.warning("manifest not followed", extra={"detail": problem})
             continue
         problem = ""
         if found != known:
             known = found
             apply(found)
-            _log.info("promises changed", extra={"classes": list(found.classes)})
+            core = found.core
+            _log.info(
+                "manifest followed",
+                extra={
+                    "classes": list(found.slo.classes),
+                    "token_budget": [core.min_token_budget, core.max_token_budget],
+                    "budget_law": core.budget_law,
+                },
+            )
 
 
 def _read(manifest: Path) -> LLMService:
     return read_manifest(manifest)
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, ...] | None:
     try:
         stat = path.stat()
     except OSError:

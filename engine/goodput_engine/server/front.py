@@ -14,6 +14,8 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from goodput_engine.server.answered import AnsweredLengths
 from goodput_engine.server.intake import Intake
 from goodput_engine.server.prompt import PromptLimits
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.core_client import CoreClient
     from goodput_engine.messages import Ready
-    from goodput_engine.server.promise import SLOBook
+    from goodput_engine.server.following import Followed
     from goodput_engine.server.refusals import Refusal
     from goodput_engine.server.settings import EngineSettings
 
@@ -51,6 +53,7 @@ class Front:
         core: the running core; None before it is ready.
         ready: what the core said of itself; None before it is ready.
         intake: reads requests; None before the core is ready.
+        configure: what the core runs, with what it has taken over of a changed manifest.
         startup_s: from the start of this process's work to a ready core, seconds.
         in_flight: requests being read or answered.
         answered: lengths of what was answered.
@@ -64,6 +67,7 @@ class Front:
         self.core: CoreClient | None = None
         self.ready: Ready | None = None
         self.intake: Intake | None = None
+        self.configure = settings.configure
         self.startup_s = 0.0
         self.in_flight = 0
         self.answered = AnsweredLengths()
@@ -79,7 +83,7 @@ class Front:
         self.startup_s = startup_s
         self.intake = Intake(
             model=self.settings.names.llmservice,
-            slo=self.settings.slo,
+            slo=self.settings.followed.slo,
             limits=PromptLimits(
                 vocab_size=ready.vocab_size,
                 max_model_tokens=ready.max_model_tokens,
@@ -88,10 +92,13 @@ class Front:
         )
         self.phase = Phase.SERVING
 
-    def promise(self, slo: SLOBook) -> None:
-        """Hold requests from now on to these promises."""
-        assert self.intake is not None, "promises are followed once there is an intake"
-        self.intake = replace(self.intake, slo=slo)
+    def follow(self, found: Followed) -> None:
+        """Take over what has changed of the manifest: requests from now on are held to it."""
+        assert self.intake is not None, "a manifest is followed once there is an intake"
+        assert self.core is not None
+        self.intake = replace(self.intake, slo=found.slo)
+        self.configure = structs.replace(self.configure, **structs.asdict(found.core))
+        self.core.follow_manifest(found.core)
 
     @property
     def draining(self) -> bool:

@@ -20,7 +20,7 @@ from aiohttp import web
 from goodput_engine.core_client import CoreClient
 from goodput_engine.listening import announce, listen
 from goodput_engine.server.admin import admin_app
-from goodput_engine.server.following import follow_promises
+from goodput_engine.server.following import follow_manifest
 from goodput_engine.server.front import Front, Phase
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.serving import serving_app
@@ -70,7 +70,7 @@ async def serve(settings: EngineSettings) -> int:
             core.set_limits(settings.limits)
         front.serve(core, ready.result(), startup_s=time.monotonic() - started)
         following = asyncio.create_task(
-            follow_promises(settings.manifest, settings.slo, front.promise)
+            follow_manifest(settings.manifest, settings.followed, front.follow)
         )
         stack.callback(following.cancel)
         _settle()

@@ -38,14 +38,11 @@ class LimitsGate:
     """Lets changes of limits through, each newer than the last.
 
     Args:
-        configure: the manifest's bounds.
         token: what the caller must know; None: nobody may change limits.
         revision: of the limits in force at the start.
     """
 
-    def __init__(self, configure: Configure, *, token: str | None, revision: int) -> None:
-        self._configure = configure
-        self._paced = configure.budget_law is not None and POLICIES[Policy(configure.policy)].paced
+    def __init__(self, *, token: str | None, revision: int) -> None:
         self._token = token
         self._revision = revision
 
@@ -75,8 +72,12 @@ class LimitsGate:
                 code="invalid_token",
             )
 
-    def read(self, data: bytes) -> SetLimits:
+    def read(self, data: bytes, bounds: Configure) -> SetLimits:
         """Validate a change and count its revision.
+
+        Args:
+            data: the request's body.
+            bounds: what the manifest allows at this moment.
 
         Raises:
             Refusal: 400 for a bad field or a value out of bounds, 409 for an old revision.
@@ -85,14 +86,14 @@ class LimitsGate:
             patch = _PATCH.decode(data)
         except (ValueError, RecursionError) as error:
             raise bad_request(f"not a change of limits: {error}") from error
-        bounds = self._configure
         _within(
             "token_budget", patch.token_budget, bounds.min_token_budget, bounds.max_token_budget
         )
         _within("max_num_seqs", patch.max_num_seqs, 1, bounds.max_num_seqs)
         _within("max_waiting", patch.max_waiting, 0, bounds.max_waiting)
         _within("safety_percent", patch.safety_percent, 1, 100)
-        if not self._paced and (patch.budget_law or patch.safety_percent):
+        paced = bounds.budget_law is not None and POLICIES[Policy(bounds.policy)].paced
+        if not paced and (patch.budget_law or patch.safety_percent):
             raise bad_request(
                 "nothing sizes the prompts' share of a step here: control.mode is not Auto, or "
                 "the policy keeps prompts whole or sizes steps itself",

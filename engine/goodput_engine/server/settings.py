@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from goodput_engine.messages import Configure, SetLimits
-from goodput_engine.server.promise import SLOBook
+from goodput_engine.server.following import Followed
 
 __all__ = ["ClientLimits", "EngineSettings", "Names"]
 
@@ -56,8 +56,8 @@ class EngineSettings:
 
     Args:
         names: what it is called.
-        slo: the classes it promises, at the start.
-        manifest: the file that they come from, and that is followed.
+        followed: what may change while it runs, as it is at the start.
+        manifest: the file in which it changes.
         configure: what its core runs.
         device: of its device, for `GET /control/state`: name, form and coefficients, start-up.
         host: where both ports listen.
@@ -71,7 +71,7 @@ class EngineSettings:
     """
 
     names: Names
-    slo: SLOBook
+    followed: Followed
     manifest: Path
     configure: Configure
     device: Mapping[str, Any]

@@ -27,7 +27,7 @@ from goodput_operator.control.decided import Decided
 from goodput_operator.control.words import Change, bounds_change, replicas_change
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from goodput_core.control import Bounds
     from goodput_operator.decide.snapshot import EngineReading, Measures
@@ -150,27 +150,48 @@ def _device(engines: Iterable[EngineReading]) -> DeviceCapacity | None:
     return next((e.device for e in engines if e.signal is Signal.FRESH and e.device), None)
 
 
-def _revision(last: Decided, bounds: Bounds, engines: Iterable[EngineReading]) -> int:
-    """Above every other: one that an engine got from somebody else, or before what we know."""
-    ahead = max((e.limits_revision for e in engines if e.signal is Signal.FRESH), default=0)
+def _revision(last: Decided, bounds: Bounds, engines: Sequence[EngineReading]) -> int:
+    """Above every other: one that an engine got from somebody else, or before what we know.
+
+    Also one that an engine has, where it could do more of it now than when it was told: it has
+    read a manifest that was changed since, and takes nothing anew at a revision that it has.
+    """
+    fresh = [engine for engine in engines if engine.signal is Signal.FRESH]
+    ahead = max((engine.limits_revision for engine in fresh), default=0)
     if ahead > last.limits_revision:
         return ahead + 1
-    return last.limits_revision + (bounds != last.bounds)
+    told = (engine for engine in fresh if engine.limits_revision == last.limits_revision)
+    changed = bounds != last.bounds or not all(_has_all(engine, bounds) for engine in told)
+    return last.limits_revision + changed
 
 
 def _pushes(decided: Decided, engines: Iterable[EngineReading]) -> Iterable[LimitsPush]:
-    bounds = decided.bounds
     for engine in engines:
-        if engine.signal is not Signal.FRESH or engine.limits_revision >= decided.limits_revision:
-            continue
-        # It refuses what the manifest that it started with did not allow: told as far as it goes.
-        least, most = engine.token_bounds or (bounds.max_tokens, bounds.max_tokens)
-        widest = bounds.max_num_seqs if engine.most_seqs is None else engine.most_seqs
-        limits = {
-            "revision": decided.limits_revision,
-            "token_budget": min(max(bounds.max_tokens, least), most),
-            "max_num_seqs": min(bounds.max_num_seqs, widest),
-        }
-        if engine.paced:
-            limits["safety_percent"] = bounds.safety_percent
-        yield LimitsPush(name=engine.pod, limits=limits)
+        if engine.signal is Signal.FRESH and engine.limits_revision < decided.limits_revision:
+            limits = _for(engine, decided.bounds)
+            yield LimitsPush(
+                name=engine.pod, limits={"revision": decided.limits_revision, **limits}
+            )
+
+
+def _for(engine: EngineReading, bounds: Bounds) -> dict[str, int]:
+    """As much as the manifest allows that the engine has read: it refuses the rest."""
+    least, most = engine.token_bounds or (bounds.max_tokens, bounds.max_tokens)
+    widest = bounds.max_num_seqs if engine.most_seqs is None else engine.most_seqs
+    limits = {
+        "token_budget": min(max(bounds.max_tokens, least), most),
+        "max_num_seqs": min(bounds.max_num_seqs, widest),
+    }
+    if engine.paced:
+        limits["safety_percent"] = bounds.safety_percent
+    return limits
+
+
+def _has_all(engine: EngineReading, bounds: Bounds) -> bool:
+    """Whether what it says of its limits is what it would be told now."""
+    says = {
+        "token_budget": engine.token_budget,
+        "max_num_seqs": engine.max_num_seqs,
+        "safety_percent": engine.safety_percent,
+    }
+    return all(says[name] in {None, value} for name, value in _for(engine, bounds).items())

@@ -35,9 +35,9 @@ class EngineReading:
         running, waiting: its requests.
         kv_used_blocks, kv_total_blocks: its KV cache.
         preemptions: since the last reading.
-        token_budget: tokens of a step, in force.
-        token_bounds: least and most that it may be told, by the manifest that it started with;
-            None: not told.
+        token_budget, max_num_seqs, safety_percent: in force; None: not told.
+        token_bounds: least and most that it may be told, by the manifest as it has read it; None:
+            not told.
         most_seqs: the widest batch that it may be told; None: not told.
         settled: whether its budget has stopped following a change of the device.
         device: its law of step time, learnt or published; None: not known yet.
@@ -53,7 +53,9 @@ class EngineReading:
     kv_used_blocks: int = 0
     kv_total_blocks: int = 0
     preemptions: int = 0
-    token_budget: int = 0
+    token_budget: int | None = None
+    max_num_seqs: int | None = None
+    safety_percent: int | None = None
     token_bounds: tuple[int, int] | None = None
     most_seqs: int | None = None
     settled: bool = True

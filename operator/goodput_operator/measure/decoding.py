@@ -95,6 +95,8 @@ class _Engine(msgspec.Struct, frozen=True):
     token_budget: _Count
     limits_revision: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     answered: Annotated[list[_Bin], msgspec.Meta(max_length=_MOST_BINS)]
+    max_num_seqs: _Count | None = None
+    safety_percent: _Count | None = None
     bounds: _Bounds = _Bounds()
     budget_law: _Name = ""
     step_time_error: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -154,6 +156,8 @@ def engine_counters(body: bytes) -> EngineCounters:
         kv_used_blocks=max(0, state.kv_total_blocks - state.kv_free_blocks),
         kv_total_blocks=state.kv_total_blocks,
         token_budget=state.token_budget,
+        max_num_seqs=state.max_num_seqs,
+        safety_percent=state.safety_percent if paced else None,
         token_bounds=state.bounds.token_budget,
         most_seqs=None if state.bounds.max_num_seqs is None else state.bounds.max_num_seqs[1],
         settled=not paced or state.step_time_error <= _SETTLED,

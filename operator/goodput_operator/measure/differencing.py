@@ -184,6 +184,8 @@ def _engine(baseline: Baseline | None, scrape: EngineScrape) -> EngineReading:
         kv_total_blocks=now.kv_total_blocks,
         preemptions=0 if was is None else max(0, now.preemptions - was.preemptions),
         token_budget=now.token_budget,
+        max_num_seqs=now.max_num_seqs,
+        safety_percent=now.safety_percent,
         token_bounds=now.token_bounds,
         most_seqs=now.most_seqs,
         settled=now.settled,

@@ -84,7 +84,8 @@ class EngineCounters:
         preemptions: requests sent back to wait.
         answered: lengths of what it answered, summed in bins; each key once.
         limits_revision, paced, running, waiting, kv_used_blocks, kv_total_blocks, token_budget,
-            token_bounds, most_seqs, settled, device: as in `EngineReading`.
+            max_num_seqs, safety_percent, token_bounds, most_seqs, settled, device: as in
+            `EngineReading`.
     """
 
     epoch: str
@@ -97,6 +98,8 @@ class EngineCounters:
     kv_used_blocks: int
     kv_total_blocks: int
     token_budget: int
+    max_num_seqs: int | None
+    safety_percent: int | None
     token_bounds: tuple[int, int] | None
     most_seqs: int | None
     settled: bool

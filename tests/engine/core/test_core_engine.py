@@ -16,6 +16,7 @@ from goodput_engine.device.load import load_profile
 from goodput_engine.messages import (
     Configure,
     ExecutorInput,
+    FollowManifest,
     Limits,
     RequestOutput,
     SetLimits,
@@ -123,6 +124,51 @@ def test_limits_apply_within_the_manifests_bounds_and_an_older_revision_is_ignor
     assert core.state(0).token_budget == 1024
     core.set_limits(SetLimits(revision=4, limits=Limits(token_budget=1)))
     assert core.state(0).token_budget == 64
+
+
+def test_a_changed_manifest_holds_for_the_budget_in_force_and_for_later_ones() -> None:
+    core = _core()
+    core.set_limits(SetLimits(revision=3, limits=Limits(token_budget=1000)))
+    core.follow_manifest(FollowManifest(min_token_budget=128, max_token_budget=256))
+    said = core.step(0)
+    assert said is not None, "a change is told even where nothing runs"
+    assert (said.state.limits_revision, said.state.token_budget) == (3, 256)
+    for budget, applies in ((1, 128), (4096, 256)):
+        core.set_limits(SetLimits(revision=4, limits=Limits(token_budget=budget)))
+        assert core.state(0).token_budget == applies
+    core.follow_manifest(FollowManifest(min_token_budget=64, max_token_budget=4096))
+    assert core.state(0).token_budget == 256, "wider bounds alone change nothing"
+    core.set_limits(SetLimits(revision=5, limits=Limits(token_budget=4096)))
+    assert core.state(0).token_budget == 4096
+
+
+def test_a_law_that_comes_and_goes_with_the_manifest_loses_no_token() -> None:
+    core = _core(depth=2, max_token_budget=512)
+    laws = (None, "model", None, "ema", "model", "fixed")
+    told: dict[int, int] = {}
+    for rid, law in enumerate(laws):
+        now_ns = rid * 10 * _MS
+        core.submit(_submit(rid, 400, length=30, arrival_ns=now_ns), now_ns)
+        core.follow_manifest(
+            FollowManifest(min_token_budget=64 * (rid + 1), max_token_budget=512, budget_law=law)
+        )
+        assert core.state(now_ns).budget_law == (law or "")
+        said = [core.step(now_ns)]
+        while (event := core.next_event_ns()) is not None and event < now_ns + 10 * _MS:
+            said.append(core.step(event))
+        if rid == len(laws) - 1:
+            said += _run(core, now_ns + 10 * _MS)
+        for output in (output for one in said if one is not None for output in one.outputs):
+            told[output.rid] = told.get(output.rid, 0) + output.new_tokens
+    assert told == dict.fromkeys(range(len(laws)), 30)
+
+
+def test_no_law_sizes_the_steps_of_a_policy_that_keeps_prompts_whole() -> None:
+    core = _core(policy="orca")
+    core.follow_manifest(
+        FollowManifest(min_token_budget=64, max_token_budget=1024, budget_law="model")
+    )
+    assert core.state(0).budget_law == ""
 
 
 def test_a_draining_core_finishes_what_it_has_and_refuses_what_is_new() -> None:

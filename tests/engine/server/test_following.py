@@ -1,30 +1,39 @@
-"""Promises that change while an engine runs: it takes them over, and nothing else of the file."""
+"""A manifest that changes while an engine runs: what it takes over, and that it keeps serving."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from tests.engine.conftest import manifest_text
 
 from goodput_core.slo import SLOClass
-from goodput_engine.server.following import follow_promises
+from goodput_engine.messages import FollowManifest
+from goodput_engine.server.following import Followed, follow_manifest
 from goodput_engine.server.promise import SLOBook
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.engine.conftest import StartEngine
 
-KNOWN = SLOBook(classes={"a": SLOClass(name="a", ttft_ms=5, tpot_ms=5)}, default="a")
+PATIENCE_S = 20.0
+CORE = FollowManifest(min_token_budget=256, max_token_budget=8192, budget_law="model")
+KNOWN = Followed(
+    slo=SLOBook(classes={"a": SLOClass(name="a", ttft_ms=5, tpot_ms=5)}, default="a"), core=CORE
+)
 
 
-def manifest(**ttft_ms: int) -> str:
+def manifest(*, budget: str = "{}", **ttft_ms: int) -> str:
     classes = ", ".join(f"{{name: {n}, ttftMs: {t}, tpotMs: 5}}" for n, t in ttft_ms.items())
     return (
         "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: chat}\n"
-        f"spec: {{model: {{source: 'emulated://unit'}}, slo: {{classes: [{classes}]}}}}\n"
+        f"spec: {{model: {{source: 'emulated://unit'}}, slo: {{classes: [{classes}]}}, "
+        f"engine: {{tokenBudget: {budget}}}, control: {{mode: Auto}}}}\n"
     )
 
 
@@ -35,25 +44,44 @@ def replace(path: Path, text: str) -> None:
     part.replace(path)
 
 
-async def test_changed_promises_are_handed_over_once(tmp_path: Path) -> None:
+class Taken(list[Followed]):
+    """What was handed over, and when something was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = asyncio.Event()
+
+    def __call__(self, found: Followed) -> None:
+        self.append(found)
+        self.came.set()
+
+
+async def test_what_has_changed_is_handed_over_once(tmp_path: Path) -> None:
     path = tmp_path / "chat.yaml"
     replace(path, manifest(a=5))
-    found: list[SLOBook] = []
-    came = asyncio.Event()
-
-    def apply(book: SLOBook) -> None:
-        found.append(book)
-        came.set()
-
-    task = asyncio.create_task(follow_promises(path, KNOWN, apply, every_s=0.005))
+    taken = Taken()
+    task = asyncio.create_task(follow_manifest(path, KNOWN, taken, every_s=0.005))
     replace(path, manifest(a=5) + "# the same\n")
     await asyncio.sleep(0.05)
-    assert found == []
-    replace(path, manifest(a=7, b=9))
-    await asyncio.wait_for(came.wait(), 10)
+    assert taken == []
+    replace(path, manifest(a=7, b=9, budget="{max: 4096, law: ema}"))
+    await asyncio.wait_for(taken.came.wait(), 10)
     task.cancel()
-    (book,) = found
-    assert {name: c.ttft_ms for name, c in book.classes.items()} == {"a": 7, "b": 9}
+    (found,) = taken
+    assert {name: c.ttft_ms for name, c in found.slo.classes.items()} == {"a": 7, "b": 9}
+    assert found.core == FollowManifest(
+        min_token_budget=256, max_token_budget=4096, budget_law="ema"
+    )
+
+
+async def test_what_changed_while_the_engine_started_is_not_missed(tmp_path: Path) -> None:
+    path = tmp_path / "chat.yaml"
+    replace(path, manifest(a=5, budget="{max: 4096}"))
+    taken = Taken()
+    task = asyncio.create_task(follow_manifest(path, KNOWN, taken, every_s=0.005))
+    await asyncio.wait_for(taken.came.wait(), 10)
+    task.cancel()
+    assert [found.core.max_token_budget for found in taken] == [4096]
 
 
 @pytest.mark.parametrize("bad", ["[", "kind: Pod\n", None], ids=["broken", "another", "gone"])
@@ -62,10 +90,8 @@ async def test_a_file_that_cannot_be_used_changes_nothing(
 ) -> None:
     path = tmp_path / "chat.yaml"
     replace(path, manifest(a=5))
-    came = asyncio.Event()
-    task = asyncio.create_task(
-        follow_promises(path, KNOWN, lambda _book: came.set(), every_s=0.005)
-    )
+    taken = Taken()
+    task = asyncio.create_task(follow_manifest(path, KNOWN, taken, every_s=0.005))
     await asyncio.sleep(0)
     if bad is None:
         path.unlink()
@@ -74,11 +100,11 @@ async def test_a_file_that_cannot_be_used_changes_nothing(
     async with asyncio.timeout(10):
         while not caplog.records:  # noqa: ASYNC110 - a log is polled
             await asyncio.sleep(0.005)
-    assert [r.message for r in caplog.records] == ["promises kept"]
-    assert not came.is_set()
+    assert [r.message for r in caplog.records] == ["manifest not followed"]
+    assert taken == []
     caplog.clear()
     replace(path, manifest(b=1))
-    await asyncio.wait_for(came.wait(), 10)
+    await asyncio.wait_for(taken.came.wait(), 10)
     task.cancel()
 
 
@@ -99,3 +125,62 @@ async def test_a_running_engine_serves_a_class_that_was_added(
         async with asyncio.timeout(20):
             while await ask() != 200:  # noqa: ASYNC110 - the engine is polled
                 await asyncio.sleep(0.1)
+
+
+async def test_a_running_engine_takes_other_bounds_and_another_mode_and_loses_no_token(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    engine = start_engine(mode="Manual")
+    token = {"Authorization": f"Bearer {engine.token}"}
+
+    async def told(admin: aiohttp.ClientSession, **limits: int) -> int:
+        async with admin.patch("/control/limits", json=limits, headers=token) as response:
+            return response.status
+
+    async def until(
+        admin: aiohttp.ClientSession, holds: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with admin.get("/control/state") as response:
+                    state: dict[str, Any] = await response.json()
+                if holds(state):
+                    return state
+
+    def change(mode: str, **budget: int) -> None:
+        replace(tmp_path / "0.yaml", manifest_text(mode=mode, tokenBudget=budget))
+
+    # Six seconds of the device's time, during which everything changes twice.
+    body = {"model": "chat", "prompt": [1] * 100, "max_tokens": 6000, "ignore_eos": True,
+            "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
+
+    async def stream() -> int:
+        async with (
+            aiohttp.ClientSession(engine.url) as http,
+            http.post("/v1/completions", json=body) as answer,
+        ):
+            events = (await answer.text()).split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        tokens: int = json.loads(events[-3].removeprefix("data: "))["usage"]["completion_tokens"]
+        return tokens
+
+    async with aiohttp.ClientSession(engine.admin_url) as admin, asyncio.TaskGroup() as group:
+        streaming = group.create_task(stream())
+        await until(admin, lambda state: state["running"] == 1)
+        assert await told(admin, revision=1, token_budget=16_000) == 400
+
+        change("Auto", min=512, max=16_384)
+        state = await until(admin, lambda state: state["budget_law"] == "model")
+        assert state["bounds"]["token_budget"] == [512, 16_384]
+        assert (state["token_budget"], state["limits_revision"]) == (2048, 0)
+        assert await told(admin, revision=1, token_budget=16_000, safety_percent=70) == 200
+        state = await until(admin, lambda state: state["limits_revision"] == 1)
+        assert (state["token_budget"], state["safety_percent"]) == (16_000, 70)
+
+        change("Manual", min=512, max=4096)
+        state = await until(admin, lambda state: not state["budget_law"])
+        assert (state["token_budget"], state["limits_revision"]) == (4096, 1)
+        assert await told(admin, revision=1, token_budget=2048) == 409
+        assert await told(admin, revision=2, token_budget=16_000) == 400
+        assert await told(admin, revision=2, safety_percent=70) == 400
+    assert streaming.result() == 6000

@@ -21,7 +21,8 @@ from aiohttp import web
 
 from goodput_core.slo import SLOClass
 from goodput_engine.core_client import CoreClient
-from goodput_engine.messages import Configure, EngineState
+from goodput_engine.messages import Configure, EngineState, FollowManifest
+from goodput_engine.server.following import Followed
 from goodput_engine.server.front import Front
 from goodput_engine.server.promise import SLOBook
 from goodput_engine.server.serving import serving_app
@@ -75,7 +76,10 @@ async def serving(clients: ClientLimits, device: str = "unit") -> AsyncIterator[
     front = Front(
         EngineSettings(
             names=Names(llmservice="chat", replica="r", revision="1"),
-            slo=SLOBook(classes={"c": SLOClass(name="c", ttft_ms=1, tpot_ms=1)}, default="c"),
+            followed=Followed(
+                slo=SLOBook(classes={"c": SLOClass(name="c", ttft_ms=1, tpot_ms=1)}, default="c"),
+                core=FollowManifest(min_token_budget=256, max_token_budget=8192),
+            ),
             manifest=Path("none.yaml"),
             configure=configure,
             device={},

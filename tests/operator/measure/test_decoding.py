@@ -36,6 +36,8 @@ ENGINE: dict[str, Any] = {
     "kv_free_blocks": 60,
     "block_size": 16,
     "token_budget": 1024,
+    "max_num_seqs": 48,
+    "safety_percent": 85,
     "limits_revision": 6,
     "bounds": {"token_budget": [256, 8192], "max_num_seqs": [1, 64], "max_waiting": [0, 9]},
     "answered": [[2, 300, 16, 40]],
@@ -68,6 +70,7 @@ def test_an_engine_tells_its_state_and_what_its_device_can_do() -> None:
     assert (told.running, told.waiting, told.kv_used_blocks) == (3, 2, 40)
     assert (told.paced, told.settled, told.limits_revision) == (True, True, 6)
     assert (told.token_bounds, told.most_seqs) == ((256, 8192), 64)
+    assert (told.token_budget, told.max_num_seqs, told.safety_percent) == (1024, 48, 85)
     (bin_,) = told.answered
     assert (bin_.requests, bin_.input_tokens, bin_.cached_tokens, bin_.output_tokens) == (
         2, 300, 16, 40,

@@ -62,8 +62,8 @@ def router(
 SILENT = Signal.FAILED
 ENGINE = EngineCounters(
     epoch="e", preemptions=5, limits_revision=3, paced=True, running=4, waiting=1,
-    kv_used_blocks=10, kv_total_blocks=100, token_budget=2048, token_bounds=(256, 8192),
-    most_seqs=64, settled=True, device=None,
+    kv_used_blocks=10, kv_total_blocks=100, token_budget=2048, max_num_seqs=64,
+    safety_percent=90, token_bounds=(256, 8192), most_seqs=64, settled=True, device=None,
     answered=(LengthBin(requests=2, input_tokens=200, cached_tokens=10, output_tokens=40),),
 )  # fmt: skip
 

@@ -1,0 +1,149 @@
+"""What makes no new revision of engines is followed by engines that run, and the reverse.
+
+The operator decides which change of a service starts new pods, the engine which change of its
+manifest it takes over. Whatever fell between the two would never reach a pod.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from msgspec import structs
+
+from goodput_core.control import Bounds, ServiceParams
+from goodput_core.spec.engine import EngineSpec, TokenBudgetSpec
+from goodput_core.spec.llmservice import LLMService
+from goodput_engine.core.configuration import configuration
+from goodput_engine.manifest_file import read_manifest
+from goodput_engine.server.following import followed
+from goodput_operator.control.decided import Decided
+from goodput_operator.resources.configuration import config_map
+from goodput_operator.resources.engine_pod import manifest_key
+from goodput_operator.resources.installation import Installation
+from goodput_operator.resources.metadata import Owner
+from goodput_operator.resources.revisions import Revision, engine_revision
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from goodput_engine.messages import Configure
+
+OWNER: Final = Owner(name="chat", namespace="models", uid="5a0c")
+INSTALLATION: Final = Installation(engine_image="e:1", router_image="e:1", fs_group=None)
+CLASS: Final = {"name": "a", "ttftMs": 500, "tpotMs": 50}
+ENGINE: Final[dict[str, Any]] = {
+    "image": "other:1",
+    "policy": "sarathi",
+    "preemption": "recompute",
+    "batchTimeoutMs": 7,
+    "ageingSeconds": 7,
+    "swapSpaceGib": 7,
+    "maxNumSeqs": 7,
+    "maxWaiting": 7,
+    "tensorParallel": 2,
+    "resources": {"limits": {"cpu": "2"}},
+    "drainSeconds": 7,
+    "startupDeadlineSeconds": 7,
+    "pod": {"schedulerName": "other"},
+}
+"""Another value for each field of `spec.engine` but the token budget."""
+BUDGET: Final[dict[str, Any]] = {"min": 512, "max": 4096, "initial": 1024, "law": "ema"}
+ELSEWHERE: Final[dict[str, dict[str, Any]]] = {
+    "model.source": {"model": {"source": "emulated://a100-opt-13b"}},
+    "model.revision": {"model": {"source": "emulated://unit", "revision": "b"}},
+    "control.mode": {"control": {"mode": "Manual"}},
+    "control.intervalSeconds": {"control": {"intervalSeconds": 7}},
+    "slo.classes": {"slo": {"classes": [{**CLASS, "ttftMs": 700}]}},
+    "slo.default": {
+        "slo": {"classes": [CLASS, {**CLASS, "name": "b"}], "default": "b"},
+    },
+    "router.policy": {"router": {"policy": "round-robin"}},
+    "replicas": {"replicas": 3},
+}
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    **{f"engine.{name}": {"engine": {name: value}} for name, value in ENGINE.items()},
+    **{
+        f"engine.tokenBudget.{name}": {"engine": {"tokenBudget": {name: value}}}
+        for name, value in BUDGET.items()
+    },
+    **ELSEWHERE,
+}
+
+
+def service(**spec: Any) -> LLMService:
+    return LLMService.from_dict(
+        {
+            "apiVersion": "goodput.dev/v1alpha1",
+            "kind": "LLMService",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"source": "emulated://unit"}, "slo": {"classes": [CLASS]}, **spec},
+        }
+    )
+
+
+def revision_of(llmservice: LLMService) -> Revision:
+    return engine_revision(OWNER, llmservice.spec, INSTALLATION, number=1)
+
+
+def mounted(llmservice: LLMService, folder: Path) -> LLMService:
+    """The service as an engine's pod reads it."""
+    revision = revision_of(llmservice)
+    bounds = Bounds.initial(ServiceParams.of(llmservice.spec))
+    decided = Decided(limits_revision=1, bounds=bounds, replicas=1)
+    stored = config_map(OWNER, llmservice.spec, [revision], decided)
+    path = folder / "chat.json"
+    path.write_text(stored["data"][manifest_key(revision.name)], encoding="utf-8")
+    return read_manifest(path)
+
+
+def starts_with(llmservice: LLMService) -> Configure:
+    """What an engine that starts now would run, the budget aside that the operator sets."""
+    spec = llmservice.spec
+    made = configuration(spec.engine, mode=spec.control.mode, device=str(spec.model.source))
+    return structs.replace(made, token_budget=0)
+
+
+def test_every_field_of_the_engine_is_tried() -> None:
+    def names(spec: type) -> set[str]:
+        return {
+            first + "".join(map(str.capitalize, rest))
+            for first, *rest in (one.name.split("_") for one in fields(spec))
+        }
+
+    assert {*ENGINE, "tokenBudget"} == names(EngineSpec)
+    assert set(BUDGET) == names(TokenBudgetSpec)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_engine_that_follows_a_change_is_as_one_that_starts_after_it(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    before, after = service(), service(**change)
+    if revision_of(before).name != revision_of(after).name:
+        return  # pods of its own, which start after it
+    before, after = mounted(before, tmp_path), mounted(after, tmp_path)
+    found = followed(after)
+    running = structs.replace(starts_with(before), **structs.asdict(found.core))
+    assert running == starts_with(after)
+    assert (found.slo.classes, found.slo.default) == (
+        after.spec.slo.by_name(),
+        after.spec.slo.default_class,
+    )
+
+
+def test_only_promises_the_token_budget_and_what_no_engine_reads_start_no_pods() -> None:
+    before = revision_of(service()).name
+    same = {
+        name for name, change in CHANGES.items() if revision_of(service(**change)).name == before
+    }
+    assert same == {
+        *(f"engine.tokenBudget.{name}" for name in BUDGET),
+        "slo.classes",
+        "slo.default",
+        "control.mode",
+        "control.intervalSeconds",
+        "router.policy",
+        "replicas",
+    }
