@@ -28,6 +28,8 @@ _SURE: Final = 2.0
 """Standard errors between what was counted and what is acted upon at once."""
 _SPANS: Final = 4
 """A trend is what the last four halves of the horizon agree upon."""
+_LEAST_SPAN_NS: Final = 15 * NS_PER_S
+"""None of them is shorter: in a few seconds a few requests more or less are chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +83,10 @@ def growth(samples: Sequence[Arrivals], carried: Carried, now_ns: int, horizon_n
     """By how much the load will have grown when the horizon has passed, conclusively; at least 0.
 
     What was gained over twice the horizon must be conclusive, and each of its last three halves
-    must have its part in it: a ramp grows in all of them, a sudden step in two at most.
+    must have its part in it: a ramp grows in all of them, a sudden step in two at most. Of a
+    horizon below half a minute twice as much is looked at: a minute.
     """
-    span_ns = horizon_ns // 2
+    span_ns = max(horizon_ns // 2, _LEAST_SPAN_NS)
     if not samples or samples[0].at_ns - samples[0].interval_ns > now_ns - _SPANS * span_ns:
         return 0.0
     rates = [
@@ -93,7 +96,8 @@ def growth(samples: Sequence[Arrivals], carried: Carried, now_ns: int, horizon_n
     (first, first_error), (last, last_error) = rates[0], rates[-1]
     if last - first <= _SURE * math.hypot(first_error, last_error):
         return 0.0
-    return max(0.0, 2 * min(after - before for (before, _), (after, _) in pairwise(rates)))
+    gained = min(after - before for (before, _), (after, _) in pairwise(rates))
+    return max(0.0, gained * horizon_ns / span_ns)
 
 
 def mix_of(samples: Sequence[Arrivals], now_ns: int) -> LengthMix:

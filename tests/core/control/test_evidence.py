@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 
 import pytest
@@ -160,3 +161,18 @@ def test_growth_that_chance_explains_is_no_trend() -> None:
     uneven = Carried(device_s=0.1, spread=9.0, batch=1, feasible=True)
     assert growth(_samples(rates), CARRIED, 600 * S, 300 * S) == pytest.approx(0.02)
     assert growth(_samples(rates), uneven, 600 * S, 300 * S) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chance_within_seconds_is_no_trend_however_soon_replicas_are_there(seed: int) -> None:
+    rng = random.Random(seed)
+    at_s, came = 0.0, [0] * 600
+    while (at_s := at_s + rng.expovariate(5.0)) < len(came):
+        came[int(at_s)] += 1
+    samples = [
+        Arrivals(at_ns=(i + 1) * S, interval_ns=S, requests=requests, finished=LengthMix())
+        for i, requests in enumerate(came)
+    ]
+    ends = range(60, len(came) + 1)
+    most = max(growth(samples[:end], CARRIED, end * S, 5 * S) for end in ends)
+    assert most < 0.05 * 0.5, "of 0.5 device seconds per second, at no time more than a little"
