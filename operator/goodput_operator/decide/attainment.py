@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.contract import ROLE_ROUTER
 from goodput_core.control import Signal
 from goodput_core.intervals import wilson
 from goodput_core.slo import format_objective
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from goodput_core.slo import SLOClass
     from goodput_operator.decide.snapshot import Measures
 
-__all__ = ["Attainment", "attainment", "tally"]
+__all__ = ["Attainment", "attainment", "silence_reason", "tally"]
 
 _WINDOW_NS: Final = 300 * NS_PER_S
 _WINDOW_WORDS: Final = "5 minutes"
@@ -56,14 +57,14 @@ def tally(window: Sequence[Tallied], measures: Measures, now_ns: int) -> tuple[T
 
 
 def attainment(
-    window: Sequence[Tallied], classes: Sequence[SLOClass], signal: Signal
+    window: Sequence[Tallied], classes: Sequence[SLOClass], measures: Measures
 ) -> Attainment:
     """What can be said of the classes.
 
     Args:
         window: outcomes of the last minutes.
         classes: the promises.
-        signal: whether the latest numbers can be believed.
+        measures: of the interval that has just ended; whether they can be believed.
     """
     sums = {c.name: [0, 0] for c in classes}
     for one in window:
@@ -73,7 +74,7 @@ def attainment(
                 sums[name][1] += total
     seconds = sum(one.interval_ns for one in window) / NS_PER_S
     goods = sum(good for good, _ in sums.values())
-    status, reason, message = _verdict(sums, classes, signal)
+    status, reason, message = _verdict(sums, classes, measures)
     return Attainment(
         status=status,
         reason=reason,
@@ -85,12 +86,13 @@ def attainment(
 
 
 def _verdict(
-    sums: Mapping[str, Sequence[int]], classes: Sequence[SLOClass], signal: Signal
+    sums: Mapping[str, Sequence[int]], classes: Sequence[SLOClass], measures: Measures
 ) -> tuple[Truth, str, str]:
-    if signal is Signal.FAILED:
-        return Truth.UNKNOWN, "ScrapeFailed", "no router answered when asked for its counts"
-    if signal is Signal.MISSING:
-        return Truth.UNKNOWN, "MetricsMissing", "routers answered without counts"
+    signal = measures.traffic.signal
+    if signal is not Signal.FRESH:
+        routers = [one for one in measures.silent if one.role == ROLE_ROUTER]
+        said = "; ".join(one.detail for one in routers if one.signal is signal)
+        return Truth.UNKNOWN, silence_reason(signal), said or "nothing has been counted yet"
     promised = [(c, c.objective) for c in classes if c.objective is not None]
     if not promised:
         return Truth.UNKNOWN, "NoObjective", "no class of the service has an objective"
@@ -112,6 +114,11 @@ def _verdict(
         return Truth.TRUE, "Attained", f"within {_WINDOW_WORDS}: {said}"
     words = said or "no class with an objective had a request"
     return Truth.UNKNOWN, "TooFew", f"within {_WINDOW_WORDS} too few requests to tell: {words}"
+
+
+def silence_reason(signal: Signal) -> str:
+    """What numbers that are not there are called, in conditions and Events."""
+    return "ScrapeFailed" if signal is Signal.FAILED else "MetricsMissing"
 
 
 def _words(name: str, counts: Sequence[int], objective: Fraction) -> str:

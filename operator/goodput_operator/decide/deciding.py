@@ -94,7 +94,7 @@ def _round(
         )
         decided = law.decided
         window, measured_ns = tally(window, measures, now_ns), now_ns
-        found = attainment(window, params.classes, measures.traffic.signal)
+        found = attainment(window, params.classes, measures)
 
     revisions = revisions_of(view, spec, installation)
     rollout = rollout_of(view, revisions, 0 if spec.suspend else decided.replicas)
@@ -183,6 +183,7 @@ def _closed(
         actions += events.of_revisions(stored, update=known.update, current=known.rollout.current)
         actions += events.of_changes(() if known.law is None else known.law.changes)
         actions += events.of_refusals(snapshot.failures)
+        actions += events.of_silence(() if snapshot.measures is None else snapshot.measures.silent)
     return Decision(actions=tuple(actions), memory=memory, wake_at_ns=min(wakes, default=None))
 
 

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 from goodput_core.spec.status import Truth
 from goodput_operator.control.words import Change, Knob
 from goodput_operator.decide.actions import Emit
+from goodput_operator.decide.attainment import silence_reason
 from goodput_operator.decide.conditions import READY, SCALING_LIMITED, SLO_ATTAINED, STALLED, Said
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["of_changes", "of_conditions", "of_refusals", "of_revisions"]
+    from goodput_operator.decide.snapshot import Silence
+
+__all__ = ["of_changes", "of_conditions", "of_refusals", "of_revisions", "of_silence"]
 
 _WELL: Final[Mapping[str, tuple[Truth, str]]] = {
     READY: (Truth.TRUE, "Ready"),
@@ -70,11 +73,17 @@ def of_revisions(stored: Mapping[str, Any], *, update: str, current: str | None)
 
 
 def of_changes(changes: Sequence[Change]) -> Iterator[Emit]:
-    """What the control laws put in force."""
+    """What the control laws put in force, or would."""
     for one in changes:
-        if one.applied:
-            message = f"{one.message} ({one.reason})"
-            yield Emit(warning=False, reason=_KNOBS[one.knob], message=message)
+        reason = _KNOBS[one.knob] if one.applied else "Recommended"
+        yield Emit(warning=False, reason=reason, message=f"{one.message} ({one.reason})")
+
+
+def of_silence(silent: Iterable[Silence]) -> Iterator[Emit]:
+    """Pods that are ready and told no numbers."""
+    for one in silent:
+        message = f"{one.role} {one.pod}: {one.detail}"
+        yield Emit(warning=True, reason=silence_reason(one.signal), message=message)
 
 
 def of_refusals(failures: Mapping[tuple[str, str], str]) -> Iterator[Emit]:

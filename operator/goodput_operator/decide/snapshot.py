@@ -14,7 +14,7 @@ from goodput_core.control import DeviceCapacity, Signal, Traffic
 from goodput_core.control.promises import ClassWindow
 from goodput_operator.decide.memory import Memory
 
-__all__ = ["Attained", "EngineReading", "Measures", "Object", "Snapshot"]
+__all__ = ["Attained", "EngineReading", "Measures", "Object", "Silence", "Snapshot"]
 
 Object = Mapping[str, Any]
 """An object of the cluster as the API server sends it, apiVersion and kind included."""
@@ -78,6 +78,23 @@ class Attained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A pod that is ready and did not tell its numbers.
+
+    Args:
+        role: of the pod.
+        pod: its name.
+        signal: FAILED: it did not answer; MISSING: it answered without them.
+        detail: what went wrong, for people.
+    """
+
+    role: str
+    pod: str
+    signal: Signal
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
     """One control interval of one service, gathered from its routers and engines.
 
@@ -87,6 +104,7 @@ class Measures:
         classes: how promises fared of requests that ended in the interval.
         attained: how many of them attained, by class; every class of the manifest stands here.
         engines: one reading for each engine pod that has an address.
+        silent: who should have told numbers and did not, routers first.
     """
 
     interval_ns: int
@@ -94,6 +112,7 @@ class Measures:
     classes: tuple[ClassWindow, ...] = ()
     attained: tuple[Attained, ...] = ()
     engines: tuple[EngineReading, ...] = ()
+    silent: tuple[Silence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
 from goodput_core.control import (
     ClassWindow,
     LengthBin,
@@ -21,13 +22,13 @@ from goodput_core.control import (
     Signal,
     Traffic,
 )
-from goodput_operator.decide.snapshot import Attained, EngineReading, Measures
+from goodput_operator.decide.snapshot import Attained, EngineReading, Measures, Silence
 from goodput_operator.measure.readings import ClassCounters, EngineCounters, RouterCounters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from goodput_operator.measure.readings import EngineScrape, Reading
+    from goodput_operator.measure.readings import EngineScrape, Reading, RouterScrape
 
 __all__ = ["Baseline", "measured"]
 
@@ -67,6 +68,7 @@ def measured(
     """
     signal = _signal(baseline, reading)
     engines = tuple(_engine(baseline, scrape) for scrape in reading.engines)
+    silent = (*_silent(ROLE_ROUTER, reading.routers), *_silent(ROLE_ENGINE, reading.engines))
     if baseline is None or signal is not Signal.FRESH:
         if baseline is None and signal is Signal.FRESH:
             baseline, signal = _advanced(None, reading), Signal.MISSING
@@ -75,6 +77,7 @@ def measured(
             traffic=Traffic(signal=signal),
             attained=tuple(Attained(name=name, good=0, total=0) for name in classes),
             engines=engines,
+            silent=silent,
         )
     interval_ns = reading.at_ns - baseline.at_ns
     grown = [
@@ -94,6 +97,7 @@ def measured(
         classes=tuple(window for window, _ in windows if window.ttft.judged or window.tpot.judged),
         attained=tuple(attained for _, attained in windows),
         engines=engines,
+        silent=silent,
     )
 
 
@@ -106,6 +110,14 @@ def _signal(baseline: Baseline | None, reading: Reading) -> Signal:
     if baseline is not None and reading.at_ns <= baseline.at_ns:
         return Signal.MISSING  # the same numbers once more
     return Signal.FRESH
+
+
+def _silent(role: str, scrapes: Iterable[RouterScrape | EngineScrape]) -> Iterator[Silence]:
+    for scrape in scrapes:
+        source = scrape.source
+        if source.ready and scrape.signal is not Signal.FRESH:
+            detail = scrape.detail
+            yield Silence(role=role, pod=source.name, signal=scrape.signal, detail=detail)
 
 
 def _advanced(baseline: Baseline | None, reading: Reading) -> Baseline:

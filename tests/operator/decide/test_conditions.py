@@ -12,7 +12,8 @@ from goodput_core.control import ClassWindow, PromiseCounts, Signal
 from goodput_core.spec.decode import decode
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_core.units import NS_PER_S
-from goodput_operator.decide.actions import Apply, Delete
+from goodput_operator.decide.actions import Apply, Delete, Emit
+from goodput_operator.decide.snapshot import Silence
 
 if TYPE_CHECKING:
     from tests.operator.decide.conftest import Cluster
@@ -199,6 +200,26 @@ def test_what_could_not_be_measured_is_not_no_traffic(
     assert running.condition("SLOAttained") == ("Unknown", reason)
 
 
+@pytest.mark.parametrize(
+    ("signal", "reason"),
+    [(Signal.FAILED, "ScrapeFailed"), (Signal.MISSING, "MetricsMissing")],
+    ids=["no answer", "no numbers"],
+)
+def test_a_pod_without_numbers_is_named_and_an_engine_s_are_not_the_promise_s(
+    running: Cluster, signal: Signal, reason: str
+) -> None:
+    engine = Silence(role="engine", pod="chat-1", signal=signal, detail="it hangs")
+    running.round(replace(running.measured(300, 300), silent=(engine,)))
+    assert running.condition("SLOAttained") == ("True", "Attained")
+    assert running.events[-1] == Emit(
+        warning=True, reason=reason, message="engine chat-1: it hangs"
+    )
+    router = Silence(role="router", pod="chat-r", signal=signal, detail="it hangs too")
+    running.round(replace(running.measured(0, 0, signal=signal), silent=(router, engine)))
+    assert running.condition("SLOAttained") == ("Unknown", reason)
+    assert running.message("SLOAttained") == "it hangs too"
+
+
 def test_what_ended_long_ago_is_forgotten(running: Cluster) -> None:
     running.round(running.measured(0, 100))
     assert running.condition("SLOAttained") == ("False", "Missed")
@@ -323,6 +344,23 @@ def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) ->
     config = running.objects["ConfigMap", "chat-config"]["data"]["limits.json"]
     assert json.loads(config)["token_budget"] == running.status["tokenBudget"] == 1536
     assert {p.limits["revision"] for p in running.pushed} == {2}
+
+
+def test_what_is_only_recommended_stands_in_status_and_events_and_nowhere_else(
+    running: Cluster,
+) -> None:
+    running.ask(**AUTO, control={"mode": "Recommend"})
+    running.settle()
+    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
+    slow = ClassWindow(name="a", ttft=kept, tpot=missed)
+    for _ in range(2):
+        running.round(replace(running.measured(50, 100), classes=(slow,)))
+    (decision,) = running.status["decisions"]
+    assert decision["applied"] is False
+    told = [event for event in running.events if event.reason == "Recommended"]
+    assert [event.message for event in told] == [f"{decision['message']} (TPOTMissed)"]
+    assert running.status["tokenBudget"] == 2048
+    assert running.pushed == []
 
 
 def test_engines_that_refuse_their_limits_are_named(running: Cluster) -> None:

@@ -168,6 +168,17 @@ def test_a_router_that_starts_or_ends_may_be_silent() -> None:
     assert (measures.traffic.signal, measures.traffic.arrivals) == (Signal.FRESH, 20)
 
 
+def test_who_is_ready_and_tells_nothing_is_named() -> None:
+    hung = replace(router(uid="r1", signal=SILENT), detail="did not answer")
+    starting = router(uid="r2", ready=False, signal=SILENT)
+    empty = replace(engine(None, Signal.MISSING), detail="not a state that can be used")
+    measures = run(read(0, router(1)), read(10, router(1), hung, starting, engines=(empty,)))
+    assert [(one.role, one.pod, one.signal, one.detail) for one in measures.silent] == [
+        ("router", "r1", Signal.FAILED, "did not answer"),
+        ("engine", "chat-0", Signal.MISSING, "not a state that can be used"),
+    ]
+
+
 def test_after_silence_the_whole_time_is_one_interval() -> None:
     measures = run(
         read(0, router(10), router(10, uid="r1")),
