@@ -159,6 +159,24 @@ def test_a_pod_is_hardened_and_outlives_its_drain() -> None:
         assert pod["terminationGracePeriodSeconds"] > quiet + drain
 
 
+def test_by_default_a_deleted_service_is_gone_within_a_minute_and_routers_outlast_engines() -> None:
+    engines, routers = (
+        one["spec"]["template"]["spec"] for one in of_kind(rendered(service()), "Deployment")
+    )
+    # A namespace that is deleted is looked at again after half of the longest period and a second,
+    # and once more after as long again.
+    longest = max(pod["terminationGracePeriodSeconds"] for pod in (engines, routers))
+    assert 2 * (longest // 2 + 1) <= 50
+
+    def cuts_off_after(pod: dict[str, Any]) -> int:
+        (container,) = pod["containers"]
+        command = container["command"]
+        quiet: int = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        return quiet + int(command[command.index("--grace") + 1].removesuffix("s"))
+
+    assert cuts_off_after(engines) < cuts_off_after(routers)
+
+
 def test_an_engine_holds_no_credentials_of_the_api_server() -> None:
     engines, routers = of_kind(rendered(service()), "Deployment")
     assert engines["spec"]["template"]["spec"]["automountServiceAccountToken"] is False

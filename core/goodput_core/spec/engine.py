@@ -116,9 +116,9 @@ class EngineSpec:
         "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
     )
     drain_seconds: int = spec_field(
-        "How long an engine that stops lets its running streams finish; its pod is given longer. "
-        "Ignored outside a cluster.",
-        default=120,
+        "How long an engine that stops lets its running streams finish; what runs longer is cut "
+        "off. Deleting the service may take ten seconds more than this. Ignored outside a cluster.",
+        default=30,
         minimum=0,
         maximum=86_400,
     )

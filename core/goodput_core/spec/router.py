@@ -32,9 +32,9 @@ class RouterSpec:
         "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
     )
     drain_seconds: int = spec_field(
-        "How long a router that stops lets its open streams finish; its pod is given longer. "
+        "How long a router that stops lets its open streams finish; no less than the engines' own. "
         "Ignored outside a cluster.",
-        default=120,
+        default=30,
         minimum=0,
         maximum=86_400,
     )
