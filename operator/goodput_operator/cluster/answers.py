@@ -66,6 +66,11 @@ class Refusal:
         return self.status == 409 and self.reason == "Conflict" and not self.conflicts
 
     @property
+    def invalid(self) -> bool:
+        """Whether the object, as it would be after the call, breaks a rule of its kind."""
+        return self.status == 422
+
+    @property
     def gone(self) -> bool:
         """Whether there is no such object."""
         return self.status == 404

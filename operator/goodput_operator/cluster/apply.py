@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_operator.cluster.answers import Refusal
 from goodput_operator.cluster.kinds import KINDS, LLMSERVICE, POD, SECRET
+from goodput_operator.cluster.ownership import taken_over
 from goodput_operator.cluster.tokens import control_token
 from goodput_operator.decide.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
 from goodput_operator.resources.engine_pod import TOKEN_KEY
+from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_operator.cluster.answers import Conflict, Object
+    from goodput_operator.cluster.answers import Answer, Conflict, Object
     from goodput_operator.cluster.client import Client
     from goodput_operator.cluster.events import Events
     from goodput_operator.cluster.kinds import Kind
@@ -138,14 +140,40 @@ class Applier:
                 f"{service['metadata']['name']}"
             )
             return
-        answer = await self._client.apply(kind, action.body, force=False)
-        if isinstance(answer, Refusal) and answer.conflicts and action.force and live is not None:
-            conflicts = answer.conflicts
-            answer = await self._client.apply(kind, action.body, force=True)
-            if not isinstance(answer, Refusal):
-                await self._emit(service, _overwritten(kind, name, conflicts), outcome)
+        body = action.body if live is None else _to_this_very(action.body, live)
+        answer = await self._client.apply(kind, body, force=False)
+        taken: Sequence[Conflict] = ()
+        if isinstance(answer, Refusal) and live is not None:
+            if answer.conflicts:
+                taken = answer.conflicts
+                answer = await self._client.apply(kind, body, force=True)
+            if isinstance(answer, Refusal) and answer.invalid:
+                answer, more = await self._apply_alone(kind, body, answer)
+                taken = (*taken, *more)
         if isinstance(answer, Refusal):
             outcome.note(kind.name, name, answer)
+        elif taken:
+            await self._emit(service, _overwritten(kind, name, taken), outcome)
+
+    async def _apply_alone(
+        self, kind: Kind, body: Object, refused: Refusal
+    ) -> tuple[Answer, Sequence[Conflict]]:
+        """Apply to an object of ours to which others added what ours cannot stand beside.
+
+        Returns:
+            The answer, and what was taken from whom; `refused` itself where nobody added anything.
+        """
+        metadata = body["metadata"]
+        found = await self._client.read(kind, metadata["namespace"], metadata["name"])
+        if isinstance(found, Refusal):
+            return found, ()
+        taken, managed_fields = taken_over(found, MANAGER)
+        if not taken or found["metadata"]["uid"] != metadata["uid"]:
+            return refused, ()
+        handed = await self._client.hand_over(kind, found, managed_fields)
+        if isinstance(handed, Refusal):
+            return handed, ()
+        return await self._client.apply(kind, body, force=True), taken
 
     async def _create_token(self, service: Object, action: CreateToken, outcome: Outcome) -> None:
         metadata = service["metadata"]
@@ -192,6 +220,11 @@ class Applier:
         uid = snapshot.service["metadata"]["uid"]
         for pod, words in (await self._pusher.push(uid, pushes)).items():
             outcome.failures[POD.name, pod] = words
+
+
+def _to_this_very(body: Object, live: Object) -> Object:
+    """A body that the API server applies to no other object of its name than the one looked at."""
+    return {**body, "metadata": {"uid": live["metadata"]["uid"], **body["metadata"]}}
 
 
 def _overwritten(kind: Kind, name: str, conflicts: Sequence[Conflict]) -> Emit:

@@ -7,7 +7,7 @@ value (`answers`), and nothing is tried twice here: the queue decides when.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
@@ -18,7 +18,7 @@ from goodput_operator.cluster.kinds import LEASE
 from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kubernetes.aio.client import ApiClient
 
@@ -30,6 +30,7 @@ __all__ = ["Client", "LeaseCalls"]
 
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
+_STEPS: Final = "application/json-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
 
 _METHODS: Final = {
@@ -66,7 +67,7 @@ class _Calls:
         verb: str,
         kind: Kind,
         path: str,
-        body: Object | None = None,
+        body: Object | Sequence[Object] | None = None,
         *,
         content_type: str = _JSON,
         query: Mapping[str, str] | None = None,
@@ -97,7 +98,7 @@ class _Calls:
         self,
         verb: str,
         path: str,
-        body: Object | None,
+        body: Object | Sequence[Object] | None,
         *,
         content_type: str,
         query: Mapping[str, str],
@@ -203,6 +204,34 @@ class Client(_Calls):
         path = kind.path(namespace, name)
         return await self._write("patch", kind, path, patch, content_type=_MERGE, query=query)
 
+    async def hand_over(
+        self, kind: Kind, live: Object, managed_fields: Sequence[Mapping[str, Any]]
+    ) -> Answer:
+        """Set who owns which field of this very object, and nothing else, if it is as it was.
+
+        Args:
+            kind: of the object.
+            live: it, as it was read.
+            managed_fields: its `metadata.managedFields` from now on.
+
+        Raises:
+            LeaseLostError: another operator may write by now.
+        """
+        metadata = live["metadata"]
+        steps = [
+            {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+            {"op": "replace", "path": "/metadata/managedFields", "value": managed_fields},
+            # The API server refuses another version than the latest.
+            {
+                "op": "replace",
+                "path": "/metadata/resourceVersion",
+                "value": metadata["resourceVersion"],
+            },
+        ]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        query = {"fieldManager": MANAGER}
+        return await self._write("patch", kind, path, steps, content_type=_STEPS, query=query)
+
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> Answer:
         """Delete this very object, and what it owns after it.
 
@@ -222,7 +251,7 @@ class Client(_Calls):
         verb: str,
         kind: Kind,
         path: str,
-        body: Object,
+        body: Object | Sequence[Object],
         *,
         content_type: str = _JSON,
         query: Mapping[str, str] | None = None,

@@ -21,9 +21,9 @@ class Apply:
     Args:
         body: the whole object as it should be, owner reference included; where it exists already
             `metadata.uid` too, so that the API server applies it to that very object or refuses.
-        force: take fields from other managers; only for children that exist and carry our
-            controller reference. The overwritten manager and field become an Event. Without it
-            the object must not exist yet.
+        force: it exists and carries our controller reference. Without it nobody has seen one: it
+            is looked for first. Fields are taken from other managers where it turns out to be
+            ours, and only there; the overwritten manager and field become an Event.
     """
 
     body: Mapping[str, Any]

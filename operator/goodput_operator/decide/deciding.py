@@ -114,14 +114,18 @@ def _round(
             *workload_objects(view, spec, revisions, rollout),
         ]
 
-    found_amiss = repairs(view, made_of, render, memory)
+    found_amiss = repairs(view, made_of, render, memory, snapshot.failures)
     applies, foreign = found_amiss.applies, found_amiss.foreign
     failures = {key: words for key, words in snapshot.failures.items() if key not in foreign}
     trouble = [*_conflicts(foreign), *troubles(view, failures)]
+    new = dict(created_ns).keys() - dict(memory.created_ns).keys()
+    begun = {pod.revision for pod in view.engines if pod.uid in new}
     uids = {name: revisions.uids[name] for name in rollout.counts if name in revisions.uids}
     actions: list[Action] = [
         *(one for one in applies if one.body["kind"] != "Deployment"),
-        *missing_tokens(view, uids, known=memory.tokens, failures=failures, found=trouble),
+        *missing_tokens(
+            view, uids, known=memory.tokens, begun=begun, failures=failures, found=trouble
+        ),
         *pushes(view, () if law is None else law.pushes),
         *(one for one in applies if one.body["kind"] == "Deployment"),
         *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.over),

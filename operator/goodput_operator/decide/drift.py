@@ -31,6 +31,8 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "volumes": ("name",),
 }
 """Lists that are maps by these fields, where others may have entries of their own."""
+_WHOLE: Final = frozenset({"selector", "labelSelector", "nodeSelector"})
+"""Values that are one for the API server too: another label in a selector is another selector."""
 _QUANTITIES: Final = frozenset({"limits", "requests"})
 _QUANTITY: Final = frozenset({"sizeLimit", "divisor"})
 _SUFFIXES: Final[Mapping[str, Fraction]] = {
@@ -63,6 +65,8 @@ def differs(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
 def _holds(wanted: Any, live: Any, key: str) -> bool:
     if not wanted and not live:
         return True  # what is empty is left out
+    if key in _WHOLE:
+        return bool(wanted == live)
     if isinstance(wanted, dict):
         if not isinstance(live, dict):
             return False

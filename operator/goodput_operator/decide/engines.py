@@ -10,7 +10,7 @@ from goodput_operator.resources.pods import ADMIN_PORT
 from goodput_operator.resources.secrets import token_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from goodput_operator.control.rounds import LimitsPush
     from goodput_operator.decide.view import View
@@ -23,15 +23,20 @@ def missing_tokens(
     uids: Mapping[str, str],
     *,
     known: Sequence[str],
+    begun: Container[str],
     failures: Mapping[tuple[str, str], str],
     found: Iterable[Trouble],
 ) -> list[CreateToken]:
-    """Secrets that are not known to be there: nobody may look, so pods tell of a missing one.
+    """Secrets that are not known to be there: nobody may look.
+
+    A running engine needs its Secret no more, so one that somebody deleted is missed when a pod
+    begins: it is then made again, whether it is there or not, and once more if the pod tells of it.
 
     Args:
         view: what there is.
         uids: of the ControllerRevisions whose engines need one, by name.
         known: uids of ControllerRevisions whose Secret was made: it goes with them.
+        begun: revisions with a pod that was not there in the last round.
         failures: what the API server answered to the last round.
         found: what stands in the way.
     """
@@ -39,7 +44,7 @@ def missing_tokens(
     return [
         CreateToken(revision=name, body=token_secret(view.owner, revision=name, revision_uid=uid))
         for name, uid in uids.items()
-        if uid not in known or ("Secret", name) in failures or f'"{name}"' in lost
+        if uid not in known or name in begun or ("Secret", name) in failures or f'"{name}"' in lost
     ]
 
 

@@ -91,23 +91,33 @@ def installed(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
 
 
 @pytest.fixture
-def serve(installed: Installed) -> Iterator[Callable[..., None]]:
-    """Apply a service (as `Installed.apply` does) and wait until it has settled.
+def asked(installed: Installed) -> Iterator[Callable[..., None]]:
+    """Apply a service (as `Installed.apply` does), and wait for nothing.
 
     It is deleted after the test, and its pods are gone when the next one begins.
     """
-    served: list[str] = []
+    made: list[str] = []
+
+    def ask(name: str, **spec: Any) -> None:
+        made.append(name)
+        installed.apply(name, **spec)
+
+    yield ask
+    for name in made:
+        installed.kubectl("delete", "llmservice", name, "--ignore-not-found")
+    for name in made:
+        installed.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=90)
+
+
+@pytest.fixture
+def serve(installed: Installed, asked: Callable[..., None]) -> Callable[..., None]:
+    """The same, and wait until the service has settled."""
 
     def make(name: str, **spec: Any) -> None:
-        served.append(name)
-        installed.apply(name, **spec)
+        asked(name, **spec)
         installed.settled(name)
 
-    yield make
-    for name in served:
-        installed.kubectl("delete", "llmservice", name, "--ignore-not-found")
-    for name in served:
-        installed.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=90)
+    return make
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from goodput_operator.cluster.client import Client
 from goodput_operator.cluster.fence import Fence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from goodput_operator.cluster.answers import Answer, Object
 
@@ -45,12 +45,14 @@ class Server:
         objects: by path.
         managers: of each object's `data`: field to manager.
         refuse: answers to give instead, by method and path.
+        rivals: fields of `data` of which an object may have one alone: more are invalid.
         hang: paths that never answer.
     """
 
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     managers: dict[str, dict[str, str]] = field(default_factory=dict)
     refuse: dict[tuple[str, str], tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    rivals: set[str] = field(default_factory=set)
     hang: set[str] = field(default_factory=set)
     calls: list[tuple[str, str, bool]] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
@@ -76,7 +78,7 @@ class Server:
         if (method, path) in self.refuse:
             return self.refuse[method, path]
         if method == "GET":
-            return (200, self.objects[path]) if path in self.objects else _status(404, "NotFound")
+            return (200, self._seen(path)) if path in self.objects else _status(404, "NotFound")
         if method == "DELETE":
             return self._delete(path, body)
         if method == "POST":
@@ -85,9 +87,24 @@ class Server:
                 return _status(409, "AlreadyExists")
             self.put(path, body, "goodput-operator")
             return 201, self.objects[path]
+        if isinstance(body, list):
+            return self._hand_over(path, body)
         if "metadata" not in body:
             return 200, self.objects[path] | body
         return self._apply(path.removesuffix("/status"), body, force=force)
+
+    def _seen(self, path: str) -> dict[str, Any]:
+        live = self.objects[path]
+        owned: dict[str, dict[str, Any]] = {}
+        for name, manager in self.managers.get(path, {}).items():
+            owned.setdefault(manager, {})[f"f:{name}"] = {}
+        if not owned:
+            return live
+        entries = [
+            {"manager": manager, "apiVersion": live["apiVersion"], "fieldsV1": {"f:data": fields}}
+            for manager, fields in owned.items()
+        ]
+        return {**live, "metadata": {**live["metadata"], "managedFields": entries}}
 
     def _delete(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         live = self.objects.get(path)
@@ -97,6 +114,17 @@ class Server:
             return _status(409, "Conflict")
         del self.objects[path]
         return 200, {"kind": "Status"}
+
+    def _hand_over(self, path: str, steps: list[Any]) -> tuple[int, dict[str, Any]]:
+        """A JSON patch of `metadata.managedFields`, by which everything becomes ours."""
+        live = self.objects[path]
+        values = {step["path"]: step["value"] for step in steps}
+        assert values["/metadata/uid"] == live["metadata"]["uid"]
+        assert values["/metadata/resourceVersion"] == live["metadata"]["resourceVersion"]
+        (entry,) = values["/metadata/managedFields"]
+        fields = entry["fieldsV1"]["f:data"]
+        self.managers[path] = {name.removeprefix("f:"): entry["manager"] for name in fields}
+        return 200, live
 
     def _apply(self, path: str, body: Any, *, force: bool) -> tuple[int, dict[str, Any]]:
         live = self.objects.get(path)
@@ -124,7 +152,16 @@ class Server:
             ]
             return _status(409, "Conflict", causes)
         version = str(int(live["metadata"]["resourceVersion"]) + 1)
-        merged = {**live, **body, "data": {**live.get("data", {}), **body.get("data", {})}}
+        mine, asked = self.managers[path], body.get("data", {})
+        # What was ours and is asked for no more goes.
+        left = {
+            name: value
+            for name, value in live.get("data", {}).items()
+            if name in asked or mine.get(name) != "goodput-operator"
+        }
+        merged = {**live, **body, "data": {**left, **asked}}
+        if len(self.rivals & set(merged["data"])) > 1:
+            return _status(422, "Invalid")
         merged["metadata"] = {**live["metadata"], **body["metadata"], "resourceVersion": version}
         self.objects[path] = merged
         self.managers[path] |= dict.fromkeys(body.get("data", {}), "goodput-operator")
@@ -159,7 +196,7 @@ class MemoryClient(Client):
         self,
         verb: str,
         path: str,
-        body: Object | None,
+        body: Object | Sequence[Object] | None,
         *,
         content_type: str,
         query: Mapping[str, str],

@@ -80,15 +80,18 @@ async def carry_out(
     memory: Any, *actions: Action, record: Record | None = None, engines: Engines | None = None
 ) -> Outcome:
     objects = [o for path, o in memory.server.objects.items() if path.startswith(CONFIG_MAPS)]
-    applier = Applier(
+    watched = tuple(o for o in objects if o["metadata"]["ownerReferences"] == OURS)
+    snapshot = Snapshot(now_ns=memory.clock.ns, unix_s=0, service=SERVICE, objects=watched)
+    return await applier_of(memory, engines).carry_out(snapshot, actions, record or Record(uid=UID))
+
+
+def applier_of(memory: Any, engines: Engines | None = None) -> Applier:
+    return Applier(
         client=memory.client,
         pusher=engines or Engines(),  # type: ignore[arg-type]
         events=Events(memory.client, clock=memory.clock, instance="op"),
         key=KEY,
     )
-    watched = tuple(o for o in objects if o["metadata"]["ownerReferences"] == OURS)
-    snapshot = Snapshot(now_ns=memory.clock.ns, unix_s=0, service=SERVICE, objects=watched)
-    return await applier.carry_out(snapshot, actions, record or Record(uid=UID))
 
 
 def events_of(memory: Any) -> list[tuple[str, str]]:
@@ -145,6 +148,38 @@ async def test_an_apply_without_conflict_is_not_forced_and_says_nothing(memory: 
     assert memory.server.writes == [("PATCH", f"{CONFIG_MAPS}/chat", False)]
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1", "b": "theirs"}
     assert events_of(memory) == []
+
+
+async def test_what_ours_cannot_stand_beside_is_taken_away_and_named(memory: Any) -> None:
+    memory.server.rivals = {"a", "b"}
+    path = f"{CONFIG_MAPS}/chat"
+    memory.server.put(path, config_map("chat", b="theirs", c="theirs"), "kubectl-edit")
+    outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
+    assert outcome.failures == {}
+    assert memory.server.objects[path]["data"] == {"a": "1"}
+    [(reason, message)] = events_of(memory)
+    assert reason == "Overwritten"
+    assert message.endswith('"kubectl-edit" had set .data.b, .data.c')
+
+
+async def test_what_is_refused_although_nobody_else_touched_it_is_told(memory: Any) -> None:
+    memory.server.rivals = {"a", "b"}
+    memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="0"), "goodput-operator")
+    outcome = await carry_out(memory, wanted(memory, "chat", a="1", b="1"))
+    assert outcome.failures == {("ConfigMap", "chat"): "the server says Invalid"}
+    assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "0"}
+
+
+async def test_an_object_of_ours_whose_label_is_gone_is_put_back_like_any_other(
+    memory: Any,
+) -> None:
+    memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="edited"), "kubectl-label")
+    unseen = Apply(body=config_map("chat", a="1"), force=False)
+    snapshot = Snapshot(now_ns=memory.clock.ns, unix_s=0, service=SERVICE)
+    outcome = await applier_of(memory).carry_out(snapshot, [unseen], Record(uid=UID))
+    assert outcome.failures == {}
+    assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1"}
+    assert [reason for reason, _ in events_of(memory)] == ["Overwritten"]
 
 
 async def test_a_successor_of_the_same_name_is_left_alone_until_it_is_seen(memory: Any) -> None:
@@ -289,7 +324,9 @@ def test_whatever_stands_there_only_ours_changes_and_everything_else_is_accounte
             assert memory.server.objects[path] == before[path]
             assert failed
         elif child["refused"] is not None:
-            assert patches == [False]
+            # Of what is invalid the owners are asked for, once.
+            others = child["refused"] == 422 and child["there"] == "ours" and child["edited"]
+            assert patches == [False] * (2 if others else 1)
             assert outcome.failures["ConfigMap", f"c{number}"] == f"no {number}"
         else:
             assert memory.server.objects[path]["data"]["a"] == "1"

@@ -343,7 +343,7 @@ _MAPS = {"containers": "name", "env": "name", "volumes": "name", "volumeMounts":
 
 def _merged(live: Any, wanted: Any, key: str = "") -> Any:
     """A forced server-side apply: our fields over what there is."""
-    if isinstance(live, dict) and isinstance(wanted, dict):
+    if isinstance(live, dict) and isinstance(wanted, dict) and key != "selector":
         return {
             k: _merged(live[k], wanted[k], k)
             if k in live and k in wanted
