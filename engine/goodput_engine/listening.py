@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["announce", "listen"]
 
+_EVERYWHERE: Final = "::"
 _BACKLOG: Final = 4096
 _log: Final = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ async def listen(stack: AsyncExitStack, runner: web.AppRunner, host: str, port: 
     Args:
         stack: closes the port and ends what runs.
         runner: of the application, not set up yet.
-        host: an address, or a name whose first address is taken.
+        host: an address, or a name whose first address is taken; `::`: every address, of both
+            families where the kernel has both.
         port: 0 takes any free one.
 
     Returns:
@@ -38,6 +40,8 @@ async def listen(stack: AsyncExitStack, runner: web.AppRunner, host: str, port: 
     Raises:
         UsageError: the port cannot be opened.
     """
+    if host == _EVERYWHERE and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104 - what was asked for, without IPv6
     listener = _bind(host, port)
     stack.callback(listener.close)
     await runner.setup()
@@ -70,6 +74,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if host == _EVERYWHERE:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listener.bind(address)
         except OSError:
             listener.close()

@@ -146,7 +146,11 @@ def _parse(argv: list[str]) -> _Options:
     parser.add_argument(
         "--policy", choices=policies, help="placement, in place of spec.router.policy"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address of both ports (%(default)s)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address of both ports; `::`: every address (%(default)s)",
+    )
     port = argument_type(parse_port, "port")
     parser.add_argument(
         "--port", type=port, default=8000, help="serving port; 0: any free one (%(default)s)"

@@ -79,7 +79,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--device", metavar="PROFILE",
         help="emulate this device instead of spec.model.source; see `goodput device list`",
     )  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="where both ports listen (%(default)s)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="where both ports listen; `::`: everywhere (%(default)s)",
+    )
     port = argument_type(parse_port, "port")
     parser.add_argument(
         "--port", type=port, default=8001, help="serving port; 0: any free one (%(default)s)"

@@ -126,7 +126,7 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         "--probe-host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address of the port for probes and metrics (default: %(default)s)",
+        help="address of the port for probes and metrics; `::`: every one (default: %(default)s)",
     )
     parser.add_argument(
         "--probe-port",

@@ -37,6 +37,10 @@ class Probes:
     async def start(self, host: str, port: int) -> int:
         """Listen.
 
+        Args:
+            host: an address; `::`: every one, of both families where the kernel has both.
+            port: 0 takes any free one, another one for each address.
+
         Returns:
             The port, where 0 was asked for.
 
@@ -44,7 +48,8 @@ class Probes:
             UsageError: the port is taken.
         """
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        # asyncio binds each family that there is for None, and IPv6 alone for `::`.
+        site = web.TCPSite(self._runner, None if host == "::" else host, port)
         try:
             await site.start()
         except OSError as error:

@@ -51,7 +51,7 @@ def listen_options(drain_s: int) -> list[str]:
     """The options of both commands that say where to listen and how long to drain."""
     return [
         "--host",
-        "0.0.0.0",  # noqa: S104 - a pod's own network namespace
+        "::",  # every address of the pod, IPv4 too
         "--port",
         str(SERVING_PORT),
         "--admin-port",
