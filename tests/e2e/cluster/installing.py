@@ -16,7 +16,14 @@ from tests.e2e.cluster.starting import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CHART", "NAMESPACE", "install_chart", "publish_ours", "uninstall_chart"]
+__all__ = [
+    "CHART",
+    "NAMESPACE",
+    "install_chart",
+    "publish_ours",
+    "rendered_chart",
+    "uninstall_chart",
+]
 
 CHART = ROOT / "charts" / "goodput"
 NAMESPACE = "goodput-system"
@@ -49,12 +56,21 @@ def install_chart(
     _helm(cluster, namespace, "upgrade", "--install", "goodput", str(chart), *where, *flags)
 
 
+def rendered_chart(cluster: Cluster, *flags: str, namespace: str = NAMESPACE) -> str:
+    """What the chart would install, as YAML.
+
+    Raises:
+        ClusterError: with Helm's own words.
+    """
+    return _helm(cluster, namespace, "template", "goodput", str(CHART), *flags)
+
+
 def uninstall_chart(cluster: Cluster, *, namespace: str = NAMESPACE) -> None:
     """Remove what `install_chart` installed, but for the custom resource definition."""
     _helm(cluster, namespace, "uninstall", "goodput", "--wait")
 
 
-def _helm(cluster: Cluster, namespace: str, *words: str) -> None:
+def _helm(cluster: Cluster, namespace: str, *words: str) -> str:
     ended = subprocess.run(
         [cluster.binaries / "helm", *words, "--namespace", namespace],
         env=cluster.environment,
@@ -64,3 +80,4 @@ def _helm(cluster: Cluster, namespace: str, *words: str) -> None:
     )
     if ended.returncode != 0:
         raise ClusterError(f"helm: {ended.stderr.strip()}")
+    return ended.stdout
