@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.charts.rights import documented_rights
 
 if TYPE_CHECKING:
     import subprocess
@@ -138,15 +139,10 @@ def test_a_key_of_ones_own_is_used_and_none_made(render: Render) -> None:
 
 
 def test_the_documented_rights_are_those_of_the_chart(render: Render) -> None:
-    page = (CHART.parents[1] / "docs/operator.md").read_text(encoding="utf-8")
-    table = page.partition("| resources | verbs | why |\n")[2].partition("\n\n")[0]
-    documented = {}
-    for line in table.splitlines()[1:]:
-        resources, verbs = line.strip("|").split("|")[:2]
-        for resource in resources.replace("`", "").split(","):
-            documented[resource.strip()] = [verb.strip() for verb in verbs.split(",")]
-    (role,) = [
-        d for d in render(*KEY) if d["kind"] == "ClusterRole" and d["metadata"]["name"] == "goodput"
-    ]
-    granted = {name: rule["verbs"] for rule in role["rules"] for name in rule["resources"]}
-    assert documented == granted
+    granted: dict[str, set[str]] = {}
+    for role in (d for d in render(*KEY) if d["kind"] in {"Role", "ClusterRole"}):
+        if role["metadata"]["name"] in {"goodput", "goodput-lease"}:
+            for rule in role["rules"]:
+                for resource in rule["resources"]:
+                    granted.setdefault(resource, set()).update(rule["verbs"])
+    assert granted == documented_rights()

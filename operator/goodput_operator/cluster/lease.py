@@ -76,7 +76,8 @@ async def hold_lease(
         calls: the API server.
         name: of the Lease.
         namespace: of the Lease.
-        identity: of this process, like no other's.
+        identity: of this process, like no other's that runs. A Lease that carries it already was
+            left by a predecessor that has ended, and is taken at once.
         fence: opened by each renewal.
         clock: both times.
         times: of the election.

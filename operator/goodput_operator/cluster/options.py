@@ -27,6 +27,8 @@ _EXAMPLES: Final = (
 )
 _PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
 _MOST_GROUP: Final = 999_999_999
+_MOST_IDENTITY: Final = 128
+"""What the API server takes as the instance that reports an Event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class Options:
         kubeconfig: None: the pod's service account, else what kubectl reads.
         lease_name: of the Lease.
         lease_namespace: of the Lease.
-        identity: of this process among operators.
+        identity: signs the Lease; no other process has it while this one runs.
         probe_host: address of the port for probes and metrics.
         probe_port: 0: any free one.
         workers: services looked after at once.
@@ -123,6 +125,13 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         help="its namespace (default: the pod's own, else `default`)",
     )
     parser.add_argument(
+        "--identity",
+        metavar="NAME",
+        help="who holds the Lease, unlike any other operator; one that starts again under its "
+        "name goes on at once, so its predecessor must have ended (default: the host's name and "
+        "random digits)",
+    )
+    parser.add_argument(
         "--probe-host",
         default="127.0.0.1",
         metavar="ADDRESS",
@@ -148,6 +157,15 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         raise UsageError(
             "goodput operator: --namespace is empty; name one, or leave the option out for all"
         )
+    identity = args.identity
+    if identity is None:
+        host = environment.get("HOSTNAME") or socket.gethostname()
+        identity = f"{host}-{secrets.token_hex(4)}"
+    elif not 0 < len(identity) <= _MOST_IDENTITY:
+        raise UsageError(
+            f"goodput operator: --identity has {len(identity)} characters; "
+            f"give it 1 to {_MOST_IDENTITY}"
+        )
     return Options(
         namespaces=tuple(dict.fromkeys(args.namespace)),
         installation=Installation(
@@ -160,7 +178,7 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         kubeconfig=args.kubeconfig,
         lease_name=args.lease_name,
         lease_namespace=args.lease_namespace or _own_namespace(),
-        identity=f"{environment.get('HOSTNAME') or socket.gethostname()}-{secrets.token_hex(4)}",
+        identity=identity,
         probe_host=args.probe_host,
         probe_port=args.probe_port,
         workers=args.workers,

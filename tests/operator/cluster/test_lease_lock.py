@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRec
 from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.answers import Refusal
 from goodput_operator.cluster.fence import Fence
-from goodput_operator.cluster.lease import FencingLock, LeaseTimes
+from goodput_operator.cluster.lease import FencingLock, LeaseTimes, hold_lease
 
 RECORD = LeaderElectionRecord("ignored", "15", "2026-01-01 00:00:00", "2026-01-01 00:00:00")
 
@@ -161,3 +162,46 @@ async def test_a_released_lease_is_free_at_once_and_only_its_holder_releases_it(
     assert found
     assert isinstance(record, LeaderElectionRecord)
     assert record.holder_identity is None, "the election takes such a Lease without waiting"
+
+
+@pytest.mark.parametrize(
+    ("holder", "takes"),
+    [
+        pytest.param("me", True, id="its own predecessor, which has ended"),
+        pytest.param("them", False, id="somebody else"),
+    ],
+)
+async def test_a_lease_that_is_held_is_taken_at_once_by_its_holder_only(
+    memory: Any, lease: Lease, holder: str, takes: bool
+) -> None:
+    before, _ = lock(memory, lease, holder)
+    await renewed(before)
+    asked = asyncio.Event()
+    read = lease.read
+
+    async def reading(*words: object) -> Any:
+        asked.set()
+        return await read(*words)
+
+    lease.read = reading  # type: ignore[method-assign]
+    led: list[bool] = []
+    fence = Fence(memory.clock)
+    standing = asyncio.create_task(
+        hold_lease(
+            lease,  # type: ignore[arg-type]
+            name="goodput-operator",
+            namespace="ns",
+            identity="me",
+            fence=fence,
+            clock=memory.clock,
+            times=LeaseTimes(),
+            leading=lambda: led.append(True),
+        )
+    )
+    await asked.wait()
+    for _ in range(10):  # what follows the answer needs no time
+        await asyncio.sleep(0)
+    assert bool(led) is fence.open is takes
+    standing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await standing

@@ -33,6 +33,8 @@ def test_namespaces_are_repeated_and_kept_once() -> None:
         "--fs-group -1",
         "--image-pull-policy Sometimes",
         "--workers 65",
+        "--identity ''",
+        f"--identity {'x' * 129}",
         "--probe-port 70000",
         "--nonsense",
         "extra",
@@ -60,3 +62,7 @@ def test_the_examples_of_the_help_are_lines_that_parse(
     assert len(lines) == 2
     for line in lines:
         parse_options(shlex.split(line)[2:])
+
+
+def test_who_holds_the_lease_can_be_named() -> None:
+    assert parse_options([*IMAGES, "--identity", "op_1"]).identity == "op_1"

@@ -131,6 +131,9 @@ func (s settings) configure() (*options.KubeletFlags, *kubeletconfig.KubeletConf
 	c.CgroupsPerQOS, c.EnforceNodeAllocatable = false, nil
 	c.EvictionHard, c.ImageGCHighThresholdPercent = map[string]string{}, 100
 	c.LocalStorageCapacityIsolation = false
+	// By default 10 seconds, doubling up to 5 minutes: longer than any test waits for a container
+	// that it killed before.
+	c.CrashLoopBackOff.MaxContainerRestartPeriod = &metav1.Duration{Duration: time.Second}
 	return flags, c, nil
 }
 
