@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from tests.e2e.cluster.images import publish
 from tests.e2e.cluster.layout import Layout
 
@@ -115,6 +116,15 @@ class OwnCluster(Cluster):
         """
         enter = ["nsenter", f"--target={self.pid}", "--user", "--net", "--preserve-credentials"]
         return [*enter, "--", *command]
+
+    def processes_of(self, pod: str) -> list[psutil.Process]:
+        """The processes of a pod's containers, each before those that it started."""
+        found = []
+        for process in psutil.Process(self.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+                if process.environ().get("HOSTNAME") == pod:
+                    found.append(process)
+        return found
 
     @property
     def inner_kubeconfig(self) -> Path:

@@ -63,7 +63,7 @@ def until(holds: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
         time.sleep(0.05)
 
 
-@pytest.fixture(name="until")
+@pytest.fixture(name="until", scope="session")
 def until_fixture() -> Callable[..., Any]:
     return until
 

@@ -1,0 +1,82 @@
+"""Two operators from one chart: one writes, and the other takes over when it dies.
+
+They share a service account; the API server's record names the pod behind each token.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
+from tests.e2e.operator.installed import Installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.e2e.cluster.handle import OwnCluster
+
+TAKEOVER_S = 30
+
+
+@pytest.fixture
+def two(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
+    """A namespace with two operators."""
+    namespace = "two-operators"
+    publish_ours(own_cluster)
+    values = f"replicas=2,crds.install=false,rbac.aggregate=false,watchNamespaces={{{namespace}}}"
+    install_chart(own_cluster, "--set", values, namespace=namespace)
+    yield Installed(cluster=own_cluster, namespace=namespace)
+    uninstall_chart(own_cluster, namespace=namespace)
+    own_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def writes(two: Installed) -> list[tuple[str, float]]:
+    """Which pod wrote something beside its Lease, and when, in the API server's own record."""
+    return [
+        (
+            line["user"]["extra"]["authentication.kubernetes.io/pod-name"][0],
+            datetime.fromisoformat(line["stageTimestamp"]).timestamp(),
+        )
+        for line in two.audited()
+        if line["verb"] in {"create", "patch", "delete"}
+        and line["objectRef"]["resource"] != "leases"
+        and line["responseStatus"]["code"] < 300
+    ]
+
+
+@pytest.mark.slow
+def test_of_two_operators_one_writes_and_the_other_takes_over_when_it_dies(
+    two: Installed, until: Callable[..., Any]
+) -> None:
+    def told(budget: int) -> None:
+        """Ask for something, and wait until it is written."""
+        spec = {"engine": {"tokenBudget": {"initial": budget}}}
+        two.kubectl("patch", "llmservice/chat", "--type=merge", "-p", json.dumps({"spec": spec}))
+        until(lambda: two.status("chat")["tokenBudget"] == budget, f"a budget of {budget}")
+
+    two.apply("chat", suspend=True)
+    until(lambda: two.status("chat"), "somebody writes")
+    for budget in (1024, 1088, 1152):
+        told(budget)
+    [one] = {pod for pod, _ in writes(two)}
+    assert two.get("lease", "goodput")["spec"]["holderIdentity"].startswith(f"{one}_")
+    pods = two.get("pods", "-l", "app.kubernetes.io/name=goodput-operator")["items"]
+    assert len(pods) == 2
+
+    # Held still it does not hear that it is asked to end; then the node kills it.
+    for process in two.cluster.processes_of(one):
+        process.send_signal(signal.SIGSTOP)
+    died = time.time()
+    two.kubectl("delete", f"pod/{one}", "--grace-period=1")
+    told(1216)
+    written = writes(two)
+    others = {pod for pod, _ in written if pod != one}
+    assert len(others) == 1, "the one that stood by, or its replacement, but never both"
+    pods_in_order = [pod for pod, _ in written]
+    assert pods_in_order == sorted(pods_in_order, key=[one, *others].index), "never in turns"
+    assert min(at for pod, at in written if pod != one) - died < TAKEOVER_S
