@@ -6,31 +6,19 @@ A test holds the namespace that it looks after; what stands there, the test asks
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from tests.e2e.cluster.handle import OwnCluster
 from tests.e2e.cluster.starting import ROOT
 
-from goodput_core.errors import ExitCode
-from goodput_replay.run.records import read_judged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = ["CHAT", "Installed"]
 
 CHAT = ROOT / "examples" / "chat.yaml"
-_BIN = Path(sys.executable).parent
-_RATE = 3
-"""Requests per second of `Installed.answering`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +79,7 @@ class Installed:
         trace = () if "--trace" in options else ("--trace", "sample")
         return subprocess.Popen(
             self.cluster.inside(
-                str(_BIN / "replay"),
+                str(Path(sys.executable).parent / "replay"),
                 *(*trace, "--slo", str(CHAT), "--yes", "--target", self.url(name)),
                 *("--out", str(out), *options),
             ),
@@ -99,28 +87,6 @@ class Installed:
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    @contextmanager
-    def answering(self, name: str, folder: Path) -> Iterator[None]:
-        """Send requests to a service for the length of the block; every one must be answered."""
-        trace, out = folder / "requests.parquet", folder / "requests"
-        synthesize = [str(_BIN / "goodput"), "trace", "synthesize", "--out", str(trace)]
-        subprocess.run(
-            [*synthesize, "--duration", "20m", "--rate", str(_RATE)], capture_output=True, check=True
-        )
-        replay = self.replaying(name, out, "--trace", str(trace))
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            lasted_s = time.monotonic() - begun
-            replay.send_signal(signal.SIGINT)
-            said, _ = replay.communicate(timeout=60)
-        assert replay.returncode == ExitCode.INTERRUPTED, said
-        records = [judged.record for judged in read_judged(out)]
-        answered = [record for record in records if record.detail != "the run was stopped"]
-        assert {record.outcome for record in answered} == {"ok"}, said
-        assert len(answered) > lasted_s * _RATE / 2, "requests were sent all the time"
 
     def scale_operator(self, replicas: int) -> None:
         """Run so many operators, and wait until that many pods are there, ready."""

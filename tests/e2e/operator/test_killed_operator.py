@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from tests.e2e.operator.loading import under_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,43 +56,38 @@ class Victim:
         count: int = pod["status"]["containerStatuses"][0]["restartCount"]
         return count
 
-    def runs(self) -> list[psutil.Process]:
-        return self._cluster.processes_of(self.name)
-
-    def phase(self) -> str | None:
-        """The last phase that the last container of the pod has logged."""
-        last = max(self._logs.glob("*.log"), key=lambda path: int(path.stem), default=None)
-        if last is None:
-            return None
-        with last.open("rb") as log:
-            log.seek(max(0, last.stat().st_size - TAIL))
-            lines = log.read().decode(errors="replace").splitlines()
-        for line in reversed(lines):
-            if '"phase"' in line and line.endswith("}"):
-                phase: str = json.loads(line[line.index("{") :])["phase"]
-                return phase
-        return None
-
     def kill_in(self, wanted: str, until: Callable[..., Any]) -> str:
         """Kill it when it is in a phase; the phase that the kill hit."""
-        [process] = until(self.runs, "the operator runs")
+        [process] = until(lambda: self._cluster.processes_of(self.name), "the operator runs")
+        # The log of each container of the pod has the number of its restart.
+        log = max(self._logs.glob("*.log"), key=lambda path: int(path.stem))
         deadline = time.monotonic() + 60
         while True:
             assert time.monotonic() < deadline, f"no turn was seen in {wanted}"
-            if self.phase() != wanted:
+            if phase_in(log) != wanted:
                 time.sleep(0.0005)  # a decision takes a few milliseconds
                 continue
             # Held still, it can be asked whether it is there yet.
             process.send_signal(signal.SIGSTOP)
             time.sleep(0.02)  # what it wrote before is on its way through the kubelet
-            if self.phase() == wanted:
+            if phase_in(log) == wanted:
                 break
             process.send_signal(signal.SIGCONT)
         process.kill()
         psutil.wait_procs([process], timeout=10)
-        hit = self.phase()
-        assert hit is not None
-        return hit
+        return str(phase_in(log))
+
+
+def phase_in(log: Path) -> str | None:
+    """The last phase that an operator has logged."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        lines = file.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        if '"phase"' in line and line.endswith("}"):
+            phase: str = json.loads(line[line.index("{") :])["phase"]
+            return phase
+    return None
 
 
 def change(installed: Installed, number: int) -> str:
@@ -105,15 +101,15 @@ def change(installed: Installed, number: int) -> str:
 
     if kind == 0:
         patch({"engine": {"tokenBudget": {"initial": BUDGETS[times]}}})
-        return "the token budget"
+        return "token budget"
     if kind == 1:
         patch({"replicas": REPLICAS[times]})
-        return "the replicas"
+        return "replicas"
     if kind == 2:
         patch({"engine": {"policy": POLICIES[times]}})
-        return "the revision"
+        return "revision"
     installed.kubectl("delete", PDB, "--ignore-not-found")
-    return "a PodDisruptionBudget, which went"
+    return "PodDisruptionBudget deleted"
 
 
 def as_it_should_be(installed: Installed) -> bool:
@@ -121,11 +117,11 @@ def as_it_should_be(installed: Installed) -> bool:
     service = installed.get("llmservice", "chat")
     status, uid = service["status"], service["metadata"]["uid"]
     wanted = [
-        *((kind, "chat-router") for kind in ("Deployment", "ServiceAccount", "Role", "RoleBinding")),
+        *((kind, "chat-router") for kind in ("ServiceAccount", "Role", "RoleBinding")),
         *(("PodDisruptionBudget", name) for name in ("chat-router", "chat-engines")),
         *(("Service", name) for name in ("chat", "chat-engines")),
+        *(("Deployment", name) for name in ("chat-router", status["currentRevision"])),
         ("ConfigMap", "chat-config"),
-        ("Deployment", status["currentRevision"]),
     ]
     found = installed.get(CHILDREN, "-l", "goodput.dev/llmservice=chat")["items"]
     assert all(one["metadata"]["ownerReferences"][0]["uid"] == uid for one in found)
@@ -157,11 +153,11 @@ def test_an_operator_killed_twenty_times_costs_no_request_and_leaves_all_as_it_s
     before = victim.restarts()
     transitions = installed.get("lease", "goodput")["spec"]["leaseTransitions"]
     hits = Counter[str]()
-    with installed.answering("chat", tmp_path):
+    with under_load(installed, "chat", tmp_path, until):
         for number in range(KILLS):
             what = change(installed, number)
             hit = victim.kill_in(PHASES[number % 4], until)
-            _log.info("kill %d hit %s, after a change of %s", number + 1, hit, what)
+            _log.info("kill %d hit %s, after a change: %s", number + 1, hit, what)
             hits[hit] += 1
         until(lambda: as_it_should_be(installed), "everything is as it should be", timeout_s=90)
     assert set(hits) == set(PHASES), "every phase was hit"

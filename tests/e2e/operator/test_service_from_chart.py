@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.charts.rights import documented_rights
+from tests.e2e.operator.loading import under_load
 
 from goodput_replay.run.records import read_judged
 
@@ -36,24 +37,18 @@ class Edited:
 
     def __init__(self, installed: Installed, until: Until) -> None:
         self._installed, self._until = installed, until
-        self._first_s: float | None = None
+        self._counted_from_s = 0.0
 
     def edit(self) -> None:
-        """Edit it, so much later than the first time that this one is counted."""
-        if self._first_s is None:
-            self._first_s = time.monotonic()
-        else:
-            due_s = self._first_s + COUNTED_S
-            self._until(lambda: time.monotonic() > due_s, "a minute is over", 2 * COUNTED_S)
+        """Edit it, so long after the last time that its Event is counted."""
+        due_s = self._counted_from_s
+        self._until(lambda: time.monotonic() > due_s, "a minute is over", 2 * COUNTED_S)
         self._installed.kubectl(
             *("patch", "poddisruptionbudget/rights-engines", "--type=merge"),
             *("--field-manager=somebody", "-p", '{"spec": {"maxUnavailable": 2}}'),
         )
-        self._until(self._is_put_back, "it is put back")
-
-    def _is_put_back(self) -> bool:
-        found = self._installed.get("poddisruptionbudget", "rights-engines")
-        return bool(found["spec"]["maxUnavailable"] == 1)
+        self._until(lambda: counts_of(self._installed, "Overwritten"), "it is put back, and said")
+        self._counted_from_s = time.monotonic() + COUNTED_S
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,7 +85,7 @@ def test_a_restart_of_the_api_server_costs_no_request_and_the_operator_works_on(
     serve("chat", replicas=1)
     operators = ("pods", "-l", "app.kubernetes.io/name=goodput-operator")
     before = [pod["status"]["containerStatuses"] for pod in installed.get(*operators)["items"]]
-    with installed.answering("chat", tmp_path):
+    with under_load(installed, "chat", tmp_path, until):
         installed.cluster.kill("kube-apiserver")
         installed.cluster.start("kube-apiserver")
         installed.cluster.wait_until("get", "--raw", "/readyz")
