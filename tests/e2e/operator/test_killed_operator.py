@@ -159,6 +159,7 @@ def test_an_operator_killed_twenty_times_costs_no_request_and_leaves_all_as_it_s
             hit = victim.kill_in(PHASES[number % 4], until)
             _log.info("kill %d hit %s, after a change: %s", number + 1, hit, what)
             hits[hit] += 1
+        until(lambda: victim.restarts() >= before + KILLS, "it is back")
         until(lambda: as_it_should_be(installed), "everything is as it should be", timeout_s=90)
     assert set(hits) == set(PHASES), "every phase was hit"
     assert victim.restarts() == before + KILLS, "nothing else ended it"
