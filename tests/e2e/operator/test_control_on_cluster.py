@@ -1,0 +1,234 @@
+"""The control laws at work in a cluster: real engines on an emulated device, real routers.
+
+Three services share the time: each test waits for minutes of the laws' own windows, so while one
+load steps up and down, another has been constant for long, and a third one is only advised.
+Decisions are a second apart, a tenth of the default; no window is shortened.
+
+A replica bears 3.4 of these requests per second (0.8 of its time, 0.23 s each), and in steps of
+2048 tokens who decodes waits for 155 ms a token.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+import pytest
+from tests.e2e.operator.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.e2e.operator.installed import Installed
+
+    Until = Callable[..., Any]
+
+BUDGET: Final = 2048
+ROUNDS: Final = 60
+"""As many decisions as ten minutes have at the default interval."""
+KNOBS: Final = ("TokenBudget", "Scaled", "Recommended")
+"""Reasons of Events on what the laws turn."""
+
+
+def spec(*, tpot_ms: int = 100, mode: str = "Auto", **fields: Any) -> dict[str, Any]:
+    promise = {"name": "interactive", "ttftMs": 60000, "tpotMs": tpot_ms, "objective": "90%"}
+    return {
+        "model": {"source": "emulated://llama-3-70b-4xh100"},
+        "engine": {
+            "policy": "sarathi",
+            "tensorParallel": 4,
+            "tokenBudget": {"min": 256, "max": BUDGET, "initial": BUDGET, "law": "fixed"},
+        },
+        "replicas": None,
+        "minReplicas": 1,
+        "maxReplicas": 3,
+        "slo": {"classes": [promise], "default": "interactive"},
+        "control": {"mode": mode, "intervalSeconds": 1, "scaleDownStabilizationSeconds": 5},
+        **fields,
+    }
+
+
+@pytest.fixture(scope="module")
+def stage(installed: Installed, until: Until) -> Iterator[Stage]:
+    """Three services that have settled, one of them under a load that stays the same.
+
+    It takes two replicas, which are there before its floor and ceiling leave one and three open.
+    """
+    services = {
+        "steady": spec(tpot_ms=150, minReplicas=2),
+        "stepped": spec(),
+        "advised": spec(mode="Recommend"),
+    }
+    for name, fields in services.items():
+        installed.apply(name, **fields)
+    client = subprocess.Popen(
+        installed.cluster.inside(sys.executable, str(Path(__file__).with_name("offering.py"))),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with client:
+        stage = Stage(installed=installed, client=client)
+        for name in services:
+            installed.settled(name)
+            stage.offer(name, 5.0 if name == "steady" else 0.0)
+        until(lambda: sum(stage.offer("steady", 5.0).values()) >= 60, "the load is known")
+        installed.apply("steady", **spec(tpot_ms=150))
+        installed.settled("steady")
+        yield stage
+    for name in services:
+        installed.kubectl("delete", "llmservice", name)
+    for name in services:
+        installed.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=90)
+
+
+@pytest.fixture(scope="module")
+def before(stage: Stage) -> tuple[datetime, dict[str, Any]]:
+    """Since when the load of one service stays the same, and what was in force there then."""
+    return datetime.now(UTC), stage.in_force("steady")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("before")
+def test_a_load_step_moves_the_budget_first_then_replicas_and_back_down(stage: Stage) -> None:
+    stage.offer("stepped", 5.0)
+    stage.offer("advised", 5.0)
+    stage.until_replicas("stepped", 2, timeout_s=180)
+    risen = stage.decisions("stepped")
+    assert [one["knob"] for one in risen].index("Replicas") >= 1, risen
+    assert all(one["applied"] for one in risen)
+    assert risen[0]["message"].startswith("token budget 2048 → 1536, safety 90 % → 85 %: TPOT is")
+    assert risen[-1]["message"].startswith("replicas 1 → 2:")
+    told = stage.installed.status("stepped")["tokenBudget"]
+    assert told < BUDGET
+    assert stage.engine_budgets("stepped") == [told, told], "the new one begins with it"
+
+    stage.offer("advised", 0.0)
+    stage.offer("stepped", 0.5)
+    stage.until_replicas("stepped", 1, timeout_s=240)
+    outcomes = stage.offer("stepped", 0.0)
+    assert set(outcomes) == {"ok"}, "no request notices"
+    moves = [one["message"].split(":")[0] for one in stage.decisions("stepped")]
+    assert [m for m in moves if m.startswith("replicas")] == ["replicas 1 → 2", "replicas 2 → 1"]
+    scaled = stage.events("stepped", "ScalingReplicaSet")
+    assert [" ".join(one["message"].split()[:2]) for one in sorted(scaled, key=when)] == [
+        "Scaled up",
+        "Scaled up",
+        "Scaled down",
+    ]
+    story = [one["reason"] for one in sorted(stage.events("stepped", *KNOBS), key=when)]
+    assert story[0] == "TokenBudget"
+    assert [reason for reason in story if reason == "Scaled"] == ["Scaled"] * 2
+
+
+def when(event: dict[str, Any]) -> str:
+    found: str = event["firstTimestamp"]
+    return found
+
+
+@pytest.mark.slow
+def test_what_is_recommended_is_told_and_nothing_is_changed(stage: Stage) -> None:
+    stage.offer("advised", 5.0)
+    recommends = "jsonpath={.status.recommendedReplicas}=2"
+    stage.installed.wait(recommends, "llmservice/advised", timeout_s=180)
+    stage.offer("advised", 0.0)
+    decisions = stage.decisions("advised")
+    assert {one["knob"] for one in decisions} == {"TokenBudget", "Replicas"}
+    assert not any(one["applied"] for one in decisions)
+    status = stage.installed.status("advised")
+    assert (status["tokenBudget"], status["replicas"]) == (BUDGET, 1)
+    engines = stage.engines("advised")
+    assert (engines["spec"]["replicas"], engines["metadata"]["generation"]) == (1, 1)
+    assert stage.engine_budgets("advised") == [BUDGET]
+
+    story = stage.installed.kubectl("describe", "llmservice/advised")
+    told = [one["message"] for one in stage.events("advised", *KNOBS)]
+    assert len(told) == len(set(told)), "the same words are one Event"
+    for one in decisions:
+        assert one["message"].endswith("(recommended, not applied)")
+        assert f"{one['message']} ({one['reason']})" in told
+        assert one["message"] in story
+
+
+@pytest.mark.slow
+def test_a_scrape_that_hangs_is_told_scales_nothing_and_delays_nobody(
+    stage: Stage, serve: Callable[..., None], until: Until
+) -> None:
+    installed = stage.installed
+    serve("stuck", **spec(minReplicas=2))
+    until(lambda: attained(installed, "stuck") == "NoTraffic", "it is asked")
+    generation = stage.engines("stuck")["metadata"]["generation"]
+    engine = installed.pods("stuck", "engine")[0]["metadata"]["name"]
+    router = installed.pods("stuck", "router")[0]["metadata"]["name"]
+
+    def failed(role: str, pod: str) -> bool:
+        said = [one["message"] for one in stage.events("stuck", "ScrapeFailed")]
+        return any(one.startswith(f"{role} {pod}: http://") for one in said)
+
+    with frozen(engine):
+        until(lambda: failed("engine", engine), "the engine is named")
+        assert attained(installed, "stuck") == "NoTraffic", "routers count, whoever is silent"
+    with frozen(router):
+        until(lambda: failed("router", router), "the router is named")
+        until(lambda: attained(installed, "stuck") == "ScrapeFailed", "and nothing is known")
+    until(lambda: attained(installed, "stuck") == "NoTraffic", "all is well again")
+    installed.settled("stuck")
+
+    assert stage.decisions("stuck") == []
+    assert stage.engines("stuck")["metadata"]["generation"] == generation
+    slowest = max(stage.turns("stuck"), key=lambda turn: turn[1] - turn[0])
+    lasted = (slowest[1] - slowest[0]).total_seconds()
+    assert 2.5 < lasted < 30, "a turn waits for an answer, and not for long"
+    others = [one for one in stage.turns("steady") if slowest[0] < one[0] and one[1] < slowest[1]]
+    assert others, "meanwhile others have theirs"
+
+
+@contextmanager
+def frozen(pod: str) -> Iterator[None]:
+    """Stop all processes of a pod, and let them go on."""
+    processes = [one for one in psutil.process_iter() if hostname_of(one) == pod]
+    assert processes
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def hostname_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("HOSTNAME")
+    except psutil.Error:  # it has ended, or is another user's
+        return None
+
+
+def attained(installed: Installed, name: str) -> str:
+    """The reason of the condition SLOAttained."""
+    conditions = installed.status(name).get("conditions", [])
+    return next((one["reason"] for one in conditions if one["type"] == "SLOAttained"), "")
+
+
+@pytest.mark.slow
+def test_constant_load_changes_nothing_for_ten_minutes(
+    stage: Stage, before: tuple[datetime, dict[str, Any]], until: Until
+) -> None:
+    """Scaled are the decisions: sixty, as many as ten minutes have at the default interval.
+
+    The laws' windows are not: that hours of constant load change nothing is shown in virtual time
+    (tests/core/control/test_closed_loop.py, tests/replay/emulation/test_control_loop.py).
+    """
+    since, in_force = before
+    until(lambda: stage.rounds("steady", since) >= ROUNDS, "enough rounds", 180)
+    assert stage.in_force("steady") == in_force
+    assert stage.events("steady", *KNOBS) == []
+    outcomes = stage.offer("steady", 5.0)
+    assert set(outcomes) == {"ok"}
+    assert outcomes["ok"] > 60 + 3 * ROUNDS, "the load has lasted"
