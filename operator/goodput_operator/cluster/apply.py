@@ -44,17 +44,20 @@ class Outcome:
 
     Args:
         failures: what was refused and in which words, by kind and name.
-        transient: whether one of them may pass a little later by itself.
+        delayed: the same of what may pass a little later by itself.
+        transient: whether it is worth trying again soon although nobody changes anything.
     """
 
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    delayed: dict[tuple[str, str], str] = field(default_factory=dict)
     transient: bool = False
 
     def note(self, kind: str, name: str, refusal: Refusal) -> None:
         """Keep a refusal, unless it only says that our cache was behind."""
         self.transient |= refusal.transient or refusal.stale
         if not refusal.stale:
-            self.failures[kind, name] = refusal.message
+            kept = self.delayed if refusal.transient else self.failures
+            kept[kind, name] = refusal.message
 
 
 def controlled_by(live: Object, uid: str) -> bool:

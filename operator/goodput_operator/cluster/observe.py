@@ -79,6 +79,7 @@ class Observer:
             measures=measures,
             memory=record.memory,
             failures=record.failures,
+            delayed=record.delayed,
         )
 
     async def _foreign(self, key: Key, record: Record) -> dict[tuple[str, str], Object]:

@@ -22,6 +22,7 @@ class Record:
         uid: a namesake that comes later starts afresh.
         memory: of the decisions.
         failures: what was answered to the last turn's actions, by kind and name.
+        delayed: the same of what may pass by itself.
         foreign: objects of others that stand where ours should, as last seen.
         written: the service as our last write of its status left it.
     """
@@ -29,5 +30,6 @@ class Record:
     uid: str
     memory: Memory = field(default_factory=Memory)
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     foreign: dict[tuple[str, str], Object] = field(default_factory=dict)
     written: Object | None = None

@@ -79,11 +79,15 @@ class Rounds:
             outcome = await self._applier.carry_out(snapshot, decision.actions, record)
             self._phase(key, "done")
         self._metrics.status(key, snapshot.service.get("status") or {})
-        for (kind, name), words in outcome.failures.items():
-            if record.failures.get((kind, name)) != words:
-                fields = {"kind": kind, "name_": name, "words": words}
-                _log.warning("refused", extra={**_fields(key), **fields})
-        record.failures = outcome.failures
+        for event, now, before in (
+            ("refused", outcome.failures, record.failures),
+            ("delayed", outcome.delayed, record.delayed),
+        ):
+            for (kind, name), words in now.items():
+                if before.get((kind, name)) != words:
+                    fields = {"kind": kind, "name_": name, "words": words}
+                    _log.warning(event, extra={**_fields(key), **fields})
+        record.failures, record.delayed = outcome.failures, outcome.delayed
         record.memory = decision.memory
         return Turn(failed=outcome.transient, again_at_ns=decision.wake_at_ns)
 

@@ -13,7 +13,7 @@ from goodput_operator.decide.drift import differs
 from goodput_operator.decide.memory import Memory, Settled, Tried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from goodput_operator.decide.view import View
 
@@ -44,7 +44,7 @@ def repairs(
     made_of: tuple[object, ...],
     render: Callable[[], Iterable[Mapping[str, Any]]],
     memory: Memory,
-    failures: Collection[tuple[str, str]],
+    undone: Container[tuple[str, str]],
 ) -> Repairs:
     """Compare what is wanted with what there is.
 
@@ -54,7 +54,7 @@ def repairs(
         render: makes them: whole objects, each once. Nothing is rendered where neither they nor
             what there is can have changed since all was well.
         memory: of the last round.
-        failures: (kind, name) of what the last round could not do: it is tried again.
+        undone: (kind, name) of what the last round could not do: it is tried again.
     """
     settled = memory.settled
     if settled is not None and settled.wanted == made_of and _untouched(view, settled):
@@ -77,7 +77,7 @@ def repairs(
         elif not child.leaving and differs(body, child.body):
             now = Tried(kind=key[0], name=key[1], digest=digest, version=child.version)
             tried.append(now)
-            if now not in memory.tried or key in failures:
+            if now not in memory.tried or key in undone:
                 applies.append(Apply(body=_with(body, uid=child.uid), force=True))
     well = not applies and not foreign
     return Repairs(

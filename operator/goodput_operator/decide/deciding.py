@@ -114,18 +114,17 @@ def _round(
             *workload_objects(view, spec, revisions, rollout),
         ]
 
-    found_amiss = repairs(view, made_of, render, memory, snapshot.failures)
+    undone = snapshot.failures.keys() | snapshot.delayed.keys()
+    found_amiss = repairs(view, made_of, render, memory, undone)
     applies, foreign = found_amiss.applies, found_amiss.foreign
     failures = {key: words for key, words in snapshot.failures.items() if key not in foreign}
-    trouble = [*_conflicts(foreign), *troubles(view, failures)]
+    trouble = [*_conflicts(foreign), *troubles(view, failures, snapshot.delayed)]
     new = dict(created_ns).keys() - dict(memory.created_ns).keys()
     begun = {pod.revision for pod in view.engines if pod.uid in new}
     uids = {name: revisions.uids[name] for name in rollout.counts if name in revisions.uids}
     actions: list[Action] = [
         *(one for one in applies if one.body["kind"] != "Deployment"),
-        *missing_tokens(
-            view, uids, known=memory.tokens, begun=begun, failures=failures, found=trouble
-        ),
+        *missing_tokens(view, uids, known=memory.tokens, begun=begun, undone=undone, found=trouble),
         *pushes(view, () if law is None else law.pushes),
         *(one for one in applies if one.body["kind"] == "Deployment"),
         *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.over),
@@ -150,6 +149,7 @@ def _round(
         measured_ns=measured_ns,
         window=window,
         tokens=tuple(uids.values()),
+        told=events.told_after(memory.told, measures, law, snapshot.failures),
         spec=(view.generation, spec),
         settled=found_amiss.settled,
         tried=found_amiss.tried,
@@ -174,7 +174,7 @@ def _closed(
     wakes: list[int],
 ) -> Decision:
     """What is said of the round, after what is done."""
-    stored, now_ns = view.status, snapshot.now_ns
+    stored, now_ns, told = view.status, snapshot.now_ns, snapshot.memory.told
     status = status_of(view, said, known, at=_at(snapshot))
     due = due_ns(status, stored, written_ns=memory.status_written_ns, now_ns=now_ns)
     if due == now_ns:
@@ -186,8 +186,9 @@ def _closed(
     if known is not None:
         actions += events.of_revisions(stored, update=known.update, current=known.rollout.current)
         actions += events.of_changes(() if known.law is None else known.law.changes)
-        actions += events.of_refusals(snapshot.failures)
-        actions += events.of_silence(() if snapshot.measures is None else snapshot.measures.silent)
+        silent = () if snapshot.measures is None else snapshot.measures.silent
+        actions += events.of_refusals(snapshot.failures, told.refusing)
+        actions += events.of_silence(silent, told.silent)
     return Decision(actions=tuple(actions), memory=memory, wake_at_ns=min(wakes, default=None))
 
 

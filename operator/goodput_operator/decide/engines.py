@@ -24,7 +24,7 @@ def missing_tokens(
     *,
     known: Sequence[str],
     begun: Container[str],
-    failures: Mapping[tuple[str, str], str],
+    undone: Container[tuple[str, str]],
     found: Iterable[Trouble],
 ) -> list[CreateToken]:
     """Secrets that are not known to be there: nobody may look.
@@ -37,14 +37,14 @@ def missing_tokens(
         uids: of the ControllerRevisions whose engines need one, by name.
         known: uids of ControllerRevisions whose Secret was made: it goes with them.
         begun: revisions with a pod that was not there in the last round.
-        failures: what the API server answered to the last round.
+        undone: (kind, name) of what the last round could not do.
         found: what stands in the way.
     """
     lost = " ".join(one.message for one in found if one.reason is Reason.CONTAINER_CONFIG)
     return [
         CreateToken(revision=name, body=token_secret(view.owner, revision=name, revision_uid=uid))
         for name, uid in uids.items()
-        if uid not in known or name in begun or ("Secret", name) in failures or f'"{name}"' in lost
+        if uid not in known or name in begun or ("Secret", name) in undone or f'"{name}"' in lost
     ]
 
 

@@ -6,6 +6,7 @@ before.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.spec.status import Truth
@@ -13,13 +14,22 @@ from goodput_operator.control.words import Change, Knob
 from goodput_operator.decide.actions import Emit
 from goodput_operator.decide.attainment import silence_reason
 from goodput_operator.decide.conditions import READY, SCALING_LIMITED, SLO_ATTAINED, STALLED, Said
+from goodput_operator.decide.memory import Told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from goodput_operator.decide.snapshot import Silence
+    from goodput_operator.control.rounds import ControlRound
+    from goodput_operator.decide.snapshot import Measures, Silence
 
-__all__ = ["of_changes", "of_conditions", "of_refusals", "of_revisions", "of_silence"]
+__all__ = [
+    "of_changes",
+    "of_conditions",
+    "of_refusals",
+    "of_revisions",
+    "of_silence",
+    "told_after",
+]
 
 _WELL: Final[Mapping[str, tuple[Truth, str]]] = {
     READY: (Truth.TRUE, "Ready"),
@@ -79,15 +89,57 @@ def of_changes(changes: Sequence[Change]) -> Iterator[Emit]:
         yield Emit(warning=False, reason=reason, message=f"{one.message} ({one.reason})")
 
 
-def of_silence(silent: Iterable[Silence]) -> Iterator[Emit]:
-    """Pods that are ready and told no numbers."""
+def of_silence(silent: Iterable[Silence], told: Collection[tuple[str, str]]) -> Iterator[Emit]:
+    """Pods that are ready and tell no numbers: one Event for all that have just fallen silent.
+
+    Args:
+        silent: those that are.
+        told: (pod, reason) of those that an Event has named already.
+    """
+    new: dict[tuple[str, str], list[Silence]] = defaultdict(list)
     for one in silent:
-        message = f"{one.role} {one.pod}: {one.detail}"
-        yield Emit(warning=True, reason=silence_reason(one.signal), message=message)
+        reason = silence_reason(one.signal)
+        if (one.pod, reason) not in told:
+            new[one.role, reason].append(one)
+    for (role, reason), those in new.items():
+        message = f"{role} {those[0].pod}: {those[0].detail}"
+        yield Emit(warning=True, reason=reason, message=message + _others(those[1:]))
 
 
-def of_refusals(failures: Mapping[tuple[str, str], str]) -> Iterator[Emit]:
-    """Engines that did not take their limits."""
-    for (kind, name), words in sorted(failures.items()):
-        if kind == "Pod":
-            yield Emit(warning=True, reason="LimitsNotTaken", message=f"pod {name}: {words}")
+def of_refusals(failures: Mapping[tuple[str, str], str], told: Collection[str]) -> Iterator[Emit]:
+    """Engines that do not take their limits: one Event for all that have just begun to.
+
+    Args:
+        failures: of the last round.
+        told: pods that an Event has named already.
+    """
+    new = [key for key in sorted(failures) if key[0] == "Pod" and key[1] not in told]
+    if new:
+        message = f"pod {new[0][1]}: {failures[new[0]]}"
+        yield Emit(warning=True, reason="LimitsNotTaken", message=message + _others(new[1:]))
+
+
+def told_after(
+    told: Told,
+    measures: Measures | None,
+    law: ControlRound | None,
+    failures: Mapping[tuple[str, str], str],
+) -> Told:
+    """Which pods have been named after a round, and are still as it was told of them.
+
+    Args:
+        told: before it.
+        measures: of the round; None: none, and all are silent that were.
+        law: what it came to; it pushes again to those that have not taken their limits.
+        failures: of the last round.
+    """
+    refusing = {name for kind, name in failures if kind == "Pod"}
+    kept = told.refusing if law is None else told.refusing & {one.name for one in law.pushes}
+    silent = told.silent
+    if measures is not None:
+        silent = frozenset((one.pod, silence_reason(one.signal)) for one in measures.silent)
+    return Told(silent=silent, refusing=kept | refusing)
+
+
+def _others(those: Sequence[object]) -> str:
+    return f"; and {len(those)} more" if those else ""

@@ -12,7 +12,7 @@ from goodput_core.control import ServiceState
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_operator.control.decided import Decided
 
-__all__ = ["Memory", "Settled", "Tallied", "Tried"]
+__all__ = ["Memory", "Settled", "Tallied", "Told", "Tried"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,19 @@ class Tallied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Pods that an Event has named: each is named again only when it was well in between.
+
+    Args:
+        silent: (pod, reason) of those that tell no numbers.
+        refusing: those that do not take their limits.
+    """
+
+    silent: frozenset[tuple[str, str]] = frozenset()
+    refusing: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """One service's.
 
@@ -75,6 +88,7 @@ class Memory:
         measured_ns: the end of the last interval that was measured; None: none was.
         window: outcomes of the last minutes.
         tokens: uids of the revisions whose Secret was made.
+        told: of which pods it was told that something is wrong with them, as long as it is.
         spec: as it was read, and of which generation; None: it was not, or cannot be followed.
         settled: that nothing was to be applied in the last round; None: something was.
         tried: what was applied in the last round to objects that exist.
@@ -88,6 +102,7 @@ class Memory:
     measured_ns: int | None = None
     window: tuple[Tallied, ...] = ()
     tokens: tuple[str, ...] = ()
+    told: Told = field(default_factory=Told)
     spec: tuple[int, LLMServiceSpec] | None = None
     settled: Settled | None = None
     tried: tuple[Tried, ...] = ()

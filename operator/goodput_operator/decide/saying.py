@@ -23,7 +23,7 @@ from goodput_operator.decide.conditions import (
     phase_of,
 )
 from goodput_operator.decide.plan import Rollout
-from goodput_operator.decide.troubles import Reason, Trouble
+from goodput_operator.decide.troubles import Trouble
 
 if TYPE_CHECKING:
     from goodput_operator.decide.view import View
@@ -214,11 +214,12 @@ def _reconciling(view: View, known: Known) -> Said:
 
     engines = view.workloads(ROLE_ENGINE)
     new = next((one for one in engines if one.revision == known.update), None)
-    room = next((t for t in known.troubles if t.reason is Reason.UNSCHEDULABLE), None)
+    passing = next((one for one in known.troubles if not one.stalls), None)
     if known.missing:
-        return on_the_way("Creating", f"{known.missing} objects are not there yet")
-    if room is not None:
-        return on_the_way(room.reason, room.message)
+        words = f"; {passing.message}" if passing is not None else ""
+        return on_the_way("Creating", f"{known.missing} objects are not there yet{words}")
+    if passing is not None:
+        return on_the_way(passing.reason, passing.message)
     if any(one.revision != known.update and (one.pods or one.wanted) for one in engines):
         spread = ", ".join(f"{one.available} of {one.revision}" for one in engines)
         return on_the_way("RollingOut", f"serving: {spread}; wanted: {known.update}")

@@ -134,6 +134,7 @@ class Snapshot:
         failures: what the API server answered to the last round's actions, in its own words, by
             (kind, name): a quota, an admission webhook, another owner. ("Secret", revision)
             after a `CreateToken`, ("Pod", name) after a `Push`.
+        delayed: the same where it was only not able to: it may pass when it is tried again.
     """
 
     now_ns: int
@@ -144,3 +145,4 @@ class Snapshot:
     measures: Measures | None = None
     memory: Memory = field(default_factory=Memory)
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)

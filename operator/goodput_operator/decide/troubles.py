@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
+from goodput_core.contract import KIND_LLMSERVICE, ROLE_ENGINE, ROLE_ROUTER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,6 +41,8 @@ class Reason(StrEnum):
     """A workload has not become what it should be within its deadline."""
     UNSCHEDULABLE = "Unschedulable"
     """A pod finds no node; a node may still come."""
+    RETRYING = "Retrying"
+    """The API server, or a webhook that it asks, is not able to just now."""
 
 
 _ORDER: Final = tuple(Reason)
@@ -72,17 +74,20 @@ class Trouble:
     @property
     def stalls(self) -> bool:
         """Whether it stays unless somebody does something."""
-        return self.reason is not Reason.UNSCHEDULABLE
+        return self.reason not in {Reason.UNSCHEDULABLE, Reason.RETRYING}
 
 
-def troubles(view: View, failures: Mapping[tuple[str, str], str]) -> list[Trouble]:
+def troubles(
+    view: View, failures: Mapping[tuple[str, str], str], delayed: Mapping[tuple[str, str], str]
+) -> list[Trouble]:
     """Everything in the way, the worst first.
 
     Args:
         view: pods and Deployments.
         failures: what the API server answered to the last round, by kind and name.
+        delayed: the same of what may pass by itself.
     """
-    found = [*_refusals(failures), *_of_workloads(view)]
+    found = [*_refusals(failures), *_delays(delayed), *_of_workloads(view)]
     for pod in (*view.engines, *view.routers):
         found += _of_pod(pod)
     return sorted(found, key=lambda trouble: _ORDER.index(trouble.reason))
@@ -92,6 +97,13 @@ def _refusals(failures: Mapping[tuple[str, str], str]) -> Iterator[Trouble]:
     for (kind, name), words in sorted(failures.items()):
         if kind not in {"Pod", "Event"}:
             yield _refused(f"{kind} {name}", words)
+
+
+def _delays(delayed: Mapping[tuple[str, str], str]) -> Iterator[Trouble]:
+    """Of the service's own objects: who reads a status sees that it was written."""
+    for (kind, name), words in sorted(delayed.items()):
+        if kind not in {"Event", KIND_LLMSERVICE}:
+            yield _trouble(Reason.RETRYING, f"{kind} {name}: {words}")
 
 
 def _of_workloads(view: View) -> Iterator[Trouble]:

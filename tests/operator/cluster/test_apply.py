@@ -207,14 +207,15 @@ async def test_a_server_in_trouble_is_tried_again_later(memory: Any, status: int
     memory.server.refuse["PATCH", f"{CONFIG_MAPS}/chat"] = (status, {"message": "busy"})
     outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
     assert outcome.transient
-    assert outcome.failures == {("ConfigMap", "chat"): "busy"}
+    assert outcome.failures == {}, "nobody has to do anything about it"
+    assert outcome.delayed == {("ConfigMap", "chat"): "busy"}
 
 
 async def test_a_server_that_hangs_costs_one_time_out_a_call(memory: Any) -> None:
     memory.server.hang.add(f"{CONFIG_MAPS}/chat")
     outcome = await carry_out(memory, wanted(memory, "chat", a="1"), wanted(memory, "other", a="1"))
     assert outcome.transient
-    assert list(outcome.failures.values()) == ["the API server did not answer within 0.05 s"]
+    assert list(outcome.delayed.values()) == ["the API server did not answer within 0.05 s"]
     assert f"{CONFIG_MAPS}/other" in memory.server.objects
 
 
@@ -318,6 +319,7 @@ def test_whatever_stands_there_only_ours_changes_and_everything_else_is_accounte
         patches = [
             forced for method, at, forced in memory.server.calls if (method, at) == ("PATCH", path)
         ]
+        told = outcome.delayed if child["refused"] in {429, 500} else outcome.failures
         failed = ("ConfigMap", f"c{number}") in outcome.failures
         if child["there"] in FOREIGN:
             assert patches == []
@@ -327,7 +329,7 @@ def test_whatever_stands_there_only_ours_changes_and_everything_else_is_accounte
             # Of what is invalid the owners are asked for, once.
             others = child["refused"] == 422 and child["there"] == "ours" and child["edited"]
             assert patches == [False] * (2 if others else 1)
-            assert outcome.failures["ConfigMap", f"c{number}"] == f"no {number}"
+            assert told["ConfigMap", f"c{number}"] == f"no {number}"
         else:
             assert memory.server.objects[path]["data"]["a"] == "1"
             assert not failed

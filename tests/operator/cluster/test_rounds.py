@@ -128,6 +128,9 @@ async def test_what_may_pass_by_itself_makes_the_turn_a_failed_one(parts: Parts)
     parts.actions = (apply_config_map(),)
     parts.memory.server.refuse["PATCH", CONFIG_MAP] = (503, {"message": "busy"})
     assert (await parts.rounds.turn(KEY)).failed
+    await parts.rounds.turn(KEY)
+    assert parts.seen[1].delayed == {("ConfigMap", "chat"): "busy"}
+    assert parts.seen[1].failures == {}
 
 
 async def test_a_foreign_object_is_in_the_snapshot_until_it_is_gone(parts: Parts) -> None:

@@ -62,6 +62,7 @@ class Cluster:
     broken: set[str] = field(default_factory=set)
     memory: Memory = field(default_factory=Memory)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    delayed: dict[tuple[str, str], str] = field(default_factory=dict)
     now_ns: int = 1_000 * NS_PER_S
     generation: int = 1
     counter: int = 0
@@ -77,7 +78,7 @@ class Cluster:
 
     def restart_operator(self) -> None:
         self.memory = Memory()
-        self.failures = {}
+        self.failures, self.delayed = {}, {}
 
     def put(self, body: dict[str, Any]) -> None:
         """Somebody creates an object of theirs."""
@@ -144,12 +145,13 @@ class Cluster:
             measures=measures,
             memory=self.memory,
             failures=self.failures,
+            delayed=self.delayed,
         )
 
     def decide(self, measures: Measures | None = None) -> Decision:
         """Decide and apply, without anything else happening in the cluster."""
         decision = decide(self.snapshot(measures), self.installation)
-        self.failures = {}
+        self.failures, self.delayed = {}, {}
         for action in decision.actions:
             self._carry_out(action)
         self.memory = decision.memory

@@ -18,6 +18,8 @@ from goodput_operator.decide.snapshot import Silence
 if TYPE_CHECKING:
     from tests.operator.decide.conftest import Cluster
 
+    from goodput_operator.decide.snapshot import Measures
+
 GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
 
 
@@ -165,6 +167,25 @@ def test_a_refused_object_stalls_in_the_servers_words(running: Cluster) -> None:
     assert [e.reason for e in running.events][-1] == "Recovered"
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["missing", "edited"])
+def test_what_the_server_is_not_able_to_do_just_now_stalls_nothing(
+    running: Cluster, gone: bool
+) -> None:
+    words = "the API server did not answer within 10 s"
+    key = ("Service", "chat")
+    before = len(running.events)
+    if gone:
+        running.remove(*key)
+    running.delayed = {key: words, ("Event", "Scaled"): "busy", ("LLMService", "chat"): "busy"}
+    running.round()
+    assert running.condition("Stalled") == ("False", "Unhindered")
+    assert running.condition("Reconciling") == ("True", "Creating" if gone else "Retrying")
+    assert running.message("Reconciling").endswith(f"Service chat: {words}")
+    running.settle()
+    assert running.condition("Reconciling") == ("False", "Settled")
+    assert running.events[before:] == [], "nothing had happened"
+
+
 WINDOWS = [
     ([(0, 0)], ("Unknown", "NoTraffic")),
     ([(3, 3)], ("Unknown", "TooFew")),
@@ -218,6 +239,25 @@ def test_a_pod_without_numbers_is_named_and_an_engine_s_are_not_the_promise_s(
     running.round(replace(running.measured(0, 0, signal=signal), silent=(router, engine)))
     assert running.condition("SLOAttained") == ("Unknown", reason)
     assert running.message("SLOAttained") == "it hangs too"
+
+
+def test_pods_that_stay_silent_are_told_of_once_and_all_in_one_event(running: Cluster) -> None:
+    def silent(*pods: str) -> Measures:
+        those = (Silence(role="engine", pod=p, signal=Signal.FAILED, detail="hangs") for p in pods)
+        return replace(running.measured(300, 300), silent=tuple(those))
+
+    def told() -> list[str]:
+        return [one.message for one in running.events if one.reason == "ScrapeFailed"]
+
+    for _ in range(3):
+        running.round(silent("chat-1", "chat-2", "chat-3"))
+        running.round()
+    assert told() == ["engine chat-1: hangs; and 2 more"]
+    running.round(silent("chat-2", "chat-3", "chat-4"))
+    assert told()[1:] == ["engine chat-4: hangs"]
+    running.round(silent())
+    running.round(silent("chat-2"))
+    assert told()[2:] == ["engine chat-2: hangs"], "it had answered in between"
 
 
 def test_what_ended_long_ago_is_forgotten(running: Cluster) -> None:
@@ -369,6 +409,26 @@ def test_engines_that_refuse_their_limits_are_named(running: Cluster) -> None:
     assert running.events[-1].reason == "LimitsNotTaken"
     assert "chat-1" in running.events[-1].message
     assert running.condition("Stalled") == ("False", "Unhindered")
+
+
+def test_engines_that_go_on_refusing_are_told_of_once(running: Cluster) -> None:
+    names = sorted(pod["metadata"]["name"] for pod in running.engines())
+
+    def told() -> list[str]:
+        return [one.message for one in running.events if one.reason == "LimitsNotTaken"]
+
+    def refused() -> None:
+        running.round(running.measured(300, 300, limits=0))
+        running.failures = {("Pod", name): "limits refused: no" for name in names}
+        running.round()
+
+    for _ in range(3):
+        refused()
+    assert len(running.pushed) == 6, "they are asked again"
+    assert told() == [f"pod {names[0]}: limits refused: no; and 1 more"]
+    running.round(running.measured(300, 300, limits=1))
+    refused()
+    assert len(told()) == 2, "they had taken them in between"
 
 
 def test_start_up_times_are_learnt_from_pods_that_start(running: Cluster) -> None:

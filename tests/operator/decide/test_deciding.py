@@ -177,6 +177,15 @@ def test_a_change_that_the_server_will_not_make_is_tried_once(running: Cluster) 
     assert tried == 1
 
 
+def test_a_repair_that_the_server_could_not_make_is_tried_again(running: Cluster) -> None:
+    running.edit("Service", "chat", meddled)
+    edited = copy.deepcopy(running.objects["Service", "chat"])
+    for _ in range(3):
+        assert len(writes(running.decide())) == 1
+        running.objects["Service", "chat"] = copy.deepcopy(edited)
+        running.delayed = {("Service", "chat"): "busy"}
+
+
 def test_a_repair_that_is_refused_is_tried_again_and_stalls_meanwhile(running: Cluster) -> None:
     running.edit("Service", "chat", meddled)
     edited = copy.deepcopy(running.objects["Service", "chat"])
@@ -281,11 +290,12 @@ def test_a_secret_that_went_with_its_revision_is_made_again(running: Cluster) ->
     assert running.deployments() == {revision: 2}
 
 
-def test_a_secret_that_was_refused_is_tried_again(cluster: Cluster) -> None:
+@pytest.mark.parametrize("answer", ["failures", "delayed"])
+def test_a_secret_that_was_refused_is_tried_again(cluster: Cluster, answer: str) -> None:
     cluster.round()
     cluster.round()
     (revision,) = cluster.secrets
-    cluster.failures = {("Secret", revision): "exceeded quota: secrets"}
+    setattr(cluster, answer, {("Secret", revision): "exceeded quota: secrets"})
     cluster.secrets.clear()
     cluster.round()
     assert cluster.secrets == {revision}
