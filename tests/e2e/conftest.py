@@ -53,10 +53,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def own_cluster(cluster: Cluster) -> OwnCluster:
-    """The same, for tests that need control over its processes."""
+    """The same, for tests that need control over its processes, or its images."""
     if not isinstance(cluster, OwnCluster):
-        pytest.skip("this test stops nodes and servers, which a given cluster does not let it do")
+        pytest.skip("this test stops nodes or brings images, which a given cluster does not allow")
     return cluster
+
+
+@pytest.fixture(scope="session")
+def unattended(cluster: Cluster) -> None:
+    """Nobody else looks after services: for tests that stand in for the operator."""
+    if isinstance(cluster, OwnCluster):
+        return
+    label = "app.kubernetes.io/name=goodput-operator"
+    for found in cluster.get("deployments", "--all-namespaces", "-l", label)["items"]:
+        (container,) = found["spec"]["template"]["spec"]["containers"]
+        everywhere = not any(word.startswith("--namespace=") for word in container["args"])
+        if everywhere and found["spec"]["replicas"]:
+            where = f"{found['metadata']['namespace']}/{found['metadata']['name']}"
+            pytest.skip(
+                f"the operator {where} of the given cluster looks after every namespace, and "
+                "this test stands in for it; scale it to 0 for the while"
+            )
 
 
 @pytest.fixture

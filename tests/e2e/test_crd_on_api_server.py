@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,6 @@ VALID = [
 ]
 NAMED = [case for case in CASES if "server" not in case]
 DECODED = [case for case in CASES if case.get("server") == "words"]
-COLLECTION = "/apis/goodput.dev/v1alpha1/namespaces/default/llmservices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The API server, through a proxy that authenticates."""
+    """The API server, through a proxy that authenticates, and a namespace where nothing is."""
 
     url: str
+    namespace: str
 
     def judge(self, manifest: Any, *, fields: str = "Strict") -> Answer:
         """Create the object without keeping it; `fields` says what becomes of unknown ones."""
         request = Request(
-            f"{self.url}{COLLECTION}?dryRun=All&fieldValidation={fields}",
+            f"{self.url}/apis/goodput.dev/v1alpha1/namespaces/{self.namespace}/llmservices"
+            f"?dryRun=All&fieldValidation={fields}",
             # A date is text in JSON, as it is when kubectl reads the YAML.
             data=json.dumps(manifest, allow_nan=False, default=str).encode(),
             headers={"Content-Type": "application/json"},
@@ -101,14 +103,17 @@ def definition(cluster: Cluster) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(cluster: Cluster, definition: str) -> Iterator[Server]:
     command = [str(cluster.binaries / "kubectl"), "proxy", "--port=0"]
+    namespace = f"judged-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", namespace)
     with subprocess.Popen(
         command, env=cluster.environment, stdout=subprocess.PIPE, text=True
     ) as proxy:
         assert proxy.stdout is not None
         listening = re.search(r"127\.0\.0\.1:\d+", proxy.stdout.readline())
         assert listening is not None
-        yield Server(url=f"http://{listening[0]}")
+        yield Server(url=f"http://{listening[0]}", namespace=namespace)
         proxy.terminate()
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.fixture
@@ -290,6 +295,7 @@ STATUS = {
 }
 
 
+@pytest.mark.usefixtures("unattended")
 def test_a_status_is_kept_whole_and_printed_in_columns(cluster: Cluster, chat: str) -> None:
     assert encode(decode(LLMServiceStatus, STATUS, "status")) == STATUS
     assert set(STATUS) == set(render_status_fields())
@@ -304,6 +310,7 @@ def test_a_status_is_kept_whole_and_printed_in_columns(cluster: Cluster, chat: s
     assert "llmservice.goodput.dev/chat" in cluster.kubectl("get", "all", "-n", chat, "-o", "name")
 
 
+@pytest.mark.usefixtures("unattended")
 def test_an_autoscaler_finds_the_pods_once_replicas_are_set(cluster: Cluster, chat: str) -> None:
     scale = ["get", "llmsvc", "chat", "-n", chat, "--subresource=scale", "-o", "json"]
     with pytest.raises(ClusterError, match=r"replicas field .* does not exist"):

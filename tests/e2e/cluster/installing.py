@@ -71,13 +71,16 @@ def uninstall_chart(cluster: Cluster, *, namespace: str = NAMESPACE) -> None:
 
 
 def _helm(cluster: Cluster, namespace: str, *words: str) -> str:
-    ended = subprocess.run(
-        [cluster.binaries / "helm", *words, "--namespace", namespace],
-        env=cluster.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        ended = subprocess.run(
+            ["helm", *words, "--namespace", namespace],
+            env=cluster.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError as error:  # a given cluster may come without
+        raise ClusterError("helm is missing: install it, or build it with make e2e") from error
     if ended.returncode != 0:
         raise ClusterError(f"helm: {ended.stderr.strip()}")
     return ended.stdout

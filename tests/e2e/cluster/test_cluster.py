@@ -91,8 +91,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(cluster: Cluster, namespace: str) -> Scene:
-    return Scene(cluster, namespace)
+def scene(own_cluster: OwnCluster, namespace: str) -> Scene:
+    return Scene(own_cluster, namespace)
 
 
 def test_two_nodes_are_ready(own_cluster: OwnCluster) -> None:

@@ -70,12 +70,17 @@ def until_fixture() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def crd(cluster: Cluster) -> None:
-    """The custom resource definition, established."""
-    made = subprocess.run(
-        [sys.executable, "-m", "goodput_operator.crd"], capture_output=True, text=True, check=True
-    )
-    cluster.apply(made.stdout, "--server-side")
-    cluster.wait("condition=Established", "crd/llmservices.goodput.dev")
+    """The custom resource definition, established; where it is there it stays as it is."""
+    name = "crd/llmservices.goodput.dev"
+    if not cluster.kubectl("get", name, "--ignore-not-found"):
+        made = subprocess.run(
+            [sys.executable, "-m", "goodput_operator.crd"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        cluster.apply(made.stdout, "--server-side")
+    cluster.wait("condition=Established", name)
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +127,7 @@ def serve(installed: Installed, asked: Callable[..., None]) -> Callable[..., Non
 
 @pytest.fixture
 def start_operator(
-    cluster: Cluster, crd: None, namespace: str, tmp_path: Path
+    cluster: Cluster, unattended: None, crd: None, namespace: str, tmp_path: Path
 ) -> Iterator[Callable[..., Process]]:
     """Start an operator that looks after the test's namespace and holds its Lease there."""
     (tmp_path / "key").write_bytes(b"0123456789abcdef" * 2)

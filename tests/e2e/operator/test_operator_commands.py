@@ -49,6 +49,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 @pytest.mark.parametrize("which", ["goodput operator", "kopf run"])
 def test_it_makes_what_a_service_needs_and_ends_when_asked(
     cluster: Cluster,
+    unattended: None,
     crd: None,
     namespace: str,
     options: list[str],
