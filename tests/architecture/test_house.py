@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,35 @@ def test_every_exported_name_exists(path: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_package_ships_its_types(folder: str) -> None:
     assert (ROOT / folder / f"goodput_{folder}" / "py.typed").is_file()
+
+
+EXTRAS = {"core": [], "traces": ["replay"], "engine": ["engine", "torch"], "replay": ["replay"]}
+PART_OF = {"multidict": "aiohttp", "yarl": "aiohttp", "markupsafe": "jinja2"}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of what a module imports of third parties."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found |= {name.partition(".")[0] for name in names}
+    ours = {f"goodput_{folder}" for folder in FOLDERS} | {"_typeshed"}
+    return found - sys.stdlib_module_names - ours
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_a_component_imports_is_declared_and_not_just_brought_along(folder: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = EXTRAS.get(folder, [folder])
+    lines = [line for extra in extras for line in project["optional-dependencies"][extra]]
+    declared = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower() for line in lines}
+    homes = packages_distributions()
+    used = {
+        name for path in SOURCES if path.is_relative_to(ROOT / folder) for name in imported(path)
+    }
+    brought = {PART_OF.get(name, homes.get(name, [name])[0]) for name in used}
+    assert {name.lower().replace("_", "-") for name in brought} - declared == set()
 
 
 def test_every_pinned_version_is_exact_and_torch_is_the_one_that_was_chosen() -> None:
