@@ -54,7 +54,13 @@ def serving_app(relay: Relay, fleet: Fleet) -> web.Application:
             return _not_ready("no replica is ready")
         return web.json_response({"status": "ready", "ready_replicas": count})
 
+    async def last_on_its_connection(_: web.Request, response: web.StreamResponse) -> None:
+        if relay.draining:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
     app = web.Application()
+    app.on_response_prepare.append(last_on_its_connection)
     app.router.add_post(PATH_COMPLETIONS, relay.inference)
     app.router.add_post(PATH_CHAT_COMPLETIONS, relay.inference)
     app.router.add_get(PATH_MODELS, relay.models)

@@ -86,6 +86,9 @@ class Relay:
         self._room = Room(settings.bounds.all_bodies_bytes)
         self._live: set[Watchdog] = set()
         self.draining = False
+        """Whether it is to stop: nobody shall come back."""
+        self.refusing = False
+        """Whether it takes no request any more."""
 
     def stop_all(self) -> None:
         """End every request that is under way: the time to drain is over."""
@@ -140,7 +143,7 @@ class Relay:
         return await self._answer(request, exchange)
 
     async def _answer(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
-        if self.draining:
+        if self.refusing:
             return _refused(exchange, 503, "the router is stopping", "draining")
         replica, placement = self._fleet.place(self._clock(), exchange.keys)
         if replica is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
@@ -32,6 +33,7 @@ __all__ = ["RouterService"]
 
 # After the grace period, for the last error events to be written.
 _LAST_WORDS_S: Final = 1.0
+_LOOK_S: Final = 0.05
 _log: Final = logging.getLogger(__name__)
 
 
@@ -77,6 +79,7 @@ class RouterService:
         self.admin_url = ""
         self._relay: Relay
         self._prober: Prober
+        self._serving: web.AppRunner
 
     async def __aenter__(self) -> Self:
         try:
@@ -95,18 +98,24 @@ class RouterService:
         await self._stack.aclose()
 
     async def drain(self, grace_ns: int, *, hurry: asyncio.Event | None = None) -> None:
-        """Take nothing new, let what runs finish, and end what is left.
+        """Take leave of clients, take nothing new, let what runs finish, and end what is left.
+
+        A client that keeps a connection may be sending just now: a connection is closed after an
+        answer that said so, and one that nobody used for `parting_ns` just so.
 
         Args:
             grace_ns: how long it may take.
             hurry: ends the grace period when it is set.
         """
+        hurry = hurry or asyncio.Event()
+        ends_ns = self._clock() + grace_ns
         self._relay.draining = True
         _log.info("draining", extra={"in_flight": self.ledger.in_flight})
-        waits = {asyncio.ensure_future(self.ledger.idle.wait())}
-        if hurry is not None:
-            waits.add(asyncio.ensure_future(hurry.wait()))
-        await asyncio.wait(waits, timeout=grace_ns / NS_PER_S, return_when=asyncio.FIRST_COMPLETED)
+        await self._part(min(grace_ns, self._settings.timeouts.parting_ns), hurry)
+        self._relay.refusing = True
+        waits = [asyncio.ensure_future(one.wait()) for one in (self.ledger.idle, hurry)]
+        left_s = max(0, ends_ns - self._clock()) / NS_PER_S
+        await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         cut_short = self.ledger.in_flight
@@ -118,6 +127,16 @@ class RouterService:
             except TimeoutError:
                 pass
         _log.info("stopped", extra={"cut_short": cut_short})
+
+    async def _part(self, limit_ns: int, hurry: asyncio.Event) -> None:
+        """Wait until no client is connected, but not for long."""
+        server = self._serving.server
+        ends_ns = self._clock() + limit_ns
+        while server is not None and server.connections and self._clock() < ends_ns:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await hurry.wait()
+                    return
 
     async def _start(self) -> None:
         settings = self._settings
@@ -131,19 +150,15 @@ class RouterService:
             settings, fleet=self.fleet, sender=sender, ledger=self.ledger, clock=self._clock
         )
         host, port, admin_port = self._address
-        self.url = await listen(
-            self._stack,
-            # Bodies pass as they are, and a client that leaves ends its request at once.
-            web.AppRunner(
-                serving_app(self._relay, self.fleet),
-                access_log=None,
-                handler_cancellation=True,
-                auto_decompress=False,
-                shutdown_timeout=1.0,
-            ),
-            host,
-            port,
+        # Bodies pass as they are, and a client that leaves ends its request at once.
+        self._serving = web.AppRunner(
+            serving_app(self._relay, self.fleet),
+            access_log=None,
+            handler_cancellation=True,
+            auto_decompress=False,
+            shutdown_timeout=1.0,
         )
+        self.url = await listen(self._stack, self._serving, host, port)
         self.admin_url = await listen(
             self._stack,
             web.AppRunner(

@@ -23,12 +23,14 @@ class Timeouts:
             first byte at its end.
         idle_ns: between two chunks of an answer, and for a client that reads nothing.
         body_ns: for the client to send its whole request.
+        parting_ns: from the order to stop, for clients to leave connections that they keep open.
     """
 
     connect_ns: int = 2 * NS_PER_S
     first_byte_ns: int = 600 * NS_PER_S
     idle_ns: int = 120 * NS_PER_S
     body_ns: int = 60 * NS_PER_S
+    parting_ns: int = 5 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

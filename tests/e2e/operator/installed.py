@@ -16,9 +16,40 @@ import yaml
 from tests.e2e.cluster.handle import OwnCluster
 from tests.e2e.cluster.starting import ROOT
 
-__all__ = ["CHAT", "Installed"]
+__all__ = ["CHAT", "Answers", "Installed"]
 
 CHAT = ROOT / "examples" / "chat.yaml"
+
+
+class Answers:
+    """Streamed answers on their way to `client.py`.
+
+    Args:
+        process: the client.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._ends: list[str] = []
+
+    def begin(self, count: int) -> None:
+        """Wait until each has its first token, or has ended without one."""
+        assert self._process.stdout is not None
+        begun = set()
+        while len(begun) < count:
+            said = json.loads(self._process.stdout.readline())
+            begun.add(said["answer"])
+            self._ends += [said["end"]] if "end" in said else []
+
+    def ends(self, timeout_s: float = 60) -> list[str]:
+        """Wait until all have ended: `done`, or the code of the error, in the order of ends."""
+        said, _ = self._process.communicate(timeout=timeout_s)
+        events = [json.loads(line) for line in said.splitlines()]
+        return self._ends + [event["end"] for event in events if "end" in event]
+
+    def running(self) -> bool:
+        """Whether one has not ended."""
+        return self._process.poll() is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +118,24 @@ class Installed:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def answering(self, name: str, count: int, tokens: int) -> Answers:
+        """So many streamed answers of a service, all begun, on their way to a client inside."""
+        client = str(Path(__file__).with_name("client.py"))
+        words = (sys.executable, client, self.url(name), str(count), str(tokens))
+        answers = Answers(subprocess.Popen(self.cluster.inside(*words), stdout=subprocess.PIPE))
+        answers.begin(count)
+        return answers
+
+    def inside(self, *command: str, timeout_s: float = 60) -> str:
+        """What a command prints that runs in the cluster's network."""
+        return subprocess.run(
+            self.cluster.inside(*command),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=True,
+        ).stdout
 
     def scale_operator(self, replicas: int) -> None:
         """Run so many operators, and wait until that many pods are there, ready."""

@@ -300,7 +300,7 @@ async def test_retries_end_with_their_budget(start: StartBench) -> None:
 
 
 async def test_draining_lets_what_runs_finish_and_takes_nothing_new(start: StartBench) -> None:
-    bench = await start()
+    bench = await start(timeouts=Timeouts(parting_ns=0))
     go_on = asyncio.Event()
 
     async def behave(call: Call) -> None:
@@ -323,6 +323,31 @@ async def test_draining_lets_what_runs_finish_and_takes_nothing_new(start: Start
         assert await answer.read() == END
     await asyncio.wait_for(draining, 5)
     assert bench.outcomes() == {"attained": 1, "shed": 1}
+
+
+async def test_a_client_that_keeps_its_connection_is_answered_once_more_and_told_to_leave(
+    start: StartBench,
+) -> None:
+    bench = await start()
+    assert (await bench.post())[0] == 200
+    draining = asyncio.ensure_future(bench.router.drain(60 * NS_PER_S))
+    await asyncio.sleep(0)
+    async with bench.client.get(bench.router.url + "/health/ready") as ready:
+        assert ready.status == 503, "no new client shall come"
+    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
+        assert answer.status == 200
+        assert answer.headers["Connection"] == "close"
+        await answer.read()
+    # Nobody is connected any more: it does not wait for the whole time that is left for parting.
+    await asyncio.wait_for(draining, 2.5)
+    assert bench.outcomes() == {"attained": 2}
+
+
+async def test_a_connection_that_nobody_uses_does_not_keep_a_router(start: StartBench) -> None:
+    bench = await start(timeouts=Timeouts(parting_ns=NS_PER_S // 10))
+    assert (await bench.post())[0] == 200
+    await asyncio.wait_for(bench.router.drain(60 * NS_PER_S), 2.5)
+    assert (await bench.post())[0] == 503
 
 
 async def test_what_outlives_the_grace_period_ends_in_an_error(start: StartBench) -> None:

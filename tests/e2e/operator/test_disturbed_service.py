@@ -1,0 +1,108 @@
+"""What clients see when a service loses a process, a pod or a node: an answer, or a proper error.
+
+No request hangs, and what is announced beforehand, a drained node, costs none.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from goodput_core.contract import ENV_REPLICA
+from goodput_replay.run.records import read_judged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.e2e.operator.installed import Installed
+
+    Until = Callable[..., Any]
+
+ANSWERS = 6
+# The emulated device makes about a hundred tokens a second for each.
+LONG = 1000
+LOST = "replica_lost"
+
+
+@pytest.fixture(scope="module")
+def chat(installed: Installed) -> Iterator[Installed]:
+    """Two engines and two routers."""
+    installed.apply("chat", replicas=2, router={"policy": "least-loaded", "replicas": 2})
+    installed.settled("chat")
+    yield installed
+    installed.kubectl("delete", "llmservice", "chat")
+
+
+def kill_process(chat: Installed, pod: str) -> None:
+    """The process ends at once; its pod stays and starts another."""
+    inside = [p for p in psutil.process_iter() if replica_of(p) == pod]
+    assert inside, f"the processes of {pod}"
+    for process in inside:
+        process.send_signal(signal.SIGKILL)
+
+
+def kill_pod(chat: Installed, pod: str) -> None:
+    """The pod is gone at once, and its processes two seconds later."""
+    chat.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+
+
+def replica_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(ENV_REPLICA)
+    except (psutil.Error, OSError):
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [kill_process, kill_pod], ids=["process", "pod"])
+def test_an_engine_killed_mid_stream_costs_its_own_answers_and_nothing_else(
+    chat: Installed, kill: Callable[[Installed, str], None], until: Until
+) -> None:
+    before = {pod["metadata"]["name"]: restarts(pod) for pod in chat.pods("chat", "engine")}
+    answers = chat.answering("chat", ANSWERS, LONG)
+    kill(chat, min(before))
+    # New ones are answered meanwhile, by the engine that is left.
+    assert chat.answering("chat", ANSWERS, 10).ends() == ["done"] * ANSWERS
+    assert set(answers.ends()) == {"done", LOST}, "each engine had some of them"
+
+    def returned() -> bool:
+        pods = chat.pods("chat", "engine")
+        now = {pod["metadata"]["name"]: restarts(pod) for pod in pods}
+        return len(now) == 2 and now != before
+
+    until(returned, "another process")
+    chat.settled("chat")
+    assert chat.answering("chat", 2, 10).ends() == ["done", "done"]
+
+
+def restarts(pod: dict[str, Any]) -> int:
+    return sum(c["restartCount"] for c in pod["status"].get("containerStatuses", ()))
+
+
+@pytest.mark.slow
+def test_a_node_that_is_drained_under_load_costs_no_request(
+    chat: Installed, until: Until, tmp_path: Path
+) -> None:
+    replay = chat.replaying("chat", tmp_path / "run")
+    try:
+        state = f"http://{chat.pods('chat', 'router')[0]['status']['podIP']}:9000/control/state"
+        until(lambda: '"attained":' in chat.inside("curl", "-s", state), "requests are answered")
+        # They outlive the preparations of a router's end: it drains while others still come.
+        answers = chat.answering("chat", ANSWERS, 2 * LONG)
+        words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s")
+        chat.kubectl("drain", "node-1", *words, timeout_s=100)
+        chat.settled("chat")
+        engines, routers = chat.pods("chat", "engine"), chat.pods("chat", "router")
+        assert {pod["spec"]["nodeName"] for pod in (*engines, *routers)} == {"node-2"}
+        assert answers.ends() == ["done"] * ANSWERS
+        assert replay.poll() is None, "it went on all the time"
+    finally:
+        chat.kubectl("uncordon", "node-1")
+        replay.send_signal(signal.SIGINT)
+        said, _ = replay.communicate(timeout=60)
+    outcomes = {judged.record.outcome for judged in read_judged(tmp_path / "run")}
+    assert outcomes <= {"ok", "cancelled", "unsent"}, said
