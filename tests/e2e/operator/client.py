@@ -1,4 +1,4 @@
-"""A client as a process of its own: `python client.py URL COUNT TOKENS`.
+"""A client as a process of its own: `python client.py URL MODEL COUNT TOKENS`.
 
 It asks for COUNT answers at once, each streamed and of TOKENS tokens, and prints a JSON line for
 each first token and for each end: "done", or the code of the error that ended it. It tries
@@ -20,9 +20,11 @@ def say(**event: Any) -> None:
     sys.stdout.flush()
 
 
-async def answer(http: aiohttp.ClientSession, url: str, number: int, tokens: int) -> None:
+async def answer(
+    http: aiohttp.ClientSession, url: str, model: str, number: int, tokens: int
+) -> None:
     body = {
-        "model": "chat",
+        "model": model,
         "prompt": [number, 1, 2, 3],
         "max_tokens": tokens,
         "ignore_eos": True,
@@ -47,12 +49,12 @@ async def answer(http: aiohttp.ClientSession, url: str, number: int, tokens: int
     say(answer=number, end=end)
 
 
-async def main(url: str, count: int, tokens: int) -> None:
+async def main(url: str, model: str, count: int, tokens: int) -> None:
     # One that hangs is the test's to find.
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        await asyncio.gather(*(answer(http, url, number, tokens) for number in range(count)))
+        await asyncio.gather(*(answer(http, url, model, number, tokens) for number in range(count)))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

@@ -35,7 +35,7 @@ class Answers:
     def begin(self, count: int) -> None:
         """Wait until each has its first token, or has ended without one."""
         assert self._process.stdout is not None
-        begun = set()
+        begun: set[int] = set()
         while len(begun) < count:
             said = json.loads(self._process.stdout.readline())
             begun.add(said["answer"])
@@ -122,7 +122,7 @@ class Installed:
     def answering(self, name: str, count: int, tokens: int) -> Answers:
         """So many streamed answers of a service, all begun, on their way to a client inside."""
         client = str(Path(__file__).with_name("client.py"))
-        words = (sys.executable, client, self.url(name), str(count), str(tokens))
+        words = (sys.executable, client, self.url(name), name, str(count), str(tokens))
         answers = Answers(subprocess.Popen(self.cluster.inside(*words), stdout=subprocess.PIPE))
         answers.begin(count)
         return answers
