@@ -97,9 +97,9 @@ def installed(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
 
 @pytest.fixture
 def asked(installed: Installed) -> Iterator[Callable[..., None]]:
-    """Apply a service (as `Installed.apply` does), and wait for nothing.
+    """Apply a service (as `Installed.apply` does), to be deleted after the test.
 
-    It is deleted after the test, and its pods are gone when the next one begins.
+    Neither is waited for: use a name that no other test uses.
     """
     made: list[str] = []
 
@@ -110,19 +110,26 @@ def asked(installed: Installed) -> Iterator[Callable[..., None]]:
     yield ask
     for name in made:
         installed.kubectl("delete", "llmservice", name, "--ignore-not-found")
-    for name in made:
-        installed.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=90)
 
 
 @pytest.fixture
-def serve(installed: Installed, asked: Callable[..., None]) -> Callable[..., None]:
-    """The same, and wait until the service has settled."""
+def serve(installed: Installed) -> Iterator[Callable[..., None]]:
+    """Apply a service and wait until it has settled.
+
+    It is deleted after the test, and its pods are gone when the next one begins.
+    """
+    served: list[str] = []
 
     def make(name: str, **spec: Any) -> None:
-        asked(name, **spec)
+        served.append(name)
+        installed.apply(name, **spec)
         installed.settled(name)
 
-    return make
+    yield make
+    for name in served:
+        installed.kubectl("delete", "llmservice", name, "--ignore-not-found")
+    for name in served:
+        installed.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=90)
 
 
 @pytest.fixture
