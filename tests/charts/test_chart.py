@@ -136,6 +136,8 @@ def test_a_key_of_ones_own_is_used_and_none_made(render: Render) -> None:
     made = only(render(), "Secret")
     assert made["metadata"]["name"] == "goodput-key"
     assert len(made["data"]["key"]) > 64
+    kept = made["metadata"]["annotations"]["helm.sh/resource-policy"]
+    assert kept == "keep", "engines that outlive an installation know tokens of its key alone"
 
 
 def test_the_documented_rights_are_those_of_the_chart(render: Render) -> None:
