@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
+import msgspec
 
 from goodput_core.contract import PATH_CONTROL_LIMITS
+from goodput_operator.untrusted import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +17,17 @@ __all__ = ["push_limits"]
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
 _MOST_BYTES: Final = 4096
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+_REFUSAL: Final = msgspec.json.Decoder(_Refusal)
 
 
 async def push_limits(
@@ -49,7 +61,7 @@ async def push_limits(
     except (aiohttp.ClientError, OSError) as error:
         return f"limits not pushed: {error}"
     try:
-        words = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+        words = decoded(_REFUSAL, body).error.message
+    except ValueError:
         words = f"HTTP status {status}"
     return f"limits refused: {words}"

@@ -89,7 +89,7 @@ def read_answer(status: int, body: bytes, retry_after: str | None = None) -> Ans
     """
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # a proxy may send anything
         content = None
     if status < 300 and isinstance(content, dict):
         return content

@@ -21,6 +21,7 @@ from goodput_core.steptime import (
 )
 from goodput_core.units import NS_PER_S
 from goodput_operator.measure.readings import ClassCounters, EngineCounters, RouterCounters
+from goodput_operator.untrusted import decoded
 
 __all__ = ["DENOMINATOR", "GOOD", "engine_counters", "router_counters"]
 
@@ -114,7 +115,7 @@ def router_counters(body: bytes) -> RouterCounters:
     Raises:
         ValueError: there are none in it that can be used; in one sentence.
     """
-    state = _decoded(_ROUTER, body)
+    state = _state(_ROUTER, body)
     names = state.outcomes.keys() | state.promises.keys()
     return RouterCounters(
         epoch=state.epoch,
@@ -135,7 +136,7 @@ def engine_counters(body: bytes) -> EngineCounters:
     Raises:
         ValueError: there are none in it that can be used, as while it starts; in one sentence.
     """
-    state = _decoded(_ENGINE, body)
+    state = _state(_ENGINE, body)
     paced = bool(state.budget_law)
     return EngineCounters(
         epoch=state.epoch,
@@ -165,11 +166,11 @@ def engine_counters(body: bytes) -> EngineCounters:
     )
 
 
-def _decoded(decoder: msgspec.json.Decoder[_State], body: bytes) -> _State:
+def _state(decoder: msgspec.json.Decoder[_State], body: bytes) -> _State:
     try:
-        return decoder.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not a state that can be used: {str(error)[:200]}") from error
+        return decoded(decoder, body)
+    except ValueError as error:
+        raise ValueError(f"not a state that can be used: {error}") from error
 
 
 def _class(outcomes: dict[str, int], promises: _Promises) -> ClassCounters:

@@ -31,6 +31,7 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.measure.decoding import DENOMINATOR, GOOD
 from goodput_operator.measure.gathering import NoAnswerError, fetch
 from goodput_operator.measure.readings import ClassCounters, RouterCounters, RouterScrape
+from goodput_operator.untrusted import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -169,7 +170,7 @@ def read_answer(
         ValueError: it is not an answer to the query; in one sentence.
     """
     sums = {source.uid: _Sums() for source in sources}
-    for series in _decoded(body):
+    for series in _series(body):
         source = _owner(series.metric, namespace, sources)
         if source is not None and _NAME in series.metric:
             at_s, text = series.values[-1]
@@ -184,11 +185,11 @@ def read_answer(
     return round(min(known, default=0) * NS_PER_S), tuple(scrapes)
 
 
-def _decoded(body: bytes) -> Iterable[_Series]:
+def _series(body: bytes) -> Iterable[_Series]:
     try:
-        return _ANSWER.decode(body).data.result
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not an answer to the query: {str(error)[:200]}") from error
+        return decoded(_ANSWER, body).data.result
+    except ValueError as error:
+        raise ValueError(f"not an answer to the query: {error}") from error
 
 
 def _count(text: str) -> int:

@@ -82,6 +82,12 @@ def test_how_long_to_wait_is_read_from_either_place_and_bounded(
     assert refusal(429, {"details": details}, header).retry_after_ns == expected
 
 
+def test_brackets_without_end_are_a_refusal_too() -> None:
+    answer = read_answer(502, b"[" * 100_000)
+    assert isinstance(answer, Refusal)
+    assert (answer.status, answer.reason) == (502, "Unknown")
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     status=st.integers(300, 599),
