@@ -21,7 +21,7 @@ from goodput_operator.resources.revisions import (
     read_revision,
     router_revision,
 )
-from goodput_operator.resources.secrets import token_secret
+from goodput_operator.resources.secrets import secret_name, secret_of, token_secret
 from goodput_operator.resources.standing import standing_objects
 from goodput_operator.resources.workloads import engine_deployment, router_deployment
 
@@ -62,7 +62,9 @@ def rendered(llmservice: LLMService, owner: Owner = OWNER) -> list[dict[str, Any
         engines.render(owner),
         routers.render(owner),
         config_map(owner, spec, [engines], decided),
-        token_secret(owner, revision=engines.name, revision_uid="77"),
+        token_secret(
+            owner, secret_name(owner, engines.name), revision=engines.name, revision_uid="77"
+        ),
         engine_deployment(owner, engines, replicas=2, progress_deadline_s=3600),
         router_deployment(owner, routers, replicas=spec.router.replicas),
     ]
@@ -318,3 +320,19 @@ def test_tensor_parallel_engines_share_memory() -> None:
     (volume,) = [v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory"]
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
     assert mounts[volume["name"]] == "/dev/shm"
+
+
+def test_a_namesake_has_a_secret_of_its_own_under_the_same_revision() -> None:
+    before, after = (replace(OWNER, uid=uid) for uid in ("one", "another"))
+    spec = service().spec
+    revisions = [engine_revision(o, spec, INSTALLATION, number=1) for o in (before, after)]
+    assert revisions[0].name == revisions[1].name
+    names = [secret_of(revision.template) for revision in revisions]
+    assert names == [secret_name(before, revisions[0].name), secret_name(after, revisions[1].name)]
+    assert names[0] != names[1]
+
+
+def test_the_longest_name_of_a_secret_is_a_name_still() -> None:
+    longest = replace(OWNER, name="a" * 40)
+    revision = engine_revision(longest, service().spec, INSTALLATION, number=1)
+    assert len(secret_name(longest, revision.name)) <= 63

@@ -17,8 +17,8 @@ from goodput_operator.cluster.kinds import KINDS, LLMSERVICE, POD, SECRET
 from goodput_operator.cluster.ownership import taken_over
 from goodput_operator.cluster.tokens import control_token
 from goodput_operator.decide.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
-from goodput_operator.resources.engine_pod import TOKEN_KEY
 from goodput_operator.resources.metadata import MANAGER
+from goodput_operator.resources.secrets import TOKEN_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,7 +184,7 @@ class Applier:
         body = {**action.body, "stringData": {TOKEN_KEY: token}}
         answer = await self._client.create(SECRET, metadata["namespace"], body)
         if isinstance(answer, Refusal) and answer.reason != "AlreadyExists":
-            outcome.note(SECRET.name, action.revision, answer)
+            outcome.note(SECRET.name, action.body["metadata"]["name"], answer)
 
     async def _delete(self, service: Object, action: Delete, outcome: Outcome) -> None:
         namespace = service["metadata"]["namespace"]

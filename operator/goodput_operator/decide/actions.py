@@ -35,10 +35,11 @@ class CreateToken:
     """Create the Secret with the admin token of one revision, unless it exists.
 
     The token is an HMAC of the service's uid and the revision's name by the operator's key, so it
-    never needs to be read back. That it exists already is success.
+    never needs to be read back. That it exists already is success: the name is
+    only this service's.
 
     Args:
-        revision: the revision's name, and the Secret's.
+        revision: the revision's name.
         body: the Secret without its token, which goes to `TOKEN_KEY` of its `stringData`.
     """
 

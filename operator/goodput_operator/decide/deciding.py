@@ -121,10 +121,18 @@ def _round(
     trouble = [*_conflicts(foreign), *troubles(view, failures, snapshot.delayed)]
     new = dict(created_ns).keys() - dict(memory.created_ns).keys()
     begun = {pod.revision for pod in view.engines if pod.uid in new}
-    uids = {name: revisions.uids[name] for name in rollout.counts if name in revisions.uids}
+    used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
     actions: list[Action] = [
         *(one for one in applies if one.body["kind"] != "Deployment"),
-        *missing_tokens(view, uids, known=memory.tokens, begun=begun, undone=undone, found=trouble),
+        *missing_tokens(
+            view,
+            used,
+            revisions.uids,
+            known=memory.tokens,
+            begun=begun,
+            undone=undone,
+            found=trouble,
+        ),
         *pushes(view, () if law is None else law.pushes),
         *(one for one in applies if one.body["kind"] == "Deployment"),
         *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.over),
@@ -148,7 +156,7 @@ def _round(
         startups_ns=startups_ns,
         measured_ns=measured_ns,
         window=window,
-        tokens=tuple(uids.values()),
+        tokens=tuple(revisions.uids[one.name] for one in used if one.name in revisions.uids),
         told=events.told_after(memory.told, measures, law, snapshot.failures),
         spec=(view.generation, spec),
         settled=found_amiss.settled,

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 from goodput_operator.decide.actions import CreateToken, Push
 from goodput_operator.decide.troubles import Reason, Trouble
 from goodput_operator.resources.pods import ADMIN_PORT
-from goodput_operator.resources.secrets import token_secret
+from goodput_operator.resources.secrets import secret_of, token_secret
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from goodput_operator.control.rounds import LimitsPush
     from goodput_operator.decide.view import View
+    from goodput_operator.resources.revisions import Revision
 
 __all__ = ["missing_tokens", "pushes"]
 
 
 def missing_tokens(
     view: View,
+    revisions: Iterable[Revision],
     uids: Mapping[str, str],
     *,
     known: Sequence[str],
@@ -34,18 +36,24 @@ def missing_tokens(
 
     Args:
         view: what there is.
-        uids: of the ControllerRevisions whose engines need one, by name.
+        revisions: those that have engines, or are to have some.
+        uids: of the ControllerRevisions that exist, by name.
         known: uids of ControllerRevisions whose Secret was made: it goes with them.
         begun: revisions with a pod that was not there in the last round.
         undone: (kind, name) of what the last round could not do.
         found: what stands in the way.
     """
     lost = " ".join(one.message for one in found if one.reason is Reason.CONTAINER_CONFIG)
-    return [
-        CreateToken(revision=name, body=token_secret(view.owner, revision=name, revision_uid=uid))
-        for name, uid in uids.items()
-        if uid not in known or name in begun or ("Secret", name) in undone or f'"{name}"' in lost
-    ]
+    made = []
+    for revision in revisions:
+        uid, name = uids.get(revision.name), secret_of(revision.template)
+        if uid is None or name is None:
+            continue
+        missed = revision.name in begun or ("Secret", name) in undone or f'"{name}"' in lost
+        if missed or uid not in known:
+            body = token_secret(view.owner, name, revision=revision.name, revision_uid=uid)
+            made.append(CreateToken(revision=revision.name, body=body))
+    return made
 
 
 def pushes(view: View, told: Iterable[LimitsPush]) -> list[Push]:

@@ -132,7 +132,7 @@ class Snapshot:
             over, or the service is suspended.
         memory: what the last round remembered; fresh after a restart of the operator.
         failures: what the API server answered to the last round's actions, in its own words, by
-            (kind, name): a quota, an admission webhook, another owner. ("Secret", revision)
+            (kind, name): a quota, an admission webhook, another owner. ("Secret", name)
             after a `CreateToken`, ("Pod", name) after a `Push`.
         delayed: the same where it was only not able to: it may pass when it is tried again.
     """

@@ -26,6 +26,7 @@ from goodput_operator.resources.pods import (
     pod_spec,
     with_claims,
 )
+from goodput_operator.resources.secrets import TOKEN_KEY, secret_name
 from goodput_operator.resources.weights import weights_env, weights_volumes
 
 if TYPE_CHECKING:
@@ -33,12 +34,10 @@ if TYPE_CHECKING:
     from goodput_operator.resources.installation import Installation
     from goodput_operator.resources.metadata import Owner
 
-__all__ = ["LIMITS_KEY", "TOKEN_KEY", "engine_pod", "manifest_key"]
+__all__ = ["LIMITS_KEY", "engine_pod", "manifest_key"]
 
 LIMITS_KEY: Final = "limits.json"
 """The key of the ConfigMap with the limits that engines begin with."""
-TOKEN_KEY: Final = "token"  # noqa: S105 - a key's name
-"""The key of the Secret with the token of the admin ports of one revision."""
 _QUIET_S: Final = 3
 _PROBE_S: Final = 2
 _SHM: Final = "goodput-shm"
@@ -59,7 +58,7 @@ def engine_pod(
         owner: the service.
         spec: what it asks for; only `model` and `engine` are read.
         installation: what the platform adds.
-        revision: the revision's name, also of the Secret with its token.
+        revision: the revision's name.
     """
     engine = spec.engine
     asked = encode(engine.pod)
@@ -114,7 +113,7 @@ def _env(
     owner: Owner, spec: LLMServiceSpec, revision: str, asked: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The environment; of what is no name of ours, what the service asks for wins."""
-    token = {"secretKeyRef": {"name": revision, "key": TOKEN_KEY}}
+    token = {"secretKeyRef": {"name": secret_name(owner, revision), "key": TOKEN_KEY}}
     ours: list[dict[str, Any]] = [
         {"name": ENV_LLMSERVICE, "value": owner.name},
         {"name": ENV_REVISION, "value": revision},

@@ -33,7 +33,7 @@ class Names:
         return f"{self.service}-config"
 
     def engine_revision(self, digest: str) -> str:
-        """ControllerRevision, Deployment and Secret of one revision of the engines."""
+        """ControllerRevision and Deployment of one revision of the engines."""
         return f"{self.service}-{digest}"
 
     def router_revision(self, digest: str) -> str:

@@ -50,6 +50,7 @@ class Cluster:
     Attributes:
         spec: of the service; `ask` changes it.
         broken: revisions whose pods never become ready.
+        secrets: names of those that were made.
         kept_back: how many pods may become ready in a step.
     """
 
@@ -103,6 +104,16 @@ class Cluster:
     def message(self, kind: str) -> str:
         (one,) = [c for c in self.status["conditions"] if c["type"] == kind]
         return str(one.get("message", ""))
+
+    def secrets_read(self) -> set[str]:
+        """From which engines take their token."""
+        return {
+            variable["valueFrom"]["secretKeyRef"]["name"]
+            for (kind, name), body in self.objects.items()
+            if kind == "Deployment" and not name.endswith("-router")
+            for variable in body["spec"]["template"]["spec"]["containers"][0]["env"]
+            if variable["name"] == "GOODPUT_CONTROL_TOKEN"
+        }
 
     def engines(self, *, ready: bool | None = None) -> list[dict[str, Any]]:
         return [
@@ -177,7 +188,7 @@ class Cluster:
             case Apply():
                 self._apply(action)
             case CreateToken():
-                self.secrets.add(action.revision)
+                self.secrets.add(action.body["metadata"]["name"])
             case Delete():
                 body = self.objects.get((action.kind, action.name))
                 if body is not None and body["metadata"]["uid"] == action.uid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def test_a_new_service_becomes_ready_and_then_nothing_is_written(cluster: Cluste
     assert cluster.deployments("router") == {"chat-router": 2}
     (revision,) = cluster.deployments()
     assert cluster.status["currentRevision"] == revision == cluster.status["updateRevision"]
-    assert cluster.secrets == {revision}
+    assert cluster.secrets == cluster.secrets_read()
     assert cluster.status["summary"]["replicas"] == "2/2"
     for _ in range(20):
         assert cluster.round().actions == ()
@@ -256,10 +257,10 @@ def test_a_snapshot_is_not_changed_by_deciding(cluster: Cluster) -> None:
 
 
 def test_a_lost_secret_is_made_again(running: Cluster) -> None:
-    (revision,) = running.deployments()
     running.secrets.clear()
     pod = running.engines()[0]
-    message = f'secret "{revision}" not found'
+    (secret,) = running.secrets_read()
+    message = f'secret "{secret}" not found'
     pod["status"]["containerStatuses"] = [
         {
             "name": "engine",
@@ -267,17 +268,16 @@ def test_a_lost_secret_is_made_again(running: Cluster) -> None:
         }
     ]
     running.round()
-    assert running.secrets == {revision}
+    assert running.secrets == {secret}
 
 
 def test_a_deleted_secret_is_there_again_for_the_next_pod_that_starts(running: Cluster) -> None:
-    (revision,) = running.deployments()
     running.secrets.clear()
     assert writes(running.round()) == [], "nobody sees it"
     running.pods.popitem()
     running.run_deployments(ready=0)
     running.round(ready=0)
-    assert running.secrets == {revision}
+    assert running.secrets == running.secrets_read()
     assert writes(running.round()) == [], "a pod begins once"
 
 
@@ -286,7 +286,7 @@ def test_a_secret_that_went_with_its_revision_is_made_again(running: Cluster) ->
     running.remove("ControllerRevision", revision)
     running.secrets.clear()
     running.settle()
-    assert running.secrets == {revision}
+    assert running.secrets == running.secrets_read()
     assert running.deployments() == {revision: 2}
 
 
@@ -294,11 +294,28 @@ def test_a_secret_that_went_with_its_revision_is_made_again(running: Cluster) ->
 def test_a_secret_that_was_refused_is_tried_again(cluster: Cluster, answer: str) -> None:
     cluster.round()
     cluster.round()
-    (revision,) = cluster.secrets
-    setattr(cluster, answer, {("Secret", revision): "exceeded quota: secrets"})
+    (secret,) = cluster.secrets
+    setattr(cluster, answer, {("Secret", secret): "exceeded quota: secrets"})
     cluster.secrets.clear()
     cluster.round()
-    assert cluster.secrets == {revision}
+    assert cluster.secrets == {secret}
+
+
+def test_engines_of_a_kept_revision_have_the_secret_that_its_template_names(
+    running: Cluster,
+) -> None:
+    """As earlier versions called it: nobody's pods start anew because a name has changed."""
+    (revision,) = running.deployments()
+    (secret,) = running.secrets
+    for key in (("ControllerRevision", revision), ("Deployment", revision)):
+        text = json.dumps(running.objects[key])
+        running.objects[key] = json.loads(text.replace(f'"{secret}"', '"as-it-was"'))
+    pods = set(running.pods)
+    running.restart_operator()
+    running.settle()
+    assert running.secrets == {secret, "as-it-was"}
+    assert running.secrets_read() == {"as-it-was"}
+    assert set(running.pods) == pods
 
 
 STEPS = st.sampled_from(
