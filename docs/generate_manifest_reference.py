@@ -39,8 +39,10 @@ In a cluster the same fields are a CustomResourceDefinition, made from the same 
 (`python -m goodput_operator.crd` prints it): its API server refuses what is refused here, and
 names the same field. `kubectl explain llmservice.spec.engine` shows this page's sentences.
 
-`rollout.gate` is valid, and refused by name: this version does not have it yet. `tensorParallel`
-must be the number of devices that the emulated [profile](devices.md) stands for.
+What is valid here and not built yet is refused by name: `rollout.gate`, and weights to execute
+(`hf://`, `pvc://`, `file://`), in whose place `--device` emulates a profile on the command line; in
+a cluster `model.source` names one itself, `emulated://PROFILE`. `tensorParallel` must be the number
+of devices that the emulated [profile](devices.md) stands for.
 
 Objects "as in a pod" have Kubernetes' own fields. They are passed on unread, and judged by the
 cluster's API server.

@@ -9,7 +9,7 @@ import pytest
 from goodput_core.errors import ExitCode, NotBuiltError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.llmservice import LLMService
-from goodput_core.support import require_built
+from goodput_core.support import require_built, require_served
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -43,6 +43,21 @@ def test_a_part_that_is_not_built_is_refused_by_name() -> None:
         require_built(service(rollout__gate={"trace": "file://t"}))
     assert caught.value.path == "spec.rollout.gate"
     assert caught.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize("source", ["hf://a/b", "pvc://claim/b", "file:///b"])
+def test_weights_are_refused_where_nothing_can_take_their_place(source: str) -> None:
+    asked = service(model__source=source)
+    require_built(asked)
+    with pytest.raises(NotBuiltError, match=f"so {source} cannot be served") as caught:
+        require_served(asked)
+    assert caught.value.path == "spec.model.source"
+
+
+def test_what_is_refused_anywhere_is_served_nowhere() -> None:
+    require_served(service())
+    with pytest.raises(NotBuiltError):
+        require_served(service(rollout__gate={"trace": "file://t"}))
 
 
 def test_every_choice_that_a_manifest_has_is_built() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from goodput_core.errors import NotBuiltError, SpecError
 from goodput_core.spec.llmservice import LLMService
-from goodput_core.support import require_built
+from goodput_core.support import require_served
 from goodput_operator.decide.troubles import Reason, Trouble
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def asked(service: Object) -> LLMServiceSpec | Trouble:
     }
     try:
         read = LLMService.from_dict(manifest)
-        require_built(read)
+        require_served(read)
     except NotBuiltError as error:
         return Trouble(reason=Reason.NOT_BUILT, message=str(error))
     except SpecError as error:

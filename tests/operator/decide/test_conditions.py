@@ -30,8 +30,13 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         ({"engine": {"policy": "magic"}}, "InvalidSpec", "spec.engine.policy: must be one of"),
         ({"model": None}, "InvalidSpec", "spec.model: is required"),
         ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate: gated rollouts are not built yet"),
+        (
+            {"model": {"source": "hf://a/b"}},
+            "NotBuilt",
+            "spec.model.source: torch execution",
+        ),
     ],
-    ids=["between fields", "a word", "a missing field", "a gate"],
+    ids=["between fields", "a word", "a missing field", "a gate", "weights"],
 )
 @pytest.mark.parametrize("before", [False, True], ids=["new", "running"])
 def test_a_spec_that_cannot_be_followed_stalls_and_changes_nothing(
