@@ -36,7 +36,7 @@ from goodput_engine.router.upstreams import (
     UpstreamSource,
     parse_upstream,
 )
-from goodput_engine.stopping import Stops
+from goodput_engine.stopping import Stops, require_running
 
 if TYPE_CHECKING:
     import argparse
@@ -103,8 +103,9 @@ async def _serve(options: _Options) -> int:
         gc.collect()
         gc.freeze()
         announce(service.url, service.admin_url, as_json=options.json)
-        await stops.soon.wait()
+        await stops.wait(*service.vital)
         await service.drain(options.grace_ns, hurry=stops.now)
+        require_running(*service.vital)
     return stops.exit_code
 
 

@@ -48,6 +48,9 @@ class RouterService:
         port, admin_port: 0 takes a free one.
         clock: nanoseconds, monotonic.
 
+    Attributes:
+        vital: tasks that go on for as long as it listens; without one it is out of date.
+
     Raises:
         UsageError: a port cannot be listened on, or a name is given twice.
         InputError: the source's replicas cannot be used.
@@ -75,6 +78,7 @@ class RouterService:
         self.ledger: Final = Ledger(
             self._registry, llmservice=settings.llmservice, classes=settings.classes
         )
+        self.vital: tuple[asyncio.Task[None], ...] = ()
         self.url = ""
         self.admin_url = ""
         self._relay: Relay
@@ -182,6 +186,7 @@ class RouterService:
                 self._source.follow(lambda found: self._apply(merge(found, self._options)))
             )
             self._stack.push_async_callback(_cancel, following)
+            self.vital = (following,)
 
     def _apply(self, upstreams: Sequence[Upstream]) -> None:
         added, left = self.fleet.set_upstreams(upstreams)

@@ -24,7 +24,7 @@ from goodput_engine.server.following import follow_manifest
 from goodput_engine.server.front import Front, Phase
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.serving import serving_app
-from goodput_engine.stopping import Stops
+from goodput_engine.stopping import Stops, require_running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -46,6 +46,7 @@ async def serve(settings: EngineSettings) -> int:
     Raises:
         UsageError: a port cannot be opened.
         GoodputError: the core could not start, or died.
+        Exception: whatever ended a task that should not have ended.
     """
     started = time.monotonic()
     stops = Stops(exit_with_parent=settings.exit_with_parent)
@@ -75,13 +76,14 @@ async def serve(settings: EngineSettings) -> int:
         stack.callback(following.cancel)
         _settle()
         announce(url, admin_url, as_json=settings.json)
-        await _any(stops.soon.wait(), core.gone)
+        await _any(stops.wait(following), core.gone)
         if not core.gone.done():
             await _drain(front, core, stops)
         if core.gone.done():
             front.phase = Phase.FAILED
             await _last_words(front)
             raise await core.obituary()
+        require_running(following)
         return stops.exit_code
 
 

@@ -177,3 +177,43 @@ def test_the_policy_can_be_chosen_on_the_command_line() -> None:
         urllib.request.urlopen(f"{event['admin_url']}/control/state") as answer,
     ):
         assert json.load(answer)["policy"] == "round-robin"
+
+
+BROKEN_SOURCE = """
+import sys
+from goodput_core.dispatch import run_command
+from goodput_engine.router.upstreams import UpstreamsFile
+
+async def broken(self, apply):
+    {body}
+
+UpstreamsFile.follow = broken
+sys.exit(run_command(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise LookupError('a bug')", "internal error: LookupError: a bug; "),
+        ("return", "a part of this process ended too early"),
+    ],
+    ids=["raised", "returned"],
+)
+def test_it_ends_when_it_follows_its_replicas_no_more(tmp_path: Path, body: str, says: str) -> None:
+    upstreams = tmp_path / "replicas.json"
+    upstreams.write_text("[]")
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", BROKEN_SOURCE.format(body=body)),
+            *("router", "-f", MANIFEST, "--port", "0", "--upstreams", upstreams),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert ended.returncode == 70
+    assert "Traceback" not in ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: {says}")

@@ -6,6 +6,8 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
+import sys
 import time
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import psutil
 import pytest
+from tests.engine.conftest import manifest_text
 
 from goodput_core.contract import HEADER_LOAD
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
@@ -268,6 +270,36 @@ def test_an_engine_ends_with_its_parent_when_asked(start_engine: StartEngine) ->
     assert engine.process.stdin is not None
     engine.process.stdin.close()
     assert engine.wait() == 130
+
+
+BROKEN_FOLLOWING = """
+import sys
+from goodput_core.dispatch import run_command
+from goodput_engine.server import lifecycle
+
+async def broken(*_):
+    raise LookupError('a bug')
+
+if __name__ == "__main__":
+    lifecycle.follow_manifest = broken
+    sys.exit(run_command(sys.argv[1:]))
+"""
+
+
+def test_an_engine_ends_when_it_follows_its_manifest_no_more(tmp_path: Path) -> None:
+    program, manifest = tmp_path / "broken.py", tmp_path / "chat.yaml"
+    program.write_text(BROKEN_FOLLOWING)
+    manifest.write_text(manifest_text())
+    ended = subprocess.run(
+        [sys.executable, program, "engine", "-f", manifest, "--port", "0"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    line = sentence(ended, 70)
+    assert line.startswith("error: internal error: LookupError: a bug; ")
 
 
 def test_one_line_of_json_says_where_it_listens(engine: RunningEngine) -> None:
