@@ -12,6 +12,7 @@ __all__ = [
     "NS_PER_S",
     "NS_PER_US",
     "format_duration",
+    "format_number",
     "ms_to_ns",
     "parse_duration",
     "parse_some_duration",
@@ -76,6 +77,11 @@ def format_duration(ns: int) -> str:
         return f"{minutes} min {seconds:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def format_number(value: float) -> str:
+    """A number for people, three significant digits or all before the point: `0.42`, `1234`."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def ms_to_ns(ms: float) -> int:

@@ -13,6 +13,7 @@ from goodput_core.units import (
     NS_PER_S,
     NS_PER_US,
     format_duration,
+    format_number,
     ms_to_ns,
     parse_duration,
 )
@@ -80,6 +81,25 @@ def test_any_text_is_read_or_refused_in_one_way(text: str) -> None:
 )
 def test_duration_is_shown_in_three_digits(ns: int, text: str) -> None:
     assert format_duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.00333, "0.00333"),
+        (1.914, "1.91"),
+        (99.96, "100"),
+        (999.7, "1000"),
+        (1234.5, "1234"),
+        (2_000_000, "2000000"),
+        (-1234.0, "-1234"),
+    ],
+)
+def test_a_number_is_shown_in_three_digits_and_never_with_an_exponent(
+    value: float, text: str
+) -> None:
+    assert format_number(value) == text
 
 
 def test_milliseconds_are_rounded_to_the_nearest_nanosecond() -> None:

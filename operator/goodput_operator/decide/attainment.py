@@ -11,7 +11,7 @@ from goodput_core.control import Signal
 from goodput_core.intervals import wilson
 from goodput_core.slo import format_objective
 from goodput_core.spec.status import ClassStatus, Truth
-from goodput_core.units import NS_PER_S
+from goodput_core.units import NS_PER_S, format_number
 from goodput_operator.decide.memory import Tallied
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def attainment(
         reason=reason,
         message=message,
         classes=tuple(_class_status(c, *sums[c.name]) for c in classes),
-        goodput=f"{goods / seconds:.3g}/s" if seconds else None,
+        goodput=f"{format_number(goods / seconds)}/s" if seconds else None,
         nearest=_nearest(sums, classes),
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from goodput_core.errors import ExitCode
+from goodput_core.units import format_number
 from goodput_replay.capacity.probing import Tried
 from goodput_replay.capacity.search import Level, boundary
 
@@ -46,13 +47,16 @@ class Capacity:
         """The answer in words."""
         if self.best is None:
             return "no rate that was tried keeps every class's objective"
-        rate, scale = self.best.summary.overall.offered_per_s, float(self.best.probe.scale)
+        rate = format_number(self.best.summary.overall.offered_per_s)
+        scale = float(self.best.probe.scale)
         verb = "holds" if self.level is Level.SHOWN else "seems to hold, but is not shown to"
-        words = [f"{rate:.3g} requests/s ({scale:g} times the trace's rate) {verb}; {self._next()}"]
+        words = [f"{rate} requests/s ({scale:g} times the trace's rate) {verb}; {self._next()}"]
         if self.level is Level.SEEMS:
             words.append(self.best.summary.verdict.sentence.removesuffix("."))
         if self.holes:
-            broken = ", ".join(f"{t.summary.overall.offered_per_s:.3g}/s" for t in self.holes)
+            broken = ", ".join(
+                f"{format_number(t.summary.overall.offered_per_s)}/s" for t in self.holes
+            )
             words.append(
                 f"A lower rate, {broken}, did not hold: there is no sharp limit; see whether "
                 "another --seed, or a longer --window, says the same"
@@ -64,7 +68,7 @@ class Capacity:
             return "no higher rate was tried"
         verb = "does not" if self.above.probe.level is Level.BROKEN else "is not shown to"
         summary = self.above.summary
-        return f"{summary.overall.offered_per_s:.3g}/s {verb} ({summary.verdict.kind})"
+        return f"{format_number(summary.overall.offered_per_s)}/s {verb} ({summary.verdict.kind})"
 
 
 def conclude(tried: Sequence[Tried]) -> Capacity:
@@ -100,8 +104,8 @@ def table(tried: Sequence[Tried]) -> Table:
         verdict = summary.verdict
         view.add_row(
             f"{float(one.probe.scale):g}",
-            f"{summary.overall.offered_per_s:.3g}",
-            f"{summary.overall.goodput_per_s:.3g}",
+            format_number(summary.overall.offered_per_s),
+            format_number(summary.overall.goodput_per_s),
             *cells,
             f"{verdict.kind} ({verdict.reason})",
         )

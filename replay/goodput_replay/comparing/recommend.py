@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from goodput_core.spec.choices import ControlMode
+from goodput_core.units import format_number
 from goodput_core.verdict import VerdictKind
 from goodput_replay.comparing.candidate import Evaluation
 
@@ -58,8 +59,8 @@ def recommend(evaluations: Sequence[Evaluation], spec: LLMServiceSpec) -> Recomm
         cheap = "the only one" if len(passed) == 1 else f"the cheapest of {len(passed)}"
         sentence = (
             f"{_name(best)} is {cheap} that keep{'s' if len(passed) == 1 else ''} every "
-            f"objective by the lower bound, at {best.device_hours:.3g} GPU-hours and "
-            f"{best.goodput_per_s:.3g} requests/s that kept their promise"
+            f"objective by the lower bound, at {format_number(best.device_hours)} GPU-hours and "
+            f"{format_number(best.goodput_per_s)} requests/s that kept their promise"
         )
     else:
         weakest = ", ".join(f"{c.name} {c.share:.2%}" for c in best.classes if c.share is not None)
@@ -75,7 +76,7 @@ def recommend(evaluations: Sequence[Evaluation], spec: LLMServiceSpec) -> Recomm
         )
         sentence = (
             f"no candidate is shown to keep every objective; {_name(best)} has the most goodput, "
-            f"{best.goodput_per_s:.3g} requests/s ({weakest}): {advice}"
+            f"{format_number(best.goodput_per_s)} requests/s ({weakest}): {advice}"
         )
     if best.candidate.topology:
         sentence += ". A topology is virtual only: no manifest can ask for it yet"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
+from goodput_core.units import format_number
 from goodput_replay.comparing.recommend import ranked
 
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
     for place, promised in enumerate(rows[0].classes):
         cells = [_kept(one.classes[place]) for one in rows]
         columns.append((f"{promised.name or 'all'} kept\n(bounds), %", cells))
-    columns.append(("goodput\n/s", [f"{one.goodput_per_s:.3g}" for one in rows]))
+    columns.append(("goodput\n/s", [format_number(one.goodput_per_s) for one in rows]))
     for name, field in (
         ("TTFT\np99 ms", "ttft_p99_ms"),
         ("TPOT\np99 ms", "tpot_p99_ms"),
         ("TBT\np99 ms", "tbt_p99_ms"),
     ):
         columns.append((name, [_worst(one, field) for one in rows]))
-    columns.append(("GPU-h", [f"{one.device_hours:.3g}" for one in rows]))
+    columns.append(("GPU-h", [format_number(one.device_hours) for one in rows]))
     counted = {
         "preemp-\ntions": [one.preemptions for one in rows],
         "recomputed\ntokens": [one.recomputed_tokens for one in rows],

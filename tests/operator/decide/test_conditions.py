@@ -287,6 +287,11 @@ def test_classes_and_columns_say_how_promises_fare(running: Cluster) -> None:
     assert running.status["summary"] == summary, "nothing new was measured"
 
 
+def test_goodput_of_a_thousand_a_second_is_a_plain_number(running: Cluster) -> None:
+    running.round(running.measured(12_345, 12_345))
+    assert running.status["summary"]["goodput"] == "1234/s"
+
+
 def test_a_status_is_what_the_schema_says(running: Cluster) -> None:
     running.ask(replicas=None, minReplicas=3)
     running.settle()
