@@ -8,10 +8,9 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
+from tests.e2e.operator.killing import kill_pod, kill_process
 
-from goodput_core.contract import ENV_REPLICA
 from goodput_replay.run.records import read_judged
 
 if TYPE_CHECKING:
@@ -35,26 +34,6 @@ def chat(installed: Installed) -> Iterator[Installed]:
     installed.settled("chat")
     yield installed
     installed.kubectl("delete", "llmservice", "chat")
-
-
-def kill_process(chat: Installed, pod: str) -> None:
-    """The process ends at once; its pod stays and starts another."""
-    inside = [p for p in psutil.process_iter() if replica_of(p) == pod]
-    assert inside, f"the processes of {pod}"
-    for process in inside:
-        process.send_signal(signal.SIGKILL)
-
-
-def kill_pod(chat: Installed, pod: str) -> None:
-    """The pod is gone at once, and its processes two seconds later."""
-    chat.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
-
-
-def replica_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get(ENV_REPLICA)
-    except (psutil.Error, OSError):
-        return None
 
 
 @pytest.mark.slow
