@@ -62,6 +62,7 @@ def stage(installed: Installed, until: Until) -> Iterator[Stage]:
     """Three services that have settled, one of them under a load that stays the same.
 
     It takes two replicas, which are there before its floor and ceiling leave one and three open.
+    Until its load is known the others are seen without any, so that theirs is a step.
     """
     services = {
         "steady": spec(tpot_ms=150, minReplicas=2),
