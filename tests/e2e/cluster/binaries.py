@@ -1,12 +1,14 @@
 """Build the programs of a cluster from Go modules once, and keep them outside the checkout.
 
 The versions stand in two files and nowhere else: `go/go.mod` has Kubernetes and etcd,
-`go/tools/go.mod` has CoreDNS, Helm and kubeconform. A build is kept under a name made of all that
-goes into it, so a changed source or version is another build, and several checkouts share one.
+`go/tools/go.mod` has CoreDNS and Helm. A build is kept under a name made of all that goes into it,
+so a changed source or version is another build, and several checkouts share one. Whoever makes a
+new one removes those that nobody has used for the longest time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -18,9 +20,18 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 from tests.e2e.cluster.host import GO_MODULE, lacks_for_building
 
-__all__ = ["Unbuildable", "build", "cache_folder", "folder", "is_built", "version_of"]
+__all__ = [
+    "Unbuildable",
+    "build",
+    "cache_folder",
+    "folder",
+    "is_built",
+    "mark_used",
+    "version_of",
+]
 
 _PARTS = (
     "etcd",
@@ -35,8 +46,12 @@ _PARTS = (
 _TOOLS = {
     "coredns": "github.com/coredns/coredns",
     "helm": "helm.sh/helm/v4/cmd/helm",
-    "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform",
 }
+_KEPT = 3
+"""Builds, of about 290 MB each: this checkout's, another one's, and the one before."""
+_BUILDS = "v*-*"
+_MAKING = ".building-"
+_DAY_S = 24 * 3600
 
 
 class Unbuildable(Exception):
@@ -80,13 +95,14 @@ def build() -> Path:
     """
     done = folder()
     if done.is_dir():
+        mark_used(done)
         return done
     lacks = lacks_for_building()
     if lacks:
         raise Unbuildable("; ".join(lacks))
     done.parent.mkdir(parents=True, exist_ok=True)
     # A build that was interrupted leaves nothing under the name that others look for.
-    making = Path(tempfile.mkdtemp(prefix=".building-", dir=done.parent))
+    making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=done.parent))
     try:
         making.chmod(0o755)
         _compile("./launcher", making / "launcher", GO_MODULE)
@@ -101,7 +117,30 @@ def build() -> Path:
             raise
     finally:
         shutil.rmtree(making, ignore_errors=True)
+    _prune(done.parent)
     return done
+
+
+def mark_used(build_folder: Path) -> None:
+    """Say that somebody needs a build now, so that it is among the last to be removed."""
+    with contextlib.suppress(OSError):  # a cache may be read-only; nothing is removed there
+        os.utime(build_folder)
+
+
+def _prune(cache: Path) -> None:
+    """Remove builds but for the latest used and those that a cluster runs from."""
+    running = {
+        str(Path(process.info["exe"]).parent)
+        for process in psutil.process_iter(["exe"])
+        if process.info["exe"]
+    }
+    by_use = sorted(cache.glob(_BUILDS), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in by_use[_KEPT:]:
+        if str(old.resolve()) not in running:
+            shutil.rmtree(old, ignore_errors=True)
+    for cut_off in cache.glob(f"{_MAKING}*"):
+        if time.time() - cut_off.stat().st_mtime > _DAY_S:
+            shutil.rmtree(cut_off, ignore_errors=True)
 
 
 def _compile(package: str, output: Path, module: Path) -> None:

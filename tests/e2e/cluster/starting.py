@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from tests.e2e.cluster.binaries import mark_used
 from tests.e2e.cluster.credentials import write_credentials
 from tests.e2e.cluster.handle import ClusterError, OwnCluster
 from tests.e2e.cluster.images import PYTHON, SHELL, Image, publish, python_image, shell_image
@@ -39,6 +40,7 @@ def start(state: Path, binaries: Path, *, outlive_me: bool = False) -> OwnCluste
     Raises:
         ClusterError: when it does not come up; `state/logs` has what each part printed.
     """
+    mark_used(binaries)
     layout = Layout(state=state.resolve(), binaries=binaries)
     for folder in (layout.state, layout.volumes, layout.certificates, layout.state / "logs"):
         folder.mkdir(parents=True, exist_ok=True)
