@@ -121,16 +121,14 @@ def status_of(view: View, said: Sequence[Said], known: Known | None, *, at: str)
             update_revision=known.update,
         )
     )
-    law = known.law
-    if law is None:
-        status |= _kept(stored, "recommendedReplicas")
-    elif law.recommended is not None:
+    law, attainment = known.law, known.attainment
+    if law is not None and law.recommended is not None:
         status["recommendedReplicas"] = law.recommended
-    attainment = known.attainment
-    if attainment is None:
-        status |= _kept(stored, "classes", "goodput")
-    else:
+    if attainment is not None:
         status |= encode(LLMServiceStatus(classes=attainment.classes, goodput=attainment.goodput))
+    if law is None and not known.suspended:
+        # Between two measurements the last one stands.
+        status |= _kept(stored, "recommendedReplicas", "classes", "goodput")
     ring = [*_decisions(known, at), *(stored.get("decisions") or ())][:_DECISIONS]
     if ring:
         status["decisions"] = ring
@@ -149,6 +147,8 @@ def _summary(
             phase=phase_of(said),
         )
     )
+    if known.suspended:
+        return summary
     if known.attainment is None:
         return summary | _kept(stored.get("summary") or {}, "attainment")
     nearest = known.attainment.nearest
@@ -253,8 +253,14 @@ def _slo_attained(view: View, known: Known) -> Said:
         return Said(
             type=SLO_ATTAINED, status=found.status, reason=found.reason, message=found.message
         )
-    return _stored(view, SLO_ATTAINED) or Said(
-        type=SLO_ATTAINED, status=Truth.UNKNOWN, reason="NoTraffic", message="not measured yet"
+    stored = _stored(view, SLO_ATTAINED)
+    if stored is not None and stored.reason != "Suspended":
+        return stored
+    return Said(
+        type=SLO_ATTAINED,
+        status=Truth.UNKNOWN,
+        reason="MetricsMissing",
+        message="nothing has been counted yet",
     )
 
 

@@ -265,6 +265,32 @@ def test_pods_that_stay_silent_are_told_of_once_and_all_in_one_event(running: Cl
     assert told()[2:] == ["engine chat-2: hangs"], "it had answered in between"
 
 
+def test_before_anything_is_counted_nobody_says_that_nothing_came(cluster: Cluster) -> None:
+    cluster.settle()
+    assert cluster.condition("SLOAttained") == ("Unknown", "MetricsMissing")
+    cluster.round(cluster.measured(0, 0))
+    assert cluster.condition("SLOAttained") == ("Unknown", "NoTraffic")
+    cluster.round()
+    assert cluster.condition("SLOAttained") == ("Unknown", "NoTraffic"), "as it was measured"
+
+
+def test_a_suspended_service_keeps_no_numbers_of_before(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.round(running.measured(300, 300))
+    assert running.status["goodput"] == "30/s"
+    assert running.status["summary"]["attainment"] == "100.00%/99%"
+    running.round()
+    assert {"goodput", "classes", "recommendedReplicas"} <= running.status.keys()
+    running.ask(suspend=True)
+    running.round()
+    assert not {"goodput", "classes", "recommendedReplicas"} & running.status.keys()
+    assert not {"goodput", "attainment"} & running.status["summary"].keys()
+    assert running.condition("SLOAttained") == ("Unknown", "Suspended")
+    running.ask(suspend=None)
+    running.round()
+    assert running.condition("SLOAttained") == ("Unknown", "MetricsMissing")
+
+
 def test_what_ended_long_ago_is_forgotten(running: Cluster) -> None:
     running.round(running.measured(0, 100))
     assert running.condition("SLOAttained") == ("False", "Missed")
