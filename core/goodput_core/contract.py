@@ -143,11 +143,13 @@ METRIC_OPERATOR_TURNS: Final = "goodput_operator_turns_total"
 METRIC_OPERATOR_TURN_SECONDS: Final = "goodput_operator_turn_seconds"
 # Labels: verb and kind as in RBAC, status of HTTP (0: no answer came).
 METRIC_OPERATOR_CALLS: Final = "goodput_operator_api_calls_total"
-# What a service's status says, by namespace and llmservice.
+# What a service's status says, and what was decided of it, by namespace and llmservice.
 METRIC_SERVICE_REPLICAS: Final = "goodput_service_replicas"
 METRIC_SERVICE_READY_REPLICAS: Final = "goodput_service_ready_replicas"
 METRIC_SERVICE_RECOMMENDED_REPLICAS: Final = "goodput_service_recommended_replicas"
 METRIC_SERVICE_TOKEN_BUDGET: Final = "goodput_service_token_budget"  # noqa: S105 - as above
+# Labels besides: knob and reason as in a service's status, applied true or false.
+METRIC_SERVICE_DECISIONS: Final = "goodput_service_decisions_total"
 
 # --- lines on stdout that one process reads of another ------------------------------------
 # `goodput engine --json` and `goodput router --json` print exactly one such line when they

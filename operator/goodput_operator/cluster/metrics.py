@@ -16,6 +16,7 @@ from goodput_core.contract import (
     METRIC_OPERATOR_TURN_SECONDS,
     METRIC_OPERATOR_TURNS,
     METRIC_OPERATOR_WAITING,
+    METRIC_SERVICE_DECISIONS,
     METRIC_SERVICE_READY_REPLICAS,
     METRIC_SERVICE_RECOMMENDED_REPLICAS,
     METRIC_SERVICE_REPLICAS,
@@ -23,13 +24,15 @@ from goodput_core.contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from goodput_operator.cluster.cache import Key
+    from goodput_operator.control.words import Change
 
 __all__ = ["CONTENT_TYPE", "OperatorMetrics"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_OF_SERVICE: Final = ("namespace", LABEL_LLMSERVICE)
 _OF_STATUS: Final = {
     "replicas": (METRIC_SERVICE_REPLICAS, "Replicas asked for."),
     "readyReplicas": (METRIC_SERVICE_READY_REPLICAS, "Replicas that are ready."),
@@ -61,11 +64,16 @@ class OperatorMetrics:
             ["verb", "kind", "status"],
             registry=self._registry,
         )
-        of_service = ["namespace", LABEL_LLMSERVICE]
         self._of_status = {
-            field: Gauge(name, text, of_service, registry=self._registry)
+            field: Gauge(name, text, _OF_SERVICE, registry=self._registry)
             for field, (name, text) in _OF_STATUS.items()
         }
+        self._decisions = Counter(
+            METRIC_SERVICE_DECISIONS,
+            "Decisions of the control laws, those that were only recommended among them.",
+            [*_OF_SERVICE, "knob", "reason", "applied"],
+            registry=self._registry,
+        )
 
     def call(self, verb: str, kind: str, status: int) -> None:
         """A call to the API server was answered, or not."""
@@ -88,11 +96,20 @@ class OperatorMetrics:
         for field, gauge in self._of_status.items():
             if field in status:
                 gauge.labels(*key).set(status[field])
+            else:
+                gauge.remove(*key)
+
+    def decided(self, key: Key, changes: Iterable[Change]) -> None:
+        """What the control laws put in force for a service, or would."""
+        for one in changes:
+            applied = "true" if one.applied else "false"
+            self._decisions.labels(*key, one.knob.value, one.reason, applied).inc()
 
     def forget(self, key: Key) -> None:
         """A service is gone."""
         for gauge in self._of_status.values():
             gauge.remove(*key)
+        self._decisions.remove_by_labels(dict(zip(_OF_SERVICE, key, strict=True)))
 
     def text(self, *, leading: bool, waiting: int) -> bytes:
         """The exposition, with what is known only when asked."""

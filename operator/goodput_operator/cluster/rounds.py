@@ -78,7 +78,9 @@ class Rounds:
             self._phase(key, "apply")
             outcome = await self._applier.carry_out(snapshot, decision.actions, record)
             self._phase(key, "done")
-        self._metrics.status(key, snapshot.service.get("status") or {})
+        stored = record.written or snapshot.service
+        self._metrics.status(key, stored.get("status") or {})
+        self._metrics.decided(key, decision.changes)
         for event, now, before in (
             ("refused", outcome.failures, record.failures),
             ("delayed", outcome.delayed, record.delayed),

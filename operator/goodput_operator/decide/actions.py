@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from goodput_operator.control.words import Change
 from goodput_operator.decide.memory import Memory
 
 __all__ = ["Action", "Apply", "CreateToken", "Decision", "Delete", "Emit", "Push", "WriteStatus"]
@@ -111,8 +112,10 @@ class Decision:
         actions: in this order.
         memory: for the next round.
         wake_at_ns: decide again at the latest then; None: only when something changes.
+        changes: what the control laws put in force, or would: to be counted.
     """
 
     actions: tuple[Action, ...]
     memory: Memory
     wake_at_ns: int | None
+    changes: tuple[Change, ...] = ()

@@ -197,7 +197,12 @@ def _closed(
         silent = () if snapshot.measures is None else snapshot.measures.silent
         actions += events.of_refusals(snapshot.failures, told.refusing)
         actions += events.of_silence(silent, told.silent)
-    return Decision(actions=tuple(actions), memory=memory, wake_at_ns=min(wakes, default=None))
+    return Decision(
+        actions=tuple(actions),
+        memory=memory,
+        wake_at_ns=min(wakes, default=None),
+        changes=() if known is None or known.law is None else known.law.changes,
+    )
 
 
 def _at(snapshot: Snapshot) -> str:

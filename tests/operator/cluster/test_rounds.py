@@ -13,6 +13,7 @@ from goodput_operator.cluster.events import Events
 from goodput_operator.cluster.metrics import OperatorMetrics
 from goodput_operator.cluster.observe import Observer
 from goodput_operator.cluster.rounds import Rounds
+from goodput_operator.control.words import Change, Knob
 from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.decide.memory import Memory
 
@@ -56,6 +57,7 @@ class Parts:
         self.children: dict[Any, list[Any]] = {}
         self.pods: dict[Any, list[Any]] = {}
         self.actions: tuple[Action, ...] = ()
+        self.changes: tuple[Change, ...] = ()
         self.seen: list[Snapshot] = []
         self.numbers = Numbers()
         self.metrics = OperatorMetrics()
@@ -78,7 +80,9 @@ class Parts:
     def decide(self, snapshot: Snapshot) -> Decision:
         self.seen.append(snapshot)
         remembered = replace(snapshot.memory, startups_ns=(*snapshot.memory.startups_ns, 1))
-        return Decision(actions=self.actions, memory=remembered, wake_at_ns=42)
+        return Decision(
+            actions=self.actions, memory=remembered, wake_at_ns=42, changes=self.changes
+        )
 
 
 @pytest.fixture
@@ -170,6 +174,44 @@ async def test_a_service_that_is_gone_leaves_nothing(parts: Parts) -> None:
     assert len(parts.seen) == 1
     assert parts.numbers.forgotten == ["u1"]
     assert b'llmservice="chat"' not in parts.metrics.text(leading=True, waiting=0)
+
+
+async def test_metrics_say_what_the_status_says_after_the_turn(parts: Parts) -> None:
+    def says(name: str) -> bool:
+        text = parts.metrics.text(leading=True, waiting=0).decode()
+        return f'goodput_service_{name}{{llmservice="chat",namespace="ns"}}' in text
+
+    parts.memory.server.put(CHAT, service(version=7))
+    parts.services[KEY] = [service(replicas=1, recommendedReplicas=4)]
+    parts.actions = (WriteStatus(status={"replicas": 2, "recommendedReplicas": 3}),)
+    await parts.rounds.turn(KEY)
+    assert says("replicas")
+    assert b'goodput_service_recommended_replicas{llmservice="chat",namespace="ns"} 3.0' in (
+        parts.metrics.text(leading=True, waiting=0)
+    )
+    parts.actions = (WriteStatus(status={"replicas": 2}),)
+    await parts.rounds.turn(KEY)
+    assert says("replicas")
+    assert not says("recommended_replicas"), "nothing is recommended any more"
+
+
+async def test_decisions_are_counted_as_long_as_the_service_is_there(parts: Parts) -> None:
+    parts.changes = (
+        Change(knob=Knob.REPLICAS, reason="Demand", message="more", applied=True),
+        Change(knob=Knob.TOKEN_BUDGET, reason="TPOTMissed", message="less", applied=False),
+    )
+    await parts.rounds.turn(KEY)
+    await parts.rounds.turn(KEY)
+    name = 'goodput_service_decisions_total{applied="%s",knob="%s",llmservice="chat",%s} 2.0'
+    text = parts.metrics.text(leading=True, waiting=0).decode()
+    assert name % ("true", "Replicas", 'namespace="ns",reason="Demand"') in text
+    assert name % ("false", "TokenBudget", 'namespace="ns",reason="TPOTMissed"') in text
+    parts.services.clear()
+    await parts.rounds.turn(KEY)
+    assert (
+        "goodput_service_decisions_total{"
+        not in parts.metrics.text(leading=True, waiting=0).decode()
+    )
 
 
 async def test_a_status_that_was_just_written_is_seen_before_the_watch_brings_it(
