@@ -58,7 +58,8 @@ class Refusal:
     @property
     def transient(self) -> bool:
         """Whether the same call may pass a little later although nobody changes anything."""
-        return self.status in {UNREACHABLE, 408, 429} or self.status >= 500
+        # An API server that has just started knows nobody yet; and tokens change by the hour.
+        return self.status in {UNREACHABLE, 401, 408, 429} or self.status >= 500
 
     @property
     def stale(self) -> bool:

@@ -162,11 +162,16 @@ class OwnCluster(Cluster):
         return answer
 
     def audit(self) -> Iterator[dict[str, Any]]:
-        """Every request that the API server has answered, but for those of its own parts."""
+        """Every request that the API server has answered, but for those of its own parts.
+
+        The user's name is empty where it was refused before anybody knew whose it was.
+        """
         with self.layout.audit_log.open(encoding="utf-8") as log:
             for line in log:
                 if line.endswith("\n"):  # the last one may be half written
-                    yield json.loads(line)
+                    entry: dict[str, Any] = json.loads(line)
+                    entry["user"].setdefault("username", "")
+                    yield entry
 
     def wait_until(self, *words: str, timeout_s: float = 60) -> None:
         """Wait until kubectl succeeds at something.

@@ -63,8 +63,8 @@ def test_a_conflict_without_managers_means_that_we_were_behind(
 
 @pytest.mark.parametrize(
     ("status", "transient"),
-    [(UNREACHABLE, True), (403, False), (404, False), (408, True), (409, False), (422, False),
-     (429, True), (500, True), (503, True)],
+    [(UNREACHABLE, True), (401, True), (403, False), (404, False), (408, True), (409, False),
+     (422, False), (429, True), (500, True), (503, True)],
 )  # fmt: skip
 def test_only_what_passes_by_itself_is_transient(status: int, transient: bool) -> None:
     assert Refusal(status=status, reason="", message="").transient is transient
