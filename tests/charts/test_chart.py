@@ -57,6 +57,8 @@ def test_the_chart_lints(helm: Helm, name: str) -> None:
         ("watchNamespaces={Chat}", "watchNamespaces"),
         ("verbose=loud", "verbose"),
         ("metrics.serviceMonitor.interval=30", "interval"),
+        ("metrics.podMonitor.interval=30", "interval"),
+        ("prometheus.allowedUrls={prometheus:9090}", "allowedUrls"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_name(

@@ -12,7 +12,7 @@ __all__ = ["ControlSpec", "PrometheusSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusSpec:
-    """A Prometheus server that scrapes the service's routers and engines."""
+    """A Prometheus server that scrapes the service's routers."""
 
     url: str = spec_field(
         "The server's base URL, to which /api/v1/query is added.",
@@ -40,7 +40,7 @@ class ControlSpec:
         maximum=86_400,
     )
     prometheus: PrometheusSpec | None = spec_field(
-        "Read measures from this Prometheus server; routers and engines are asked directly when "
-        "absent. Ignored outside a cluster.",
+        "Read the routers' counters from this Prometheus server; absent, the routers are asked "
+        "directly, as engines always are. Ignored outside a cluster.",
         default=None,
     )

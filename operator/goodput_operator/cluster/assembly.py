@@ -26,10 +26,13 @@ def assemble(options: Options, ended: Callable[[], None]) -> Operator:
         options: how it runs.
         ended: called when it ends by itself.
     """
+    installation = options.installation
     return Operator(
         options,
-        decide=partial(decide, installation=options.installation),
-        measure=lambda session: ServiceMeasures(Gatherer(session)),
+        decide=partial(decide, installation=installation),
+        measure=lambda session: ServiceMeasures(
+            Gatherer(session), prometheus_urls=installation.prometheus_urls
+        ),
         clock=SystemClock(),
         ended=ended,
     )

@@ -101,6 +101,14 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         help="group that owns the volumes of engines (default: none is set)",
     )
     parser.add_argument(
+        "--prometheus-allow",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a server that an LLMService may name in spec.control.prometheus.url, written as "
+        "there; may be repeated (default: none)",
+    )
+    parser.add_argument(
         "--key-file",
         type=Path,
         default=Path("/etc/goodput-operator/key"),
@@ -173,6 +181,7 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
             router_image=args.router_image,
             image_pull_policy=args.image_pull_policy,
             fs_group=args.fs_group,
+            prometheus_urls=frozenset(args.prometheus_allow),
         ),
         key_file=args.key_file,
         kubeconfig=args.kubeconfig,

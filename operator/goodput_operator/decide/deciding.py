@@ -118,7 +118,11 @@ def _round(
     found_amiss = repairs(view, made_of, render, memory, undone)
     applies, foreign = found_amiss.applies, found_amiss.foreign
     failures = {key: words for key, words in snapshot.failures.items() if key not in foreign}
-    trouble = [*_conflicts(foreign), *troubles(view, failures, snapshot.delayed)]
+    trouble = [
+        *_conflicts(foreign),
+        *troubles(view, failures, snapshot.delayed),
+        *_unasked(spec, installation),
+    ]
     new = dict(created_ns).keys() - dict(memory.created_ns).keys()
     begun = {pod.revision for pod in view.engines if pod.uid in new}
     used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
@@ -207,6 +211,17 @@ def _closed(
 
 def _at(snapshot: Snapshot) -> str:
     return datetime.fromtimestamp(snapshot.unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _unasked(spec: LLMServiceSpec, installation: Installation) -> list[Trouble]:
+    server = spec.control.prometheus
+    if server is None or server.url in installation.prometheus_urls:
+        return []
+    message = (
+        "spec.control.prometheus.url: none of the servers that this operator may ask; take it "
+        "out, or have it allowed (the chart's prometheus.allowedUrls)"
+    )
+    return [Trouble(reason=Reason.PROMETHEUS_NOT_ALLOWED, message=message)]
 
 
 def _used(view: View, rollout: Rollout) -> set[str]:

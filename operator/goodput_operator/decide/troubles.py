@@ -39,6 +39,8 @@ class Reason(StrEnum):
     """A process ends again and again."""
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     """A workload has not become what it should be within its deadline."""
+    PROMETHEUS_NOT_ALLOWED = "PrometheusNotAllowed"
+    """The manifest names a Prometheus server that the operator may not ask."""
     UNSCHEDULABLE = "Unschedulable"
     """A pod finds no node; a node may still come."""
     RETRYING = "Retrying"

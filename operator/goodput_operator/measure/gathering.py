@@ -125,6 +125,9 @@ async def fetch(
                     raise NoAnswerError(f"{url} answered more than {_MOST_BYTES} bytes")
     except TimeoutError as error:
         raise NoAnswerError(f"{url} did not answer within {within.total:g} s") from error
+    except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
+        # Their words quote what came, which is not always meant for whoever reads a condition.
+        raise NoAnswerError(f"{url} sent no answer of HTTP that can be read") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         detail = str(error)[:200] or type(error).__name__
         raise NoAnswerError(f"{url} cannot be asked: {detail}") from error

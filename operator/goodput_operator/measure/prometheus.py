@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from goodput_operator.measure.readings import Source
 
-__all__ = ["ask_prometheus", "query_of", "read_answer"]
+__all__ = ["ask_prometheus", "query_of", "read_answer", "unasked"]
 
 _PATH: Final = "/api/v1/query"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0, connect=1.0)
@@ -154,11 +154,18 @@ async def ask_prometheus(
     try:
         body = await fetch(session, url.rstrip("/") + _PATH, within=_TIMEOUT, params=query)
     except NoAnswerError as error:
-        return 0, _all(sources, Signal.FAILED, str(error))
+        return 0, unasked(sources, str(error))
     try:
         return read_answer(body, namespace=namespace, sources=sources)
     except ValueError as error:
-        return 0, _all(sources, Signal.FAILED, f"{url}: {error}")
+        return 0, unasked(sources, f"{url}: {error}")
+
+
+def unasked(sources: Sequence[Source], detail: str) -> tuple[RouterScrape, ...]:
+    """Routers of which nothing is known, and why."""
+    return tuple(
+        RouterScrape(source=source, signal=Signal.FAILED, detail=detail) for source in sources
+    )
 
 
 def read_answer(
@@ -189,7 +196,8 @@ def _series(body: bytes) -> Iterable[_Series]:
     try:
         return decoded(_ANSWER, body).data.result
     except ValueError as error:
-        raise ValueError(f"not an answer to the query: {error}") from error
+        # What the decoder says may quote the answer, and whoever named the server would read it.
+        raise ValueError("not an answer to the query") from error
 
 
 def _count(text: str) -> int:
@@ -198,7 +206,7 @@ def _count(text: str) -> int:
     except ValueError:
         value = -1
     if not 0 <= value <= _MOST:  # nor NaN
-        raise ValueError(f"{text[:50]!r} is not a count")
+        raise ValueError("not a count in the answer")
     return round(value)
 
 
@@ -211,7 +219,3 @@ def _owner(labels: dict[str, str], namespace: str, sources: Sequence[Source]) ->
         if pod == source.name or (pod is None and instance == URL(source.url).authority):
             return source
     return None
-
-
-def _all(sources: Sequence[Source], signal: Signal, detail: str) -> tuple[RouterScrape, ...]:
-    return tuple(RouterScrape(source=source, signal=signal, detail=detail) for source in sources)

@@ -16,11 +16,11 @@ from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
 from goodput_operator.measure.differencing import Baseline, measured
 from goodput_operator.measure.pods import engine_sources, router_sources
-from goodput_operator.measure.prometheus import ask_prometheus
+from goodput_operator.measure.prometheus import ask_prometheus, unasked
 from goodput_operator.measure.readings import Reading, RouterScrape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from goodput_operator.decide.snapshot import Measures, Object
     from goodput_operator.measure.gathering import Gatherer
@@ -43,10 +43,13 @@ class ServiceMeasures:
 
     Args:
         gatherer: asks the pods.
+        prometheus_urls: of the servers that may be asked in place of routers; of others nothing
+            is known.
     """
 
-    def __init__(self, gatherer: Gatherer) -> None:
+    def __init__(self, gatherer: Gatherer, *, prometheus_urls: Container[str]) -> None:
         self._gatherer = gatherer
+        self._prometheus_urls = prometheus_urls
         self._kept: dict[str, _Kept] = {}
 
     async def measure(
@@ -93,6 +96,8 @@ class ServiceMeasures:
         sources = router_sources(pods)
         if server is None:
             return now_ns, await self._gatherer.routers(sources)
+        if server not in self._prometheus_urls:
+            return now_ns, unasked(sources, f"the operator may not ask {server}")
         metadata = service["metadata"]
         return await ask_prometheus(
             self._gatherer.session,

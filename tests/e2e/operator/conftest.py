@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
+from tests.e2e.cluster.layout import API_ADDRESS
 from tests.e2e.operator.installed import Installed
 
 if TYPE_CHECKING:
@@ -88,7 +89,10 @@ def installed(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
     """The operator from the chart, for all tests of the session."""
     namespace = "from-chart"
     publish_ours(own_cluster)
-    values = f"crds.install=false,verbose=true,watchNamespaces={{{namespace}}}"
+    values = (
+        f"crds.install=false,verbose=true,watchNamespaces={{{namespace}}},"
+        f"prometheus.allowedUrls={{http://{API_ADDRESS}:9090}}"
+    )
     install_chart(own_cluster, "--set", values, namespace=namespace)
     yield Installed(cluster=own_cluster, namespace=namespace)
     uninstall_chart(own_cluster, namespace=namespace)

@@ -33,10 +33,10 @@ EXAMPLES = CHART / "examples"
 VALUES = {
     "default": [],
     "kind": ["--values", str(EXAMPLES / "kind.yaml")],
-    # A ServiceMonitor is of a kind that the Prometheus operator brings.
+    # Monitors are of kinds that the Prometheus operator brings.
     "gpu": [
         *("--values", str(EXAMPLES / "gpu.yaml")),
-        *("--set", "metrics.serviceMonitor.enabled=false"),
+        *("--set", "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false"),
     ],
 }
 

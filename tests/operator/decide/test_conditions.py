@@ -108,6 +108,21 @@ def test_a_pod_that_cannot_start_is_told_in_the_clusters_words(
     assert running.condition("Stalled") == ("False", "Unhindered")
 
 
+def test_a_prometheus_server_that_is_not_allowed_stalls_and_changes_nothing_else(
+    running: Cluster,
+) -> None:
+    running.ask(control={"prometheus": {"url": "http://prometheus:9090"}})
+    running.settle()
+    assert running.condition("Stalled") == ("True", "PrometheusNotAllowed")
+    assert running.condition("Ready") == ("True", "Serving")
+    allowed = frozenset({"http://prometheus:9090"})
+    running.installation = replace(running.installation, prometheus_urls=allowed)
+    running.touched.clear()
+    running.settle()
+    assert running.condition("Stalled") == ("False", "Unhindered")
+    assert running.touched == [], "no pod is replaced by what the operator may ask"
+
+
 def test_a_pod_without_a_node_reconciles_and_limits_scaling(running: Cluster) -> None:
     message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
     running.broken = set(running.deployments())

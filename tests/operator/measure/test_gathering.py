@@ -30,6 +30,13 @@ async def nonsense(_: web.Request) -> web.Response:
     return web.Response(text="<html>")
 
 
+async def secretive(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.write(b"SSH-2.0-secret\r\n")
+    request.transport.close()
+    return web.StreamResponse()
+
+
 async def unready(_: web.Request) -> web.Response:
     return web.Response(status=503)
 
@@ -60,7 +67,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
 
 HANDLERS: dict[str, Handler] = {
     handler.__name__: handler
-    for handler in (good, nonsense, unready, elsewhere, hanging, dribbling, endless)
+    for handler in (good, nonsense, secretive, unready, elsewhere, hanging, dribbling, endless)
 }
 
 
@@ -101,6 +108,7 @@ async def test_each_answer_is_fresh_missing_or_failed(
     assert {name: scrape.signal.value for name, scrape in told.items()} == {
         "good": "fresh",
         "nonsense": "missing",
+        "secretive": "failed",
         "unready": "failed",
         "elsewhere": "failed",
         "hanging": "failed",
@@ -108,6 +116,7 @@ async def test_each_answer_is_fresh_missing_or_failed(
         "endless": "failed",
     }
     assert told["good"].counters is not None
+    assert told["secretive"].detail.endswith("sent no answer of HTTP that can be read")
     assert "503" in told["unready"].detail
     assert "did not answer within 0.3 s" in told["hanging"].detail
     assert "more than" in told["endless"].detail

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.operator.measure.test_differencing import ENGINE, counters
 
 from goodput_core.control import Signal
@@ -12,7 +15,11 @@ from goodput_operator.measure.pods import engine_sources, router_sources
 from goodput_operator.measure.readings import EngineScrape, RouterScrape, Source
 from goodput_operator.measure.services import ServiceMeasures
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
 S = NS_PER_S
+ALLOWED = ("http://127.0.0.1:1",)
 
 
 class Processes(Gatherer):
@@ -83,7 +90,7 @@ def test_pods_are_asked_at_their_admin_port_and_must_answer_when_ready() -> None
 
 async def test_pods_are_asked_once_per_interval_and_an_interval_is_what_grew() -> None:
     processes = Processes()
-    measures = ServiceMeasures(processes)
+    measures = ServiceMeasures(processes, prometheus_urls=ALLOWED)
     first = await measures.measure(service(), PODS, 0)
     assert first is not None
     assert first.traffic.signal is Signal.MISSING
@@ -97,7 +104,7 @@ async def test_pods_are_asked_once_per_interval_and_an_interval_is_what_grew() -
 
 
 async def test_the_interval_is_the_service_s_own() -> None:
-    measures = ServiceMeasures(Processes())
+    measures = ServiceMeasures(Processes(), prometheus_urls=ALLOWED)
     quick = service(control={"intervalSeconds": 2})
     assert await measures.measure(quick, PODS, 0) is not None
     assert await measures.measure(quick, PODS, 2 * S) is not None
@@ -106,14 +113,14 @@ async def test_the_interval_is_the_service_s_own() -> None:
 
 async def test_what_is_suspended_or_cannot_be_read_is_not_asked() -> None:
     processes = Processes()
-    measures = ServiceMeasures(processes)
+    measures = ServiceMeasures(processes, prometheus_urls=ALLOWED)
     assert await measures.measure(service(suspend=True), PODS, 0) is None
     assert await measures.measure(service(nonsense=1), PODS, 0) is None
     assert processes.asked == []
 
 
 async def test_a_service_that_is_gone_is_forgotten() -> None:
-    measures = ServiceMeasures(Processes())
+    measures = ServiceMeasures(Processes(), prometheus_urls=ALLOWED)
     await measures.measure(service(), PODS, 0)
     measures.forget("u")
     measures.forget("u")
@@ -125,7 +132,7 @@ async def test_a_service_that_is_gone_is_forgotten() -> None:
 async def test_a_prometheus_server_is_asked_in_place_of_the_routers() -> None:
     async with aiohttp.ClientSession() as session:
         processes = Processes(session)
-        measures = ServiceMeasures(processes)
+        measures = ServiceMeasures(processes, prometheus_urls=ALLOWED)
         assert await measures.measure(service(), PODS, 0) is not None
         processes.asked.clear()
         nowhere = service(control={"prometheus": {"url": "http://127.0.0.1:1"}})
@@ -134,3 +141,34 @@ async def test_a_prometheus_server_is_asked_in_place_of_the_routers() -> None:
     assert measured.traffic.signal is Signal.FAILED
     assert [engine.signal for engine in measured.engines] == [Signal.FRESH]
     assert processes.asked == ["http://10.0.0.2:9000"], "engines are asked all the same"
+
+
+async def test_a_server_that_is_not_allowed_is_never_asked(
+    server: tuple[str, list[str]],
+) -> None:
+    url, asked = server
+    named = service(control={"prometheus": {"url": url}})
+    async with aiohttp.ClientSession() as session:
+        for allowed in (ALLOWED, (f"{url}/sub", url[:-1]), (url,)):
+            assert asked == []
+            measures = ServiceMeasures(Processes(session), prometheus_urls=allowed)
+            measured = await measures.measure(named, PODS, 0)
+            assert measured is not None
+            assert measured.traffic.signal is Signal.FAILED
+            assert "secret" not in str(measured.silent)
+    assert asked == ["/api/v1/query"], "the last one was allowed"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[str, list[str]]]:
+    """A server, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    async def take(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text="a secret")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", take)
+    async with TestServer(app) as running:
+        yield str(running.make_url("")).rstrip("/"), asked
