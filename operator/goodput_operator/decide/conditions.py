@@ -20,6 +20,7 @@ __all__ = [
     "SCALING_LIMITED",
     "SLO_ATTAINED",
     "STALLED",
+    "SUSPENDED",
     "Said",
     "dated",
     "phase_of",
@@ -35,6 +36,8 @@ SLO_ATTAINED: Final = "SLOAttained"
 """Whether every class with an objective attained it over the last minutes."""
 SCALING_LIMITED: Final = "ScalingLimited"
 """Whether more replicas are needed than there may or can be."""
+SUSPENDED: Final = "Suspended"
+"""The reason of what is not so because `spec.suspend` asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

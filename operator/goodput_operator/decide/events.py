@@ -13,7 +13,14 @@ from goodput_core.spec.status import Truth
 from goodput_operator.control.words import Change, Knob
 from goodput_operator.decide.actions import Emit
 from goodput_operator.decide.attainment import silence_reason
-from goodput_operator.decide.conditions import READY, SCALING_LIMITED, SLO_ATTAINED, STALLED, Said
+from goodput_operator.decide.conditions import (
+    READY,
+    SCALING_LIMITED,
+    SLO_ATTAINED,
+    STALLED,
+    SUSPENDED,
+    Said,
+)
 from goodput_operator.decide.memory import Told
 
 if TYPE_CHECKING:
@@ -62,7 +69,8 @@ def of_conditions(said: Sequence[Said], stored: Mapping[str, Any]) -> Iterator[E
                 yield Emit(warning=False, reason=word, message=one.message or word)
         elif one.type == READY:
             if was == Truth.TRUE.value:
-                yield Emit(warning=True, reason=one.reason, message=one.message)
+                wished = one.reason == SUSPENDED
+                yield Emit(warning=not wished, reason=one.reason, message=one.message)
         elif turned or before.get("reason") != one.reason:
             yield Emit(warning=True, reason=one.reason, message=one.message)
 

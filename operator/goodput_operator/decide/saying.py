@@ -18,6 +18,7 @@ from goodput_operator.decide.conditions import (
     SCALING_LIMITED,
     SLO_ATTAINED,
     STALLED,
+    SUSPENDED,
     Said,
     dated,
     phase_of,
@@ -200,7 +201,7 @@ def _answering(view: View) -> Said:
 def _ready(view: View, known: Known) -> Said:
     if known.suspended:
         message = "spec.suspend is set: no pods run"
-        return Said(type=READY, status=Truth.FALSE, reason="Suspended", message=message)
+        return Said(type=READY, status=Truth.FALSE, reason=SUSPENDED, message=message)
     said = _answering(view)
     if said.reason == "NoEngine" and not known.rollout.replicas:
         message = "no engine is asked for"
@@ -247,7 +248,7 @@ def _stalled(troubles: Sequence[Trouble]) -> Said:
 def _slo_attained(view: View, known: Known) -> Said:
     if known.suspended:
         message = "spec.suspend is set: nothing is served"
-        return Said(type=SLO_ATTAINED, status=Truth.UNKNOWN, reason="Suspended", message=message)
+        return Said(type=SLO_ATTAINED, status=Truth.UNKNOWN, reason=SUSPENDED, message=message)
     found = known.attainment
     if found is not None:
         return Said(

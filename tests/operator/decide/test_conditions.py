@@ -328,6 +328,16 @@ def test_classes_and_columns_say_how_promises_fare(running: Cluster) -> None:
     assert running.status["summary"] == summary, "nothing new was measured"
 
 
+def test_a_suspension_that_was_asked_for_is_no_warning(running: Cluster) -> None:
+    running.events.clear()
+    running.ask(suspend=True)
+    running.settle()
+    assert running.condition("Ready") == ("False", "Suspended")
+    assert [(e.reason, e.warning) for e in running.events if e.reason == "Suspended"] == [
+        ("Suspended", False)
+    ]
+
+
 def test_goodput_of_a_thousand_a_second_is_a_plain_number(running: Cluster) -> None:
     running.round(running.measured(12_345, 12_345))
     assert running.status["summary"]["goodput"] == "1234/s"
