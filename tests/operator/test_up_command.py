@@ -13,6 +13,7 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.dispatch import run_command
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_operator.local.cli import _desired, _params
 from goodput_operator.local.commands import ChildCommands
 from goodput_operator.local.ignored import ignored_here
 from goodput_operator.local.options import parse_options
@@ -72,11 +73,25 @@ def manifest(tmp_path: Path, change: Callable[[str], str]) -> str:
     [
         ("policy: sarathi", "policy: fifo", "spec.engine.policy: must be one of request, static,"),
         ("mode: Manual", "mode: off", "spec.control.mode: must be one of Auto, Recommend, Manual"),
-        ("replicas: 2", "replicas: 0", "spec.replicas: must be at least 1 on this machine, not 0"),
-        ("replicas: 2", "minReplicas: 0", "spec.minReplicas: must be at least 1 on this machine"),
+        ("replicas: 2", "replicas: 0", "spec.replicas: must be 1 to 64 on this machine, not 0"),
+        ("replicas: 2", "minReplicas: 0", "spec.minReplicas: must be 1 to 64 on this machine"),
+        ("replicas: 2", "replicas: 65", "not 65; write such a number there, or give `goodput up`"),
+        (
+            "replicas: 2",
+            "minReplicas: 70\n  maxReplicas: 80",
+            "spec.minReplicas: must be 1 to 64 on this machine, not 70",
+        ),
         ("kind: LLMService", "kind: Pod", "kind: must be LLMService, not 'Pod'"),
     ],
-    ids=["policy", "mode-off", "no-replicas", "no-min-replicas", "kind"],
+    ids=[
+        "policy",
+        "mode-off",
+        "no-replicas",
+        "no-min-replicas",
+        "replicas",
+        "min-replicas",
+        "kind",
+    ],
 )
 def test_a_manifest_that_cannot_run_is_refused_by_file_and_field(
     old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -88,6 +103,19 @@ def test_a_manifest_that_cannot_run_is_refused_by_file_and_field(
     assert err.startswith(f"error: {path}: ")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_number_of_replicas_that_was_typed_goes_before_a_floor_that_no_machine_bears(
+    tmp_path: Path,
+) -> None:
+    path = manifest(
+        tmp_path, lambda text: text.replace("replicas: 2", "minReplicas: 70\n  maxReplicas: 80")
+    )
+    options = parse_options(["-f", path, "--replicas", "3"])
+    service, _ = read_manifest(options.manifest)
+    assert _desired(service, options).replicas == 3
+    params = _params(service, options)
+    assert (params.replicas, params.min_replicas, params.max_replicas) == (3, 64, 64)
 
 
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])

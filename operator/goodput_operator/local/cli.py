@@ -181,11 +181,11 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, asked: Callable[[str], None]) 
 
 def _desired(service: LLMService, options: Options) -> Desired:
     replicas = service.spec.initial_replicas if options.replicas is None else options.replicas
-    if replicas == 0:
+    if not 1 <= replicas <= MAX_REPLICAS:
         field = "spec.minReplicas" if service.spec.replicas is None else "spec.replicas"
         raise UsageError(
-            f"{options.manifest}: {field}: must be at least 1 on this machine, not 0; write 1 or "
-            "more there, or give `goodput up` --replicas N"
+            f"{options.manifest}: {field}: must be 1 to {MAX_REPLICAS} on this machine, not "
+            f"{replicas}; write such a number there, or give `goodput up` --replicas N"
         )
     return Desired(
         service=service.metadata.name,
@@ -232,7 +232,11 @@ def _params(service: LLMService, options: Options) -> ServiceParams:
     params = ServiceParams.of(service.spec)
     if options.replicas is not None:
         params = replace(params, replicas=options.replicas)
-    return replace(params, max_replicas=min(params.max_replicas, MAX_REPLICAS))
+    return replace(
+        params,
+        min_replicas=min(params.min_replicas, MAX_REPLICAS),
+        max_replicas=min(params.max_replicas, MAX_REPLICAS),
+    )
 
 
 def _real_commands(workspace: Workspace, service: LLMService, options: Options) -> Commands:
