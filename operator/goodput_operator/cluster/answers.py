@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from goodput_core.units import NS_PER_S
-
 __all__ = ["UNREACHABLE", "Answer", "Conflict", "Object", "Refusal", "read_answer"]
 
 Object = Mapping[str, Any]
@@ -21,7 +19,6 @@ UNREACHABLE: Final = 0
 """In place of an HTTP status where none came."""
 _MANAGER: Final = re.compile(r'conflict with "([^"]*)"')
 _MOST_WORDS: Final = 1024
-_MOST_RETRY_AFTER_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +43,12 @@ class Refusal:
         reason: the server's CamelCase reason, such as `AlreadyExists`.
         message: the server's sentence.
         conflicts: of a server-side apply.
-        retry_after_ns: how long the server asked to be left alone.
     """
 
     status: int
     reason: str
     message: str
     conflicts: tuple[Conflict, ...] = ()
-    retry_after_ns: int | None = None
 
     @property
     def transient(self) -> bool:
@@ -80,13 +75,12 @@ class Refusal:
 Answer = Object | Refusal
 
 
-def read_answer(status: int, body: bytes, retry_after: str | None = None) -> Answer:
+def read_answer(status: int, body: bytes) -> Answer:
     """Make sense of what the API server, or a proxy before it, sent.
 
     Args:
         status: of HTTP.
         body: of the answer.
-        retry_after: that header.
     """
     try:
         content = json.loads(body)
@@ -103,7 +97,6 @@ def read_answer(status: int, body: bytes, retry_after: str | None = None) -> Ans
         reason=str(known.get("reason") or "Unknown"),
         message=str(message)[:_MOST_WORDS] or f"HTTP status {status} without a word",
         conflicts=tuple(_conflicts(details.get("causes"))),
-        retry_after_ns=_seconds(details.get("retryAfterSeconds") or retry_after),
     )
 
 
@@ -118,11 +111,3 @@ def _conflicts(causes: Any) -> list[Conflict]:
                 )
             )
     return found
-
-
-def _seconds(value: Any) -> int | None:
-    text = str(value)
-    # The header may also hold a date, which no API server sends.
-    if not (text.isascii() and text.isdigit()):
-        return None
-    return min(int(text[:9]), _MOST_RETRY_AFTER_S) * NS_PER_S

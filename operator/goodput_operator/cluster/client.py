@@ -121,7 +121,7 @@ class _Calls:
                 _request_timeout=aiohttp.ClientTimeout(total=seconds),
             )
             content = await response.read()
-        return read_answer(response.status, content, response.getheader("Retry-After"))
+        return read_answer(response.status, content)
 
 
 class LeaseCalls(_Calls):

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from goodput_operator.resources.metadata import Owner
     from goodput_operator.resources.revisions import Revision
 
-__all__ = ["REPLICAS_KEY", "Decided", "config_map", "read_decided"]
+__all__ = ["config_map", "read_decided"]
 
-REPLICAS_KEY: Final = "replicas"
+_REPLICAS_KEY: Final = "replicas"
 _OF_MODEL: Final = ("source", "revision")
 _NOT_OF_ENGINE: Final = ("image", "resources", "pod", "drainSeconds", "startupDeadlineSeconds")
 _MOST: Final = 2**53
@@ -55,7 +55,7 @@ def config_map(
         bounds.max_num_seqs,
     )
     data[LIMITS_KEY] = _text(dict(zip(_ENTRIES, values, strict=True)))
-    data[REPLICAS_KEY] = str(decided.replicas)
+    data[_REPLICAS_KEY] = str(decided.replicas)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -70,7 +70,7 @@ def read_decided(stored: Mapping[str, Any]) -> Decided | None:
     try:
         limits = json.loads(data.get(LIMITS_KEY, ""))
         revision, least, most, safety, width = (_whole(limits[entry]) for entry in _ENTRIES)
-        replicas = _whole(int(data.get(REPLICAS_KEY, "")))
+        replicas = _whole(int(data.get(_REPLICAS_KEY, "")))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     bounds = Bounds(min_tokens=least, max_tokens=most, safety_percent=safety, max_num_seqs=width)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.answers import UNREACHABLE, Conflict, Refusal, read_answer
 
 
-def refusal(status: int, body: Any, retry_after: str | None = None) -> Refusal:
-    answer = read_answer(status, json.dumps(body).encode(), retry_after)
+def refusal(status: int, body: Any) -> Refusal:
+    answer = read_answer(status, json.dumps(body).encode())
     assert isinstance(answer, Refusal)
     return answer
 
@@ -68,18 +67,6 @@ def test_a_conflict_without_managers_means_that_we_were_behind(
 )  # fmt: skip
 def test_only_what_passes_by_itself_is_transient(status: int, transient: bool) -> None:
     assert Refusal(status=status, reason="", message="").transient is transient
-
-
-@pytest.mark.parametrize(
-    ("details", "header", "seconds"),
-    [({"retryAfterSeconds": 3}, None, 3), ({}, "7", 7), ({}, "Wed, 21 Oct", None), ({}, None, None),
-     ({"retryAfterSeconds": 86_400}, None, 60), ({}, "9" * 40, 60)],
-)  # fmt: skip
-def test_how_long_to_wait_is_read_from_either_place_and_bounded(
-    details: dict[str, int], header: str | None, seconds: int | None
-) -> None:
-    expected = None if seconds is None else seconds * NS_PER_S
-    assert refusal(429, {"details": details}, header).retry_after_ns == expected
 
 
 def test_brackets_without_end_are_a_refusal_too() -> None:
