@@ -13,6 +13,7 @@ CRD_GROUP: Final = "goodput.dev"
 CRD_VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{CRD_GROUP}/{CRD_VERSION}"
 KIND_LLMSERVICE: Final = "LLMService"
+PLURAL_LLMSERVICE: Final = "llmservices"
 
 # --- labels, annotations and port names of objects in a cluster ------------------------------
 OBJECT_LABEL_LLMSERVICE: Final = f"{CRD_GROUP}/llmservice"

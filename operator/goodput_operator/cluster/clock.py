@@ -1,4 +1,4 @@
-"""The operator's time: one object that every other module of this package is handed."""
+"""The operator's time: one object, handed to everything that waits, dates or decides by time."""
 
 from __future__ import annotations
 

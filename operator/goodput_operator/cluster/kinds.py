@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
+from goodput_core.contract import API_VERSION, KIND_LLMSERVICE, PLURAL_LLMSERVICE
 
 __all__ = [
     "CHILDREN",
@@ -17,13 +17,10 @@ __all__ = [
     "KINDS",
     "LEASE",
     "LLMSERVICE",
-    "PLURAL_LLMSERVICE",
     "POD",
     "SECRET",
     "Kind",
 ]
-
-PLURAL_LLMSERVICE: Final = "llmservices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from goodput_core.contract import CRD_GROUP, CRD_VERSION, KIND_LLMSERVICE
+from goodput_core.contract import CRD_GROUP, CRD_VERSION, KIND_LLMSERVICE, PLURAL_LLMSERVICE
 from goodput_core.spec.declared import declared_fields
 from goodput_core.spec.llmservice import LLMServiceSpec, MetadataSpec
 from goodput_core.spec.status import LLMServiceStatus, SummaryStatus
@@ -12,8 +12,7 @@ from goodput_operator.crd.schema import object_schema, text_schema
 
 __all__ = ["render_crd"]
 
-_PLURAL: Final = "llmservices"
-# Name, type, path, and for what only `-o wide` prints a priority above 0.
+# Fields of the status' summary that are always printed.
 _SUMMARY: Final = ("replicas", "attainment", "goodput", "budget", "phase")
 # Name, path and meaning of what is printed with `-o wide` only.
 _WIDE: Final = (
@@ -28,13 +27,13 @@ def render_crd() -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{_PLURAL}.{CRD_GROUP}"},
+        "metadata": {"name": f"{PLURAL_LLMSERVICE}.{CRD_GROUP}"},
         "spec": {
             "group": CRD_GROUP,
             "names": {
                 "kind": KIND_LLMSERVICE,
                 "listKind": f"{KIND_LLMSERVICE}List",
-                "plural": _PLURAL,
+                "plural": PLURAL_LLMSERVICE,
                 "singular": KIND_LLMSERVICE.lower(),
                 "shortNames": ["llmsvc"],
                 "categories": ["all", "goodput"],

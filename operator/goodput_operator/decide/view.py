@@ -1,6 +1,6 @@
 """A snapshot taken apart: whose objects these are, and what pods and Deployments say.
 
-The only module here that knows how the API server writes Deployments and pods.
+How the API server writes Deployments is known here alone; of pods, `troubles` reads why they wait.
 """
 
 from __future__ import annotations

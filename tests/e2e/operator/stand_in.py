@@ -1,6 +1,6 @@
 """The operator as a process of its own, with decisions that a test can foresee.
 
-A service's `spec.env.TEXT` is what its one child, a ConfigMap, is to hold; its status says what
+A service's annotation `text` is what its one child, a ConfigMap, is to hold; its status says what
 was refused. Everything else is the real operator: Kopf, queue, Lease, client.
 """
 
