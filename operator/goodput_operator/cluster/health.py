@@ -2,6 +2,11 @@
 
 That the process runs proves nothing: a watch may have ended unnoticed, and a turn may hang. Every
 number here is an age, so that a person who reads the probe's answer sees what is stuck.
+
+The ages of the last event and of the last turn are told and are no problem by themselves: in a
+cluster in which nothing changes there is no event, and where no service wants a turn none ends.
+Judged is what would bring them: that watches are begun again and again, that whoever wants a turn
+gets it, and that turns end.
 """
 
 from __future__ import annotations

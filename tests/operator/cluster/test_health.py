@@ -83,6 +83,42 @@ def test_a_turn_that_hangs_is_a_problem(parts: Parts) -> None:
     assert parts.health.problems() == ["a turn has taken 301 s"]
 
 
+def test_long_without_events_and_turns_is_a_problem_only_where_a_service_wants_one(
+    parts: Parts,
+) -> None:
+    def both_watched() -> None:
+        parts.health.heard(PODS)
+        parts.health.heard(SERVICES)
+
+    parts.health.event()
+    parts.schedule.add("chat", parts.clock.ns)
+    parts.schedule.take(parts.clock.ns)
+    parts.schedule.finish("chat", parts.clock.ns, failed=False)
+    parts.pass_s(100_000)
+    both_watched()
+    assert parts.health.problems() == [], "nothing changes in this cluster"
+    parts.schedule.add("chat", parts.clock.ns)
+    parts.schedule.add("other", parts.clock.ns)
+    parts.schedule.take(parts.clock.ns)
+    parts.pass_s(301)
+    both_watched()
+    assert parts.health.problems() == [
+        "a service has waited 301 s for its turn",
+        "a turn has taken 301 s",
+    ]
+
+
+def test_a_service_that_fails_again_and_again_is_no_problem_of_the_process(parts: Parts) -> None:
+    parts.schedule.add("chat", parts.clock.ns)
+    for _ in range(200):
+        parts.pass_s(31)
+        parts.health.heard(PODS)
+        parts.health.heard(SERVICES)
+        assert parts.health.problems() == []
+        assert parts.schedule.take(parts.clock.ns) == "chat"
+        parts.schedule.finish("chat", parts.clock.ns, failed=True)
+
+
 def test_the_report_tells_ages(parts: Parts) -> None:
     parts.health.heard(PODS)
     parts.health.event()
