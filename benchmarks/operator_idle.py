@@ -375,6 +375,7 @@ async def _observe(
         begun = time.monotonic()
         await settle(cluster, log, options.services, process)
         settled_s = time.monotonic() - begun - QUIET_S
+        await asyncio.sleep(options.rest)
         return await _watch(cluster, log, process, options, settled_s)
 
 
@@ -412,11 +413,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--quick", action="store_true", help="20 services, 20 s")
+    parser.add_argument(
+        "--rest", type=float, default=60, help="seconds before, for what is told once (%(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="20 services, 20 s, no rest")
     parser.add_argument("--keep", type=Path, help="keep logs in this empty folder")
     options = parser.parse_args()
     if options.quick:
-        options.services, options.seconds = 20, 20
+        options.services, options.seconds, options.rest = 20, 20, 0
     if not binaries.is_built():
         print("not run: the cluster's programs are not built yet; `make e2e` builds them")
         return 0 if options.quick else 1
