@@ -88,13 +88,12 @@ EDITS = {
     ),
 }
 BACK = 'was put back as the LLMService says: "somebody" had set'
-ONE = {"replicas": 1, "router": {"policy": "least-loaded", "replicas": 1}}
 
 
 @pytest.fixture(scope="module")
 def edited(installed: Installed) -> Iterator[str]:
     """The revision of a service that all tests of this module may edit."""
-    installed.apply("edited", **ONE)
+    installed.apply("edited", replicas=1)
     installed.settled("edited")
     yield str(installed.status("edited")["currentRevision"])
     installed.kubectl("delete", "llmservice", "edited")
@@ -179,7 +178,7 @@ def test_what_belongs_to_somebody_else_stays_and_stalls_the_service_until_it_is_
     installed.kubectl("create", "service", "clusterip", "hindered-engines", "--tcp=80")
     installed.kubectl("create", "configmap", "hindered-config", "--from-literal=limits.json=no")
     before = [installed.get(one) for one in theirs]
-    asked("hindered", **ONE)
+    asked("hindered", replicas=1, control={"mode": "Manual", "intervalSeconds": 2})
     installed.wait("condition=Stalled", "llmservice/hindered")
     [stalled] = [c for c in installed.status("hindered")["conditions"] if c["type"] == "Stalled"]
     assert stalled["reason"] == "NameConflict"

@@ -32,14 +32,14 @@ def test_a_service_has_as_many_engines_as_somebody_asks_for(
     installed: Installed, serve: Callable[..., None]
 ) -> None:
     serve("scaled", replicas=1)
-    installed.kubectl("scale", "llmservice/scaled", "--replicas=3")
-    has_scaled(installed, "scaled", 3)
+    installed.kubectl("scale", "llmservice/scaled", "--replicas=2")
+    has_scaled(installed, "scaled", 2)
 
     # As an autoscaler does: it reads and writes the subresource, and counts pods by its selector.
     services = f"/apis/goodput.dev/v1alpha1/namespaces/{installed.namespace}/llmservices"
     path = f"{services}/scaled/scale"
     scale = json.loads(installed.kubectl("get", "--raw", path))
-    assert scale["status"]["replicas"] == 3
+    assert scale["status"]["replicas"] == 2
     counted = installed.get("pods", "-l", scale["status"]["selector"])["items"]
     engines = installed.pods("scaled", "engine")
     assert {p["metadata"]["uid"] for p in counted} == {p["metadata"]["uid"] for p in engines}

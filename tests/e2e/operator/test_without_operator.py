@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
-from tests.e2e.operator.conftest import until
 from tests.e2e.operator.installed import Installed
 from tests.e2e.operator.killing import kill_pod, kill_process
 
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.e2e.cluster.handle import OwnCluster
+
+    Until = Callable[..., Any]
 
 INITIAL = 2048
 # Nobody could keep this TPOT, and anybody this TTFT: the law lowers the token budget.
@@ -30,7 +31,7 @@ GONE_S = 60
 
 
 @pytest.fixture(scope="module")
-def limits(installed: Installed) -> Iterator[dict[str, int]]:
+def limits(installed: Installed, until: Until) -> Iterator[dict[str, int]]:
     """The last limits of a service, which are not its first ones; and then no operator runs."""
     installed.apply(
         "orphan",
@@ -75,7 +76,10 @@ def state_of(installed: Installed, part: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [kill_process, kill_pod], ids=["process", "pod"])
 def test_what_is_killed_while_no_operator_runs_returns_with_its_last_limits(
-    installed: Installed, limits: dict[str, int], kill: Callable[[Installed, str], None]
+    installed: Installed,
+    limits: dict[str, int],
+    kill: Callable[[Installed, str], None],
+    until: Until,
 ) -> None:
     epochs = {part: state_of(installed, part)["epoch"] for part in ("engine", "router")}
     for part in epochs:
@@ -95,7 +99,7 @@ def test_what_is_killed_while_no_operator_runs_returns_with_its_last_limits(
 
 @pytest.mark.slow
 def test_a_service_that_is_deleted_while_no_operator_runs_takes_everything_along(
-    installed: Installed, limits: dict[str, int]
+    installed: Installed, limits: dict[str, int], until: Until
 ) -> None:
     answers = installed.answering("orphan", 2, 200)
     installed.kubectl("delete", "llmservice", "orphan", "--timeout=10s")
