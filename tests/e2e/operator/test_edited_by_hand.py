@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.e2e.cluster.handle import ClusterError
+from tests.e2e.operator.killing import kill_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,11 +163,12 @@ def test_a_deleted_secret_is_there_again_for_the_next_engine(
     installed: Installed, edited: str
 ) -> None:
     # The operator may not read it, and a running engine needs it no more.
-    installed.kubectl("delete", "secret", edited)
+    of_revision = ("secret", "-l", f"goodput.dev/revision={edited}")
+    [secret] = installed.get(*of_revision)["items"]
+    installed.kubectl("delete", "secret", secret["metadata"]["name"])
     [engine] = installed.pods("edited", "engine")
-    name = engine["metadata"]["name"]
-    installed.kubectl("delete", "pod", name, "--grace-period=0", "--force")
-    installed.wait("create", f"secret/{edited}")
+    kill_pod(installed, engine["metadata"]["name"])
+    installed.wait("create", f"secret/{secret['metadata']['name']}")
     installed.settled("edited")
 
 
