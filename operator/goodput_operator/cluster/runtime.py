@@ -52,6 +52,7 @@ __all__ = ["Operator", "require_served"]
 
 _log = logging.getLogger(__name__)
 _CALL_NS: Final = 10 * NS_PER_S
+_LOGIN_AGAIN_S: Final = 2
 _LEASE_CALL_NS: Final = 2 * NS_PER_S
 """Two of them and a pause fit several times into the time that a leader has to renew."""
 
@@ -91,6 +92,7 @@ class Operator:
         self._rounds: Rounds | None = None
         self._cache: Cache | None = None
         self._indexed = False
+        self._logged_in = False
         self._leading = False
         self._workers: Workers[Key] = Workers(
             schedule=self._schedule, turn=self._turn, clock=clock, count=options.workers
@@ -150,8 +152,15 @@ class Operator:
         _log.info("stopped")
 
     async def login(self) -> kopf.AiohttpSession:
-        """What Kopf watches with."""
+        """What Kopf watches with; from the second time on, after a pause.
+
+        Kopf asks for another session whenever the API server knows nobody, as it does while it
+        starts, and tries all watches at once with each.
+        """
         assert self._api is not None, "Kopf logs in after its start-up handlers"
+        if self._logged_in:
+            await asyncio.sleep(_LOGIN_AGAIN_S)
+        self._logged_in = True
         return await watch_session(self._api, self._health.heard)
 
     def event(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.errors import UnreachableError
 from goodput_operator.cluster.options import parse_options
@@ -31,14 +32,31 @@ async def test_an_api_server_that_serves_them_is_all_it_takes(memory: Any) -> No
     await require_served(memory.client)
 
 
-async def test_the_lease_is_given_back_after_the_last_write_has_ended(memory: Any) -> None:
-    operator = Operator(
+@pytest.fixture
+def operator(memory: Any) -> Operator:
+    return Operator(
         parse_options(["--engine-image", "engine:1", "--router-image", "router:1"]),
         decide=lambda _: pytest.fail("nothing is decided"),
         measure=lambda _: pytest.fail("nothing is measured"),
         clock=memory.clock,
         ended=lambda: pytest.fail("it was asked to end"),
     )
+
+
+async def test_while_the_api_server_knows_nobody_watches_are_not_tried_without_a_pause(
+    operator: Operator,
+) -> None:
+    async with ApiClient(Configuration()) as operator._api:
+        first = await operator.login()
+        again = asyncio.create_task(operator.login())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not again.done()
+        again.cancel()
+        await first.aiohttp_session.close()
+
+
+async def test_the_lease_is_given_back_after_the_last_write_has_ended(operator: Operator) -> None:
     order: list[str] = []
 
     async def held(what: str) -> None:
