@@ -1,1 +1,6 @@
-"""Looks after a service: on this machine today, in a cluster with the operator."""
+"""Operator and local fleet: observe, decide, apply, over pods and over processes.
+
+Arrows point one way, which an import contract keeps: `cluster` and `local` act on the world;
+`measure` tells them what an interval was like, and `decide` what a cluster's service needs; the
+objects of one are `resources`; lowest stand the laws of `control` and the values they look at.
+"""

@@ -77,6 +77,12 @@ def test_every_contract_is_kept() -> None:
             "import goodput_engine",
             id="engine in operator",
         ),
+        pytest.param(
+            "operator",
+            "goodput_operator/control/planted.py",
+            "import goodput_operator.decide.snapshot",
+            id="deciding in the laws below it",
+        ),
         pytest.param("replay", "goodput_replay/planted.py", "import torch", id="torch in replay"),
         pytest.param(
             "replay",

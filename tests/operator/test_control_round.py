@@ -24,9 +24,9 @@ from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.decided import Decided
+from goodput_operator.control.measures import EngineReading, Measures
 from goodput_operator.control.rounds import ControlRound, control_round
 from goodput_operator.control.words import Knob
-from goodput_operator.decide.snapshot import EngineReading, Measures
 
 DEVICE = DeviceCapacity(
     form=RooflineForm(

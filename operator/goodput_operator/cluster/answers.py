@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from goodput_operator.resources.stored import Object
+
 __all__ = ["UNREACHABLE", "Answer", "Conflict", "Object", "Refusal", "read_answer"]
 
-Object = Mapping[str, Any]
 UNREACHABLE: Final = 0
 """In place of an HTTP status where none came."""
 _MANAGER: Final = re.compile(r'conflict with "([^"]*)"')

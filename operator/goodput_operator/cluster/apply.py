@@ -19,6 +19,7 @@ from goodput_operator.cluster.tokens import control_token
 from goodput_operator.decide.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
 from goodput_operator.resources.metadata import MANAGER
 from goodput_operator.resources.secrets import TOKEN_KEY
+from goodput_operator.resources.stored import controlled_by
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from goodput_operator.decide.actions import Action
     from goodput_operator.decide.snapshot import Snapshot
 
-__all__ = ["Applier", "Outcome", "controlled_by"]
+__all__ = ["Applier", "Outcome"]
 
 _MOST_FIELDS: Final = 5
 """Fields named in one Event."""
@@ -58,12 +59,6 @@ class Outcome:
         if not refusal.stale:
             kept = self.delayed if refusal.transient else self.failures
             kept[kind, name] = refusal.message
-
-
-def controlled_by(live: Object, uid: str) -> bool:
-    """Whether an object's controller is the service of this uid."""
-    owners = live["metadata"].get("ownerReferences") or ()
-    return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
 
 
 class Applier:

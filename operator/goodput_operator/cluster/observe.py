@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.answers import Refusal
-from goodput_operator.cluster.apply import controlled_by
 from goodput_operator.cluster.cache import trimmed
 from goodput_operator.cluster.kinds import KINDS
-from goodput_operator.decide.snapshot import Measures, Snapshot
+from goodput_operator.decide.snapshot import Snapshot
+from goodput_operator.resources.stored import controlled_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from goodput_operator.cluster.client import Client
     from goodput_operator.cluster.clock import Clock
     from goodput_operator.cluster.record import Record
+    from goodput_operator.control.measures import Measures
 
 __all__ = ["Measure", "Observer"]
 

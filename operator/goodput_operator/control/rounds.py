@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from goodput_core.control import Bounds
-    from goodput_operator.decide.snapshot import EngineReading, Measures
+    from goodput_operator.control.measures import EngineReading, Measures
 
 __all__ = ["ControlRound", "LimitsPush", "control_round"]
 

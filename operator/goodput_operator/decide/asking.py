@@ -11,7 +11,7 @@ from goodput_operator.decide.troubles import Reason, Trouble
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMServiceSpec
-    from goodput_operator.decide.snapshot import Object
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["asked"]
 

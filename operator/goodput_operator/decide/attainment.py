@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from goodput_core.slo import SLOClass
-    from goodput_operator.decide.snapshot import Measures
+    from goodput_operator.control.measures import Measures
 
 __all__ = ["Attainment", "attainment", "silence_reason", "tally"]
 

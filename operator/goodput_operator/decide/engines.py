@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from goodput_operator.decide.actions import CreateToken, Push
 from goodput_operator.decide.troubles import Reason, Trouble
-from goodput_operator.resources.pods import ADMIN_PORT
 from goodput_operator.resources.secrets import secret_of, token_secret
+from goodput_operator.resources.stored import admin_url
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -67,10 +67,8 @@ def pushes(view: View, told: Iterable[LimitsPush]) -> list[Push]:
     actions = []
     for one in told:
         pod = pods.get(one.name)
-        address = None if pod is None else (pod.body.get("status") or {}).get("podIP")
-        if pod is None or address is None:
+        url = None if pod is None else admin_url(pod.body)
+        if pod is None or url is None:
             continue
-        host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{ADMIN_PORT}"
         actions.append(Push(pod=pod.name, url=url, revision=pod.revision, limits=one.limits))
     return actions

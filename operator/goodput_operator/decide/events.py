@@ -26,8 +26,8 @@ from goodput_operator.decide.memory import Told
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from goodput_operator.control.measures import Measures, Silence
     from goodput_operator.control.rounds import ControlRound
-    from goodput_operator.decide.snapshot import Measures, Silence
 
 __all__ = [
     "of_changes",

@@ -16,8 +16,14 @@ from goodput_core.contract import (
     ROLE_ROUTER,
 )
 from goodput_core.control import ReplicaPhase
-from goodput_operator.decide.snapshot import Object
 from goodput_operator.resources.metadata import Owner
+from goodput_operator.resources.stored import (
+    Object,
+    conditions_of,
+    controlled_by,
+    has_ended,
+    is_ready,
+)
 
 if TYPE_CHECKING:
     from goodput_operator.decide.snapshot import Snapshot
@@ -164,18 +170,13 @@ def view_of(snapshot: Snapshot) -> View:
         status=service.get("status") or {},
         children={
             (body["kind"], body["metadata"]["name"]): Child(
-                body=body, ours=_controlled(body, owner.uid)
+                body=body, ours=controlled_by(body, owner.uid)
             )
             for body in snapshot.objects
         },
         engines=tuple(pod for pod in pods if pod.role == ROLE_ENGINE),
         routers=tuple(pod for pod in pods if pod.role == ROLE_ROUTER),
     )
-
-
-def _controlled(body: Object, uid: str) -> bool:
-    references = body["metadata"].get("ownerReferences") or ()
-    return any(one.get("controller") and one.get("uid") == uid for one in references)
 
 
 def _labels(body: Object) -> Mapping[str, str]:
@@ -187,11 +188,6 @@ def _selected(body: Object) -> Mapping[str, str]:
     """The labels of the pods that a Deployment selects: unlike its own, nobody can change them."""
     labels: Mapping[str, str] = body["spec"]["selector"].get("matchLabels") or {}
     return labels
-
-
-def _conditions(body: Object) -> dict[str, Mapping[str, Any]]:
-    status = body.get("status") or {}
-    return {one["type"]: one for one in status.get("conditions") or ()}
 
 
 def _workload(body: Object) -> Workload:
@@ -208,20 +204,18 @@ def _workload(body: Object) -> Workload:
         ready=status.get("readyReplicas", 0),
         available=status.get("availableReplicas", 0),
         current=seen and pods == wanted == status.get("updatedReplicas", 0),
-        conditions=_conditions(body),
+        conditions=conditions_of(body),
     )
 
 
 def _pod(body: Object) -> PodView | None:
-    if (body.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
+    if has_ended(body):
         return None
     labels = _labels(body)
-    ready = _conditions(body).get("Ready", {}).get("status") == "True"
-    leaving = "deletionTimestamp" in body["metadata"]
     return PodView(
         body=body,
         role=labels.get(OBJECT_LABEL_ROLE, ""),
         revision=labels.get(OBJECT_LABEL_REVISION, ""),
-        ready=ready and not leaving,
-        leaving=leaving,
+        ready=is_ready(body),
+        leaving="deletionTimestamp" in body["metadata"],
     )

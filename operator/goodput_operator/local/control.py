@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from goodput_core.control import ServiceParams
+    from goodput_operator.control.measures import Measures
     from goodput_operator.control.rounds import ControlRound
-    from goodput_operator.decide.snapshot import Measures
     from goodput_operator.local.fleet import Fleet
     from goodput_operator.local.reporter import Reporter
     from goodput_operator.local.snapshot import ProcessView

@@ -22,7 +22,7 @@ from goodput_core.control import (
     Signal,
     Traffic,
 )
-from goodput_operator.decide.snapshot import Attained, EngineReading, Measures, Silence
+from goodput_operator.control.measures import Attained, EngineReading, Measures, Silence
 from goodput_operator.measure.readings import ClassCounters, EngineCounters, RouterCounters
 
 if TYPE_CHECKING:

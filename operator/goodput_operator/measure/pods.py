@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from goodput_core.contract import OBJECT_LABEL_ROLE, ROLE_ENGINE, ROLE_ROUTER
 from goodput_operator.measure.readings import Source
-from goodput_operator.resources.pods import ADMIN_PORT
+from goodput_operator.resources.stored import admin_url, has_ended, is_ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_operator.decide.snapshot import Object
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["engine_sources", "router_sources"]
 
@@ -36,18 +36,9 @@ def _sources(pods: Iterable[Object], role: str) -> tuple[Source, ...]:
 
 
 def _source(pod: Object) -> Source | None:
-    metadata, status = pod["metadata"], pod.get("status") or {}
-    address = status.get("podIP")
-    if not address or status.get("phase") in ("Succeeded", "Failed"):
+    metadata, url = pod["metadata"], admin_url(pod)
+    if url is None or has_ended(pod):
         return None
-    host = f"[{address}]" if ":" in address else address
-    ready = any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
     return Source(
-        name=str(metadata["name"]),
-        uid=str(metadata["uid"]),
-        url=f"http://{host}:{ADMIN_PORT}",
-        ready=ready and "deletionTimestamp" not in metadata,
+        name=str(metadata["name"]), uid=str(metadata["uid"]), url=url, ready=is_ready(pod)
     )

@@ -22,8 +22,9 @@ from goodput_operator.measure.readings import Reading, RouterScrape
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from goodput_operator.decide.snapshot import Measures, Object
+    from goodput_operator.control.measures import Measures
     from goodput_operator.measure.gathering import Gatherer
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["ServiceMeasures"]
 

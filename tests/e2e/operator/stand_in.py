@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from goodput_core.errors import GoodputError
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.apply import controlled_by
 from goodput_operator.cluster.clock import SystemClock
 from goodput_operator.cluster.options import parse_options
 from goodput_operator.cluster.process import run_operator
 from goodput_operator.cluster.runtime import Operator
 from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.resources.metadata import Owner
+from goodput_operator.resources.stored import controlled_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable

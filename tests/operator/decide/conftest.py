@@ -15,6 +15,7 @@ import pytest
 
 from goodput_core.control import Signal, Traffic
 from goodput_core.units import NS_PER_S
+from goodput_operator.control.measures import Attained, EngineReading, Measures
 from goodput_operator.decide.actions import (
     Apply,
     CreateToken,
@@ -26,7 +27,7 @@ from goodput_operator.decide.actions import (
 )
 from goodput_operator.decide.deciding import decide
 from goodput_operator.decide.memory import Memory
-from goodput_operator.decide.snapshot import Attained, EngineReading, Measures, Snapshot
+from goodput_operator.decide.snapshot import Snapshot
 from goodput_operator.resources.installation import Installation
 
 if TYPE_CHECKING:

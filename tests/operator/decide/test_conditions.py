@@ -12,13 +12,13 @@ from goodput_core.control import ClassWindow, PromiseCounts, Signal
 from goodput_core.spec.decode import decode
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_core.units import NS_PER_S
+from goodput_operator.control.measures import Silence
 from goodput_operator.decide.actions import Apply, Delete, Emit
-from goodput_operator.decide.snapshot import Silence
 
 if TYPE_CHECKING:
     from tests.operator.decide.conftest import Cluster
 
-    from goodput_operator.decide.snapshot import Measures
+    from goodput_operator.control.measures import Measures
 
 GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
 

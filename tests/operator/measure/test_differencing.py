@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from goodput_core.control import LengthBin, PromiseCounts, Signal
 from goodput_core.units import NS_PER_S
-from goodput_operator.decide.snapshot import Attained, Measures
+from goodput_operator.control.measures import Attained, Measures
 from goodput_operator.measure.differencing import Baseline, measured
 from goodput_operator.measure.readings import (
     ClassCounters,
