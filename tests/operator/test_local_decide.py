@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S
-from goodput_operator.local.backoff import BackOff
+from goodput_operator.backoff import BackOff
 from goodput_operator.local.decide import (
     Announce,
     Forget,

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.control.observation import Signal
-from goodput_core.control.promises import ClassWindow, Standing, merged, standing
+from goodput_core.control.promises import WINDOW_NS, ClassWindow, Standing, merged, standing
 from goodput_core.control.reasons import BoundsReason
 from goodput_core.units import NS_PER_S
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Bounds", "BoundsDecision", "BoundsState", "bounds_law"]
 
-_EVIDENCE_NS: Final = 300 * NS_PER_S
-"""Requests that ended longer ago say nothing about now."""
 _SETTLE_NS: Final = 30 * NS_PER_S
 """What ends sooner after a change was mostly served before it."""
 _CHURN: Final = 10
@@ -178,7 +176,7 @@ def _account(
             state = replace(state, backlog=waiting, quiet_until_ns=now_ns + _SETTLE_NS)
         elif now_ns >= state.quiet_until_ns:
             state = replace(state, backlog=None)
-    evidence = tuple(e for e in state.evidence if e[0] > now_ns - _EVIDENCE_NS)
+    evidence = tuple(e for e in state.evidence if e[0] > now_ns - WINDOW_NS)
     if observation.classes and state.backlog is None:
         evidence = (*evidence, (now_ns, observation.classes))
     return replace(state, evidence=evidence)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.intervals import wilson
 from goodput_core.judging import JudgementKind, MissReason, judge
+from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from goodput_core.slo import Targets
 
 __all__ = [
+    "LEAST_REQUESTS",
+    "WINDOW_NS",
     "ClassWindow",
     "PromiseCounts",
     "Standing",
@@ -35,7 +38,10 @@ _COUNTED: Final = frozenset({JudgementKind.ATTAINED, JudgementKind.MISSED})
 _OF_NO_LOAD: Final = frozenset({MissReason.ERROR, MissReason.UNSENT, MissReason.SHORT})
 _SLOW: Final = frozenset({MissReason.TPOT, MissReason.TBT, MissReason.TIMEOUT})
 _SLACK: Final = Fraction(4, 5)
-_LEAST_REQUESTS: Final = 20
+LEAST_REQUESTS: Final = 20
+"""Of fewer requests nothing is said."""
+WINDOW_NS: Final = 300 * NS_PER_S
+"""Requests that ended longer ago say nothing about now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +99,7 @@ class Standing(StrEnum):
 def standing(counts: PromiseCounts, objective: Fraction) -> Standing:
     """How one promise of one class stands."""
     judged = counts.judged
-    if judged < _LEAST_REQUESTS:
+    if judged < LEAST_REQUESTS:
         return Standing.UNKNOWN
     if wilson(judged - counts.missed, judged).upper < objective:
         return Standing.MISSED

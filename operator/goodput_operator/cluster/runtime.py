@@ -15,6 +15,7 @@ import aiohttp
 
 from goodput_core.errors import UnreachableError
 from goodput_core.units import NS_PER_S
+from goodput_operator.backoff import BackOff
 from goodput_operator.cluster.answers import Refusal
 from goodput_operator.cluster.apply import Applier
 from goodput_operator.cluster.cache import Cache
@@ -84,7 +85,7 @@ class Operator:
         self._ended = ended
         self._fence = Fence(clock)
         self._metrics = OperatorMetrics()
-        self._schedule: Schedule[Key] = Schedule(Pace(seed=clock.unix_ns()))
+        self._schedule: Schedule[Key] = Schedule(Pace(back_off=BackOff(seed=clock.unix_ns())))
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None

@@ -6,12 +6,12 @@ many. What each turn does is not known here.
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_core.units import NS_PER_MS
+from goodput_operator.backoff import BackOff
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -28,22 +28,11 @@ class Pace:
     Args:
         gap_ns: from the end of a key's turn to its next one at the least, so that a burst of
             events is one turn.
-        first_ns: from the end of a turn that failed to the next one, the first time.
-        most_ns: the same after many failures in a row; it doubles until then.
-        seed: of the jitter that keeps keys which failed together from coming back together.
+        back_off: from the end of a turn that failed to the next one.
     """
 
     gap_ns: int = 200 * NS_PER_MS
-    first_ns: int = 500 * NS_PER_MS
-    most_ns: int = 30 * NS_PER_S
-    seed: int = 0
-
-    def back_off_ns(self, key: object, failures: int) -> int:
-        """How long a key rests after its n-th failure in a row: up to a quarter less than full."""
-        # The exponent is bounded so that a month of failures does not make a giant integer.
-        full = min(self.most_ns, self.first_ns << min(max(failures, 1) - 1, 32))
-        draw = random.Random(f"{self.seed}/{key}/{failures}").random()
-        return full - int(full * draw / 4)
+    back_off: BackOff = field(default_factory=BackOff)
 
 
 @dataclass(slots=True)
@@ -108,7 +97,7 @@ class Schedule(Generic[K]):
         entry.since_ns = None
         entry.failures = entry.failures + 1 if failed else 0
         if failed:
-            entry.rest_until_ns = now_ns + self._pace.back_off_ns(key, entry.failures)
+            entry.rest_until_ns = now_ns + self._pace.back_off.delay_ns(key, entry.failures)
             self.add(key, entry.rest_until_ns)
         else:
             entry.rest_until_ns = now_ns + self._pace.gap_ns

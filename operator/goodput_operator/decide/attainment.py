@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ROLE_ROUTER
 from goodput_core.control import Signal
+from goodput_core.control.promises import LEAST_REQUESTS, WINDOW_NS
 from goodput_core.intervals import wilson
 from goodput_core.slo import format_objective
 from goodput_core.spec.status import ClassStatus, Truth
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attainment", "attainment", "silence_reason", "tally"]
 
-_WINDOW_NS: Final = 300 * NS_PER_S
-_WINDOW_WORDS: Final = "5 minutes"
-_LEAST: Final = 20
-"""Of fewer requests nothing is said."""
+_WINDOW_WORDS: Final = f"{WINDOW_NS // (60 * NS_PER_S)} minutes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +47,7 @@ class Attainment:
 
 def tally(window: Sequence[Tallied], measures: Measures, now_ns: int) -> tuple[Tallied, ...]:
     """The window after one more interval."""
-    kept = tuple(one for one in window if one.at_ns > now_ns - _WINDOW_NS)
+    kept = tuple(one for one in window if one.at_ns > now_ns - WINDOW_NS)
     if measures.traffic.signal is not Signal.FRESH:
         return kept
     counts = tuple((one.name, one.good, one.total) for one in measures.attained)
@@ -102,13 +100,14 @@ def _verdict(
     missed = [
         _words(c.name, sums[c.name], objective)
         for c, objective in told
-        if sums[c.name][1] >= _LEAST and wilson(*sums[c.name]).upper < objective
+        if sums[c.name][1] >= LEAST_REQUESTS and wilson(*sums[c.name]).upper < objective
     ]
     if missed:
         return Truth.FALSE, "Missed", f"within {_WINDOW_WORDS}: {'; '.join(missed)}"
     said = "; ".join(_words(c.name, sums[c.name], objective) for c, objective in told)
     kept = [
-        sums[c.name][1] >= _LEAST and Fraction(*sums[c.name]) >= objective for c, objective in told
+        sums[c.name][1] >= LEAST_REQUESTS and Fraction(*sums[c.name]) >= objective
+        for c, objective in told
     ]
     if told and all(kept):
         return Truth.TRUE, "Attained", f"within {_WINDOW_WORDS}: {said}"

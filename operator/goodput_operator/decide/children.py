@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +9,7 @@ from goodput_core.contract import ANNOTATION_APPLIED
 from goodput_operator.decide.actions import Apply
 from goodput_operator.decide.drift import differs
 from goodput_operator.decide.memory import Memory, Settled, Tried
+from goodput_operator.resources.digest import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -65,7 +64,7 @@ def repairs(
     versions: list[tuple[str, str, str]] = []
     for one in render():
         key = (one["kind"], one["metadata"]["name"])
-        digest = _digest(one)
+        digest = digest_of(one, _DIGEST_CHARACTERS)
         body = _with(one, annotations={ANNOTATION_APPLIED: digest})
         child = view.children.get(key)
         if child is None:
@@ -97,8 +96,3 @@ def _untouched(view: View, settled: Settled) -> bool:
 
 def _with(body: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
     return {**body, "metadata": {**body["metadata"], **metadata}}
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]

@@ -20,7 +20,7 @@ from goodput_operator.local.snapshot import Address, Phase, ProcessView, Role
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from goodput_operator.local.backoff import BackOff
+    from goodput_operator.backoff import BackOff
     from goodput_operator.local.commands import Command
 
 __all__ = ["Child"]

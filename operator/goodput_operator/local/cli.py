@@ -20,7 +20,7 @@ from goodput_core.errors import ExitCode, GoodputError, SpecError, UsageError
 from goodput_core.spec.choices import ControlMode
 from goodput_core.support import require_built
 from goodput_core.units import NS_PER_S
-from goodput_operator.local.backoff import BackOff
+from goodput_operator.backoff import BackOff
 from goodput_operator.local.commands import ChildCommands
 from goodput_operator.local.control import FleetControl
 from goodput_operator.local.fleet import Fleet

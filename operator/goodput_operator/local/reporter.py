@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from fractions import Fraction
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from goodput_core.contract import EVENT_DECISION, EVENT_READY, PATH_COMPLETIONS
+from goodput_core.control.plain import plain
 from goodput_core.units import format_duration
 
 if TYPE_CHECKING:
@@ -174,10 +174,4 @@ class Reporter:
 
 def _line(decision: ServiceDecision) -> str:
     """A decision and all that it was made from."""
-    return msgspec.json.encode(decision, enc_hook=_plain).decode()
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Fraction):
-        return str(value)
-    raise NotImplementedError(f"{type(value).__name__} in a decision")
+    return msgspec.json.encode(decision, enc_hook=plain).decode()

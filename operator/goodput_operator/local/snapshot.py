@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.local.backoff import BackOff
+from goodput_operator.backoff import BackOff
 
 __all__ = ["Address", "Desired", "Phase", "ProcessView", "Role", "Snapshot", "Stop", "Upstream"]
 

@@ -6,8 +6,6 @@ from its ControllerRevision, not rendered again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -21,6 +19,7 @@ from goodput_core.contract import (
 )
 from goodput_core.spec.encode import encode
 from goodput_core.spec.llmservice import RouterSpec, TokenBudgetSpec
+from goodput_operator.resources.digest import digest_of
 from goodput_operator.resources.engine_pod import engine_pod
 from goodput_operator.resources.router_pod import router_pod
 
@@ -104,7 +103,7 @@ def engine_revision(
     """
     engine = replace(spec.engine, token_budget=TokenBudgetSpec())
     asked = {"model": encode(spec.model), "engine": encode(engine)}
-    name = owner.names.engine_revision(_digest(asked))
+    name = owner.names.engine_revision(digest_of(asked, _DIGEST_CHARACTERS))
     if name in kept:
         return kept[name]
     return Revision(
@@ -132,7 +131,7 @@ def router_revision(
         "router": encode(replace(spec.router, replicas=_NO_REPLICAS)),
         "slo": encode(spec.slo),
     }
-    name = owner.names.router_revision(_digest(asked))
+    name = owner.names.router_revision(digest_of(asked, _DIGEST_CHARACTERS))
     if name in kept:
         return kept[name]
     return Revision(
@@ -142,8 +141,3 @@ def router_revision(
         asked=asked,
         template=router_pod(owner, spec, installation, name),
     )
-
-
-def _digest(asked: Mapping[str, Any]) -> str:
-    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]

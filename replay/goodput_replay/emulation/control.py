@@ -8,7 +8,6 @@ can be made again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -28,6 +27,7 @@ from goodput_core.control import (
     WindowTally,
     service_law,
 )
+from goodput_core.control.plain import plain
 from goodput_engine.messages import Limits, SetLimits
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class ControlLoop:
 
 def decision_line(decision: ServiceDecision) -> bytes:
     """One line of `decisions.jsonl`: the decision and all that it was made from."""
-    return msgspec.json.encode(decision, enc_hook=_plain) + b"\n"
+    return msgspec.json.encode(decision, enc_hook=plain) + b"\n"
 
 
 def _limits(bounds: Bounds, revision: int) -> SetLimits:
@@ -176,9 +176,3 @@ def _limits(bounds: Bounds, revision: int) -> SetLimits:
         safety_percent=bounds.safety_percent,
     )
     return SetLimits(revision=revision, limits=limits)
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Fraction):
-        return str(value)
-    raise NotImplementedError(f"{type(value).__name__} in a decision")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_operator.backoff import BackOff
 from goodput_operator.cluster.schedule import Pace, Schedule
 
-PACE = Pace(gap_ns=200 * NS_PER_MS, first_ns=500 * NS_PER_MS, most_ns=30 * NS_PER_S)
+PACE = Pace(
+    gap_ns=200 * NS_PER_MS,
+    back_off=BackOff(first_ns=500 * NS_PER_MS, most_ns=30 * NS_PER_S),
+)
 KEYS = st.sampled_from(["a", "b", "c", "d"])
 STEPS = st.integers(0, 2 * NS_PER_S)
 
@@ -77,9 +80,9 @@ def test_no_event_brings_a_failed_key_back_before_its_rest_is_over() -> None:
         rests.append(again_ns - now_ns)
         assert schedule.take(again_ns - 1) is None
         now_ns = again_ns
-    assert rests[0] >= PACE.first_ns * 3 // 4
-    assert all(rest <= PACE.most_ns for rest in rests)
-    assert rests[-1] >= PACE.most_ns * 3 // 4, "it doubles up to its bound"
+    assert rests[0] >= PACE.back_off.first_ns * 3 // 4
+    assert all(rest <= PACE.back_off.most_ns for rest in rests)
+    assert rests[-1] >= PACE.back_off.most_ns * 3 // 4, "it doubles up to its bound"
 
 
 def test_a_turn_that_went_well_ends_the_back_off() -> None:
@@ -127,15 +130,6 @@ def test_ages_tell_what_is_stuck() -> None:
     assert schedule.take(100) == "a"
     assert schedule.overdue_ns(400) == 250
     assert schedule.longest_ns(400) == 300
-
-
-@pytest.mark.parametrize("failures", [1, 2, 33, 1_000_000], ids=str)
-def test_jitter_takes_at_most_a_quarter_and_is_the_same_for_the_same_seed(failures: int) -> None:
-    rests = {PACE.back_off_ns(f"key-{n}", failures) for n in range(50)}
-    full = min(PACE.most_ns, PACE.first_ns << min(failures - 1, 32))
-    assert all(full * 3 // 4 <= rest <= full for rest in rests)
-    assert len(rests) > 25, "keys that failed together do not come back together"
-    assert PACE.back_off_ns("a", failures) == PACE.back_off_ns("a", failures)
 
 
 @dataclass
@@ -198,7 +192,7 @@ class Queue(RuleBasedStateMachine):
         wish = self.wishes[key]
         wish.begun = False
         wish.failures = wish.failures + 1 if failed else 0
-        rest_ns = PACE.back_off_ns(key, wish.failures) if failed else PACE.gap_ns
+        rest_ns = PACE.back_off.delay_ns(key, wish.failures) if failed else PACE.gap_ns
         wish.rest_until_ns = self.now_ns + rest_ns
         if failed:
             self.wish(key, wish.rest_until_ns)

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from goodput_core.units import NS_PER_MS
+from goodput_operator.backoff import BackOff
 from goodput_operator.cluster.clock import SystemClock
 from goodput_operator.cluster.schedule import Pace, Schedule
 from goodput_operator.cluster.workers import Turn, Workers
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-FAST = Pace(gap_ns=0, first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS)
+FAST = Pace(gap_ns=0, back_off=BackOff(first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS))
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_operator.local.backoff import BackOff
+from goodput_operator.backoff import BackOff
 
 LAW = BackOff(seed=7)
 

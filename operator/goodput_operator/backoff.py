@@ -1,6 +1,6 @@
-"""When a process that ended is started again: a pure law, the same in tests and for real.
+"""When what failed is tried again: a pure law of the number of failures.
 
-It knows nothing of processes; the caller counts failures and keeps the times.
+It knows nothing of processes or services; the caller counts failures and keeps the times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BackOff:
     Args:
         first_ns: the delay after the first failure.
         most_ns: no delay is longer, jitter included.
-        stable_ns: a process that was ready this long starts afresh at one failure.
+        stable_ns: what was well for this long starts afresh at one failure.
         seed: of the jitter; the same seed gives the same delays.
     """
 
@@ -29,13 +29,13 @@ class BackOff:
     stable_ns: int = 60 * NS_PER_S
     seed: int = 0
 
-    def delay_ns(self, name: str, failures: int) -> int:
-        """How long to wait before starting `name` again after its n-th failure in a row.
+    def delay_ns(self, name: object, failures: int) -> int:
+        """How long to wait before trying `name` again after its n-th failure in a row.
 
-        Between three quarters of the exponential delay and all of it, so that replicas felled
+        Between three quarters of the exponential delay and all of it, so that those that fail
         together do not return together.
         """
-        # The exponent is bounded so that a month of crashes does not make a giant integer.
+        # The exponent is bounded so that a month of failures does not make a giant integer.
         full = min(self.most_ns, self.first_ns << min(max(failures, 1) - 1, 32))
         draw = random.Random(f"{self.seed}/{name}/{failures}").random()
         return full - int(full * draw / 4)
