@@ -33,7 +33,7 @@ import msgspec
 from goodput_core.dispatch import run_command
 from goodput_core.units import NS_PER_S
 from goodput_engine.manifest_file import read_manifest
-from goodput_replay.emulation.fleet import emulate
+from goodput_replay.emulation.emulating import emulate
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import Plan
 from goodput_replay.promises import promise_of

@@ -14,7 +14,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_core.verdict import decide
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.comparing.candidate import Candidate, ClassResult, Evaluation
-from goodput_replay.emulation.fleet import emulate
+from goodput_replay.emulation.emulating import emulate
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.emulation.topology import apply_topology, read_topology
 from goodput_replay.plan import Plan, survey

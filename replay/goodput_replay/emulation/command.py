@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.errors import Interrupted
 from goodput_core.units import NS_PER_US
 from goodput_replay.emulation.decisions import control_loop
-from goodput_replay.emulation.fleet import emulate
+from goodput_replay.emulation.emulating import emulate
 from goodput_replay.emulation.interrupt import Stopped, stoppable
 from goodput_replay.emulation.progress import display
 from goodput_replay.job import Finished, Job

@@ -10,7 +10,6 @@ the same requests and settings give the same records, in the same order.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from goodput_core.record import Outcome
@@ -18,7 +17,6 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_replay.emulation.deadlines import Deadlines
-from goodput_replay.emulation.migration import Migration
 from goodput_replay.emulation.prefixes import block_keys
 from goodput_replay.emulation.records import record_of
 from goodput_replay.emulation.replica import Replica, Visit
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["Actor", "Fleet", "emulate"]
+__all__ = ["Actor", "Fleet"]
 
 
 class Actor(Protocol):
@@ -50,47 +48,6 @@ class Actor(Protocol):
     def act(self, fleet: Fleet, now_ns: int) -> None:
         """Look at the fleet and change it."""
         ...
-
-
-def emulate(
-    requests: Iterator[PlannedRequest],
-    settings: FleetSettings,
-    on_record: Callable[[PlannedRequest, RequestRecord], None],
-    *,
-    actors: Sequence[Actor] = (),
-) -> FleetOutcome:
-    """Serve requests in virtual time.
-
-    Args:
-        requests: in the order of their arrival; taken one at a time, none is kept after its end.
-        settings: the fleet.
-        on_record: told of each request that ended, in the order of the ends.
-        actors: what changes the fleet while it runs.
-
-    Raises:
-        InputError: the settings ask for what cannot be.
-    """
-    fleet: Fleet
-    if settings.decode is None:
-        fleet = Fleet(settings, on_record)
-    else:
-        # It is a fleet itself, so that module needs this one.
-        from goodput_replay.emulation.disaggregated import DisaggregatedFleet  # noqa: PLC0415
-
-        fleet = DisaggregatedFleet(settings, settings.decode, on_record)
-    rules = settings.migration
-    if rules is None:
-        return fleet.run(requests, actors)
-    profile = settings.profile
-    migration = Migration(rules, block_bytes=profile.block_size * profile.kv_bytes_per_token)
-    outcome = fleet.run(requests, [*actors, migration])
-    migration.close()
-    return replace(
-        outcome,
-        migrations=migration.completed,
-        migrations_aborted=migration.aborted,
-        migrated_blocks=migration.copied_blocks,
-    )
 
 
 class Fleet:

@@ -15,7 +15,7 @@ from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.device.load import load_profile
 from goodput_engine.messages import Configure
-from goodput_replay.emulation.fleet import Actor, emulate
+from goodput_replay.emulation.emulating import emulate
 from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.prompts import PromptKey
@@ -23,6 +23,8 @@ from goodput_replay.run.facts import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from goodput_replay.emulation.fleet import Actor
 
 
 PROMISE = Promise(
