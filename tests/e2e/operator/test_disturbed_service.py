@@ -29,11 +29,53 @@ LOST = "replica_lost"
 
 @pytest.fixture(scope="module")
 def chat(installed: Installed) -> Iterator[Installed]:
-    """Two engines and two routers."""
-    installed.apply("chat", replicas=2, router={"policy": "least-loaded", "replicas": 2})
-    installed.settled("chat")
+    """Two engines and two routers, all on one node at first."""
+    installed.kubectl("cordon", "node-2")
+    try:
+        installed.apply("chat", replicas=2, router={"policy": "least-loaded", "replicas": 2})
+        installed.settled("chat")
+    finally:
+        installed.kubectl("uncordon", "node-2")
     yield installed
     installed.kubectl("delete", "llmservice", "chat")
+
+
+@pytest.mark.slow
+def test_a_node_that_is_drained_under_load_costs_no_request(
+    chat: Installed, until: Until, tmp_path: Path
+) -> None:
+    before = {part: chat.pods("chat", part) for part in ("engine", "router")}
+    replay = chat.replaying("chat", tmp_path / "run")
+    try:
+        state = f"http://{before['router'][0]['status']['podIP']}:9000/control/state"
+        until(lambda: '"attained":' in chat.inside("curl", "-s", state), "requests are answered")
+        # They outlive the preparations of a router's end: it drains while others still come.
+        answers = chat.answering("chat", ANSWERS, 2 * LONG)
+        words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s")
+        chat.kubectl("drain", "node-1", *words, timeout_s=100)
+        chat.settled("chat")
+        assert replay.poll() is None, "it went on all the time"
+    finally:
+        chat.kubectl("uncordon", "node-1")
+        replay.send_signal(signal.SIGINT)
+        said, _ = replay.communicate(timeout=60)
+    assert answers.ends() == ["done"] * ANSWERS
+    outcomes = {judged.record.outcome for judged in read_judged(tmp_path / "run")}
+    assert outcomes <= {"ok", "cancelled", "unsent"}, said
+    for part, pods in before.items():
+        assert {pod["spec"]["nodeName"] for pod in chat.pods("chat", part)} == {"node-2"}
+        assert evictions(chat, pods) == {201, 429}, "one at a time, by its budget"
+
+
+def evictions(chat: Installed, pods: list[dict[str, Any]]) -> set[int]:
+    """What the API server answered to those who would evict some of these pods."""
+    names = {pod["metadata"]["name"] for pod in pods}
+    return {
+        line["responseStatus"]["code"]
+        for line in chat.cluster.audit()
+        if (line.get("objectRef") or {}).get("subresource") == "eviction"
+        and line["objectRef"]["name"] in names
+    }
 
 
 @pytest.mark.slow
@@ -60,28 +102,3 @@ def test_an_engine_killed_mid_stream_costs_its_own_answers_and_nothing_else(
 
 def restarts(pod: dict[str, Any]) -> int:
     return sum(c["restartCount"] for c in pod["status"].get("containerStatuses", ()))
-
-
-@pytest.mark.slow
-def test_a_node_that_is_drained_under_load_costs_no_request(
-    chat: Installed, until: Until, tmp_path: Path
-) -> None:
-    replay = chat.replaying("chat", tmp_path / "run")
-    try:
-        state = f"http://{chat.pods('chat', 'router')[0]['status']['podIP']}:9000/control/state"
-        until(lambda: '"attained":' in chat.inside("curl", "-s", state), "requests are answered")
-        # They outlive the preparations of a router's end: it drains while others still come.
-        answers = chat.answering("chat", ANSWERS, 2 * LONG)
-        words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s")
-        chat.kubectl("drain", "node-1", *words, timeout_s=100)
-        chat.settled("chat")
-        engines, routers = chat.pods("chat", "engine"), chat.pods("chat", "router")
-        assert {pod["spec"]["nodeName"] for pod in (*engines, *routers)} == {"node-2"}
-        assert answers.ends() == ["done"] * ANSWERS
-        assert replay.poll() is None, "it went on all the time"
-    finally:
-        chat.kubectl("uncordon", "node-1")
-        replay.send_signal(signal.SIGINT)
-        said, _ = replay.communicate(timeout=60)
-    outcomes = {judged.record.outcome for judged in read_judged(tmp_path / "run")}
-    assert outcomes <= {"ok", "cancelled", "unsent"}, said
