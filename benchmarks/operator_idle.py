@@ -40,11 +40,11 @@ from tests.e2e.cluster import binaries  # noqa: E402
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE  # noqa: E402
 from goodput_core.units import NS_PER_S  # noqa: E402
-from goodput_operator.cluster.answers import Refusal  # noqa: E402
-from goodput_operator.cluster.client import Client  # noqa: E402
+from goodput_operator.cluster.api.answers import Refusal  # noqa: E402
+from goodput_operator.cluster.api.client import Client  # noqa: E402
+from goodput_operator.cluster.api.fence import Fence  # noqa: E402
+from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, POD  # noqa: E402
 from goodput_operator.cluster.clock import SystemClock  # noqa: E402
-from goodput_operator.cluster.fence import Fence  # noqa: E402
-from goodput_operator.cluster.kinds import CHILDREN, LLMSERVICE, POD  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -14,18 +14,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.api.watching import WATCH_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from goodput_operator.cluster.api.fence import Fence
     from goodput_operator.cluster.clock import Clock
-    from goodput_operator.cluster.fence import Fence
-    from goodput_operator.cluster.workers import Workers
+    from goodput_operator.cluster.turns.workers import Workers
 
-__all__ = ["WATCH_S", "Health"]
+__all__ = ["Health"]
 
-WATCH_S: Final = 240
-"""The API server ends each watch after so long, and each is begun again."""
 _MOST_SILENCE_NS: Final = 2 * WATCH_S * NS_PER_S
 _MOST_OVERDUE_NS: Final = 120 * NS_PER_S
 _MOST_TURN_NS: Final = 300 * NS_PER_S

@@ -26,7 +26,7 @@ from goodput_core.contract import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from goodput_operator.cluster.cache import Key
+    from goodput_operator.cluster.api.cache import Key
     from goodput_operator.control.words import Change
 
 __all__ = ["CONTENT_TYPE", "OperatorMetrics"]

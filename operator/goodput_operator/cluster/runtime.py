@@ -16,25 +16,25 @@ import aiohttp
 from goodput_core.errors import UnreachableError
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.cluster.answers import Refusal
-from goodput_operator.cluster.apply import Applier
-from goodput_operator.cluster.cache import Cache
-from goodput_operator.cluster.client import Client, LeaseCalls
-from goodput_operator.cluster.connecting import connect, watch_session
-from goodput_operator.cluster.events import Events
-from goodput_operator.cluster.fence import Fence
+from goodput_operator.cluster.api.answers import Refusal
+from goodput_operator.cluster.api.cache import Cache
+from goodput_operator.cluster.api.client import Client, LeaseCalls
+from goodput_operator.cluster.api.connecting import connect, watch_session
+from goodput_operator.cluster.api.fence import Fence
+from goodput_operator.cluster.api.kinds import LLMSERVICE
+from goodput_operator.cluster.api.lease import LeaseTimes, hold_lease
+from goodput_operator.cluster.api.watching import WATCHED
 from goodput_operator.cluster.health import Health
-from goodput_operator.cluster.kinds import LLMSERVICE
-from goodput_operator.cluster.lease import LeaseTimes, hold_lease
 from goodput_operator.cluster.metrics import OperatorMetrics
-from goodput_operator.cluster.observe import Observer
 from goodput_operator.cluster.probes import Probes
-from goodput_operator.cluster.pushing import Pusher
-from goodput_operator.cluster.rounds import Rounds
-from goodput_operator.cluster.schedule import Pace, Schedule
-from goodput_operator.cluster.tokens import read_key
-from goodput_operator.cluster.watching import WATCHED
-from goodput_operator.cluster.workers import Turn, Workers
+from goodput_operator.cluster.turns.apply import Applier
+from goodput_operator.cluster.turns.events import Events
+from goodput_operator.cluster.turns.observe import Observer
+from goodput_operator.cluster.turns.pushing import Pusher
+from goodput_operator.cluster.turns.rounds import Rounds
+from goodput_operator.cluster.turns.schedule import Pace, Schedule
+from goodput_operator.cluster.turns.tokens import read_key
+from goodput_operator.cluster.turns.workers import Turn, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     import kopf
     from kubernetes.aio.client import ApiClient
 
-    from goodput_operator.cluster.cache import Index, Key
+    from goodput_operator.cluster.api.cache import Index, Key
     from goodput_operator.cluster.clock import Clock
-    from goodput_operator.cluster.observe import Measure
     from goodput_operator.cluster.options import Options
+    from goodput_operator.cluster.turns.observe import Measure
     from goodput_operator.decide.actions import Decision
     from goodput_operator.decide.snapshot import Snapshot
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import kopf
 
-from goodput_operator.cluster.watching import configure, register_watches
+from goodput_operator.cluster.api.watching import configure, register_watches
 
 if TYPE_CHECKING:
     from goodput_operator.cluster.options import Options

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.answers import read_answer
-from goodput_operator.cluster.client import Client
-from goodput_operator.cluster.fence import Fence
+from goodput_operator.cluster.api.answers import read_answer
+from goodput_operator.cluster.api.client import Client
+from goodput_operator.cluster.api.fence import Fence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_operator.cluster.answers import Answer, Object
+    from goodput_operator.cluster.api.answers import Answer, Object
 
 
 @dataclass

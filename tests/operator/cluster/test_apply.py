@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_operator.cluster.apply import Applier, Outcome
 from goodput_operator.cluster.errors import LeaseLostError
-from goodput_operator.cluster.events import Events
-from goodput_operator.cluster.record import Record
-from goodput_operator.cluster.tokens import control_token
+from goodput_operator.cluster.turns.apply import Applier, Outcome
+from goodput_operator.cluster.turns.events import Events
+from goodput_operator.cluster.turns.record import Record
+from goodput_operator.cluster.turns.tokens import control_token
 from goodput_operator.decide.actions import (
     Action,
     Apply,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.events import Events
+from goodput_operator.cluster.turns.events import Events
 from goodput_operator.decide.actions import Emit
 
 SERVICE = {

@@ -11,9 +11,9 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.answers import Refusal
-from goodput_operator.cluster.fence import Fence
-from goodput_operator.cluster.lease import FencingLock, LeaseTimes, hold_lease
+from goodput_operator.cluster.api.answers import Refusal
+from goodput_operator.cluster.api.fence import Fence
+from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes, hold_lease
 
 RECORD = LeaderElectionRecord("ignored", "15", "2026-01-01 00:00:00", "2026-01-01 00:00:00")
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_operator.cluster.apply import Applier
-from goodput_operator.cluster.cache import Cache, key_of, service_of, trimmed
-from goodput_operator.cluster.events import Events
+from goodput_operator.cluster.api.cache import Cache, key_of, service_of, trimmed
 from goodput_operator.cluster.metrics import OperatorMetrics
-from goodput_operator.cluster.observe import Observer
-from goodput_operator.cluster.rounds import Rounds
+from goodput_operator.cluster.turns.apply import Applier
+from goodput_operator.cluster.turns.events import Events
+from goodput_operator.cluster.turns.observe import Observer
+from goodput_operator.cluster.turns.rounds import Rounds
 from goodput_operator.control.words import Change, Knob
 from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.decide.memory import Memory

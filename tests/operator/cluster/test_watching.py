@@ -8,8 +8,8 @@ from typing import Any
 import kopf
 import pytest
 
-from goodput_operator.cluster.kinds import CHILDREN, LLMSERVICE, POD
-from goodput_operator.cluster.watching import WATCHED, configure, register_watches
+from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, POD
+from goodput_operator.cluster.api.watching import WATCHED, configure, register_watches
 
 LABELS = {"goodput.dev/llmservice": "chat"}
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from goodput_core.units import NS_PER_MS
 from goodput_operator.backoff import BackOff
 from goodput_operator.cluster.clock import SystemClock
-from goodput_operator.cluster.schedule import Pace, Schedule
-from goodput_operator.cluster.workers import Turn, Workers
+from goodput_operator.cluster.turns.schedule import Pace, Schedule
+from goodput_operator.cluster.turns.workers import Turn, Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -38,7 +38,7 @@ def reasons() -> set[str]:
         if isinstance(node, ast.ClassDef) and node.name == "Reason"
     ]
     said |= constants(kinds)
-    for node in ast.walk(parsed("cluster/apply")):
+    for node in ast.walk(parsed("cluster/turns/apply")):
         if isinstance(node, ast.keyword) and node.arg == "reason":
             said |= constants(node.value)
     return said

@@ -12,10 +12,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
-from goodput_operator.cluster.answers import Refusal
-from goodput_operator.cluster.kinds import KINDS, LLMSERVICE, POD, SECRET
-from goodput_operator.cluster.ownership import taken_over
-from goodput_operator.cluster.tokens import control_token
+from goodput_operator.cluster.api.answers import Refusal
+from goodput_operator.cluster.api.kinds import KINDS, LLMSERVICE, POD, SECRET
+from goodput_operator.cluster.api.ownership import taken_over
+from goodput_operator.cluster.turns.tokens import control_token
 from goodput_operator.decide.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
 from goodput_operator.resources.metadata import MANAGER
 from goodput_operator.resources.secrets import TOKEN_KEY
@@ -24,12 +24,12 @@ from goodput_operator.resources.stored import controlled_by
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_operator.cluster.answers import Answer, Conflict, Object
-    from goodput_operator.cluster.client import Client
-    from goodput_operator.cluster.events import Events
-    from goodput_operator.cluster.kinds import Kind
-    from goodput_operator.cluster.pushing import Pusher
-    from goodput_operator.cluster.record import Record
+    from goodput_operator.cluster.api.answers import Answer, Conflict, Object
+    from goodput_operator.cluster.api.client import Client
+    from goodput_operator.cluster.api.kinds import Kind
+    from goodput_operator.cluster.turns.events import Events
+    from goodput_operator.cluster.turns.pushing import Pusher
+    from goodput_operator.cluster.turns.record import Record
     from goodput_operator.decide.actions import Action
     from goodput_operator.decide.snapshot import Snapshot
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_operator.cluster.answers import Conflict
+from goodput_operator.cluster.api.answers import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from goodput_operator.cluster.answers import Object
+    from goodput_operator.cluster.api.answers import Object
 
 __all__ = ["taken_over"]
 

@@ -16,7 +16,7 @@ from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from goodput_operator.cluster.clock import Clock
-    from goodput_operator.cluster.schedule import Schedule
+    from goodput_operator.cluster.turns.schedule import Schedule
 
 __all__ = ["Turn", "Workers"]
 

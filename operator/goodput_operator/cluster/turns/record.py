@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from goodput_operator.cluster.answers import Object
+from goodput_operator.cluster.api.answers import Object
 from goodput_operator.decide.memory import Memory
 
 __all__ = ["Record"]

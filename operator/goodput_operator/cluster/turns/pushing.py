@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from goodput_operator.cluster.tokens import control_token
+from goodput_operator.cluster.turns.tokens import control_token
 from goodput_operator.limits_push import push_limits
 
 if TYPE_CHECKING:

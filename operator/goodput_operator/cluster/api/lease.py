@@ -22,17 +22,17 @@ from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRec
 from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.answers import Refusal
+from goodput_operator.cluster.api.answers import Refusal
+from goodput_operator.cluster.api.kinds import LEASE
 from goodput_operator.cluster.errors import LeaseLostError
-from goodput_operator.cluster.kinds import LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from goodput_operator.cluster.answers import Answer, Object
-    from goodput_operator.cluster.client import LeaseCalls
+    from goodput_operator.cluster.api.answers import Answer, Object
+    from goodput_operator.cluster.api.client import LeaseCalls
+    from goodput_operator.cluster.api.fence import Fence
     from goodput_operator.cluster.clock import Clock
-    from goodput_operator.cluster.fence import Fence
 
 __all__ = ["FencingLock", "LeaseTimes", "hold_lease"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from goodput_operator.cluster.record import Record
-from goodput_operator.cluster.workers import Turn
+from goodput_operator.cluster.turns.record import Record
+from goodput_operator.cluster.turns.workers import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from goodput_operator.cluster.apply import Applier
-    from goodput_operator.cluster.cache import Cache, Key
+    from goodput_operator.cluster.api.cache import Cache, Key
     from goodput_operator.cluster.metrics import OperatorMetrics
-    from goodput_operator.cluster.observe import Measure, Observer
+    from goodput_operator.cluster.turns.apply import Applier
+    from goodput_operator.cluster.turns.observe import Measure, Observer
     from goodput_operator.decide.actions import Decision
     from goodput_operator.decide.snapshot import Snapshot
 

@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.answers import Refusal
-from goodput_operator.cluster.kinds import EVENT
+from goodput_operator.cluster.api.answers import Refusal
+from goodput_operator.cluster.api.kinds import EVENT
 from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
-    from goodput_operator.cluster.answers import Answer, Object
-    from goodput_operator.cluster.client import Client
+    from goodput_operator.cluster.api.answers import Answer, Object
+    from goodput_operator.cluster.api.client import Client
     from goodput_operator.cluster.clock import Clock
     from goodput_operator.decide.actions import Emit
 

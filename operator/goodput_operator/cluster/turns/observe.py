@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.answers import Refusal
-from goodput_operator.cluster.cache import trimmed
-from goodput_operator.cluster.kinds import KINDS
+from goodput_operator.cluster.api.answers import Refusal
+from goodput_operator.cluster.api.cache import trimmed
+from goodput_operator.cluster.api.kinds import KINDS
 from goodput_operator.decide.snapshot import Snapshot
 from goodput_operator.resources.stored import controlled_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_operator.cluster.answers import Object
-    from goodput_operator.cluster.cache import Cache, Key
-    from goodput_operator.cluster.client import Client
+    from goodput_operator.cluster.api.answers import Object
+    from goodput_operator.cluster.api.cache import Cache, Key
+    from goodput_operator.cluster.api.client import Client
     from goodput_operator.cluster.clock import Clock
-    from goodput_operator.cluster.record import Record
+    from goodput_operator.cluster.turns.record import Record
     from goodput_operator.control.measures import Measures
 
 __all__ = ["Measure", "Observer"]

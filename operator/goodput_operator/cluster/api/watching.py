@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 import kopf
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
-from goodput_operator.cluster.cache import key_of, service_of, trimmed
-from goodput_operator.cluster.health import WATCH_S
-from goodput_operator.cluster.kinds import CHILDREN, LLMSERVICE, POD
+from goodput_operator.cluster.api.cache import key_of, service_of, trimmed
+from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, POD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from goodput_operator.cluster.cache import Key
-    from goodput_operator.cluster.kinds import Kind
+    from goodput_operator.cluster.api.cache import Key
+    from goodput_operator.cluster.api.kinds import Kind
 
-__all__ = ["WATCHED", "configure", "register_watches"]
+__all__ = ["WATCHED", "WATCH_S", "configure", "register_watches"]
 
+WATCH_S: Final = 240
+"""The API server ends each watch after so long, and each is begun again."""
 WATCHED: Final = (LLMSERVICE, POD, *CHILDREN)
 _CONNECT_S: Final = 10
 _REQUEST_S: Final = 60

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.answers import UNREACHABLE, Refusal, read_answer
+from goodput_operator.cluster.api.answers import UNREACHABLE, Refusal, read_answer
+from goodput_operator.cluster.api.kinds import LEASE
 from goodput_operator.cluster.errors import LeaseLostError
-from goodput_operator.cluster.kinds import LEASE
 from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from kubernetes.aio.client import ApiClient
 
-    from goodput_operator.cluster.answers import Answer, Object
-    from goodput_operator.cluster.fence import Fence
-    from goodput_operator.cluster.kinds import Kind
+    from goodput_operator.cluster.api.answers import Answer, Object
+    from goodput_operator.cluster.api.fence import Fence
+    from goodput_operator.cluster.api.kinds import Kind
 
 __all__ = ["Client", "LeaseCalls"]
 

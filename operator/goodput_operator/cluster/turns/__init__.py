@@ -1,0 +1,1 @@
+"""A turn of one service: when it comes, what is observed for it, how its decision is applied."""
