@@ -146,7 +146,7 @@ class Applier:
                 taken = answer.conflicts
                 answer = await self._client.apply(kind, body, force=True)
             if isinstance(answer, Refusal) and answer.invalid:
-                answer, more = await self._apply_alone(kind, body, answer)
+                answer, more = await self._apply_alone(kind, body, answer, record.uid)
                 taken = (*taken, *more)
         if isinstance(answer, Refusal):
             outcome.note(kind.name, name, answer)
@@ -154,7 +154,7 @@ class Applier:
             await self._emit(service, _overwritten(kind, name, taken), outcome)
 
     async def _apply_alone(
-        self, kind: Kind, body: Object, refused: Refusal
+        self, kind: Kind, body: Object, refused: Refusal, service_uid: str
     ) -> tuple[Answer, Sequence[Conflict]]:
         """Apply to an object of ours to which others added what ours cannot stand beside.
 
@@ -166,7 +166,8 @@ class Applier:
         if isinstance(found, Refusal):
             return found, ()
         taken, managed_fields = taken_over(found, MANAGER)
-        if not taken or found["metadata"]["uid"] != metadata["uid"]:
+        same = found["metadata"]["uid"] == metadata["uid"]
+        if not taken or not same or not controlled_by(found, service_uid):
             return refused, ()
         handed = await self._client.hand_over(kind, found, managed_fields)
         if isinstance(handed, Refusal):
