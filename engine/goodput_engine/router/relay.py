@@ -36,7 +36,7 @@ from goodput_engine.router.room import Room
 from goodput_engine.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from goodput_engine.router.fleet import Fleet, Replica
     from goodput_engine.router.ledger import Ledger
@@ -85,10 +85,20 @@ class Relay:
         )
         self._room = Room(settings.bounds.all_bodies_bytes)
         self._live: set[Watchdog] = set()
+        self._known: frozenset[object] = frozenset()
         self.draining = False
         """Whether it is to stop: nobody shall come back."""
         self.refusing = False
-        """Whether it takes no request any more."""
+        """Whether who comes only now is sent away."""
+
+    def take_leave(self, connections: Iterable[object]) -> None:
+        """From now on an answer is the last on its connection.
+
+        Args:
+            connections: of the clients that are here.
+        """
+        self.draining = True
+        self._known = frozenset(connections)
 
     def stop_all(self) -> None:
         """End every request that is under way: the time to drain is over."""
@@ -143,7 +153,7 @@ class Relay:
         return await self._answer(request, exchange)
 
     async def _answer(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
-        if self.refusing:
+        if self.refusing and request.protocol not in self._known:
             return _refused(exchange, 503, "the router is stopping", "draining")
         replica, placement = self._fleet.place(self._clock(), exchange.keys)
         if replica is None:

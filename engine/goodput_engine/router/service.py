@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, Self
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from goodput_core.units import NS_PER_S
 from goodput_engine.listening import listen
 from goodput_engine.router.apps import admin_app, serving_app
 from goodput_engine.router.errors import RetryReason
@@ -104,24 +103,32 @@ class RouterService:
     async def drain(self, grace_ns: int, *, hurry: asyncio.Event | None = None) -> None:
         """Take leave of clients, take nothing new, let what runs finish, and end what is left.
 
-        A client that keeps a connection may be sending just now: a connection is closed after an
-        answer that said so, and one that nobody used for `parting_ns` just so.
+        A client that keeps a connection may be sending just now, or about to once its answer has
+        ended: each connection is good for one answer more, which says that it is the last. One
+        that nobody uses for `parting_ns` is closed just so.
 
         Args:
             grace_ns: how long it may take.
             hurry: ends the grace period when it is set.
         """
         hurry = hurry or asyncio.Event()
-        ends_ns = self._clock() + grace_ns
-        self._relay.draining = True
+        server, parting_ns = self._serving.server, self._settings.timeouts.parting_ns
+        assert server is not None, "it listens for as long as the context lasts"
+        self._relay.take_leave(server.connections)
         _log.info("draining", extra={"in_flight": self.ledger.in_flight})
-        await self._part(min(grace_ns, self._settings.timeouts.parting_ns), hurry)
+        began_ns = quiet_ns = now_ns = self._clock()
+        while now_ns < began_ns + grace_ns and not hurry.is_set():
+            self._relay.refusing = now_ns >= began_ns + parting_ns
+            if self.ledger.in_flight:
+                quiet_ns = now_ns
+            elif not server.connections or now_ns >= quiet_ns + parting_ns:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await hurry.wait()
+            now_ns = self._clock()
+        self._relay.take_leave(())
         self._relay.refusing = True
-        waits = [asyncio.ensure_future(one.wait()) for one in (self.ledger.idle, hurry)]
-        left_s = max(0, ends_ns - self._clock()) / NS_PER_S
-        await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
         cut_short = self.ledger.in_flight
         if cut_short:
             self._relay.stop_all()
@@ -131,16 +138,6 @@ class RouterService:
             except TimeoutError:
                 pass
         _log.info("stopped", extra={"cut_short": cut_short})
-
-    async def _part(self, limit_ns: int, hurry: asyncio.Event) -> None:
-        """Wait until no client is connected, but not for long."""
-        server = self._serving.server
-        ends_ns = self._clock() + limit_ns
-        while server is not None and server.connections and self._clock() < ends_ns:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await hurry.wait()
-                    return
 
     async def _start(self) -> None:
         settings = self._settings

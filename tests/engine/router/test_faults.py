@@ -343,6 +343,38 @@ async def test_a_client_that_keeps_its_connection_is_answered_once_more_and_told
     assert bench.outcomes() == {"attained": 2}
 
 
+async def test_a_long_answer_leaves_its_client_time_for_one_more_on_its_connection(
+    start: StartBench,
+) -> None:
+    bench = await start(timeouts=Timeouts(parting_ns=NS_PER_S // 5))
+    go_on = asyncio.Event()
+    calls = iter([go_on.wait])
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        for first in calls:
+            await first()
+        await call.chunk(END)
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    url = bench.router.url + "/v1/completions"
+    async with bench.client.post(url, data=b"{}") as answer:
+        assert await answer.content.readany() == TOKEN
+        draining = asyncio.ensure_future(bench.router.drain(60 * NS_PER_S))
+        await asyncio.sleep(0)
+        while (await bench.post())[0] == 200:
+            pass  # the time for parting is not over
+        assert not draining.done()
+        go_on.set()
+        assert await answer.read() == END
+    async with bench.client.post(url, data=b"{}") as answer:
+        assert (answer.status, answer.headers["Connection"]) == (200, "close")
+        assert await answer.read() == TOKEN + END
+    await asyncio.wait_for(draining, 5)
+
+
 async def test_a_connection_that_nobody_uses_does_not_keep_a_router(start: StartBench) -> None:
     bench = await start(timeouts=Timeouts(parting_ns=NS_PER_S // 10))
     assert (await bench.post())[0] == 200
