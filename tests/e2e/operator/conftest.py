@@ -86,9 +86,16 @@ def crd(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="session")
 def installed(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
-    """The operator from the chart, for all tests of the session."""
+    """The operator from the chart, for all tests of the session.
+
+    The namespace admits hardened pods alone, so each test with pods shows that ours are: its
+    level is Kubernetes' `restricted`, which OpenShift's restricted-v2 is made after.
+    """
     namespace = "from-chart"
     publish_ours(own_cluster)
+    own_cluster.kubectl("create", "namespace", namespace)
+    level = "pod-security.kubernetes.io/enforce=restricted"
+    own_cluster.kubectl("label", "namespace", namespace, level)
     values = (
         f"crds.install=false,verbose=true,watchNamespaces={{{namespace}}},"
         f"prometheus.allowedUrls={{http://{API_ADDRESS}:9090}}"
