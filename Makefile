@@ -17,6 +17,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUNTIME := replay,engine,operator
 TESTS ?=
+# Most tests wait for something half of the time. WORKERS=0: one after the other.
+WORKERS ?= 2
+PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadgroup
 
 .PHONY: help setup demo test check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
@@ -43,7 +46,7 @@ demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, 
 	$(BIN)/replay --trace sample -f examples/chat.yaml
 
 test: $(VENV)/.dev ## run the tests
-	$(BIN)/pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 
 check: lint types arch ## lint, types and import contracts
 
@@ -68,7 +71,7 @@ endif
 
 e2e: $(VENV)/.dev ## end to end: local processes, and a real cluster (KUBECONFIG=FILE: that one)
 	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tests.e2e.cluster build
-	GOODPUT_REQUIRE_CLUSTER=1 $(BIN)/pytest tests/e2e tests/charts $(TESTS)
+	GOODPUT_REQUIRE_CLUSTER=1 $(PYTEST) tests/e2e tests/charts $(TESTS)
 
 cluster: $(VENV)/.dev ## start a Kubernetes cluster without a container engine and keep it
 	@$(BIN)/python -m tests.e2e.cluster up

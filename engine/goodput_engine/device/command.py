@@ -191,7 +191,7 @@ def _fit(args: argparse.Namespace) -> None:
         f"{fit.p50_error_ppm / 10_000:.2f} % (p50) and {fit.p95_error_ppm / 10_000:.2f} % (p95)"
     )
     if args.out is not None:
-        console.print(f"wrote {args.out}")
+        console.print(f"wrote {args.out}", soft_wrap=True)
 
 
 def _print_json(value: object) -> None:

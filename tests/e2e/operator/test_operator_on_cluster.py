@@ -203,6 +203,9 @@ def test_an_api_server_that_stays_away_costs_the_lease_and_ends_the_process(
     finally:
         own_cluster.start("kube-apiserver")
         own_cluster.wait_until("get", "--raw", "/readyz")
+        # It would watch again only most of a minute later, and tests that follow need it.
+        own_cluster.stop("kube-controller-manager")
+        own_cluster.start("kube-controller-manager")
     assert "the Lease" in operator.log_file.read_text()
     assert "was not renewed" in operator.log_file.read_text()
 

@@ -75,7 +75,7 @@ def test_a_fitted_profile_predicts_so_and_takes_the_rest_from_its_base(
 ) -> None:
     out = tmp_path / "mine.yaml"
     assert device(["fit", str(log), "--base", "opt-13b-a100", "--out", str(out)]) == 0
-    assert f"wrote {out}" in " ".join(capsys.readouterr().out.split())
+    assert f"wrote {out}\n" in capsys.readouterr().out
     profile, base = load_profile(str(out)), load_profile("opt-13b-a100")
     assert (profile.name, profile.form_name) == ("mine", "roofline")
     step = StepShape.of(decodes=50, decode_context_tokens=50_000, chunks=[(0, 1000)])
