@@ -97,8 +97,15 @@ class Installed:
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def url(self, name: str) -> str:
-        """Where a service's requests go, from inside the cluster's network."""
-        return f"http://{self.get('service', name)['spec']['clusterIP']}"
+        """Where a service's requests go, from inside the cluster's network, once they arrive.
+
+        Nodes learn of an address a moment after the service is ready.
+        """
+        url = f"http://{self.get('service', name)['spec']['clusterIP']}"
+        patient = ("--retry", "30", "--retry-delay", "1", "--retry-all-errors", "--max-time", "5")
+        asked = self.cluster.inside("curl", "--silent", "--fail", *patient, f"{url}/v1/models")
+        subprocess.run(asked, capture_output=True, check=True, timeout=200)
+        return url
 
     def replaying(self, name: str, out: Path, *options: str) -> subprocess.Popen[str]:
         """A replay against a service, just started, inside the cluster's network.

@@ -44,13 +44,15 @@ def under_load(
     subprocess.run([*synthesize, *_SHAPE], capture_output=True, check=True)
     replay = installed.replaying(name, out, "--trace", str(trace))
     try:
-        until(lambda: _answered(installed, name), "the first answer")
+        until(lambda: _answered(installed, name) or replay.poll() is not None, "the first answer")
         begun = time.monotonic()
         yield
         lasted_s = time.monotonic() - begun
     finally:
+        ended_early = replay.poll() is not None
         replay.send_signal(signal.SIGINT)
         said, _ = replay.communicate(timeout=60)
+        assert not ended_early, said
     assert replay.returncode == ExitCode.INTERRUPTED, said
     records = [judged.record for judged in read_judged(out)]
     ended = [record for record in records if record.detail != "the run was stopped"]
