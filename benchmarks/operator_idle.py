@@ -16,24 +16,22 @@ import asyncio
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the cluster's programs are found by the tests' own module
 
+from benchmarks.bare_api_server import api_server, kubectl  # noqa: E402
 from kubernetes.aio import config  # noqa: E402
 from kubernetes.aio.client import ApiClient, Configuration  # noqa: E402
 from tests.e2e.cluster import binaries  # noqa: E402
@@ -47,10 +45,9 @@ from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, POD  # noqa
 from goodput_operator.cluster.clock import SystemClock  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
 NAMESPACE = "default"
-ADMIN, OPERATOR = "admin", "operator"
 WRITES = {"create", "update", "patch", "delete"}
 DEPLOYMENT = next(kind for kind in CHILDREN if kind.name == "Deployment")
 PODS_OF_ENGINES = 4
@@ -73,110 +70,6 @@ class Result:
     requests_per_s: float
     child_writes: int
     by_verb: dict[str, int]
-
-
-@contextmanager
-def api_server(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """An etcd and an API server; yields the administrator's and the operator's kubeconfig."""
-    programs = binaries.folder()
-    ports = [_free_port() for _ in range(3)]
-    (folder / "audit.yaml").write_text(
-        "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\n"
-        f"rules: [{{level: Metadata, users: [{OPERATOR}]}}]\n"
-    )
-    (folder / "tokens.csv").write_text(
-        f'{ADMIN}-token,{ADMIN},1,"system:masters"\n'
-        f'{OPERATOR}-token,{OPERATOR},2,"system:masters"\n'
-    )
-    key = subprocess.run([programs / "new-key"], capture_output=True, text=True, check=True)
-    (folder / "key.pem").write_text(key.stdout)
-    etcd = f"http://127.0.0.1:{ports[0]}"
-    commands = [
-        [
-            "etcd",
-            f"--data-dir={folder / 'etcd'}",
-            f"--listen-client-urls={etcd}",
-            f"--advertise-client-urls={etcd}",
-            f"--listen-peer-urls=http://127.0.0.1:{ports[1]}",
-            "--unsafe-no-fsync",
-            "--log-level=error",
-        ],
-        [
-            "kube-apiserver",
-            f"--etcd-servers={etcd}",
-            f"--secure-port={ports[2]}",
-            "--bind-address=127.0.0.1",
-            f"--cert-dir={folder / 'certificates'}",
-            f"--token-auth-file={folder / 'tokens.csv'}",
-            "--authorization-mode=RBAC",
-            "--disable-admission-plugins=ServiceAccount",
-            "--service-cluster-ip-range=10.96.0.0/16",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={folder / 'key.pem'}",
-            f"--service-account-signing-key-file={folder / 'key.pem'}",
-            f"--audit-policy-file={folder / 'audit.yaml'}",
-            f"--audit-log-path={folder / 'audit.log'}",
-        ],
-    ]
-    running = []
-    try:
-        for name, *flags in commands:
-            with (folder / f"{name}.log").open("wb") as log:
-                running.append(subprocess.Popen([programs / name, *flags], stdout=log, stderr=log))
-        for user in (ADMIN, OPERATOR):
-            _write_kubeconfig(folder / user, ports[2], f"{user}-token")
-        _wait_ready(programs, folder / ADMIN)
-        yield folder / ADMIN, folder / OPERATOR
-    finally:
-        for process in reversed(running):  # etcd last, or the API server waits for it for ever
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def _write_kubeconfig(path: Path, port: int, token: str) -> None:
-    server = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": server}],
-        "users": [{"name": "u", "user": {"token": token}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path.write_text(yaml.safe_dump(content))
-
-
-def _kubectl(programs: Path, kubeconfig: Path, *words: str, stdin: str | None = None) -> None:
-    subprocess.run(
-        [programs / "kubectl", f"--kubeconfig={kubeconfig}", *words],
-        input=stdin,
-        text=True,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-
-
-def _wait_ready(programs: Path, kubeconfig: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            _kubectl(programs, kubeconfig, "get", "--raw", "/readyz")
-            return
-        except subprocess.CalledProcessError as error:
-            if time.monotonic() > deadline:
-                sys.exit(f"the API server does not start: {error.stderr}")
-            time.sleep(0.2)
 
 
 def manifest(number: int) -> dict[str, Any]:
@@ -338,16 +231,15 @@ async def prepare(admin: Path, services: int) -> None:
 
 def measure(options: argparse.Namespace, folder: Path) -> Result:
     with api_server(folder) as (admin, operator):
-        programs = binaries.folder()
         made = subprocess.run(
             [sys.executable, "-m", "goodput_operator.crd"],
             capture_output=True,
             text=True,
             check=True,
         )
-        _kubectl(programs, admin, "apply", "--server-side", "-f", "-", stdin=made.stdout)
+        kubectl(admin, "apply", "--server-side", "-f", "-", stdin=made.stdout)
         established = ("--for=condition=Established", "crd/llmservices.goodput.dev")
-        _kubectl(programs, admin, "wait", *established)
+        kubectl(admin, "wait", *established)
         (folder / "key").write_bytes(os.urandom(32))
         asyncio.run(prepare(admin, options.services))
         with (folder / "operator.log").open("wb") as log:

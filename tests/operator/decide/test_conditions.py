@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_core.control import ClassWindow, PromiseCounts, Signal
+from goodput_core.control import Signal
 from goodput_core.spec.decode import decode
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import Silence
-from goodput_operator.decide.actions import Apply, Delete, Emit
+from goodput_operator.decide.actions import Emit
 
 if TYPE_CHECKING:
     from tests.operator.decide.conftest import Cluster
@@ -290,7 +289,7 @@ def test_before_anything_is_counted_nobody_says_that_nothing_came(cluster: Clust
 
 
 def test_a_suspended_service_keeps_no_numbers_of_before(running: Cluster) -> None:
-    running.ask(**AUTO)
+    running.ask(replicas=None, minReplicas=2)
     running.round(running.measured(300, 300))
     assert running.status["goodput"] == "30/s"
     assert running.status["summary"]["attainment"] == "100.00%/99%"
@@ -371,142 +370,3 @@ def test_a_service_that_stops_answering_warns_once(running: Cluster) -> None:
         running.round()
     assert running.condition("Ready") == ("False", "NoEngine")
     assert [(e.reason, e.warning) for e in running.events] == [("NoEngine", True)]
-
-
-AUTO = {"replicas": None, "minReplicas": 2}
-
-
-def test_limits_are_pushed_until_every_engine_has_them(running: Cluster) -> None:
-    running.round(running.measured(limits=1))
-    assert running.pushed == [], "engines began with them"
-    running.round(running.measured(limits=0, paced=True))
-    assert [p.limits["revision"] for p in running.pushed] == [1, 1]
-    assert {p.pod for p in running.pushed} == {p["metadata"]["name"] for p in running.engines()}
-    assert all(
-        p.url.startswith("http://10.0.0.") and p.url.endswith(":9000") for p in running.pushed
-    )
-    assert running.pushed[0].limits["safety_percent"] == 90
-    running.round(running.measured(limits=1))
-    assert len(running.pushed) == 2
-
-
-def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
-    running.ask(**AUTO)
-    running.settle()
-    (name,) = running.deployments()
-    memory = running.memory
-    assert memory.decided is not None
-    bounds = replace(memory.decided.bounds, max_tokens=512)
-    decided = replace(memory.decided, limits_revision=8, bounds=bounds, replicas=5)
-    running.memory = replace(memory, decided=decided)
-    running.settle()
-    assert running.deployments() == {name: 5}
-    running.restart_operator()
-    running.touched.clear()
-    running.settle()
-    assert running.touched == []
-    assert running.memory.decided == decided
-    running.round(running.measured(limits=8))
-    assert running.memory.decided == decided
-    assert running.status["tokenBudget"] == 512
-
-
-def test_a_changed_budget_reaches_running_engines_and_makes_no_revision(running: Cluster) -> None:
-    (name,) = running.deployments()
-    running.ask(engine={"tokenBudget": {"initial": 1024}}, control={"mode": "Manual"})
-    running.settle()
-    assert list(running.deployments()) == [name]
-    running.round(running.measured(limits=1))
-    assert {p.limits["token_budget"] for p in running.pushed} == {1024}
-    assert {p.limits["revision"] for p in running.pushed} == {2}
-    assert running.status["tokenBudget"] == 1024
-
-
-def test_kubectl_scale_holds_at_once_and_the_law_only_recommends(running: Cluster) -> None:
-    running.ask(replicas=6)
-    running.round()
-    assert list(running.deployments().values()) == [6]
-    running.settle()
-    running.round(running.measured())
-    assert list(running.deployments().values()) == [6]
-    assert running.status["recommendedReplicas"] >= 1
-
-
-def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) -> None:
-    running.ask(**AUTO)
-    running.settle()
-    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
-    slow = ClassWindow(name="a", ttft=kept, tpot=missed)
-    running.round(replace(running.measured(50, 100), classes=(slow,)))
-    (decision,) = running.status["decisions"]
-    assert (decision["knob"], decision["reason"]) == ("TokenBudget", "TPOTMissed")
-    assert decision["applied"] is True
-    assert running.events[-1].reason == "TokenBudget"
-    config = running.objects["ConfigMap", "chat-config"]["data"]["limits.json"]
-    assert json.loads(config)["token_budget"] == running.status["tokenBudget"] == 1536
-    assert {p.limits["revision"] for p in running.pushed} == {2}
-
-
-def test_what_is_only_recommended_stands_in_status_and_events_and_nowhere_else(
-    running: Cluster,
-) -> None:
-    running.ask(**AUTO, control={"mode": "Recommend"})
-    running.settle()
-    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
-    slow = ClassWindow(name="a", ttft=kept, tpot=missed)
-    for _ in range(2):
-        running.round(replace(running.measured(50, 100), classes=(slow,)))
-    (decision,) = running.status["decisions"]
-    assert decision["applied"] is False
-    told = [event for event in running.events if event.reason == "Recommended"]
-    assert [event.message for event in told] == [f"{decision['message']} (TPOTMissed)"]
-    assert running.status["tokenBudget"] == 2048
-    assert running.pushed == []
-
-
-def test_engines_that_refuse_their_limits_are_named(running: Cluster) -> None:
-    running.failures = {("Pod", "chat-1"): "limits refused: wrong token"}
-    running.round()
-    assert running.events[-1].reason == "LimitsNotTaken"
-    assert "chat-1" in running.events[-1].message
-    assert running.condition("Stalled") == ("False", "Unhindered")
-
-
-def test_engines_that_go_on_refusing_are_told_of_once(running: Cluster) -> None:
-    names = sorted(pod["metadata"]["name"] for pod in running.engines())
-
-    def told() -> list[str]:
-        return [one.message for one in running.events if one.reason == "LimitsNotTaken"]
-
-    def refused() -> None:
-        running.round(running.measured(300, 300, limits=0))
-        running.failures = {("Pod", name): "limits refused: no" for name in names}
-        running.round()
-
-    for _ in range(3):
-        refused()
-    assert len(running.pushed) == 6, "they are asked again"
-    assert told() == [f"pod {names[0]}: limits refused: no; and 1 more"]
-    running.round(running.measured(300, 300, limits=1))
-    refused()
-    assert len(told()) == 2, "they had taken them in between"
-
-
-def test_start_up_times_are_learnt_from_pods_that_start(running: Cluster) -> None:
-    running.ask(replicas=3)
-    running.round(ready=0)
-    running.round(ready=0)
-    running.now_ns += 40 * NS_PER_S
-    running.round()
-    running.round()
-    (startup_ns,) = running.memory.startups_ns
-    assert 40 * NS_PER_S < startup_ns < 60 * NS_PER_S
-    assert running.memory.created_ns == ()
-
-
-def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster) -> None:
-    running.ask(**AUTO)
-    running.settle()
-    for _ in range(60):
-        decision = running.round(running.measured(20, 20))
-        assert not [a for a in decision.actions if isinstance(a, Apply | Delete)]
