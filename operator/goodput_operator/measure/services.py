@@ -31,12 +31,25 @@ __all__ = ["ServiceMeasures"]
 
 @dataclass(slots=True)
 class _Kept:
-    """Of one service."""
+    """Of one service.
 
-    asked_ns: int
+    Args:
+        generation: of the spec that says how long an interval is; while it stays, so does that.
+        interval_ns: that long.
+        asked_ns: when its pods were last asked; None: not yet.
+        server: the Prometheus server that was asked in place of its routers.
+        baseline: what the next reading is held against.
+    """
+
+    generation: int | None
     interval_ns: int
+    asked_ns: int | None = None
     server: str | None = None
     baseline: Baseline | None = None
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether an interval has passed since its pods were last asked."""
+        return self.asked_ns is None or now_ns - self.asked_ns >= self.interval_ns
 
 
 class ServiceMeasures:
@@ -63,17 +76,21 @@ class ServiceMeasures:
             pods: of its routers and engines.
             now_ns: on a clock that never goes back.
         """
-        uid = str(service["metadata"]["uid"])
+        metadata = service["metadata"]
+        uid, generation = str(metadata["uid"]), metadata.get("generation")
         kept = self._kept.get(uid)
-        if kept is not None and now_ns - kept.asked_ns < kept.interval_ns:
+        if kept is not None and kept.generation == generation and not kept.is_over(now_ns):
             return None
         spec = _spec(service)
         if spec is None or spec.suspend:
             return None
         interval_ns = spec.control.interval_seconds * NS_PER_S
         if kept is None:
-            kept = self._kept[uid] = _Kept(asked_ns=now_ns, interval_ns=interval_ns)
-        kept.asked_ns, kept.interval_ns = now_ns, interval_ns
+            kept = self._kept[uid] = _Kept(generation=generation, interval_ns=interval_ns)
+        kept.generation, kept.interval_ns = generation, interval_ns
+        if not kept.is_over(now_ns):
+            return None
+        kept.asked_ns = now_ns
         server = spec.control.prometheus
         asked = None if server is None else server.url
         if asked != kept.server:

@@ -43,15 +43,17 @@ class Processes(Gatherer):
         return tuple(EngineScrape(source=s, signal=Signal.FRESH, counters=ENGINE) for s in sources)
 
 
-def service(uid: str = "u", **spec: Any) -> dict[str, Any]:
+def service(uid: str = "u", generation: int = 1, **spec: Any) -> dict[str, Any]:
     return {
-        "metadata": {"name": "chat", "namespace": "default", "uid": uid},
+        "metadata": {
+            "name": "chat", "namespace": "default", "uid": uid, "generation": generation,
+        },
         "spec": {
             "model": {"source": "emulated://unit"},
             "slo": {"classes": [{"name": "chat", "ttftMs": 500, "tpotMs": 50}]},
             **spec,
         },
-    }
+    }  # fmt: skip
 
 
 def pod(
@@ -109,6 +111,23 @@ async def test_the_interval_is_the_service_s_own() -> None:
     assert await measures.measure(quick, PODS, 0) is not None
     assert await measures.measure(quick, PODS, 2 * S) is not None
     assert await measures.measure(service("v"), PODS, 2 * S) is not None, "each has its own"
+
+
+@pytest.mark.parametrize(
+    ("before_s", "after_s", "over_s"),
+    [
+        pytest.param(3600, 10, 10, id="shorter: measured when the new one is over"),
+        pytest.param(10, 60, 60, id="longer: no sooner"),
+    ],
+)
+async def test_a_changed_interval_holds_at_once(before_s: int, after_s: int, over_s: int) -> None:
+    measures = ServiceMeasures(Processes(), prometheus_urls=ALLOWED)
+    before = service(control={"intervalSeconds": before_s})
+    after = service(generation=2, control={"intervalSeconds": after_s})
+    assert await measures.measure(before, PODS, 0) is not None
+    assert await measures.measure(after, PODS, 5 * S) is None
+    assert await measures.measure(after, PODS, over_s * S - 1) is None
+    assert await measures.measure(after, PODS, over_s * S) is not None
 
 
 async def test_what_is_suspended_or_cannot_be_read_is_not_asked() -> None:
