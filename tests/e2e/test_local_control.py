@@ -15,12 +15,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import pytest
+
+from goodput_core.control.promises import LEAST_REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -37,6 +39,7 @@ class Up:
         self.events: list[dict[str, Any]] = []
         self.url = ""
         self.rate_per_s = 0.0
+        self.kept = 0
         self.failures: list[str] = []
 
     def changes(self) -> list[tuple[str, str]]:
@@ -76,10 +79,16 @@ async def _one(up: Up, http: aiohttp.ClientSession, rng: random.Random) -> None:
         "ignore_eos": True,
         "stream": True,
     }
-    async with http.post(f"{up.url}/v1/completions", json=body) as response:
-        text = await response.text()
-        if response.status != 200 or "[DONE]" not in text:
-            up.failures.append(text[:200])
+    try:
+        async with http.post(f"{up.url}/v1/completions", json=body) as response:
+            text = await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        up.failures.append(repr(error))
+        return
+    if response.status == 200 and "[DONE]" in text:
+        up.kept += 1
+    else:
+        up.failures.append(text[:200])
 
 
 async def _load(up: Up, rng: random.Random) -> None:
@@ -123,10 +132,10 @@ async def test_a_load_step_moves_the_budget_first_then_replicas_and_back_down(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as up:
-        up.rate_per_s = 0.7
+        up.rate_per_s = 1.4
         loading = asyncio.ensure_future(_load(up, random.Random(1)))
         try:
-            await asyncio.sleep(25)
+            await up.until(lambda: up.kept >= 2 * LEAST_REQUESTS, within_s=120)
             assert up.changes() == [], "constant load changes nothing"
             up.rate_per_s = 6.0
             await up.until(lambda: up.replicas() > 1, within_s=150)
@@ -142,7 +151,8 @@ async def test_a_load_step_moves_the_budget_first_then_replicas_and_back_down(
             await up.until(lambda: _left(up), within_s=60)
         finally:
             loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await loading
     assert up.failures == [], "no request notices"
     directions = [message.split(":")[0] for knob, message in up.changes() if knob == "Replicas"]
     assert directions[0].startswith("replicas 1 → ")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from tests.engine.router.slices_server import Cluster, endpoint, line, serve, slice_of
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -24,118 +24,8 @@ if TYPE_CHECKING:
 
     from goodput_engine.router.upstreams import Upstream
 
-PATH = "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices"
 QUICK = Pace(first_ns=5 * NS_PER_MS, most_ns=20 * NS_PER_MS)
 PATIENCE_S = 10.0
-
-
-def endpoint(name: str, address: str, **conditions: bool) -> dict[str, Any]:
-    return {
-        "addresses": [address],
-        "conditions": conditions,
-        "targetRef": {"kind": "Pod", "name": name},
-        "zone": "a",
-    }
-
-
-def slice_of(
-    name: str, *endpoints: dict[str, Any], family: str = "IPv4", ports: bool = True
-) -> dict[str, Any]:
-    listed = [{"name": "http", "port": 8000}, {"name": "admin", "port": 9000}]
-    return {
-        "metadata": {"name": name},
-        "addressType": family,
-        "endpoints": list(endpoints) or None,
-        "ports": listed if ports else None,
-    }
-
-
-@dataclass
-class Cluster:
-    """An API server of EndpointSlices: resource versions, pages, watches that go on."""
-
-    token: str = "first"
-    version: int = 10
-    slices: dict[str, dict[str, Any]] = field(default_factory=dict)
-    history: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
-    oldest: int = 0
-    page: int = 500
-    failing: int = 0
-    raw: bytes = b""
-    mute: bool = False
-    asked: list[str] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    watching: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def put(self, one: dict[str, Any], kind: str = "MODIFIED") -> None:
-        self.version += 1
-        one = {**one, "metadata": {**one["metadata"], "resourceVersion": str(self.version)}}
-        self.slices[one["metadata"]["name"]] = one
-        self.history.append((self.version, kind, one))
-        self._wake()
-
-    def drop(self, name: str) -> None:
-        self.version += 1
-        self.history.append((self.version, "DELETED", self.slices.pop(name)))
-        self._wake()
-
-    def say(self, line: bytes) -> None:
-        """Write something of this test's own into the watch."""
-        self.raw = line
-        self._wake()
-
-    def _wake(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        watch = "watch" in request.query
-        self.asked.append("watch" if watch else "list")
-        assert request.query["labelSelector"] == "kubernetes.io/service-name=chat-engines"
-        if request.headers["Authorization"] != f"Bearer {self.token}":
-            return web.json_response({"kind": "Status", "message": "who are you?"}, status=401)
-        if self.failing:
-            return web.json_response({"kind": "Status", "message": "no"}, status=self.failing)
-        return await self._watch(request) if watch else self._list(request)
-
-    def _list(self, request: web.Request) -> web.Response:
-        begin = int(request.query.get("continue", "0"))
-        size = min(self.page, int(request.query["limit"]))
-        items = list(self.slices.values())
-        metadata = {"resourceVersion": str(self.version)}
-        if begin + size < len(items):
-            metadata["continue"] = str(begin + size)
-        return web.json_response({"metadata": metadata, "items": items[begin : begin + size]})
-
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
-        seen = int(request.query["resourceVersion"])
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        self.watching.set()
-        if seen < self.oldest:
-            gone = {"kind": "Status", "code": 410, "message": "too old"}
-            await response.write(line("ERROR", gone))
-            return response
-        until = time.monotonic() + int(request.query["timeoutSeconds"])
-        while time.monotonic() < until:
-            waiter = self.changed
-            if not self.mute:
-                for version, kind, one in self.history:
-                    if version > seen:
-                        await response.write(line(kind, one))
-                        seen = version
-            if self.raw:
-                raw, self.raw = self.raw, b""
-                await response.write(raw)
-            try:
-                await asyncio.wait_for(waiter.wait(), until - time.monotonic())
-            except TimeoutError:
-                break
-        return response
-
-
-def line(kind: str, one: dict[str, Any]) -> bytes:
-    return json.dumps({"type": kind, "object": one}).encode() + b"\n"
 
 
 class Following:
@@ -192,16 +82,6 @@ async def until(held: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not held():  # noqa: ASYNC110 - what another side does is polled
             await asyncio.sleep(0.005)
-
-
-async def serve(cluster: Cluster, port: int = 0) -> tuple[web.AppRunner, int]:
-    app = web.Application()
-    app.router.add_get(PATH, cluster.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
-    await site.start()
-    return runner, runner.addresses[0][1]
 
 
 @pytest.fixture

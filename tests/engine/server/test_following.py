@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -11,7 +12,9 @@ import pytest
 from tests.engine.conftest import manifest_text
 
 from goodput_core.slo import SLOClass
+from goodput_engine.manifest_file import read_manifest
 from goodput_engine.messages import FollowManifest
+from goodput_engine.server import following
 from goodput_engine.server.following import Followed, follow_manifest
 from goodput_engine.server.promise import SLOBook
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.engine.conftest import StartEngine
+
+    from goodput_core.spec.llmservice import LLMService
 
 PATIENCE_S = 20.0
 CORE = FollowManifest(min_token_budget=256, max_token_budget=8192, budget_law="model")
@@ -56,14 +61,22 @@ class Taken(list[Followed]):
         self.came.set()
 
 
-async def test_what_has_changed_is_handed_over_once(tmp_path: Path) -> None:
+async def test_what_has_changed_is_handed_over_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = threading.Event()
+
+    def look(path: Path) -> LLMService:
+        found = read_manifest(path)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(following, "_read", look)
     path = tmp_path / "chat.yaml"
-    replace(path, manifest(a=5))
+    replace(path, manifest(a=5) + "# the same\n")
     taken = Taken()
     task = asyncio.create_task(follow_manifest(path, KNOWN, taken, every_s=0.005))
-    replace(path, manifest(a=5) + "# the same\n")
-    await asyncio.sleep(0.05)
-    assert taken == []
+    assert await asyncio.to_thread(looked.wait, 10)
     replace(path, manifest(a=7, b=9, budget="{max: 4096, law: ema}"))
     await asyncio.wait_for(taken.came.wait(), 10)
     task.cancel()

@@ -1,6 +1,8 @@
 """Within v1alpha1 only optional fields are added: what a release took, every later one takes.
 
-`released/` holds the schema of each release, written once and never changed after it.
+`released/` holds the schema of each release, never changed once its tag is there. 0.1.0 has none
+yet: until then its file is what clusters have that follow the main branch, and changing it is a
+decision, not an accident.
 """
 
 from __future__ import annotations
