@@ -117,6 +117,7 @@ METRIC_ROUTER_RETRIES: Final = "goodput_router_retries_total"
 METRIC_ROUTER_REPLICA_UP: Final = "goodput_router_replica_ready"
 # Requests that the client itself got wrong (4xx other than 429): they are in no outcome.
 METRIC_ROUTER_CLIENT_ERRORS: Final = "goodput_router_client_errors_total"
+LABEL_STATUS: Final = "status"
 
 # --- metrics of the engine ----------------------------------------------------------------
 METRIC_STEPS: Final = "goodput_engine_steps_total"

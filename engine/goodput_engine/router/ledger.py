@@ -17,6 +17,7 @@ from goodput_core.contract import (
     LABEL_RESULT,
     LABEL_ROLE,
     LABEL_SLO_CLASS,
+    LABEL_STATUS,
     METRIC_E2E,
     METRIC_PROMISES,
     METRIC_REQUESTS,
@@ -154,7 +155,7 @@ class Ledger:
         self._client_errors = Counter(
             METRIC_ROUTER_CLIENT_ERRORS,
             "Requests refused for the client's own fault; in no outcome.",
-            (LABEL_LLMSERVICE, "status"),
+            (LABEL_LLMSERVICE, LABEL_STATUS),
             registry=registry,
         )
         self.arrivals = 0

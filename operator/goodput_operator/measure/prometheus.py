@@ -2,7 +2,9 @@
 
 The server holds each router's series since its start, so reading it gives the same counters as
 asking would, as old as its last scrape: intervals run from scrape to scrape. A series is a
-router's if it bears its pod's name, or its address as instance, and no other namespace.
+router's if it bears its pod's name, or its address as instance, and no other namespace. Of one
+router's, only what its last scrape brought counts: what a process before a restart exported is
+found for minutes, and two jobs that scrape one router bring all of its numbers twice.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from goodput_core.contract import (
     LABEL_PROMISE,
     LABEL_RESULT,
     LABEL_SLO_CLASS,
+    LABEL_STATUS,
     METRIC_PROMISES,
     METRIC_REQUESTS,
     METRIC_ROUTER_ARRIVALS,
@@ -76,15 +79,13 @@ _ANSWER: Final = msgspec.json.Decoder(_Answer)
 
 @dataclass(slots=True)
 class _Sums:
-    """What the series of one router add up to, while they are read."""
+    """What the series of one scrape of a router add up to, while they are read."""
 
-    at_s: list[float] = field(default_factory=list)
-    numbers: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     outcomes: dict[str, dict[str, int]] = field(default_factory=dict)
     promises: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
-    def take(self, labels: dict[str, str], at_s: float, value: int) -> None:
-        self.at_s.append(at_s)
+    def take(self, labels: dict[str, str], value: int) -> None:
         name, slo_class = labels[_NAME], labels.get(LABEL_SLO_CLASS, "")
         if name == METRIC_REQUESTS:
             self.outcomes.setdefault(slo_class, {})[labels.get(LABEL_OUTCOME, "")] = value
@@ -92,7 +93,7 @@ class _Sums:
             of = self.promises.setdefault((slo_class, labels.get(LABEL_PROMISE, "")), {})
             of[labels.get(LABEL_RESULT, "")] = value
         else:
-            self.numbers[name] = self.numbers.get(name, 0) + value
+            self.numbers.setdefault(name, {})[labels.get(LABEL_STATUS, "")] = value
 
     def counters(self) -> RouterCounters | None:
         """None: not all that every router has is there."""
@@ -101,11 +102,14 @@ class _Sums:
         return RouterCounters(
             epoch="",
             uptime_ns=None,
-            arrivals=self.numbers[METRIC_ROUTER_ARRIVALS],
-            client_errors=self.numbers.get(METRIC_ROUTER_CLIENT_ERRORS, 0),
-            in_flight=self.numbers[METRIC_ROUTER_IN_FLIGHT],
+            arrivals=self._number(METRIC_ROUTER_ARRIVALS),
+            client_errors=self._number(METRIC_ROUTER_CLIENT_ERRORS),
+            in_flight=self._number(METRIC_ROUTER_IN_FLIGHT),
             classes={name: self._class(name, of) for name, of in self.outcomes.items()},
         )
+
+    def _number(self, name: str) -> int:
+        return sum(self.numbers.get(name, {}).values())
 
     def _class(self, name: str, outcomes: dict[str, int]) -> ClassCounters:
         return ClassCounters(
@@ -147,8 +151,9 @@ async def ask_prometheus(
         sources: its routers.
 
     Returns:
-        When the oldest of their numbers was scraped, in nanoseconds since 1970, and a scrape for
-        each: FAILED where the server does not answer, MISSING where it has no numbers.
+        When that router of them was last scraped whose last scrape is the oldest, in nanoseconds
+        since 1970, and a scrape for each: FAILED where the server does not answer, MISSING where
+        it has no numbers.
     """
     query = {"query": query_of(llmservice)}
     try:
@@ -176,20 +181,32 @@ def read_answer(
     Raises:
         ValueError: it is not an answer to the query; in one sentence.
     """
-    sums = {source.uid: _Sums() for source in sources}
+    found: dict[str, list[_Series]] = {source.uid: [] for source in sources}
     for series in _series(body):
         source = _owner(series.metric, namespace, sources)
         if source is not None and _NAME in series.metric:
-            at_s, text = series.values[-1]
-            sums[source.uid].take(series.metric, at_s, _count(text))
-    scrapes = []
+            found[source.uid].append(series)
+    scrapes, ends_s = [], []
     for source in sources:
-        counters = sums[source.uid].counters()
+        at_s, counters = _latest(found[source.uid])
+        if counters is not None and source.ready:
+            # One that ends, or has not begun, may lag behind: nobody waits for it.
+            ends_s.append(at_s)
         signal = Signal.MISSING if counters is None else Signal.FRESH
         detail = "" if counters else f"Prometheus has no numbers of {source.name}"
         scrapes.append(RouterScrape(source=source, signal=signal, counters=counters, detail=detail))
-    known = [min(one.at_s) for one in sums.values() if one.at_s]
-    return round(min(known, default=0) * NS_PER_S), tuple(scrapes)
+    return round(min(ends_s, default=0) * NS_PER_S), tuple(scrapes)
+
+
+def _latest(series: Sequence[_Series]) -> tuple[float, RouterCounters | None]:
+    """When a router was last scraped, and what it had counted then; None: it is not told."""
+    at_s = max((one.values[-1][0] for one in series), default=0.0)
+    sums = _Sums()
+    for one in series:
+        taken_s, text = one.values[-1]
+        if taken_s == at_s:
+            sums.take(one.metric, _count(text))
+    return at_s, sums.counters()
 
 
 def _series(body: bytes) -> Iterable[_Series]:

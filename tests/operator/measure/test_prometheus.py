@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -81,6 +82,48 @@ def test_routers_are_told_apart_by_pod_or_by_address() -> None:
     at_ns, told = read(answer(*found), R0, R1)
     assert [one and one.arrivals for one in told.values()] == [15, 25]
     assert at_ns == 1003 * NS_PER_S, "no number is newer than the oldest"
+
+
+def test_what_a_router_exported_before_a_restart_counts_no_more() -> None:
+    # Since it no client has erred and no request has ended: these series are not there again.
+    lazy = ("goodput_router_client_errors_total", "goodput_promises_total")
+    found = [
+        series
+        for at_s, count in ((1000, 40), (1060, 3))
+        for series in of_router(count, at_s=at_s, pod="chat-router-0")
+        if (series["metric"]["__name__"] in lazy) == (at_s == 1000)
+    ]
+    at_ns, told = read(answer(*found), R0)
+    router = told["r0"]
+    assert at_ns == 1060 * NS_PER_S, "or no interval would end until the old ones are forgotten"
+    assert router is not None
+    assert (router.arrivals, router.client_errors, router.in_flight) == (8, 0, 2)
+    chat = router.classes["chat"]
+    assert (chat.good, chat.total, chat.ttft) == (2, 3, PromiseCounts())
+
+
+@pytest.mark.parametrize("apart_s", [0, 4], ids=["at once", "one after the other"])
+def test_a_router_that_two_jobs_scrape_is_counted_once(apart_s: int) -> None:
+    found = [
+        *of_router(10, at_s=1000, pod="chat-router-0", job="pods"),
+        *of_router(10 + apart_s, at_s=1000 + apart_s, pod="chat-router-0", job="services"),
+    ]
+    at_ns, told = read(answer(*found), R0)
+    router = told["r0"]
+    assert at_ns == (1000 + apart_s) * NS_PER_S
+    assert router is not None
+    assert (router.arrivals, router.client_errors, router.in_flight) == (15 + apart_s, 3, 2)
+    assert router.classes["chat"].total == 10 + apart_s
+
+
+def test_a_router_that_ends_holds_nobody_up() -> None:
+    found = [
+        *of_router(10, at_s=1010, pod="chat-router-0"),
+        *of_router(20, at_s=900, pod="chat-router-1"),
+    ]
+    at_ns, told = read(answer(*found), R0, replace(R1, ready=False))
+    assert at_ns == 1010 * NS_PER_S
+    assert [one and one.arrivals for one in told.values()] == [15, 25]
 
 
 @pytest.mark.parametrize(
