@@ -27,6 +27,7 @@ _CONNECT_S: Final = 1.0
 _TOTAL_S: Final = 3.0
 _AT_ONCE: Final = 64
 _MOST_BYTES: Final = 1 << 20
+"""Of one process's state."""
 _Counters = TypeVar("_Counters")
 
 
@@ -85,7 +86,7 @@ class Gatherer:
         url = source.url.rstrip("/") + PATH_CONTROL_STATE
         try:
             async with self._places:
-                body = await fetch(self.session, url, within=self._timeout)
+                body = await fetch(self.session, url, within=self._timeout, most_bytes=_MOST_BYTES)
         except NoAnswerError as error:
             return Signal.FAILED, None, str(error)
         try:
@@ -99,6 +100,7 @@ async def fetch(
     url: str,
     *,
     within: aiohttp.ClientTimeout,
+    most_bytes: int,
     params: dict[str, str] | None = None,
 ) -> bytes:
     """The body of one answer.
@@ -107,6 +109,7 @@ async def fetch(
         session: of HTTP.
         url: where.
         within: how long it may take.
+        most_bytes: how long it may be.
         params: of the query.
 
     Raises:
@@ -121,8 +124,8 @@ async def fetch(
             body = bytearray()
             while piece := await response.content.readany():
                 body += piece
-                if len(body) > _MOST_BYTES:
-                    raise NoAnswerError(f"{url} answered more than {_MOST_BYTES} bytes")
+                if len(body) > most_bytes:
+                    raise NoAnswerError(f"{url} answered more than {most_bytes} bytes")
     except TimeoutError as error:
         raise NoAnswerError(f"{url} did not answer within {within.total:g} s") from error
     except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:

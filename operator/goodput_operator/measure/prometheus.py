@@ -56,7 +56,9 @@ _COUNTED: Final = (
     METRIC_ROUTER_IN_FLIGHT,
 )
 _MOST: Final = 2**53
-_MOST_SERIES: Final = 100_000
+_MOST_BYTES: Final = 16 << 20
+"""Of one answer: all classes that a manifest may have, at as many routers, scraped each ten
+seconds, are half of it."""
 
 
 class _Series(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ class _Series(msgspec.Struct, frozen=True):
 
 class _Data(msgspec.Struct, frozen=True, rename="camel"):
     result_type: Literal["matrix"]
-    result: Annotated[list[_Series], msgspec.Meta(max_length=_MOST_SERIES)]
+    result: list[_Series]
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -157,7 +159,13 @@ async def ask_prometheus(
     """
     query = {"query": query_of(llmservice)}
     try:
-        body = await fetch(session, url.rstrip("/") + _PATH, within=_TIMEOUT, params=query)
+        body = await fetch(
+            session,
+            url.rstrip("/") + _PATH,
+            within=_TIMEOUT,
+            most_bytes=_MOST_BYTES,
+            params=query,
+        )
     except NoAnswerError as error:
         return 0, unasked(sources, str(error))
     try:
@@ -181,14 +189,21 @@ def read_answer(
     Raises:
         ValueError: it is not an answer to the query; in one sentence.
     """
-    found: dict[str, list[_Series]] = {source.uid: [] for source in sources}
+    by_pod: dict[str, list[_Series]] = {source.name: [] for source in sources}
+    by_address = {URL(source.url).authority: by_pod[source.name] for source in sources}
     for series in _series(body):
-        source = _owner(series.metric, namespace, sources)
-        if source is not None and _NAME in series.metric:
-            found[source.uid].append(series)
+        labels = series.metric
+        if _NAME not in labels or labels.get("namespace", namespace) != namespace:
+            continue
+        if "pod" in labels:
+            of_one = by_pod.get(labels["pod"])
+        else:
+            of_one = by_address.get(labels.get("instance", ""))
+        if of_one is not None:
+            of_one.append(series)
     scrapes, ends_s = [], []
     for source in sources:
-        at_s, counters = _latest(found[source.uid])
+        at_s, counters = _latest(by_pod[source.name])
         if counters is not None and source.ready:
             # One that ends, or has not begun, may lag behind: nobody waits for it.
             ends_s.append(at_s)
@@ -225,14 +240,3 @@ def _count(text: str) -> int:
     if not 0 <= value <= _MOST:  # nor NaN
         raise ValueError("not a count in the answer")
     return round(value)
-
-
-def _owner(labels: dict[str, str], namespace: str, sources: Sequence[Source]) -> Source | None:
-    """Whose series it is; None: nobody's that was asked about."""
-    if labels.get("namespace", namespace) != namespace:
-        return None
-    pod, instance = labels.get("pod"), labels.get("instance", "")
-    for source in sources:
-        if pod == source.name or (pod is None and instance == URL(source.url).authority):
-            return source
-    return None

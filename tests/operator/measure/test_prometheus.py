@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry, generate_latest
 
+from goodput_core.contract import CLIENT_OUTCOMES, PROMISE_RESULTS, PROMISES
 from goodput_core.control import PromiseCounts, Signal
 from goodput_core.record import Outcome
 from goodput_core.slo import Targets
 from goodput_core.units import NS_PER_S
 from goodput_operator.measure.prometheus import ask_prometheus, read_answer
-from goodput_operator.measure.readings import RouterCounters, Source
+from goodput_operator.measure.readings import RouterCounters, RouterScrape, Source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -156,12 +158,75 @@ def test_an_answer_that_makes_no_sense_is_refused(body: bytes) -> None:
         read(body, R0)
 
 
-async def test_a_server_that_is_not_there_has_failed() -> None:
+@asynccontextmanager
+async def answering(body: bytes) -> AsyncIterator[str]:
+    """A server that gives this answer to every query."""
+
+    async def answered(_: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    app = web.Application()
+    app.router.add_get("/api/v1/query", answered)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+async def asked(server: str, *sources: Source) -> tuple[RouterScrape, ...]:
     async with aiohttp.ClientSession() as session:
-        at_ns, (scrape,) = await ask_prometheus(
-            session, "http://127.0.0.1:1", llmservice="chat", namespace="default", sources=[R0]
+        _, scrapes = await ask_prometheus(
+            session, server, llmservice="chat", namespace="default", sources=sources
         )
-    assert (at_ns, scrape.signal) == (0, Signal.FAILED)
+    return scrapes
+
+
+async def test_all_classes_at_as_many_routers_as_a_manifest_may_have_are_read() -> None:
+    def whole(pod: str, name: str, **more: str) -> dict[str, Any]:
+        target = {
+            "pod": pod, "namespace": "default", "container": "router", "endpoint": "admin",
+            "instance": "10.100.100.100:9000", "job": "default/chat-router",
+        }  # fmt: skip
+        values = [[1_800_000_000.123 + 10 * n, "1000000"] for n in range(12)]
+        return {"metric": {"__name__": name, "llmservice": "chat", **target, **more},
+                "values": values}  # fmt: skip
+
+    pods = [f"chat-router-5d46cfd476-{n:05}" for n in range(64)]
+    found = [
+        series
+        for pod in pods
+        for series in (
+            whole(pod, "goodput_router_arrivals_total"),
+            whole(pod, "goodput_router_in_flight_requests", role="router"),
+            *(
+                whole(pod, "goodput_requests_total", slo_class=f"class-{n}", outcome=outcome)
+                for n in range(16)
+                for outcome in CLIENT_OUTCOMES
+            ),
+            *(
+                whole(pod, "goodput_promises_total", slo_class=f"class-{n}", promise=promise,
+                      result=result)
+                for n in range(16)
+                for promise in PROMISES
+                for result in PROMISE_RESULTS
+            ),
+        )
+    ]  # fmt: skip
+    sources = [Source(name=pod, uid=pod, url="http://10.0.0.1:9000") for pod in pods]
+    async with answering(answer(*found)) as server:
+        scrapes = await asked(server, *sources)
+    assert {scrape.signal for scrape in scrapes} == {Signal.FRESH}
+    assert {len(one.counters.classes) for one in scrapes if one.counters} == {16}
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+    async with answering(b" " * (20 << 20)) as server:
+        (scrape,) = await asked(server, R0)
+    assert scrape.signal is Signal.FAILED
+    assert "answered more than" in scrape.detail
+
+
+async def test_a_server_that_is_not_there_has_failed() -> None:
+    (scrape,) = await asked("http://127.0.0.1:1", R0)
+    assert scrape.signal is Signal.FAILED
     assert "cannot be asked" in scrape.detail
 
 
