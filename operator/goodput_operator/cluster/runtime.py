@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
@@ -98,9 +98,14 @@ class Operator:
         self._workers: Workers[Key] = Workers(
             schedule=self._schedule, turn=self._turn, clock=clock, count=options.workers
         )
+        self._watched = {
+            kind.path(namespace): (kind.name, namespace)
+            for kind in WATCHED
+            for namespace in options.namespaces or ("",)
+        }
         self._health = Health(
             clock=clock,
-            paths=[kind.path(n) for kind in WATCHED for n in options.namespaces or ("",)],
+            paths=self._watched,
             fence=self._fence,
             workers=self._workers,
         )
@@ -162,7 +167,7 @@ class Operator:
         if self._logged_in:
             await asyncio.sleep(_LOGIN_AGAIN_S)
         self._logged_in = True
-        return await watch_session(self._api, self._health.heard)
+        return await watch_session(self._api, heard=self._health.heard, listed=self._listed)
 
     def event(self) -> None:
         """Kopf delivered an event; it delivers none before its indexes are full."""
@@ -173,6 +178,13 @@ class Operator:
         """A service may want a turn; only the leader gives any."""
         if self._leading:
             self._workers.add(key)
+
+    def _listed(self, path: str, content: Any) -> None:
+        """Kopf is about to take in a list; it asks for other things as well."""
+        assert self._cache is not None, "Kopf lists after its start-up handlers"
+        if path in self._watched:
+            for key in self._cache.listed(*self._watched[path], content):
+                self.wanted(key)
 
     async def _turn(self, key: Key) -> Turn:
         assert self._rounds is not None, "workers start after all the rest"

@@ -60,6 +60,7 @@ def decide(snapshot: Snapshot) -> Decision:
     words = sorted(" ".join((*key, said)) for key, said in snapshot.failures.items())
     status = {
         "observedGeneration": metadata["generation"],
+        "replicas": 0,
         "conditions": [
             {
                 "type": "Ready",

@@ -100,8 +100,8 @@ def apply_config_map() -> Apply:
 
 
 async def test_a_snapshot_holds_the_service_and_what_is_labelled_with_it(parts: Parts) -> None:
-    child = {"kind": "Deployment", "metadata": {"name": "chat-1"}}
-    pod = {"kind": "Pod", "metadata": {"name": "chat-1-x"}}
+    child = {"kind": "Deployment", "metadata": {"name": "chat-1", "namespace": "ns"}}
+    pod = {"kind": "Pod", "metadata": {"name": "chat-1-x", "namespace": "ns"}}
     parts.children[KEY], parts.pods[KEY] = [child], [pod]
     parts.children["ns", "other"] = [{"kind": "Deployment", "metadata": {"name": "other"}}]
     turn = await parts.rounds.turn(KEY)

@@ -9,6 +9,7 @@ import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.errors import UnreachableError
+from goodput_operator.cluster.api.cache import Cache
 from goodput_operator.cluster.options import parse_options
 from goodput_operator.cluster.runtime import Operator, require_served
 
@@ -54,6 +55,23 @@ async def test_while_the_api_server_knows_nobody_watches_are_not_tried_without_a
         assert not again.done()
         again.cancel()
         await first.aiohttp_session.close()
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "stands by"])
+async def test_what_goes_unheard_and_is_then_not_listed_has_a_turn(
+    operator: Operator, leads: bool
+) -> None:
+    metadata = {"name": "chat", "namespace": "ns", "uid": "u", "resourceVersion": "5"}
+    indexes: Any = {("ns", "chat"): [{"kind": "LLMService", "metadata": metadata}]}
+    operator._cache = Cache(services=indexes, children={}, pods={})
+    operator._leading = leads
+    nothing = {"metadata": {"resourceVersion": "6"}, "items": []}
+    operator._listed(PATH, {"kind": "APIResourceList"})  # what Kopf asks beside
+    operator._listed(f"{PATH}/namespaces/elsewhere/llmservices", nothing)
+    assert operator._workers.schedule.waiting() == 0
+    operator._listed(f"{PATH}/llmservices", nothing)
+    assert operator._workers.schedule.waiting() == leads
+    assert operator._cache.keys() == []
 
 
 async def test_the_lease_is_given_back_after_the_last_write_has_ended(operator: Operator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from typing import Any
 
 import kopf
@@ -23,6 +24,7 @@ class Watches:
         self.wanted: list[tuple[str, str]] = []
         register_watches(self.registry, heard=self._hear, wanted=self.wanted.append)
         self._events = {h.id: h.fn for h in self.registry._watching.get_all_handlers()}
+        self._memos: dict[str, kopf.Memo] = defaultdict(kopf.Memo)
         self._indexes = [h.fn for h in self.registry._indexing.get_all_handlers()]
 
     def _hear(self) -> None:
@@ -30,7 +32,10 @@ class Watches:
 
     async def event(self, plural: str, body: dict[str, Any], kind: str | None = None) -> None:
         told: Any = self._events[f"{plural}-event"]  # type: ignore[index]
-        await told(event={"type": kind, "object": body}, body=body)
+        # Kopf keeps one for each object, until it is deleted.
+        uid = body["metadata"].get("uid", "")
+        memo = self._memos.pop(uid, kopf.Memo()) if kind == "DELETED" else self._memos[uid]
+        await told(event={"type": kind, "object": body}, body=body, memo=memo)
 
     async def index(self, number: int, body: dict[str, Any]) -> Any:
         fill: Any = self._indexes[number]

@@ -1,12 +1,12 @@
 """Finding the API server: the pod's service account, or a kubeconfig.
 
 One configuration serves both our own client and Kopf's watches. Kopf is given a session of ours,
-because only that lets us hear that its watches still ask (`health`).
+because only that lets us hear that its watches still ask (`health`) and what it lists (`cache`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import kopf
@@ -69,12 +69,18 @@ def _in_cluster(configuration: Configuration) -> bool:
     return True
 
 
-async def watch_session(api: ApiClient, heard: Callable[[str], None]) -> kopf.AiohttpSession:
+async def watch_session(
+    api: ApiClient,
+    *,
+    heard: Callable[[str], None],
+    listed: Callable[[str, Any], None],
+) -> kopf.AiohttpSession:
     """What Kopf watches with.
 
     Args:
         api: whose server and credentials.
         heard: told the path of each request that the API server grants.
+        listed: told the path and the content of each answer that is no stream, before Kopf is.
     """
     configuration = api.configuration
     trace = aiohttp.TraceConfig()
@@ -91,11 +97,21 @@ async def watch_session(api: ApiClient, heard: Callable[[str], None]) -> kopf.Ai
         if request.response.status < 300:
             heard(request.url.path)
 
+    class Answer(aiohttp.ClientResponse):
+        """Decoded once, for Kopf and for us."""
+
+        async def json(self, **options: Any) -> Any:
+            content = await super().json(**options)
+            if self.status < 300:
+                listed(self.url.path, content)
+            return content
+
     trace.on_request_start.append(started)
     trace.on_request_end.append(answered)
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=api.rest_client.ssl_context),
         trace_configs=[trace],
+        response_class=Answer,
     )
     return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 

@@ -69,7 +69,6 @@ def register_watches(
         heard: called at every event.
         wanted: called with each service that may want a turn, once all indexes are full.
     """
-    causes: dict[str, object] = {}
 
     async def index_service(body: kopf.Body, **_: Any) -> dict[Key, dict[str, Any]]:
         return {key_of(body): trimmed(body)}
@@ -79,17 +78,13 @@ def register_watches(
         # An empty result drops what was indexed before; none would keep it.
         return {} if key is None else {key: trimmed(body)}
 
-    async def service_event(event: kopf.RawEvent, **_: Any) -> None:
+    async def service_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
         body = event["object"]
         heard()
         cause = _cause(body)
-        uid = body["metadata"]["uid"]
-        if event["type"] == "DELETED":
-            causes.pop(uid, None)
-        elif causes.get(uid) == cause:
+        if event["type"] != "DELETED" and memo.get("cause") == cause:
             return  # a change of the status alone, which is our own
-        else:
-            causes[uid] = cause
+        memo.cause = cause
         wanted(key_of(body))
 
     async def part_event(body: kopf.Body, **_: Any) -> None:
