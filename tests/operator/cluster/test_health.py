@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -17,23 +18,42 @@ SERVICES = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices"
 
 
 class Parts:
-    """A health, and what it watches."""
+    """A health, and what it watches.
+
+    Attributes:
+        turn_s: how long the turn of each service takes; without it, it takes for ever.
+        hangs: set when such a turn has begun.
+        found: the problems that there were at the end of each turn.
+    """
 
     def __init__(self, memory: Any) -> None:
-        async def turn(_: str) -> Turn:
+        async def turn(key: str) -> Turn:
+            if key not in self.turn_s:
+                self.hangs.set()
+                await asyncio.Event().wait()
+            self.pass_s(self.turn_s[key])
+            self.both_watched()
+            self.found += self.health.problems()
             return Turn()
 
+        self.turn_s: dict[str, int] = {}
+        self.hangs = asyncio.Event()
+        self.found: list[str] = []
         self.clock = memory.clock
         self.fence = memory.fence
         self.fence.extend(self.clock.ns + 10**6 * NS_PER_S)
         self.schedule: Schedule[str] = Schedule(Pace())
-        workers = Workers(schedule=self.schedule, turn=turn, clock=self.clock, count=1)
+        self.workers = Workers(schedule=self.schedule, turn=turn, clock=self.clock, count=1)
         self.health = Health(
-            clock=self.clock, paths=[PODS, SERVICES], fence=self.fence, workers=workers
+            clock=self.clock, paths=[PODS, SERVICES], fence=self.fence, workers=self.workers
         )
 
     def pass_s(self, seconds: int) -> None:
         self.clock.ns += seconds * NS_PER_S
+
+    def both_watched(self) -> None:
+        self.health.heard(PODS)
+        self.health.heard(SERVICES)
 
 
 @pytest.fixture
@@ -72,9 +92,26 @@ def test_a_watch_that_never_began_is_a_problem(parts: Parts) -> None:
 def test_a_service_that_waits_too_long_is_a_problem_of_the_leader_alone(parts: Parts) -> None:
     parts.schedule.add("chat", parts.clock.ns)
     parts.pass_s(121)
-    assert parts.health.problems() == ["a service has waited 121 s for its turn"]
+    assert parts.health.problems() == ["a service waits for its turn, and for 121 s none has ended"]
     parts.fence.close()
     assert parts.health.problems() == []
+
+
+async def test_a_long_queue_is_a_problem_only_once_it_moves_no_more(parts: Parts) -> None:
+    many = [f"slow-{number}" for number in range(100)]
+    parts.turn_s = dict.fromkeys(many, 4)
+    for key in (*many, "hanging", "last"):
+        parts.workers.add(key)
+    working = asyncio.create_task(parts.workers.run())
+    await parts.hangs.wait()
+    assert parts.schedule.overdue_ns(parts.clock.ns) == 400 * NS_PER_S
+    assert parts.found == []
+    parts.pass_s(120)
+    assert parts.health.problems() == []
+    parts.pass_s(1)
+    assert parts.health.problems() == ["a service waits for its turn, and for 121 s none has ended"]
+    working.cancel()
+    await asyncio.wait([working])
 
 
 def test_a_turn_that_hangs_is_a_problem(parts: Parts) -> None:
@@ -87,24 +124,20 @@ def test_a_turn_that_hangs_is_a_problem(parts: Parts) -> None:
 def test_long_without_events_and_turns_is_a_problem_only_where_a_service_wants_one(
     parts: Parts,
 ) -> None:
-    def both_watched() -> None:
-        parts.health.heard(PODS)
-        parts.health.heard(SERVICES)
-
     parts.health.event()
     parts.schedule.add("chat", parts.clock.ns)
     parts.schedule.take(parts.clock.ns)
     parts.schedule.finish("chat", parts.clock.ns, failed=False)
     parts.pass_s(100_000)
-    both_watched()
+    parts.both_watched()
     assert parts.health.problems() == [], "nothing changes in this cluster"
     parts.schedule.add("chat", parts.clock.ns)
     parts.schedule.add("other", parts.clock.ns)
     parts.schedule.take(parts.clock.ns)
     parts.pass_s(301)
-    both_watched()
+    parts.both_watched()
     assert parts.health.problems() == [
-        "a service has waited 301 s for its turn",
+        "a service waits for its turn, and for 301 s none has ended",
         "a turn has taken 301 s",
     ]
 

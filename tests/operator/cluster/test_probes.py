@@ -1,37 +1,77 @@
-"""The operator's own port answers on every address of its pod, of either family."""
+"""The operator's own port: what it answers, on every address of its pod, of either family."""
 
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 
 from goodput_core.errors import UsageError
+from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.api.watching import WATCH_S
+from goodput_operator.cluster.health import Health
 from goodput_operator.cluster.metrics import OperatorMetrics
 from goodput_operator.cluster.probes import Probes
+from goodput_operator.cluster.turns.schedule import Pace, Schedule
+from goodput_operator.cluster.turns.workers import Turn, Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from goodput_operator.cluster.health import Health
-
-
-class Well:
-    """A health without problems."""
-
-    ready = True
-
-    def report(self) -> dict[str, Any]:
-        return {"problems": [], "leading": True, "waiting": 0}
+PODS = "/api/v1/pods"
 
 
 @pytest.fixture
-async def probes() -> AsyncIterator[Probes]:
-    probes = Probes(cast("Health", Well()), OperatorMetrics())
+def health(memory: Any) -> Health:
+    async def turn(_: str) -> Turn:
+        return Turn()
+
+    workers = Workers(schedule=Schedule[str](Pace()), turn=turn, clock=memory.clock, count=1)
+    return Health(clock=memory.clock, paths=[PODS], fence=memory.fence, workers=workers)
+
+
+@pytest.fixture
+async def probes(health: Health) -> AsyncIterator[Probes]:
+    probes = Probes(health, OperatorMetrics())
     yield probes
     await probes.stop()
+
+
+async def asked(probes: Probes, *paths: str) -> list[tuple[int, Any]]:
+    """What the operator's port answers to each path."""
+    port = await probes.start("127.0.0.1", 0)
+    answers = []
+    async with aiohttp.ClientSession() as http:
+        for path in paths:
+            async with http.get(f"http://127.0.0.1:{port}{path}") as response:
+                answers.append((response.status, await response.json()))
+    return answers
+
+
+async def test_an_operator_with_problems_is_not_alive_and_tells_what_is_how_old(
+    probes: Probes, health: Health, memory: Any
+) -> None:
+    health.heard(PODS)
+    health.event()
+    memory.clock.ns += (2 * WATCH_S + 1) * NS_PER_S
+    ((status, report),) = await asked(probes, "/health/live")
+    assert status == 503
+    assert report["problems"] == [f"no watch of {PODS} has begun for 481 s"]
+    assert report["watch_age_seconds"] == {PODS: 481}
+    assert report["event_age_seconds"] == 481
+    assert report["turn_age_seconds"] is None
+    assert report["overdue_seconds"] == 0
+
+
+async def test_an_operator_that_does_not_watch_everything_yet_is_alive_and_not_ready(
+    probes: Probes, health: Health
+) -> None:
+    (live, report), (ready, said) = await asked(probes, "/health/live", "/health/ready")
+    assert (live, ready) == (200, 503)
+    assert report == said
+    assert (report["ready"], report["watch_age_seconds"]) == (False, {PODS: None})
 
 
 def free_port() -> int:
@@ -40,7 +80,8 @@ def free_port() -> int:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the kernel has no IPv6")
-async def test_everywhere_is_both_families(probes: Probes) -> None:
+async def test_everywhere_is_both_families(probes: Probes, health: Health) -> None:
+    health.heard(PODS)
     port = await probes.start("::", free_port())
     async with aiohttp.ClientSession() as http:
         for host in ("127.0.0.1", "[::1]"):
