@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from goodput_core.contract import PATH_CONTROL_LIMITS
+from goodput_core.units import NS_PER_S
 from goodput_operator.untrusted import decoded
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["push_limits"]
 
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
+_MOST_NS: Final = 5 * NS_PER_S
 _MOST_BYTES: Final = 4096
 
 
@@ -31,7 +32,12 @@ _REFUSAL: Final = msgspec.json.Decoder(_Refusal)
 
 
 async def push_limits(
-    session: aiohttp.ClientSession, url: str, *, token: str, limits: Mapping[str, int]
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    token: str,
+    limits: Mapping[str, int],
+    within_ns: int = _MOST_NS,
 ) -> str:
     """PATCH an engine's limits; takes seconds at most.
 
@@ -40,16 +46,18 @@ async def push_limits(
         url: of the engine's admin port.
         token: its bearer token.
         limits: the body, `revision` included.
+        within_ns: how long it may take, where that is less.
 
     Returns:
         What went wrong, for people; empty: nothing.
     """
+    seconds = min(within_ns, _MOST_NS) / NS_PER_S
     try:
         async with session.patch(
             url.rstrip("/") + PATH_CONTROL_LIMITS,
             json=dict(limits),
             headers={"Authorization": f"Bearer {token}"},
-            timeout=_TIMEOUT,
+            timeout=aiohttp.ClientTimeout(total=seconds),
             allow_redirects=False,
         ) as response:
             if response.status < 300:
@@ -57,7 +65,7 @@ async def push_limits(
             body = await response.content.read(_MOST_BYTES)
             status = response.status
     except TimeoutError:
-        return f"limits not pushed: no answer within {_TIMEOUT.total:g} s"
+        return f"limits not pushed: no answer within {seconds:g} s"
     except (aiohttp.ClientError, OSError) as error:
         return f"limits not pushed: {error}"
     try:

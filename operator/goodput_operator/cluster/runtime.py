@@ -133,7 +133,7 @@ class Operator:
             decide=self._decide,
             applier=Applier(
                 client=client,
-                pusher=Pusher(session, key=key),
+                pusher=Pusher(session, fence=self._fence, key=key),
                 events=Events(client, clock=clock, instance=options.identity),
                 key=key,
             ),

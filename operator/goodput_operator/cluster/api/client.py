@@ -14,7 +14,6 @@ import aiohttp
 from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.api.answers import UNREACHABLE, Refusal, read_answer
 from goodput_operator.cluster.api.kinds import LEASE
-from goodput_operator.cluster.errors import LeaseLostError
 from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
@@ -256,9 +255,7 @@ class Client(_Calls):
         content_type: str = _JSON,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        left_ns = self._fence.remaining_ns()
-        if left_ns <= 0:
-            raise LeaseLostError(f"{kind.name} not written: the Lease is held no more")
+        left_ns = self._fence.admit(kind.name)
         # What is still on its way when the Lease runs out is given up.
         return await self._call(
             verb,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from goodput_operator.cluster.errors import LeaseLostError
+
 if TYPE_CHECKING:
     from goodput_operator.cluster.clock import Clock
 
@@ -35,6 +37,23 @@ class Fence:
         if self._until_ns is None:
             return 0
         return max(0, self._until_ns - self._clock.now_ns())
+
+    def admit(self, what: str) -> int:
+        """Let a write start.
+
+        Args:
+            what: is to be written.
+
+        Returns:
+            After how many nanoseconds it must be given up.
+
+        Raises:
+            LeaseLostError: another operator may write by now.
+        """
+        left_ns = self.remaining_ns()
+        if left_ns <= 0:
+            raise LeaseLostError(f"{what} not written: the Lease is held no more")
+        return left_ns
 
     def extend(self, until_ns: int) -> None:
         """Open it until then."""

@@ -1,4 +1,7 @@
-"""Tells engines their limits over their admin port, a few at a time and none for long."""
+"""Tells engines their limits over their admin port, a few at a time and none for long.
+
+A push is a write: it starts only while the Lease is certainly ours, and is given up when it ends.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from goodput_operator.cluster.api.fence import Fence
     from goodput_operator.decide.actions import Push
 
 __all__ = ["Pusher"]
@@ -25,11 +29,13 @@ class Pusher:
 
     Args:
         session: of HTTP.
+        fence: every push asks it first.
         key: the operator's.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, *, key: bytes) -> None:
+    def __init__(self, session: aiohttp.ClientSession, *, fence: Fence, key: bytes) -> None:
         self._session = session
+        self._fence = fence
         self._key = key
         self._free = asyncio.Semaphore(_AT_ONCE)
 
@@ -38,6 +44,9 @@ class Pusher:
 
         Returns:
             What went wrong, by pod.
+
+        Raises:
+            LeaseLostError: another operator may write by now.
         """
         words = await asyncio.gather(*(self._push(service_uid, push) for push in pushes))
         return {push.pod: said for push, said in zip(pushes, words, strict=True) if said}
@@ -45,4 +54,8 @@ class Pusher:
     async def _push(self, service_uid: str, push: Push) -> str:
         token = control_token(self._key, service_uid=service_uid, revision=push.revision)
         async with self._free:
-            return await push_limits(self._session, push.url, token=token, limits=push.limits)
+            # Asked here: those before it may have taken long.
+            left_ns = self._fence.admit(f"limits of {push.pod}")
+            return await push_limits(
+                self._session, push.url, token=token, limits=push.limits, within_ns=left_ns
+            )

@@ -1,0 +1,90 @@
+"""Limits reach engines with each revision's own token, and only while the Lease is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from goodput_core.contract import PATH_CONTROL_LIMITS
+from goodput_core.units import NS_PER_MS
+from goodput_operator.cluster.errors import LeaseLostError
+from goodput_operator.cluster.turns.pushing import Pusher
+from goodput_operator.cluster.turns.tokens import control_token
+from goodput_operator.decide.actions import Push
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+KEY = b"k" * 32
+LIMITS = {"revision": 7, "token_budget": 512}
+
+
+@contextlib.asynccontextmanager
+async def engine(
+    answer: Callable[[web.Request], Awaitable[web.Response]],
+) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+    """The address of an engine that answers so, and a session to reach it."""
+    app = web.Application()
+    app.router.add_patch(PATH_CONTROL_LIMITS, answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        yield str(server.make_url("/")), session
+
+
+def pushes(url: str, count: int) -> list[Push]:
+    return [Push(pod=f"pod-{n}", url=url, revision=f"r{n}", limits=LIMITS) for n in range(count)]
+
+
+async def test_each_engine_is_told_with_the_token_of_its_revision(memory: Any) -> None:
+    tokens = []
+
+    async def answer(request: web.Request) -> web.Response:
+        tokens.append(request.headers["Authorization"])
+        return web.Response()
+
+    async with engine(answer) as (url, session):
+        pusher = Pusher(session, fence=memory.fence, key=KEY)
+        assert await pusher.push("uid", pushes(url, 2)) == {}
+    assert sorted(tokens) == sorted(
+        f"Bearer {control_token(KEY, service_uid='uid', revision=name)}" for name in ("r0", "r1")
+    )
+
+
+async def test_nothing_is_sent_once_the_lease_is_not_certain_any_more(memory: Any) -> None:
+    """Not even by those that were waiting for their turn when it ended."""
+    sent = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append(await request.json())
+        memory.fence.close()
+        return web.Response()
+
+    async with engine(answer) as (url, session):
+        pusher = Pusher(session, fence=memory.fence, key=KEY)
+        with pytest.raises(LeaseLostError, match="limits of pod-16 not written"):
+            await pusher.push("uid", pushes(url, 17))
+        assert len(sent) <= 16
+        sent.clear()
+        with pytest.raises(LeaseLostError):
+            await pusher.push("uid", pushes(url, 1))
+    assert sent == []
+
+
+async def test_a_push_is_given_up_when_the_lease_ends(memory: Any) -> None:
+    ended = asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        await ended.wait()
+        return web.Response()
+
+    memory.fence.extend(memory.clock.now_ns() + 50 * NS_PER_MS)
+    async with engine(answer) as (url, session):
+        pusher = Pusher(session, fence=memory.fence, key=KEY)
+        said = await pusher.push("uid", pushes(url, 1))
+        ended.set()
+    assert said == {"pod-0": "limits not pushed: no answer within 0.05 s"}
