@@ -87,6 +87,24 @@ def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) ->
     assert {p.limits["revision"] for p in running.pushed} == {2}
 
 
+def test_status_keeps_the_last_ten_decisions_the_newest_first(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
+    late = ClassWindow(name="a", ttft=missed, tpot=kept)
+    slow = ClassWindow(name="a", ttft=kept, tpot=missed)
+    told: list[str] = []
+    # The budget rises six times and then falls: each time as far as the law goes at once.
+    for _ in range(100):
+        classes = (late if len(told) < 6 else slow,)
+        decision = running.round(replace(running.measured(50, 100), classes=classes))
+        told += [one.message for one in decision.changes]
+        if len(told) == 12:
+            break
+    assert len(set(told)) == 12
+    assert [one["message"] for one in running.status["decisions"]] == told[:-11:-1]
+
+
 def test_what_is_only_recommended_stands_in_status_and_events_and_nowhere_else(
     running: Cluster,
 ) -> None:
