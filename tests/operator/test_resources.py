@@ -91,6 +91,8 @@ GPU_SERVICE: dict[str, Any] = {
             "affinity": {"podAntiAffinity": {}},
             "imagePullSecrets": [{"name": "registry"}],
             "priorityClassName": "high",
+            "runtimeClassName": "nvidia",
+            "schedulerName": "gang",
             "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nics"}],
             "env": [{"name": "HOME", "value": "/home"}, {"name": "NCCL_DEBUG", "value": "INFO"}],
             "volumes": [{"name": "extra", "emptyDir": {}}],

@@ -87,7 +87,10 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         help="image of engines whose LLMService names none",
     )
     parser.add_argument(
-        "--router-image", required=True, metavar="IMAGE", help="image of every router"
+        "--router-image",
+        required=True,
+        metavar="IMAGE",
+        help="image of routers whose LLMService names none",
     )
     parser.add_argument(
         "--image-pull-policy",

@@ -16,7 +16,7 @@ class Installation:
 
     Args:
         engine_image: of services that name none in `spec.engine.image`.
-        router_image: of every router.
+        router_image: of routers of services that name none in `spec.router.image`.
         image_pull_policy: of both; None: Kubernetes' own choice.
         fs_group: group that owns the volumes of engine pods, so that a process without root can
             write to its cache; None where the platform sets one, as OpenShift does.

@@ -94,7 +94,7 @@ def test_status_keeps_the_last_ten_decisions_the_newest_first(running: Cluster) 
     late = ClassWindow(name="a", ttft=missed, tpot=kept)
     slow = ClassWindow(name="a", ttft=kept, tpot=missed)
     told: list[str] = []
-    # The budget rises six times and then falls: each time as far as the law goes at once.
+    # The budget rises six times and then falls six times.
     for _ in range(100):
         classes = (late if len(told) < 6 else slow,)
         decision = running.round(replace(running.measured(50, 100), classes=classes))
