@@ -22,7 +22,7 @@ from goodput_operator.cluster.api.client import Client, LeaseCalls
 from goodput_operator.cluster.api.connecting import connect, watch_session
 from goodput_operator.cluster.api.fence import Fence
 from goodput_operator.cluster.api.kinds import LLMSERVICE
-from goodput_operator.cluster.api.lease import LeaseTimes, hold_lease
+from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes, hold_lease
 from goodput_operator.cluster.api.watching import WATCHED
 from goodput_operator.cluster.health import Health
 from goodput_operator.cluster.metrics import OperatorMetrics
@@ -143,8 +143,16 @@ class Operator:
         probes = Probes(self._health, self._metrics)
         port = await probes.start(options.probe_host, options.probe_port)
         self._stack.push_async_callback(probes.stop)
-        calls = LeaseCalls(api, timeout_ns=_LEASE_CALL_NS, count=self._metrics.call)
-        self._task = asyncio.create_task(self._supervise(calls), name="operator")
+        lock = FencingLock(
+            LeaseCalls(api, timeout_ns=_LEASE_CALL_NS, count=self._metrics.call),
+            name=options.lease_name,
+            namespace=options.lease_namespace,
+            identity=options.identity,
+            fence=self._fence,
+            clock=clock,
+            times=LeaseTimes(),
+        )
+        self._task = asyncio.create_task(self._supervise(lock), name="operator")
         _log.info("started", extra={"probe_port": port, "identity": options.identity})
 
     async def stop(self) -> None:
@@ -190,29 +198,19 @@ class Operator:
         assert self._rounds is not None, "workers start after all the rest"
         return await self._rounds.turn(key)
 
-    async def _supervise(self, calls: LeaseCalls) -> None:
+    async def _supervise(self, lock: FencingLock) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                options = self._options
 
                 def leading() -> None:
                     self._leading = True
-                    _log.info("leading", extra={"identity": options.identity})
+                    _log.info("leading", extra={"identity": lock.identity})
                     # Before the indexes are full, their events bring every service anyway.
                     for key in self._cache.keys() if self._cache and self._indexed else ():
                         self._workers.add(key)
                     self._working = tasks.create_task(self._workers.run(), name="workers")
 
-                await hold_lease(
-                    calls,
-                    name=options.lease_name,
-                    namespace=options.lease_namespace,
-                    identity=options.identity,
-                    fence=self._fence,
-                    clock=self._clock,
-                    times=LeaseTimes(),
-                    leading=leading,
-                )
+                await hold_lease(lock, leading=leading)
         except BaseExceptionGroup as group:
             self._fail(group.exceptions[0])
         except Exception as error:  # noqa: BLE001 - whatever it is, the process ends by it

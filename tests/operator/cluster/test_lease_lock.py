@@ -14,6 +14,7 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.api.answers import Refusal
 from goodput_operator.cluster.api.fence import Fence
 from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes, hold_lease
+from goodput_operator.cluster.errors import LeaseLostError
 
 RECORD = LeaderElectionRecord("ignored", "15", "2026-01-01 00:00:00", "2026-01-01 00:00:00")
 
@@ -115,8 +116,29 @@ async def test_the_fence_closes_when_another_holds_the_lease(memory: Any, lease:
     theirs, _ = lock(memory, lease, "them")
     await renewed(theirs)
     assert fence.open, "nothing was heard of it yet"
-    await mine.get("goodput-operator", "ns")
+    with pytest.raises(LeaseLostError, match="has been taken by them"):
+        await mine.get("goodput-operator", "ns")
     assert not fence.open
+
+
+@pytest.mark.parametrize("then", ["taken", "given back", "deleted"])
+async def test_a_lease_that_has_been_anothers_is_never_ours_again(
+    memory: Any, lease: Lease, then: str
+) -> None:
+    mine, fence = lock(memory, lease)
+    await renewed(mine)
+    # Frozen for a while, during which another takes over.
+    theirs, _ = lock(memory, lease, "them")
+    await renewed(theirs)
+    if then != "taken":
+        await theirs.release()
+    if then == "deleted":
+        lease.stored = None
+    kept = lease.stored
+    with pytest.raises(LeaseLostError, match=f"ns/goodput-operator was ours and has been {then}"):
+        await hold_lease(mine, leading=lambda: pytest.fail("it does not lead again"))
+    assert not fence.open
+    assert lease.stored == kept, "it is left as it was found"
 
 
 async def test_a_renewal_that_lost_the_race_moves_nothing(memory: Any, lease: Lease) -> None:
@@ -165,6 +187,40 @@ async def test_a_released_lease_is_free_at_once_and_only_its_holder_releases_it(
 
 
 @pytest.mark.parametrize(
+    ("version", "status", "said"),
+    [
+        pytest.param("9", 0, "lease not released", id="changed after it was read"),
+        pytest.param("1", 503, "lease not released", id="not readable"),
+        pytest.param("1", 0, "lease released", id="given back"),
+    ],
+)
+async def test_a_lease_is_said_to_be_released_once_it_is(
+    memory: Any,
+    lease: Lease,
+    version: str,
+    status: int,
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mine, _ = lock(memory, lease)
+    await renewed(mine)
+    read = lease.read
+
+    async def reading(*words: object) -> Any:
+        found = await read(*words)
+        assert lease.stored is not None
+        lease.stored["metadata"]["resourceVersion"] = version
+        return found
+
+    lease.read = reading  # type: ignore[method-assign]
+    if status:
+        lease.broken = Refusal(status=status, reason="Unreachable", message="away")
+    caplog.set_level("INFO", "goodput_operator.cluster.api.lease")
+    await mine.release()
+    assert caplog.messages == [said]
+
+
+@pytest.mark.parametrize(
     ("holder", "takes"),
     [
         pytest.param("me", True, id="its own predecessor, which has ended"),
@@ -185,19 +241,8 @@ async def test_a_lease_that_is_held_is_taken_at_once_by_its_holder_only(
 
     lease.read = reading  # type: ignore[method-assign]
     led: list[bool] = []
-    fence = Fence(memory.clock)
-    standing = asyncio.create_task(
-        hold_lease(
-            lease,  # type: ignore[arg-type]
-            name="goodput-operator",
-            namespace="ns",
-            identity="me",
-            fence=fence,
-            clock=memory.clock,
-            times=LeaseTimes(),
-            leading=lambda: led.append(True),
-        )
-    )
+    mine, fence = lock(memory, lease)
+    standing = asyncio.create_task(hold_lease(mine, leading=lambda: led.append(True)))
     await asked.wait()
     for _ in range(10):  # what follows the answer needs no time
         await asyncio.sleep(0)

@@ -59,37 +59,17 @@ class LeaseTimes:
     retry_s: int = 2
 
 
-async def hold_lease(
-    calls: LeaseCalls,
-    *,
-    name: str,
-    namespace: str,
-    identity: str,
-    fence: Fence,
-    clock: Clock,
-    times: LeaseTimes,
-    leading: Callable[[], None],
-) -> None:
+async def hold_lease(lock: FencingLock, *, leading: Callable[[], None]) -> None:
     """Wait for the Lease, hold it, and give it back when cancelled.
 
     Args:
-        calls: the API server.
-        name: of the Lease.
-        namespace: of the Lease.
-        identity: of this process, like no other's that runs. A Lease that carries it already was
-            left by a predecessor that has ended, and is taken at once.
-        fence: opened by each renewal.
-        clock: both times.
-        times: of the election.
+        lock: the Lease.
         leading: called once, when the Lease is ours.
 
     Raises:
         LeaseLostError: it was ours and is not any more.
     """
-    lock = FencingLock(
-        calls, name=name, namespace=namespace, identity=identity, fence=fence, clock=clock,
-        times=times,
-    )  # fmt: skip
+    times = lock.times
 
     async def started() -> None:
         leading()
@@ -107,14 +87,14 @@ async def hold_lease(
     try:
         await election.run()
     except asyncio.CancelledError:
-        fence.close()
+        lock.fence.close()
         # Others need not wait for the Lease to run out.
         with contextlib.suppress(TimeoutError):
             await asyncio.shield(asyncio.wait_for(lock.release(), times.retry_s))
         raise
-    fence.close()
+    lock.fence.close()
     raise LeaseLostError(
-        f"the Lease {namespace}/{name} was not renewed within {times.renew_s} s: "
+        f"the Lease {lock.namespace}/{lock.name} was not renewed within {times.renew_s} s: "
         f"{lock.trouble or 'no try succeeded'}; another operator may write now"
     )
 
@@ -124,7 +104,18 @@ async def _nothing() -> None:
 
 
 class FencingLock(BaseLock):
-    """A Lease as the election's lock: plain dictionaries, bounded calls, refusals as values."""
+    """A Lease as the election's lock: plain dictionaries, bounded calls, refusals as values.
+
+    Args:
+        calls: the API server.
+        name: of the Lease.
+        namespace: of the Lease.
+        identity: of this process, like no other's that runs. A Lease that carries it already was
+            left by a predecessor that has ended, and is taken at once.
+        fence: opened by each renewal.
+        clock: both times.
+        times: of the election.
+    """
 
     def __init__(
         self,
@@ -138,27 +129,33 @@ class FencingLock(BaseLock):
         times: LeaseTimes,
     ) -> None:
         super().__init__(name, namespace, identity)
+        self.fence = fence
+        self.times = times
         self._calls = calls
-        self._fence = fence
         self._clock = clock
-        self._times = times
         self._seen: Object | None = None
+        self._has_held = False
         self.trouble = ""
         """What the last try failed of."""
 
     async def get(
         self, name: str, namespace: str
     ) -> tuple[bool, LeaderElectionRecord] | tuple[bool, Exception]:
-        """The record in the Lease, or why there is none."""
+        """The record in the Lease, or why there is none.
+
+        Raises:
+            LeaseLostError: it was ours, and has been another's since or may have been.
+        """
         answer = await self._calls.read(LEASE, namespace, name)
         if isinstance(answer, Refusal):
+            if answer.gone:
+                self._not_ours("deleted")
             return False, self._failure(answer)
         self._seen = answer
         spec = answer.get("spec") or {}
         holder = spec.get("holderIdentity") or None
         if holder != self.identity:
-            # Whoever holds it writes, however much of our own time is left.
-            self._fence.close()
+            self._not_ours(f"taken by {holder}" if holder else "given back by another operator")
         return True, LeaderElectionRecord(
             holder,
             str(spec["leaseDurationSeconds"]) if spec.get("leaseDurationSeconds") else None,
@@ -187,12 +184,28 @@ class FencingLock(BaseLock):
 
     async def release(self) -> None:
         """Give the Lease back, if it is still ours."""
-        found, _ = await self.get(self.name, self.namespace)
-        held: Mapping[str, Any] = (self._seen or {}).get("spec") or {}
-        if found and self._seen is not None and held.get("holderIdentity") == self.identity:
-            body = {**self._seen, "spec": {**held, "holderIdentity": ""}}
-            await self._calls.replace_lease(self.namespace, self.name, body)
+        found = await self._calls.read(LEASE, self.namespace, self.name)
+        if isinstance(found, Refusal):
+            _log.warning("lease not released", extra={"problem": found.message})
+            return
+        held: Mapping[str, Any] = found.get("spec") or {}
+        if held.get("holderIdentity") != self.identity:
+            return
+        body = {**found, "spec": {**held, "holderIdentity": ""}}
+        answer = await self._calls.replace_lease(self.namespace, self.name, body)
+        if isinstance(answer, Refusal):
+            _log.warning("lease not released", extra={"problem": answer.message})
+        else:
             _log.info("lease released")
+
+    def _not_ours(self, how: str) -> None:
+        """Whoever has it, or had it meanwhile, writes, however much of our own time is left."""
+        self.fence.close()
+        if self._has_held:
+            # What we remember of services is from before; a fresh process remembers nothing.
+            raise LeaseLostError(
+                f"the Lease {self.namespace}/{self.name} was ours and has been {how}"
+            )
 
     def _spec(self, before: Mapping[str, Any]) -> dict[str, Any]:
         now = datetime.fromtimestamp(self._clock.unix_ns() / NS_PER_S, UTC)
@@ -202,7 +215,7 @@ class FencingLock(BaseLock):
         return {
             **before,
             "holderIdentity": self.identity,
-            "leaseDurationSeconds": self._times.duration_s,
+            "leaseDurationSeconds": self.times.duration_s,
             "acquireTime": before.get("acquireTime") if same else stamp,
             "renewTime": stamp,
             "leaseTransitions": changes,
@@ -213,8 +226,9 @@ class FencingLock(BaseLock):
             self._failure(answer)
             return False
         self._seen = answer
+        self._has_held = True
         # From when it was asked, not answered: others count from when they see it.
-        self._fence.extend(begun_ns + self._times.duration_s * NS_PER_S - _MARGIN_NS)
+        self.fence.extend(begun_ns + self.times.duration_s * NS_PER_S - _MARGIN_NS)
         return True
 
     def _failure(self, refusal: Refusal) -> ApiException:
