@@ -78,7 +78,8 @@ def one_round(given: Measures, **changes: Any) -> ControlRound:
         "startups_ns": (NS_PER_S,),
         "now_ns": 10 * NS_PER_S,
     }
-    return control_round(given, **(arguments | changes))
+    arguments |= changes
+    return control_round(given, **({"told": arguments["last"].bounds} | arguments))
 
 
 def test_a_missed_promise_turns_the_budget_and_says_so() -> None:

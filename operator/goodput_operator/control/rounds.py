@@ -75,6 +75,7 @@ def control_round(
     params: ServiceParams,
     law: ServiceState,
     last: Decided,
+    told: Bounds,
     recommended: int | None,
     phases: Mapping[str, ReplicaPhase],
     asked: int,
@@ -89,6 +90,7 @@ def control_round(
         law: what was remembered of the last round; a fresh one at the start or after a restart,
             which goes on from the limits in force.
         last: what was decided last.
+        told: the bounds of which it was told last that they are in force: what differs is news.
         recommended: by the last round; None: nothing.
         phases: every engine that exists, by the name that its reading bears.
         asked: how many engines the workload is asked to have.
@@ -116,7 +118,7 @@ def control_round(
         replicas=decision.apply_replicas,
     )
     changes = (
-        bounds_change(decision, before=last.bounds, advised=law.bounds.bounds),
+        bounds_change(decision, before=told, advised=law.bounds.bounds),
         replicas_change(decision, recommended=recommended),
     )
     return ControlRound(

@@ -77,7 +77,7 @@ def bounds_change(
 
     Args:
         decision: this round's.
-        before: what was in force.
+        before: what was in force, as far as it was told.
         advised: what the law had come to in the last round; None: nothing yet.
     """
     after, bounds = decision.apply_bounds, decision.bounds

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
 from goodput_core.control import ServiceParams
+from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.rounds import control_round
 from goodput_operator.decide import events
@@ -79,16 +80,21 @@ def _round(
     created_ns, startups_ns = started(memory, view.engines, now_ns)
     last = memory.decided or stored_decided(view)
     decided = followed(last, params)
+    told = memory.told.decided or last or decided
+    # A floor or a ceiling that has moved is the law's to tell of, so it is asked about the number
+    # that stood before.
+    lawful = params.mode is ControlMode.AUTO and params.replicas is None
     law, found, window, measured_ns = None, None, memory.window, memory.measured_ns
     if measures is not None:
         law = control_round(
             measures,
             params=params,
             law=memory.law,
-            last=last or decided,
+            last=decided,
+            told=told.bounds,
             recommended=view.status.get("recommendedReplicas"),
             phases={pod.name: pod.phase for pod in view.engines},
-            asked=decided.replicas,
+            asked=told.replicas if lawful else decided.replicas,
             startups_ns=startups_ns,
             now_ns=now_ns,
         )
@@ -161,7 +167,7 @@ def _round(
         measured_ns=measured_ns,
         window=window,
         tokens=tuple(revisions.uids[one.name] for one in used if one.name in revisions.uids),
-        told=events.told_after(memory.told, measures, law, snapshot.failures),
+        told=events.told_after(memory.told, measures, law, snapshot.failures, told),
         spec=(view.generation, spec),
         settled=found_amiss.settled,
         tried=found_amiss.tried,

@@ -26,6 +26,7 @@ from goodput_operator.decide.memory import Told
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from goodput_operator.control.decided import Decided
     from goodput_operator.control.measures import Measures, Silence
     from goodput_operator.control.rounds import ControlRound
 
@@ -132,21 +133,27 @@ def told_after(
     measures: Measures | None,
     law: ControlRound | None,
     failures: Mapping[tuple[str, str], str],
+    decided: Decided,
 ) -> Told:
-    """Which pods have been named after a round, and are still as it was told of them.
+    """What has been told after a round, and is still as it was told.
 
     Args:
         told: before it.
         measures: of the round; None: none, and all are silent that were.
         law: what it came to; it pushes again to those that have not taken their limits.
         failures: of the last round.
+        decided: what stood before the round, as far as it was told.
     """
     refusing = {name for kind, name in failures if kind == "Pod"}
     kept = told.refusing if law is None else told.refusing & {one.name for one in law.pushes}
     silent = told.silent
     if measures is not None:
         silent = frozenset((one.pod, silence_reason(one.signal)) for one in measures.silent)
-    return Told(silent=silent, refusing=kept | refusing)
+    return Told(
+        silent=silent,
+        refusing=kept | refusing,
+        decided=decided if law is None else law.decided,
+    )
 
 
 def _others(those: Sequence[object]) -> str:

@@ -65,15 +65,18 @@ class Tallied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Pods that an Event has named: each is named again only when it was well in between.
+    """What Events have told: it is told again only when it was otherwise in between.
 
     Args:
-        silent: (pod, reason) of those that tell no numbers.
-        refusing: those that do not take their limits.
+        silent: (pod, reason) of the pods that tell no numbers.
+        refusing: pods that do not take their limits.
+        decided: limits and replicas as the last interval left them; None: none has ended. Between
+            two intervals they may follow the manifest, of which the next one tells.
     """
 
     silent: frozenset[tuple[str, str]] = frozenset()
     refusing: frozenset[str] = frozenset()
+    decided: Decided | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class Memory:
         measured_ns: the end of the last interval that was measured; None: none was.
         window: outcomes of the last minutes.
         tokens: uids of the revisions whose Secret was made.
-        told: of which pods it was told that something is wrong with them, as long as it is.
+        told: what Events have told.
         spec: as it was read, and of which generation; None: it was not, or cannot be followed.
         settled: that nothing was to be applied in the last round; None: something was.
         tried: what was applied in the last round to objects that exist.

@@ -90,6 +90,7 @@ class FleetControl:
             params=self._params,
             law=self._law,
             last=self._decided,
+            told=self._decided.bounds,
             recommended=self._recommended,
             phases={process.name: _phase(process) for process in replicas},
             asked=fleet.replicas,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from goodput_core.control import ClassWindow, PromiseCounts
 from goodput_core.units import NS_PER_S
@@ -168,3 +170,44 @@ def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster)
     for _ in range(60):
         decision = running.round(running.measured(20, 20))
         assert not [a for a in decision.actions if isinstance(a, Apply | Delete)]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["measured then", "measured later"])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param(
+            {"engine": {"tokenBudget": {"max": 1024, "initial": 1024}}},
+            "token budget 2048 → 1024: the spec has changed (SpecChanged)",
+            id="a lower budget",
+        ),
+        pytest.param(
+            {"minReplicas": 3}, "replicas 2 → 3: the floor is 3 (BelowFloor)", id="a higher floor"
+        ),
+        pytest.param(
+            {"maxReplicas": 1, "minReplicas": 1},
+            "replicas 2 → 1: the ceiling is 1 (AboveCeiling)",
+            id="a lower ceiling",
+        ),
+    ],
+)
+def test_what_a_changed_spec_puts_in_force_is_told_once(
+    running: Cluster, spec: dict[str, Any], message: str, at_once: bool
+) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    running.round(running.measured(20, 20))
+    running.events.clear()
+    running.ask(**spec)
+    if not at_once:
+        running.round()
+        running.round()
+    counted = [running.round(running.measured(20, 20)).changes for _ in range(3)]
+    (decision,) = running.status["decisions"]
+    told = [one.message for one in running.events if one.reason in {"TokenBudget", "Scaled"}]
+    assert told == [message] == [f"{decision['message']} ({decision['reason']})"]
+    assert [len(changes) for changes in counted] == [1, 0, 0]
+    decided = running.memory.decided
+    assert decided is not None
+    assert list(running.deployments().values()) == [decided.replicas]
+    assert {push.limits["revision"] for push in running.pushed} <= {decided.limits_revision}
