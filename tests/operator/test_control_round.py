@@ -252,6 +252,11 @@ def test_a_batch_that_widens_for_more_replicas_and_a_new_spec_are_told_apart() -
     ).changes
     assert change.reason == "MoreReplicas"
     assert change.message == "batch width 64 → 256: more replicas share the requests"
+    advised = replace(first.law.bounds, bounds=replace(FIRST.bounds, max_tokens=1024))
+    law = replace(first.law, bounds=advised)
+    (change,) = one_round(measures(), law=law, last=FIRST, now_ns=20 * NS_PER_S).changes
+    assert change.reason == "SpecChanged", "what was only advised is in force with another mode"
+    assert change.message == "token budget 2048 → 1024: the spec has changed"
     smaller = replace(PARAMS, max_tokens=1024, initial_tokens=1024)
     (change,) = one_round(measures(), last=FIRST, params=smaller).changes
     assert change.reason == "SpecChanged"

@@ -5,7 +5,7 @@ Reasons are core's constants; what they mean to a person is said here, once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -120,7 +120,8 @@ def _put_in_force(decision: ServiceDecision, before: Bounds) -> tuple[str, str]:
         why = _BOUNDS.get(bounds.reason)
         if why is not None:
             return bounds.reason, why
-        if before.within(params) == before:
+        wider = replace(before, max_num_seqs=max(before.max_num_seqs, params.max_num_seqs))
+        if decision.apply_bounds == wider:
             return MORE_REPLICAS, "more replicas share the requests"
     return SPEC_CHANGED, "the spec has changed"
 
