@@ -121,7 +121,9 @@ class LLMServiceStatus:
         "The revision that the spec asks for.", default=None, max_length=63
     )
     failed_revision: str | None = spec_field(
-        "The last revision that was refused.", default=None, max_length=63
+        "Reserved for gated rollouts: the last revision that was refused.",
+        default=None,
+        max_length=63,
     )
     conditions: tuple[ConditionStatus, ...] = spec_field(
         "What holds.", default=(), max_items=16, key="type"
