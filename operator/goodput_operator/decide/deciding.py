@@ -7,7 +7,6 @@ or missed, or cut off in the middle, leads to the same end.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
@@ -35,6 +34,7 @@ from goodput_operator.decide.starting import started
 from goodput_operator.decide.status import due_ns
 from goodput_operator.decide.troubles import Reason, Trouble, troubles
 from goodput_operator.decide.view import view_of
+from goodput_operator.resources.dates import date_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -193,7 +193,7 @@ def _closed(
 ) -> Decision:
     """What is said of the round, after what is done."""
     stored, now_ns, told = view.status, snapshot.now_ns, snapshot.memory.told
-    status = status_of(view, said, known, at=_at(snapshot))
+    status = status_of(view, said, known, at=date_of(snapshot.unix_s))
     due = due_ns(status, stored, written_ns=memory.status_written_ns, now_ns=now_ns)
     if due == now_ns:
         actions.append(WriteStatus(status=status))
@@ -213,10 +213,6 @@ def _closed(
         wake_at_ns=min(wakes, default=None),
         changes=() if known is None or known.law is None else known.law.changes,
     )
-
-
-def _at(snapshot: Snapshot) -> str:
-    return datetime.fromtimestamp(snapshot.unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _unasked(spec: LLMServiceSpec, installation: Installation) -> list[Trouble]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.cluster.api.answers import Refusal
 from goodput_operator.cluster.api.kinds import EVENT
+from goodput_operator.resources.dates import date_of
 from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
@@ -116,5 +116,4 @@ class Events:
         }
 
     def _stamp(self) -> str:
-        now = datetime.fromtimestamp(self._clock.unix_ns() / NS_PER_S, UTC)
-        return now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return date_of(self._clock.unix_ns() // NS_PER_S)
