@@ -29,6 +29,7 @@ __all__ = [
     "SpecError",
     "UnreachableError",
     "UsageError",
+    "root_of",
 ]
 
 
@@ -42,6 +43,16 @@ class ExitCode(IntEnum):
     USAGE = 64
     INTERNAL = 70
     INTERRUPTED = 130
+
+
+def root_of(error: BaseException) -> BaseException:
+    """What a group of tasks ended by: the first error of a group, and of groups within it.
+
+    Any other error is its own root.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class GoodputError(Exception):

@@ -44,3 +44,10 @@ def test_a_spec_error_names_the_field_and_then_the_file() -> None:
     assert str(placed) == f"chat.yaml: {error}"
     assert (placed.path, placed.problem, placed.source) == (error.path, error.problem, "chat.yaml")
     assert type(errors.NotBuiltError("a", "b").at("c")) is errors.NotBuiltError
+
+
+def test_what_ended_a_group_is_found_through_groups_within_it() -> None:
+    cause = ValueError("first")
+    group = ExceptionGroup("outer", [ExceptionGroup("inner", [cause, KeyError()]), OSError()])
+    assert errors.root_of(group) is cause
+    assert errors.root_of(cause) is cause

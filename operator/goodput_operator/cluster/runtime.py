@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from goodput_core.errors import UnreachableError
+from goodput_core.errors import UnreachableError, root_of
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.cluster.api.answers import Refusal
@@ -211,10 +211,8 @@ class Operator:
                     self._working = tasks.create_task(self._workers.run(), name="workers")
 
                 await hold_lease(lock, leading=leading)
-        except BaseExceptionGroup as group:
-            self._fail(group.exceptions[0])
         except Exception as error:  # noqa: BLE001 - whatever it is, the process ends by it
-            self._fail(error)
+            self._fail(root_of(error))
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from goodput_core.errors import ExitCode, GoodputError, InputError, InternalError
+from goodput_core.errors import ExitCode, GoodputError, InputError, InternalError, root_of
 from goodput_core.units import NS_PER_S
 from goodput_operator.local.child import Child
 from goodput_operator.local.decide import (
@@ -138,7 +138,7 @@ class Fleet:
             async with asyncio.TaskGroup() as group:
                 await self._loop(group)
         except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
+            raise root_of(errors) from errors
         if self._failure is not None:
             raise self._failure
 
@@ -253,10 +253,3 @@ class Fleet:
         assert address is not None
         self._announced = True
         self._reporter.ready(self._desired.service, address, self._published)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -10,6 +10,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.errors import UnreachableError
 from goodput_operator.cluster.api.cache import Cache
+from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes
 from goodput_operator.cluster.options import parse_options
 from goodput_operator.cluster.runtime import Operator, require_served
 
@@ -72,6 +73,45 @@ async def test_what_goes_unheard_and_is_then_not_listed_has_a_turn(
     operator._listed(f"{PATH}/llmservices", nothing)
     assert operator._workers.schedule.waiting() == leads
     assert operator._cache.keys() == []
+
+
+class FreeLease:
+    """A Lease that nobody has held, and nobody else wants."""
+
+    def __init__(self) -> None:
+        self.stored: Any = {}
+
+    async def read(self, *_: object) -> Any:
+        return self.stored
+
+    async def replace_lease(self, _: str, __: str, body: Any) -> Any:
+        self.stored = body
+        return body
+
+
+def free_lock(operator: Operator) -> FencingLock:
+    return FencingLock(
+        FreeLease(),  # type: ignore[arg-type]
+        name="goodput",
+        namespace="ns",
+        identity="me",
+        fence=operator._fence,
+        clock=operator._clock,
+        times=LeaseTimes(),
+    )
+
+
+async def test_a_worker_that_ends_is_named_as_what_ended_the_operator(operator: Operator) -> None:
+    ended: list[bool] = []
+    operator._ended = lambda: ended.append(True)
+
+    async def worker() -> None:
+        raise ValueError("a schedule that makes no sense")
+
+    operator._workers._work = worker  # type: ignore[method-assign]
+    await operator._supervise(free_lock(operator))
+    assert str(operator.failure) == "a schedule that makes no sense"
+    assert ended == [True]
 
 
 async def test_the_lease_is_given_back_after_the_last_write_has_ended(operator: Operator) -> None:
