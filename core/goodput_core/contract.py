@@ -40,6 +40,8 @@ PATH_READY: Final = "/health/ready"
 PATH_METRICS: Final = "/metrics"
 PATH_CONTROL_STATE: Final = "/control/state"
 PATH_CONTROL_LIMITS: Final = "/control/limits"
+# Of the `revision` of limits, which rises with each change; there is room for nanoseconds.
+MAX_LIMITS_REVISION: Final = 2**63 - 1
 # `tokenizer` in an engine's /control/state where a router can count tokens as the engine does:
 # the rule of emulated devices.
 TOKENIZER_EMULATED: Final = "emulated"

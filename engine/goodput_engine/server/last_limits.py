@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from goodput_core.contract import MAX_LIMITS_REVISION
 from goodput_engine.messages import Limits, SetLimits
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _log: Final = logging.getLogger(__name__)
 class _Kept(msgspec.Struct, frozen=True):
     """What is read of the file; the rest is passed over."""
 
-    revision: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    revision: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMITS_REVISION)]
     token_budget: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1)] | None = None
     safety_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from goodput_core.contract import MAX_LIMITS_REVISION
 from goodput_core.spec.choices import BudgetLaw, Policy
 from goodput_engine.messages import Configure, Limits, SetLimits
 from goodput_engine.scheduler.policies.registry import POLICIES
@@ -19,11 +20,9 @@ from goodput_engine.server.refusals import Refusal, bad_request
 
 __all__ = ["LimitsGate"]
 
-_MAX_REVISION: Final = 2**63 - 1
-
 
 class _Patch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    revision: Annotated[int, msgspec.Meta(ge=1, le=_MAX_REVISION)]
+    revision: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMITS_REVISION)]
     token_budget: int | None = None
     max_num_seqs: int | None = None
     max_waiting: int | None = None

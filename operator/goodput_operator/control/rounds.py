@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from goodput_core.contract import MAX_LIMITS_REVISION
 from goodput_core.control import (
     BoundsState,
     DeviceCapacity,
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from goodput_operator.control.measures import EngineReading, Measures
 
 __all__ = ["ControlRound", "LimitsPush", "control_round"]
+
+
+_MOST_OUTDONE: Final = MAX_LIMITS_REVISION // 2
+"""An engine that has a higher revision, which only somebody else can have told it, is left alone:
+beyond the highest there would be none for anybody's next change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +165,8 @@ def _revision(last: Decided, bounds: Bounds, engines: Sequence[EngineReading]) -
     read a manifest that was changed since, and takes nothing anew at a revision that it has.
     """
     fresh = [engine for engine in engines if engine.signal is Signal.FRESH]
-    ahead = max((engine.limits_revision for engine in fresh), default=0)
+    revisions = (engine.limits_revision for engine in fresh)
+    ahead = max((number for number in revisions if number <= _MOST_OUTDONE), default=0)
     if ahead > last.limits_revision:
         return ahead + 1
     told = (engine for engine in fresh if engine.limits_revision == last.limits_revision)

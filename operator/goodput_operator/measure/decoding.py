@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from goodput_core.contract import CLIENT_OUTCOMES
+from goodput_core.contract import CLIENT_OUTCOMES, MAX_LIMITS_REVISION
 from goodput_core.control import DeviceCapacity, LengthBin, PromiseCounts
 from goodput_core.steptime import (
     DistServeForm,
@@ -94,7 +94,7 @@ class _Engine(msgspec.Struct, frozen=True):
     kv_free_blocks: _Count
     block_size: _Count
     token_budget: _Count
-    limits_revision: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    limits_revision: Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMITS_REVISION)]
     answered: Annotated[list[_Bin], msgspec.Meta(max_length=_MOST_BINS)]
     max_num_seqs: _Count | None = None
     safety_percent: _Count | None = None

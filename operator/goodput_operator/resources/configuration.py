@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
+from goodput_core.contract import API_VERSION, KIND_LLMSERVICE, MAX_LIMITS_REVISION
 from goodput_core.control import Bounds
 from goodput_core.spec.encode import encode
 from goodput_operator.control.decided import Decided
@@ -28,7 +28,8 @@ __all__ = ["config_map", "read_decided"]
 _REPLICAS_KEY: Final = "replicas"
 _OF_MODEL: Final = ("source", "revision")
 _NOT_OF_ENGINE: Final = ("image", "resources", "pod", "drainSeconds", "startupDeadlineSeconds")
-_MOST: Final = 2**53
+_MOST: Final = MAX_LIMITS_REVISION
+"""The revision may rise so far; no other number comes near it."""
 _ENTRIES: Final = ("revision", "min_tokens", "token_budget", "safety_percent", "max_num_seqs")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from goodput_core.contract import MAX_LIMITS_REVISION
 from goodput_core.control import ClassWindow, PromiseCounts
 from goodput_core.units import NS_PER_S
 from goodput_operator.decide.actions import Apply, Delete
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from tests.operator.decide.conftest import Cluster
 
 AUTO = {"replicas": None, "minReplicas": 2}
+SLOW = ClassWindow(
+    name="a", ttft=PromiseCounts(judged=100), tpot=PromiseCounts(judged=100, missed=50)
+)
 
 
 def test_limits_are_pushed_until_every_engine_has_them(running: Cluster) -> None:
@@ -53,6 +57,29 @@ def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
     assert running.status["tokenBudget"] == 512
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told"),
+    [
+        pytest.param(7, 8, [8, 8], id="a number"),
+        pytest.param(18 * 10**17, 18 * 10**17 + 1, [18 * 10**17 + 1] * 2, id="nanoseconds"),
+        pytest.param(MAX_LIMITS_REVISION, 2, [], id="the last there is: left alone"),
+    ],
+)
+def test_limits_that_somebody_else_set_are_outdone_and_cost_the_next_operator_nothing(
+    running: Cluster, theirs: int, ours: int, told: list[int]
+) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    running.round(replace(running.measured(50, 100, limits=theirs), classes=(SLOW,)))
+    assert [push.limits["revision"] for push in running.pushed] == told
+    decided = running.memory.decided
+    assert decided is not None
+    assert (decided.limits_revision, decided.bounds.max_tokens) == (ours, 1536)
+    running.restart_operator()
+    running.settle()
+    assert running.memory.decided == decided
+
+
 def test_a_changed_budget_reaches_running_engines_and_makes_no_revision(running: Cluster) -> None:
     (name,) = running.deployments()
     running.ask(engine={"tokenBudget": {"initial": 1024}}, control={"mode": "Manual"})
@@ -77,9 +104,7 @@ def test_kubectl_scale_holds_at_once_and_the_law_only_recommends(running: Cluste
 def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) -> None:
     running.ask(**AUTO)
     running.settle()
-    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
-    slow = ClassWindow(name="a", ttft=kept, tpot=missed)
-    running.round(replace(running.measured(50, 100), classes=(slow,)))
+    running.round(replace(running.measured(50, 100), classes=(SLOW,)))
     (decision,) = running.status["decisions"]
     assert (decision["knob"], decision["reason"]) == ("TokenBudget", "TPOTMissed")
     assert decision["applied"] is True
@@ -112,10 +137,8 @@ def test_what_is_only_recommended_stands_in_status_and_events_and_nowhere_else(
 ) -> None:
     running.ask(**AUTO, control={"mode": "Recommend"})
     running.settle()
-    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
-    slow = ClassWindow(name="a", ttft=kept, tpot=missed)
     for _ in range(2):
-        running.round(replace(running.measured(50, 100), classes=(slow,)))
+        running.round(replace(running.measured(50, 100), classes=(SLOW,)))
     (decision,) = running.status["decisions"]
     assert decision["applied"] is False
     told = [event for event in running.events if event.reason == "Recommended"]
