@@ -113,9 +113,12 @@ class Decision:
         memory: for the next round.
         wake_at_ns: decide again at the latest then; None: only when something changes.
         changes: what the control laws put in force, or would: to be counted.
+        foreign: (kind, name) of objects of others in our places. They are not watched: whoever
+            makes the next snapshot looks at these again, and at no others.
     """
 
     actions: tuple[Action, ...]
     memory: Memory
     wake_at_ns: int | None
     changes: tuple[Change, ...] = ()
+    foreign: tuple[tuple[str, str], ...] = ()

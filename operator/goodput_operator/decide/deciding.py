@@ -178,7 +178,10 @@ def _round(
         since_ns = now_ns if measured_ns is None else measured_ns
         wakes.append(max(now_ns, since_ns + spec.control.interval_seconds * NS_PER_S))
     said = conditions_of(view, known)
-    return _closed(snapshot, view, said, known, actions=actions, memory=next_memory, wakes=wakes)
+    decision = _closed(
+        snapshot, view, said, known, actions=actions, memory=next_memory, wakes=wakes
+    )
+    return replace(decision, foreign=foreign)
 
 
 def _closed(

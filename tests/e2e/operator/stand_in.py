@@ -74,8 +74,12 @@ def decide(snapshot: Snapshot) -> Decision:
     }
     if snapshot.service.get("status") != status:
         actions.append(WriteStatus(status=status))
+    theirs = live is not None and not controlled_by(live, owner.uid)
     return Decision(
-        actions=tuple(actions), memory=snapshot.memory, wake_at_ns=snapshot.now_ns + _AGAIN_NS
+        actions=tuple(actions),
+        memory=snapshot.memory,
+        wake_at_ns=snapshot.now_ns + _AGAIN_NS,
+        foreign=(("ConfigMap", name),) if theirs else (),
     )
 
 

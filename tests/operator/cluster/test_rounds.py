@@ -58,6 +58,7 @@ class Parts:
         self.pods: dict[Any, list[Any]] = {}
         self.actions: tuple[Action, ...] = ()
         self.changes: tuple[Change, ...] = ()
+        self.foreign: tuple[tuple[str, str], ...] = ()
         self.seen: list[Snapshot] = []
         self.numbers = Numbers()
         self.metrics = OperatorMetrics()
@@ -81,7 +82,11 @@ class Parts:
         self.seen.append(snapshot)
         remembered = replace(snapshot.memory, startups_ns=(*snapshot.memory.startups_ns, 1))
         return Decision(
-            actions=self.actions, memory=remembered, wake_at_ns=42, changes=self.changes
+            actions=self.actions,
+            memory=remembered,
+            wake_at_ns=42,
+            changes=self.changes,
+            foreign=self.foreign,
         )
 
 
@@ -141,13 +146,27 @@ async def test_a_foreign_object_is_in_the_snapshot_until_it_is_gone(parts: Parts
     parts.memory.server.put(CONFIG_MAP, {"kind": "ConfigMap", "data": {}})
     parts.actions = (apply_config_map(),)
     await parts.rounds.turn(KEY)
-    parts.actions = ()
+    parts.actions, parts.foreign = (), (("ConfigMap", "chat"),)
     await parts.rounds.turn(KEY)
     del parts.memory.server.objects[CONFIG_MAP]
     await parts.rounds.turn(KEY)
     names = [[(o["kind"], o["metadata"]["name"]) for o in s.objects] for s in parts.seen]
     assert names == [[], [("ConfigMap", "chat")], []]
     assert ("ConfigMap", "chat") in parts.seen[1].failures
+
+
+async def test_a_foreign_object_in_a_place_that_is_wanted_no_more_is_not_asked_for(
+    parts: Parts,
+) -> None:
+    parts.memory.server.put(CONFIG_MAP, {"kind": "ConfigMap", "data": {}})
+    parts.actions = (apply_config_map(),)
+    await parts.rounds.turn(KEY)
+    parts.actions = ()
+    await parts.rounds.turn(KEY)
+    parts.memory.server.calls.clear()
+    await parts.rounds.turn(KEY)
+    assert parts.memory.server.calls == []
+    assert parts.seen[-1].objects == ()
 
 
 async def test_a_namesake_starts_afresh(parts: Parts) -> None:

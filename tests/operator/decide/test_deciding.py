@@ -223,14 +223,16 @@ def test_a_foreign_object_is_never_touched_and_named(
     cluster.put(body)
     before = copy.deepcopy(cluster.objects[kind, name])
     for _ in range(10):
-        cluster.round()
+        decided = cluster.round()
         assert cluster.objects[kind, name] == before
+    assert decided.foreign == ((kind, name),)
     assert (kind, name) not in cluster.touched
     assert cluster.condition("Stalled") == ("True", "NameConflict")
     assert f"{kind} {name}" in cluster.message("Stalled")
     assert [e.reason for e in cluster.events if e.warning] == ["NameConflict"]
     cluster.remove(kind, name)
     cluster.settle()
+    assert cluster.round().foreign == ()
     assert cluster.condition("Stalled") == ("False", "Unhindered")
     assert cluster.condition("Ready") == ("True", "Serving")
 

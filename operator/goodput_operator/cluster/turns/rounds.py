@@ -75,6 +75,10 @@ class Rounds:
             snapshot = await self._observer.observe(key, service, record)
             self._phase(key, "decide")
             decision = self._decide(snapshot)
+            # What nothing of ours would stand in place of any more is nobody's concern.
+            record.foreign = {
+                place: body for place, body in record.foreign.items() if place in decision.foreign
+            }
             self._phase(key, "apply")
             outcome = await self._applier.carry_out(snapshot, decision.actions, record)
             self._phase(key, "done")
