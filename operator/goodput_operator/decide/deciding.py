@@ -30,7 +30,7 @@ from goodput_operator.decide.plan import (
 )
 from goodput_operator.decide.revisions import outdated, revisions_of
 from goodput_operator.decide.saying import Known, conditions_of, refused_conditions, status_of
-from goodput_operator.decide.starting import started
+from goodput_operator.decide.starting import begun, started
 from goodput_operator.decide.status import due_ns
 from goodput_operator.decide.troubles import Reason, Trouble, troubles
 from goodput_operator.decide.view import view_of
@@ -129,8 +129,6 @@ def _round(
         *troubles(view, failures, snapshot.delayed),
         *_unasked(spec, installation),
     ]
-    new = dict(created_ns).keys() - dict(memory.created_ns).keys()
-    begun = {pod.revision for pod in view.engines if pod.uid in new}
     used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
     actions: list[Action] = [
         *(one for one in applies if one.body["kind"] != "Deployment"),
@@ -139,7 +137,7 @@ def _round(
             used,
             revisions.uids,
             known=memory.tokens,
-            begun=begun,
+            begun=begun(memory, view.engines),
             undone=undone,
             found=trouble,
         ),

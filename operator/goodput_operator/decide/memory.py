@@ -86,7 +86,7 @@ class Memory:
     Args:
         law: the control law's own.
         decided: limits and replicas in force; None: what the ConfigMap says.
-        created_ns: when each engine pod was first seen, by uid, until it is routable.
+        created_ns: when each engine pod was first seen, by uid; None: it has been routable.
         startups_ns: from created to routable, of the latest pods that started.
         measured_ns: the end of the last interval that was measured; None: none was.
         window: outcomes of the last minutes.
@@ -100,7 +100,7 @@ class Memory:
 
     law: ServiceState = field(default_factory=ServiceState)
     decided: Decided | None = None
-    created_ns: tuple[tuple[str, int], ...] = ()
+    created_ns: tuple[tuple[str, int | None], ...] = ()
     startups_ns: tuple[int, ...] = ()
     measured_ns: int | None = None
     window: tuple[Tallied, ...] = ()

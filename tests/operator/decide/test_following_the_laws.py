@@ -11,7 +11,7 @@ import pytest
 from goodput_core.contract import MAX_LIMITS_REVISION
 from goodput_core.control import ClassWindow, PromiseCounts
 from goodput_core.units import NS_PER_S
-from goodput_operator.decide.actions import Apply, Delete
+from goodput_operator.decide.actions import Apply, CreateToken, Delete
 
 if TYPE_CHECKING:
     from tests.operator.decide.conftest import Cluster
@@ -184,7 +184,18 @@ def test_start_up_times_are_learnt_from_pods_that_start(running: Cluster) -> Non
     running.round()
     (startup_ns,) = running.memory.startups_ns
     assert 40 * NS_PER_S < startup_ns < 60 * NS_PER_S
-    assert running.memory.created_ns == ()
+    assert {at_ns for _, at_ns in running.memory.created_ns} == {None}
+
+
+def test_a_pod_that_misses_probes_has_not_started_again(running: Cluster) -> None:
+    (pod, _) = running.engines()
+    for _ in range(3):
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+        decision = running.round(ready=0)
+        assert not [one for one in decision.actions if isinstance(one, CreateToken)]
+        running.run_deployments()
+        running.round()
+    assert running.memory.startups_ns == ()
 
 
 def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster) -> None:
