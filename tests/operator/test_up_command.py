@@ -16,11 +16,11 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.local.cli import _desired, _params
 from goodput_operator.local.commands import ChildCommands
 from goodput_operator.local.ignored import ignored_here
+from goodput_operator.local.manifest_file import read_manifest
 from goodput_operator.local.options import parse_options
 from goodput_operator.local.ports import require_free
 from goodput_operator.local.snapshot import Upstream
 from goodput_operator.local.workspace import open_workspace
-from goodput_operator.manifest_file import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

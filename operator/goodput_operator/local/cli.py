@@ -26,6 +26,7 @@ from goodput_operator.local.control import FleetControl
 from goodput_operator.local.fleet import Fleet
 from goodput_operator.local.ignored import ignored_here
 from goodput_operator.local.liveness import answers
+from goodput_operator.local.manifest_file import read_manifest
 from goodput_operator.local.options import MAX_REPLICAS, Options, parse_options
 from goodput_operator.local.outlet import Outlet
 from goodput_operator.local.ports import require_free
@@ -33,7 +34,6 @@ from goodput_operator.local.readiness import until_routable
 from goodput_operator.local.reporter import Reporter
 from goodput_operator.local.snapshot import Address, Desired
 from goodput_operator.local.workspace import Workspace, open_workspace
-from goodput_operator.manifest_file import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

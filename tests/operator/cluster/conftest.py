@@ -21,7 +21,8 @@ from goodput_operator.cluster.api.fence import Fence
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_operator.cluster.api.answers import Answer, Object
+    from goodput_operator.cluster.api.answers import Answer
+    from goodput_operator.resources.stored import Object
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from goodput_operator.resources.stored import Object
 
-__all__ = ["UNREACHABLE", "Answer", "Conflict", "Object", "Refusal", "read_answer"]
+__all__ = ["UNREACHABLE", "Answer", "Conflict", "Refusal", "read_answer"]
 
 UNREACHABLE: Final = 0
 """In place of an HTTP status where none came."""

@@ -19,7 +19,7 @@ from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from goodput_operator.cluster.api.answers import Object
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["Cache", "Index", "Key", "key_of", "service_of", "trimmed"]
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from kubernetes.aio.client import ApiClient
 
-    from goodput_operator.cluster.api.answers import Answer, Object
+    from goodput_operator.cluster.api.answers import Answer
     from goodput_operator.cluster.api.fence import Fence
     from goodput_operator.cluster.api.kinds import Kind
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["Client", "LeaseCalls"]
 

@@ -29,10 +29,11 @@ from goodput_operator.cluster.errors import LeaseLostError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from goodput_operator.cluster.api.answers import Answer, Object
+    from goodput_operator.cluster.api.answers import Answer
     from goodput_operator.cluster.api.client import LeaseCalls
     from goodput_operator.cluster.api.fence import Fence
     from goodput_operator.cluster.clock import Clock
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["FencingLock", "LeaseTimes", "hold_lease"]
 

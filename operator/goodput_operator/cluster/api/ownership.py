@@ -16,7 +16,7 @@ from goodput_operator.cluster.api.answers import Conflict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from goodput_operator.cluster.api.answers import Object
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["taken_over"]
 

@@ -24,7 +24,7 @@ from goodput_operator.resources.stored import controlled_by
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_operator.cluster.api.answers import Answer, Conflict, Object
+    from goodput_operator.cluster.api.answers import Answer, Conflict
     from goodput_operator.cluster.api.client import Client
     from goodput_operator.cluster.api.kinds import Kind
     from goodput_operator.cluster.turns.events import Events
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from goodput_operator.cluster.turns.record import Record
     from goodput_operator.decide.actions import Action
     from goodput_operator.decide.snapshot import Snapshot
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["Applier", "Outcome"]
 

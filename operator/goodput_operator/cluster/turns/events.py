@@ -16,10 +16,11 @@ from goodput_operator.resources.dates import date_of
 from goodput_operator.resources.metadata import MANAGER
 
 if TYPE_CHECKING:
-    from goodput_operator.cluster.api.answers import Answer, Object
+    from goodput_operator.cluster.api.answers import Answer
     from goodput_operator.cluster.api.client import Client
     from goodput_operator.cluster.clock import Clock
     from goodput_operator.decide.actions import Emit
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["Events"]
 

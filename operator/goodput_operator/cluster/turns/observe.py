@@ -14,12 +14,12 @@ from goodput_operator.resources.stored import controlled_by
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_operator.cluster.api.answers import Object
     from goodput_operator.cluster.api.cache import Cache, Key
     from goodput_operator.cluster.api.client import Client
     from goodput_operator.cluster.clock import Clock
     from goodput_operator.cluster.turns.record import Record
     from goodput_operator.control.measures import Measures
+    from goodput_operator.resources.stored import Object
 
 __all__ = ["Measure", "Observer"]
 

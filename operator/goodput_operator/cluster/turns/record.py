@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from goodput_operator.cluster.api.answers import Object
 from goodput_operator.decide.memory import Memory
+from goodput_operator.resources.stored import Object
 
 __all__ = ["Record"]
 
