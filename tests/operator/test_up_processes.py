@@ -162,6 +162,17 @@ def test_a_killed_router_returns_on_its_ports(start_up: Start) -> None:
     assert len(upstreams(ready["url"])) == 2
 
 
+def test_a_router_returns_while_a_replica_cannot(start_up: Start) -> None:
+    up = start_up(chat_1="once-well then crashes")
+    ready = up.event("ready")
+    up.child("chat-1").kill()
+    assert up.event("replica_exited")["exit_code"] == -9
+    assert up.event("replica_exited")["exit_code"] == 70
+    up.child("chat-router").kill()
+    assert up.event("router_restarted")["url"] == ready["url"]
+    assert list(upstreams(ready["url"])) == ["chat-0"]
+
+
 @pytest.mark.parametrize(("name", "role"), [("chat-1", "replica"), ("chat-router", "router")])
 def test_a_process_that_hangs_is_started_again(start_up: Start, name: str, role: str) -> None:
     up = start_up("--liveness-timeout", "100ms")

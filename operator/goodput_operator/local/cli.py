@@ -126,7 +126,7 @@ async def _serve(
     async with aiohttp.ClientSession() as session:
 
         async def routable(address: Address) -> None:
-            await until_routable(session, address, lambda: fleet.replicas)
+            await until_routable(session, address, lambda: fleet.routed)
 
         async def alive(address: Address) -> bool:
             return await answers(session, address)

@@ -100,6 +100,14 @@ class Fleet:
         return self._desired.replicas
 
     @property
+    def routed(self) -> int:
+        """How many replicas a ready router sees: all of them before traffic may start.
+
+        From then on those that its file lists: it serves with what there is.
+        """
+        return len(self._published) if self._announced else self._desired.replicas
+
+    @property
     def processes(self) -> tuple[ProcessView, ...]:
         """Every process that was started and is not forgotten."""
         return tuple(child.view() for child in self._children.values())

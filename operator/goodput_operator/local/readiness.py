@@ -1,4 +1,4 @@
-"""When a router is ready: it says so itself, and it sees every replica that was published."""
+"""When a router is ready: it says so itself, and it sees every replica that it should."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
     stand_in.py ROLE NAME BEHAVIOUR PORT ADMIN_PORT UPSTREAMS MANIFEST
 
-A router answers 200 to every request once its file of upstreams lists a replica.
+A router answers 200 to every request once its file of upstreams lists a replica, and says how
+many replicas are ready where it is asked whether it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from goodput_core.contract import PATH_READY
 
 
 def main() -> None:
@@ -40,7 +43,8 @@ def main() -> None:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             listed = json.loads(Path(upstreams).read_text())
-            body = json.dumps(listed).encode()
+            ready = {"ready_replicas": len(listed)}
+            body = json.dumps(ready if self.path == PATH_READY else listed).encode()
             self.send_response(200 if listed else 503)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
