@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from goodput_operator.local.reporter import Reporter
 from goodput_operator.local.snapshot import Address, Phase, ProcessView, Role, Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 30)))
@@ -146,7 +147,20 @@ ROUTER = Address(url="http://127.0.0.1:8000", admin_url="http://127.0.0.1:9000")
 REPLICA = Upstream(name="chat-0", url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
 
 
-def told(*, machine: bool, colour: bool = False) -> tuple[list[str], list[str]]:
+CRASHED = ProcessView(
+    name="chat-0",
+    role=Role.REPLICA,
+    phase=Phase.EXITED,
+    started_ns=0,
+    exit_code=-9,
+    address=Address(url=REPLICA.url, admin_url=REPLICA.admin_url),
+)
+
+
+def told(
+    *tell: Callable[[Reporter], None], machine: bool, colour: bool = False
+) -> tuple[list[str], list[str]]:
+    """What stands on stdout and on stderr after a reporter was told so."""
     out, err = os.pipe(), os.pipe()
     reporter = Reporter(
         out=Outlet(out[1]),
@@ -156,19 +170,8 @@ def told(*, machine: bool, colour: bool = False) -> tuple[list[str], list[str]]:
         names=("chat-0", "chat-router"),
         model="chat",
     )
-    reporter.log("chat-0", "hello")
-    reporter.ready("chat", ROUTER, (REPLICA,))
-    crashed = ProcessView(
-        name="chat-0",
-        role=Role.REPLICA,
-        phase=Phase.EXITED,
-        started_ns=0,
-        exit_code=-9,
-        address=Address(url=REPLICA.url, admin_url=REPLICA.admin_url),
-    )
-    reporter.exited(crashed, 500_000_000)
-    reporter.restarted(crashed)
-    reporter.stopping("SIGTERM", 30_000_000_000)
+    for one in tell:
+        one(reporter)
     reporter.close()
     lines = []
     for reader, writer in (out, err):
@@ -178,8 +181,17 @@ def told(*, machine: bool, colour: bool = False) -> tuple[list[str], list[str]]:
     return lines[0], lines[1]
 
 
+def life(reporter: Reporter) -> None:
+    """What becomes of a fleet."""
+    reporter.log("chat-0", "hello")
+    reporter.ready("chat", ROUTER, (REPLICA,))
+    reporter.exited(CRASHED, 500_000_000)
+    reporter.serves(CRASHED, again=True)
+    reporter.stopping("SIGTERM", 30_000_000_000)
+
+
 def test_machines_get_one_json_object_a_line() -> None:
-    out, _ = told(machine=True)
+    out, _ = told(life, machine=True)
     assert [json.loads(line) for line in out] == [
         {
             "event": "ready",
@@ -201,7 +213,7 @@ def test_machines_get_one_json_object_a_line() -> None:
 
 
 def test_people_get_the_address_and_a_line_to_try() -> None:
-    out, err = told(machine=False)
+    out, err = told(life, machine=False)
     assert out[0] == "chat is ready at http://127.0.0.1:8000"
     (try_line,) = [line for line in out if "curl" in line]
     words = shlex.split(try_line.split("try")[1])
@@ -216,7 +228,30 @@ def test_people_get_the_address_and_a_line_to_try() -> None:
 
 
 def test_names_are_coloured_only_when_asked() -> None:
-    _, plain = told(machine=False)
-    _, coloured = told(machine=False, colour=True)
+    _, plain = told(life, machine=False)
+    _, coloured = told(life, machine=False, colour=True)
     assert not any("\x1b" in line for line in plain)
     assert coloured[0] == "\x1b[36mchat-0      |\x1b[0m hello"
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        pytest.param({"terminated_ns": 1, "exit_code": 0}, "has drained", id="in order"),
+        pytest.param(
+            {}, "is not started again: fewer replicas are wanted", id="it had crashed before"
+        ),
+        pytest.param(
+            {"terminated_ns": 1},
+            "is not started again: fewer replicas are wanted",
+            id="it was killed while it drained",
+        ),
+    ],
+)
+def test_of_a_replica_that_leaves_no_more_is_said_than_it_did(
+    ended: dict[str, Any], words: str
+) -> None:
+    left = replace(CRASHED, **ended)
+    out, err = told(lambda reporter: reporter.left(left), machine=True)
+    assert [json.loads(line) for line in out] == [{"event": "replica_left", "name": "chat-0"}]
+    assert err == [f"up          | chat-0 {words}"]

@@ -194,8 +194,7 @@ class Fleet:
                 self._reporter.killed(name, reason)
                 self._children[name].kill()
             case Forget(name=name):
-                del self._children[name]
-                self._reporter.left(name)
+                self._reporter.left(self._children.pop(name).view())
             case Publish(upstreams=upstreams):
                 self._publish(upstreams)
                 self._published = upstreams
@@ -247,10 +246,7 @@ class Fleet:
             if self._stop is not None:
                 break
             if process.phase is Phase.READY:
-                if process.failures:
-                    self._reporter.restarted(process)
-                else:
-                    self._reporter.started(process)
+                self._reporter.serves(process, again=process.failures > 0)
             elif process.terminated_ns is None:
                 delay_ns = self._desired.back_off.delay_ns(process.name, process.failures)
                 self._reporter.exited(process, delay_ns)

@@ -107,34 +107,24 @@ class Reporter:
             restart_in_ms=restart_in_ns // 1_000_000,
         )
 
-    def restarted(self, process: ProcessView) -> None:
-        """A process that had ended is ready again."""
+    def serves(self, process: ProcessView, *, again: bool) -> None:
+        """A process that had ended is ready again, or a replica that was added is ready."""
         assert process.address is not None
         address = process.address
-        self.say(f"{process.name} is ready again at {address.url}")
+        self.say(f"{process.name} is ready{' again' if again else ''} at {address.url}")
         self._event(
-            f"{process.role}_restarted",
+            f"{process.role}_{'restarted' if again else 'started'}",
             name=process.name,
             url=address.url,
             admin_url=address.admin_url,
         )
 
-    def started(self, process: ProcessView) -> None:
-        """A replica that was added serves."""
-        assert process.address is not None
-        address = process.address
-        self.say(f"{process.name} is ready at {address.url}")
-        self._event(
-            f"{process.role}_started",
-            name=process.name,
-            url=address.url,
-            admin_url=address.admin_url,
-        )
-
-    def left(self, name: str) -> None:
-        """A replica that is not wanted any more has finished what it had."""
-        self.say(f"{name} has drained")
-        self._event("replica_left", name=name)
+    def left(self, process: ProcessView) -> None:
+        """A replica that is not wanted any more has ended."""
+        drained = process.terminated_ns is not None and process.exit_code == 0
+        how = "has drained" if drained else "is not started again: fewer replicas are wanted"
+        self.say(f"{process.name} {how}")
+        self._event("replica_left", name=process.name)
 
     def decided(self, round_: ControlRound) -> None:
         """A round of control: what changed for people, all of it for whoever records it."""
