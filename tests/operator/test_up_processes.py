@@ -190,7 +190,7 @@ def test_a_process_that_hangs_is_started_again(start_up: Start, name: str, role:
 def test_a_replica_that_crashes_at_its_first_start_is_given_another(start_up: Start) -> None:
     up = start_up(chat_1="once-crashes")
     assert len(up.event("ready")["replicas"]) == 2
-    assert [e["event"] for e in up.seen] == ["replica_exited", "ready"]
+    assert [e["event"] for e in up.seen] == ["replica_exited", "replica_restarted", "ready"]
     assert "chat-1      | error: the device is on fire\n" in up.log()
 
 
