@@ -48,7 +48,6 @@ def measures(
                      output_tokens=arrivals * 100),)  # fmt: skip
     reading: dict[str, Any] = {
         "pod": "chat-0",
-        "pod_uid": "u0",
         "signal": Signal.FRESH,
         "paced": True,
         "device": DEVICE,

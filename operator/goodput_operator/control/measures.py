@@ -19,7 +19,6 @@ class EngineReading:
 
     Args:
         pod: the pod's name.
-        pod_uid: tells a pod from its successor of the same name.
         signal: whether the rest can be believed; it is not read otherwise.
         limits_revision: of the limits in force there, `limits_revision` of its state; 0: it
             started with none.
@@ -37,7 +36,6 @@ class EngineReading:
     """
 
     pod: str
-    pod_uid: str
     signal: Signal
     limits_revision: int = 0
     paced: bool = False

@@ -255,7 +255,7 @@ def _slo_attained(view: View, known: Known) -> Said:
             type=SLO_ATTAINED, status=found.status, reason=found.reason, message=found.message
         )
     stored = _stored(view, SLO_ATTAINED)
-    if stored is not None and stored.reason != "Suspended":
+    if stored is not None and stored.reason != SUSPENDED:
         return stored
     return Said(
         type=SLO_ATTAINED,

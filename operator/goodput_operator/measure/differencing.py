@@ -182,11 +182,10 @@ def _since(after: PromiseCounts, before: PromiseCounts) -> PromiseCounts:
 def _engine(baseline: Baseline | None, scrape: EngineScrape) -> EngineReading:
     pod, uid, now = scrape.source.name, scrape.source.uid, scrape.counters
     if now is None:
-        return EngineReading(pod=pod, pod_uid=uid, signal=scrape.signal)
+        return EngineReading(pod=pod, signal=scrape.signal)
     was = _same_start(baseline, uid, now)
     return EngineReading(
         pod=pod,
-        pod_uid=uid,
         signal=scrape.signal,
         limits_revision=now.limits_revision,
         paced=now.paced,
