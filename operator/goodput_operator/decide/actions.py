@@ -19,16 +19,16 @@ __all__ = ["Action", "Apply", "CreateToken", "Decision", "Delete", "Emit", "Push
 class Apply:
     """Server-side apply of one child under our field manager.
 
+    To the very object of that name that the snapshot holds, which carries our controller
+    reference. Where it holds none, one is looked for first. Fields are taken from other managers
+    where it turns out to be ours, and only there; the overwritten manager and field become an
+    Event.
+
     Args:
-        body: the whole object as it should be, owner reference included; where it exists already
-            `metadata.uid` too, so that the API server applies it to that very object or refuses.
-        force: it exists and carries our controller reference. Without it nobody has seen one: it
-            is looked for first. Fields are taken from other managers where it turns out to be
-            ours, and only there; the overwritten manager and field become an Event.
+        body: the whole object as it should be, owner reference included.
     """
 
     body: Mapping[str, Any]
-    force: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

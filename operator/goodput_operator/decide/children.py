@@ -27,12 +27,14 @@ class Repairs:
 
     Args:
         applies: in the order of the wanted objects.
+        missing: how many of them make an object that is not there.
         foreign: (kind, name) of objects of others in our places.
         tried: to be remembered.
         settled: likewise; None: something is to be applied, or cannot be.
     """
 
     applies: tuple[Apply, ...]
+    missing: int
     foreign: tuple[tuple[str, str], ...]
     tried: tuple[Tried, ...]
     settled: Settled | None
@@ -57,7 +59,8 @@ def repairs(
     """
     settled = memory.settled
     if settled is not None and settled.wanted == made_of and _untouched(view, settled):
-        return Repairs(applies=(), foreign=(), tried=memory.tried, settled=settled)
+        return Repairs(applies=(), missing=0, foreign=(), tried=memory.tried, settled=settled)
+    missing = 0
     applies: list[Apply] = []
     foreign: list[tuple[str, str]] = []
     tried: list[Tried] = []
@@ -65,10 +68,12 @@ def repairs(
     for one in render():
         key = (one["kind"], one["metadata"]["name"])
         digest = digest_of(one, _DIGEST_CHARACTERS)
-        body = _with(one, annotations={ANNOTATION_APPLIED: digest})
+        metadata = {**one["metadata"], "annotations": {ANNOTATION_APPLIED: digest}}
+        body = {**one, "metadata": metadata}
         child = view.children.get(key)
         if child is None:
-            applies.append(Apply(body=body, force=False))
+            applies.append(Apply(body=body))
+            missing += 1
             continue
         versions.append((*key, child.version))
         if not child.ours:
@@ -77,10 +82,11 @@ def repairs(
             now = Tried(kind=key[0], name=key[1], digest=digest, version=child.version)
             tried.append(now)
             if now not in memory.tried or key in undone:
-                applies.append(Apply(body=_with(body, uid=child.uid), force=True))
+                applies.append(Apply(body=body))
     well = not applies and not foreign
     return Repairs(
         applies=tuple(applies),
+        missing=missing,
         foreign=tuple(foreign),
         tried=tuple(tried),
         settled=Settled(wanted=made_of, versions=tuple(versions)) if well else None,
@@ -92,7 +98,3 @@ def _untouched(view: View, settled: Settled) -> bool:
         (child := view.children.get((kind, name))) is not None and child.version == version
         for kind, name, version in settled.versions
     )
-
-
-def _with(body: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
-    return {**body, "metadata": {**body["metadata"], **metadata}}

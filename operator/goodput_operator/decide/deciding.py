@@ -153,7 +153,7 @@ def _round(
         rollout=rollout,
         decided=decided,
         troubles=trouble,
-        missing=sum(not one.force for one in applies),
+        missing=found_amiss.missing,
         attainment=found,
         law=law,
     )

@@ -50,13 +50,11 @@ def decide(snapshot: Snapshot) -> Decision:
     standing = {(one["kind"], one["metadata"]["name"]): one for one in snapshot.objects}
     live = standing.get(("ConfigMap", name))
     actions: list[Action] = []
-    if live is None:
-        actions.append(Apply(body=body, force=False))
-    elif controlled_by(live, owner.uid) and any(
-        live.get("data", {}).get(key) != value for key, value in data.items()
+    if live is None or (
+        controlled_by(live, owner.uid)
+        and any(live.get("data", {}).get(key) != value for key, value in data.items())
     ):
-        body["metadata"] = {**owner.metadata(name), "uid": live["metadata"]["uid"]}
-        actions.append(Apply(body=body, force=True))
+        actions.append(Apply(body=body))
     words = sorted(" ".join((*key, said)) for key, said in snapshot.failures.items())
     status = {
         "observedGeneration": metadata["generation"],

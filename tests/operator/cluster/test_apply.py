@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,23 +67,22 @@ def config_map(name: str, owners: Any = None, **data: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
-def wanted(memory: Any, name: str, **data: str) -> Apply:
-    """What `decide` asks for: forced and by uid where ours exists."""
-    body = config_map(name, **data)
-    live = memory.server.objects.get(f"{CONFIG_MAPS}/{name}")
-    if live is None or live["metadata"]["ownerReferences"] != OURS:
-        return Apply(body=body, force=False)
-    body["metadata"]["uid"] = live["metadata"]["uid"]
-    return Apply(body=body, force=True)
+def wanted(name: str, **data: str) -> Apply:
+    """What `decide` asks for."""
+    return Apply(body=config_map(name, **data))
 
 
 async def carry_out(
     memory: Any, *actions: Action, record: Record | None = None, engines: Engines | None = None
 ) -> Outcome:
+    snapshot = snapshot_of(memory)
+    return await applier_of(memory, engines).carry_out(snapshot, actions, record or Record(uid=UID))
+
+
+def snapshot_of(memory: Any) -> Snapshot:
     objects = [o for path, o in memory.server.objects.items() if path.startswith(CONFIG_MAPS)]
     watched = tuple(o for o in objects if o["metadata"]["ownerReferences"] == OURS)
-    snapshot = Snapshot(now_ns=memory.clock.ns, unix_s=0, service=SERVICE, objects=watched)
-    return await applier_of(memory, engines).carry_out(snapshot, actions, record or Record(uid=UID))
+    return Snapshot(now_ns=memory.clock.ns, unix_s=0, service=SERVICE, objects=watched)
 
 
 def applier_of(memory: Any, engines: Engines | None = None) -> Applier:
@@ -103,7 +103,7 @@ def events_of(memory: Any) -> list[tuple[str, str]]:
 
 
 async def test_a_missing_child_is_looked_for_and_then_made(memory: Any) -> None:
-    outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
+    outcome = await carry_out(memory, wanted("chat", a="1"))
     assert outcome.failures == {}
     assert memory.server.calls == [
         ("GET", f"{CONFIG_MAPS}/chat", False),
@@ -119,7 +119,7 @@ async def test_a_foreign_object_in_the_way_is_named_and_never_touched(
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", owners, theirs="x"))
     before = dict(memory.server.objects[f"{CONFIG_MAPS}/chat"])
     record = Record(uid=UID)
-    outcome = await carry_out(memory, wanted(memory, "chat", a="1"), record=record)
+    outcome = await carry_out(memory, wanted("chat", a="1"), record=record)
     assert memory.server.writes == []
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"] == before
     assert outcome.failures == {
@@ -131,7 +131,7 @@ async def test_a_foreign_object_in_the_way_is_named_and_never_touched(
 
 async def test_what_another_manager_set_is_put_back_and_both_are_named(memory: Any) -> None:
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="edited"), "kubectl-edit")
-    outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
+    outcome = await carry_out(memory, wanted("chat", a="1"))
     assert outcome.failures == {}
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1"}
     assert events_of(memory) == [
@@ -144,7 +144,7 @@ async def test_what_another_manager_set_is_put_back_and_both_are_named(memory: A
 
 async def test_an_apply_without_conflict_is_not_forced_and_says_nothing(memory: Any) -> None:
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", b="theirs"), "kubectl-edit")
-    await carry_out(memory, wanted(memory, "chat", a="1"))
+    await carry_out(memory, wanted("chat", a="1"))
     assert memory.server.writes == [("PATCH", f"{CONFIG_MAPS}/chat", False)]
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1", "b": "theirs"}
     assert events_of(memory) == []
@@ -154,7 +154,7 @@ async def test_what_ours_cannot_stand_beside_is_taken_away_and_named(memory: Any
     memory.server.rivals = {"a", "b"}
     path = f"{CONFIG_MAPS}/chat"
     memory.server.put(path, config_map("chat", b="theirs", c="theirs"), "kubectl-edit")
-    outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
+    outcome = await carry_out(memory, wanted("chat", a="1"))
     assert outcome.failures == {}
     assert memory.server.objects[path]["data"] == {"a": "1"}
     [(reason, message)] = events_of(memory)
@@ -165,7 +165,7 @@ async def test_what_ours_cannot_stand_beside_is_taken_away_and_named(memory: Any
 async def test_what_is_refused_although_nobody_else_touched_it_is_told(memory: Any) -> None:
     memory.server.rivals = {"a", "b"}
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="0"), "goodput-operator")
-    outcome = await carry_out(memory, wanted(memory, "chat", a="1", b="1"))
+    outcome = await carry_out(memory, wanted("chat", a="1", b="1"))
     assert outcome.failures == {("ConfigMap", "chat"): "the server says Invalid"}
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "0"}
 
@@ -174,9 +174,8 @@ async def test_an_object_of_ours_whose_label_is_gone_is_put_back_like_any_other(
     memory: Any,
 ) -> None:
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="edited"), "kubectl-label")
-    unseen = Apply(body=config_map("chat", a="1"), force=False)
     snapshot = Snapshot(now_ns=memory.clock.ns, unix_s=0, service=SERVICE)
-    outcome = await applier_of(memory).carry_out(snapshot, [unseen], Record(uid=UID))
+    outcome = await applier_of(memory).carry_out(snapshot, [wanted("chat", a="1")], Record(uid=UID))
     assert outcome.failures == {}
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1"}
     assert [reason for reason, _ in events_of(memory)] == ["Overwritten"]
@@ -184,9 +183,10 @@ async def test_an_object_of_ours_whose_label_is_gone_is_put_back_like_any_other(
 
 async def test_a_successor_of_the_same_name_is_left_alone_until_it_is_seen(memory: Any) -> None:
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="0"))
-    apply = wanted(memory, "chat", a="1")
+    snapshot = copy.deepcopy(snapshot_of(memory))
     memory.server.objects[f"{CONFIG_MAPS}/chat"]["metadata"]["uid"] = "another"
-    outcome = await carry_out(memory, apply)
+    actions = [wanted("chat", a="1")]
+    outcome = await applier_of(memory).carry_out(snapshot, actions, Record(uid=UID))
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "0"}
     assert outcome.failures == {}, "that our cache is behind is nobody's business"
     assert outcome.transient
@@ -196,7 +196,7 @@ async def test_a_quota_is_reported_in_the_servers_words_and_the_rest_is_done(mem
     words = 'configmaps "chat" is forbidden: exceeded quota: q, requested: count=1'
     refusal = {"kind": "Status", "reason": "Forbidden", "message": words}
     memory.server.refuse["PATCH", f"{CONFIG_MAPS}/chat"] = (403, refusal)
-    outcome = await carry_out(memory, wanted(memory, "chat", a="1"), wanted(memory, "other", a="1"))
+    outcome = await carry_out(memory, wanted("chat", a="1"), wanted("other", a="1"))
     assert outcome.failures == {("ConfigMap", "chat"): words}
     assert not outcome.transient
     assert f"{CONFIG_MAPS}/other" in memory.server.objects
@@ -205,7 +205,7 @@ async def test_a_quota_is_reported_in_the_servers_words_and_the_rest_is_done(mem
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_a_server_in_trouble_is_tried_again_later(memory: Any, status: int) -> None:
     memory.server.refuse["PATCH", f"{CONFIG_MAPS}/chat"] = (status, {"message": "busy"})
-    outcome = await carry_out(memory, wanted(memory, "chat", a="1"))
+    outcome = await carry_out(memory, wanted("chat", a="1"))
     assert outcome.transient
     assert outcome.failures == {}, "nobody has to do anything about it"
     assert outcome.delayed == {("ConfigMap", "chat"): "busy"}
@@ -213,7 +213,7 @@ async def test_a_server_in_trouble_is_tried_again_later(memory: Any, status: int
 
 async def test_a_server_that_hangs_costs_one_time_out_a_call(memory: Any) -> None:
     memory.server.hang.add(f"{CONFIG_MAPS}/chat")
-    outcome = await carry_out(memory, wanted(memory, "chat", a="1"), wanted(memory, "other", a="1"))
+    outcome = await carry_out(memory, wanted("chat", a="1"), wanted("other", a="1"))
     assert outcome.transient
     assert list(outcome.delayed.values()) == ["the API server did not answer within 0.05 s"]
     assert f"{CONFIG_MAPS}/other" in memory.server.objects
@@ -222,7 +222,7 @@ async def test_a_server_that_hangs_costs_one_time_out_a_call(memory: Any) -> Non
 async def test_nothing_is_written_once_the_fence_is_closed(memory: Any) -> None:
     memory.fence.close()
     with pytest.raises(LeaseLostError):
-        await carry_out(memory, wanted(memory, "chat", a="1"), WriteStatus(status={}))
+        await carry_out(memory, wanted("chat", a="1"), WriteStatus(status={}))
     assert memory.server.writes == []
 
 
@@ -311,7 +311,7 @@ def test_whatever_stands_there_only_ours_changes_and_everything_else_is_accounte
         if child["refused"] is not None:
             refusal = {"reason": "R", "message": f"no {number}"}
             memory.server.refuse["PATCH", path] = (child["refused"], refusal)
-    actions = [wanted(memory, f"c{number}", a="1") for number in range(len(children))]
+    actions = [wanted(f"c{number}", a="1") for number in range(len(children))]
     outcome = asyncio.run(carry_out(memory, *actions))
 
     for number, child in enumerate(children):

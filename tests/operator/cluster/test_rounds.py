@@ -101,7 +101,7 @@ def apply_config_map() -> Apply:
     owner = {"kind": "LLMService", "name": "chat", "uid": "u1", "controller": True}
     metadata = {"name": "chat", "namespace": "ns", "ownerReferences": [owner]}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "1"}}
-    return Apply(body=body, force=False)
+    return Apply(body=body)
 
 
 async def test_a_snapshot_holds_the_service_and_what_is_labelled_with_it(parts: Parts) -> None:

@@ -210,12 +210,8 @@ class Cluster:
         self.touched.append(key)
         live = self.objects.get(key)
         if live is None:
-            assert not action.force
-            assert "uid" not in body["metadata"]
             self.objects[key] = self._stored(body)
             return
-        assert action.force, f"{key} exists"
-        assert body["metadata"]["uid"] == live["metadata"]["uid"]
         merged = _merged(live, _normal(body))
         if "data" in body and body["kind"] == "ConfigMap":
             merged["data"] = body["data"]
@@ -325,7 +321,6 @@ class Cluster:
             engines=tuple(
                 EngineReading(
                     pod=pod["metadata"]["name"],
-                    pod_uid=pod["metadata"]["uid"],
                     signal=Signal.FRESH,
                     limits_revision=limits,
                     **reading,

@@ -224,7 +224,7 @@ class Applier:
 
 def _to_this_very(body: Object, live: Object) -> Object:
     """A body that the API server applies to no other object of its name than the one looked at."""
-    return {**body, "metadata": {"uid": live["metadata"]["uid"], **body["metadata"]}}
+    return {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
 
 
 def _overwritten(kind: Kind, name: str, conflicts: Sequence[Conflict]) -> Emit:
