@@ -177,23 +177,25 @@ def test_a_change_that_the_server_will_not_make_is_tried_once(running: Cluster) 
     assert tried == 1
 
 
-def test_a_repair_that_the_server_could_not_make_is_tried_again(running: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("answers", "words", "condition"),
+    [
+        ("delayed", "busy", ("Reconciling", "Retrying")),
+        ("failures", "the webhook is away", ("Stalled", "Refused")),
+    ],
+    ids=["it could not", "it refused"],
+)
+def test_a_repair_that_the_server_did_not_make_is_tried_again(
+    running: Cluster, answers: str, words: str, condition: tuple[str, str]
+) -> None:
     running.edit("Service", "chat", meddled)
     edited = copy.deepcopy(running.objects["Service", "chat"])
     for _ in range(3):
         assert len(writes(running.decide())) == 1
         running.objects["Service", "chat"] = copy.deepcopy(edited)
-        running.delayed = {("Service", "chat"): "busy"}
-
-
-def test_a_repair_that_is_refused_is_tried_again_and_stalls_meanwhile(running: Cluster) -> None:
-    running.edit("Service", "chat", meddled)
-    edited = copy.deepcopy(running.objects["Service", "chat"])
-    for _ in range(3):
-        assert len(writes(running.decide())) == 1
-        running.objects["Service", "chat"] = copy.deepcopy(edited)
-        running.failures = {("Service", "chat"): "the webhook is away"}
-    assert running.condition("Stalled") == ("True", "Refused")
+        setattr(running, answers, {("Service", "chat"): words})
+    kind, reason = condition
+    assert running.condition(kind) == ("True", reason)
 
 
 FOREIGN = [*CHILDREN, ("Deployment", "REVISION"), ("ControllerRevision", "REVISION")]
