@@ -10,27 +10,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
-from goodput_core.control import ServiceParams
-from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.rounds import control_round
 from goodput_operator.decide import events
 from goodput_operator.decide.actions import Action, Decision, Delete, WriteStatus
 from goodput_operator.decide.asking import asked
-from goodput_operator.decide.attainment import attainment, tally
 from goodput_operator.decide.children import repairs
+from goodput_operator.decide.controlling import controlled
 from goodput_operator.decide.engines import missing_tokens, pushes
-from goodput_operator.decide.memory import Memory
 from goodput_operator.decide.plan import (
     base_objects,
-    followed,
     rollout_of,
-    stored_decided,
     workload_objects,
 )
 from goodput_operator.decide.revisions import outdated, revisions_of
 from goodput_operator.decide.saying import Known, conditions_of, refused_conditions, status_of
-from goodput_operator.decide.starting import begun, started
+from goodput_operator.decide.starting import begun
 from goodput_operator.decide.status import due_ns
 from goodput_operator.decide.troubles import Reason, Trouble, troubles
 from goodput_operator.decide.view import view_of
@@ -41,6 +35,7 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_operator.decide.conditions import Said
+    from goodput_operator.decide.memory import Memory
     from goodput_operator.decide.plan import Rollout
     from goodput_operator.decide.snapshot import Snapshot
     from goodput_operator.decide.view import View
@@ -75,33 +70,8 @@ def _round(
     snapshot: Snapshot, view: View, spec: LLMServiceSpec, installation: Installation
 ) -> Decision:
     memory, now_ns = snapshot.memory, snapshot.now_ns
-    params = ServiceParams.of(spec)
-    measures = None if spec.suspend else snapshot.measures
-    created_ns, startups_ns = started(memory, view.engines, now_ns)
-    last = memory.decided or stored_decided(view)
-    decided = followed(last, params)
-    told = memory.told.decided or last or decided
-    # A floor or a ceiling that has moved is the law's to tell of, so it is asked about the number
-    # that stood before.
-    lawful = params.mode is ControlMode.AUTO and params.replicas is None
-    law, found, window, measured_ns = None, None, memory.window, memory.measured_ns
-    if measures is not None:
-        law = control_round(
-            measures,
-            params=params,
-            law=memory.law,
-            last=decided,
-            told=told.bounds,
-            recommended=view.status.get("recommendedReplicas"),
-            phases={pod.name: pod.phase for pod in view.engines},
-            asked=told.replicas if lawful else decided.replicas,
-            startups_ns=startups_ns,
-            now_ns=now_ns,
-        )
-        decided = law.decided
-        window, measured_ns = tally(window, measures, now_ns), now_ns
-        found = attainment(window, params.classes, measures)
-
+    control = controlled(snapshot, view, spec)
+    decided = control.decided
     revisions = revisions_of(view, spec, installation)
     rollout = rollout_of(view, revisions, 0 if spec.suspend else decided.replicas)
     made_of = (
@@ -130,18 +100,19 @@ def _round(
         *_unasked(spec, installation),
     ]
     used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
+    tokens = missing_tokens(
+        view,
+        used,
+        revisions.uids,
+        known=memory.tokens,
+        begun=begun(memory, view.engines),
+        undone=undone,
+        found=trouble,
+    )
     actions: list[Action] = [
         *(one for one in applies if one.body["kind"] != "Deployment"),
-        *missing_tokens(
-            view,
-            used,
-            revisions.uids,
-            known=memory.tokens,
-            begun=begun(memory, view.engines),
-            undone=undone,
-            found=trouble,
-        ),
-        *pushes(view, () if law is None else law.pushes),
+        *tokens,
+        *pushes(view, () if control.law is None else control.law.pushes),
         *(one for one in applies if one.body["kind"] == "Deployment"),
         *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.over),
         *outdated(view, revisions, _used(view, rollout)),
@@ -154,25 +125,19 @@ def _round(
         decided=decided,
         troubles=trouble,
         missing=found_amiss.missing,
-        attainment=found,
-        law=law,
+        attainment=control.attainment,
+        law=control.law,
     )
-    next_memory = Memory(
-        law=memory.law if law is None else law.law,
-        decided=decided,
-        created_ns=created_ns,
-        startups_ns=startups_ns,
-        measured_ns=measured_ns,
-        window=window,
+    next_memory = replace(
+        control.memory,
         tokens=tuple(revisions.uids[one.name] for one in used if one.name in revisions.uids),
-        told=events.told_after(memory.told, measures, law, snapshot.failures, told),
         spec=(view.generation, spec),
         settled=found_amiss.settled,
         tried=found_amiss.tried,
-        status_written_ns=memory.status_written_ns,
     )
     wakes = [now_ns + _AGAIN_NS] if actions else []
     if not spec.suspend:
+        measured_ns = control.memory.measured_ns
         since_ns = now_ns if measured_ns is None else measured_ns
         wakes.append(max(now_ns, since_ns + spec.control.interval_seconds * NS_PER_S))
     said = conditions_of(view, known)
