@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["decide"]
 
 _AGAIN_NS: Final = 2 * NS_PER_S
-"""After something was changed it is looked at again, whatever the watches bring."""
+"""After something was changed it is looked at again, whatever the watches bring; so it is while an
+interval that should be over is not."""
 
 
 def decide(snapshot: Snapshot, installation: Installation) -> Decision:
@@ -139,7 +140,8 @@ def _round(
     if not spec.suspend:
         measured_ns = control.memory.measured_ns
         since_ns = now_ns if measured_ns is None else measured_ns
-        wakes.append(max(now_ns, since_ns + spec.control.interval_seconds * NS_PER_S))
+        over_ns = since_ns + spec.control.interval_seconds * NS_PER_S
+        wakes.append(over_ns if over_ns > now_ns else now_ns + _AGAIN_NS)
     said = conditions_of(view, known)
     decision = _closed(
         snapshot, view, said, known, actions=actions, memory=next_memory, wakes=wakes

@@ -245,3 +245,19 @@ def test_what_a_changed_spec_puts_in_force_is_told_once(
     assert decided is not None
     assert list(running.deployments().values()) == [decided.replicas]
     assert {push.limits["revision"] for push in running.pushed} <= {decided.limits_revision}
+
+
+@pytest.mark.parametrize("interval_s", [1, 10, 3600])
+def test_the_next_round_is_due_when_the_interval_is_over(running: Cluster, interval_s: int) -> None:
+    running.ask(control={"mode": "Manual", "intervalSeconds": interval_s})
+    running.settle()
+    measured_ns = running.now_ns
+    over_ns = measured_ns + interval_s * NS_PER_S
+    running.decide(running.measured(20, 20))
+    for now_ns in (measured_ns, over_ns - NS_PER_S // 2):
+        running.now_ns = now_ns
+        assert running.decide().wake_at_ns == over_ns
+    running.now_ns = over_ns
+    again_ns = running.decide().wake_at_ns
+    assert again_ns is not None
+    assert again_ns > over_ns, "whoever measures takes it for not over yet: no round would wait"
