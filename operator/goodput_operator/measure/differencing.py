@@ -9,7 +9,7 @@ whole reading covers the longer interval. Engines are taken one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -129,7 +129,7 @@ def _advanced(baseline: Baseline | None, reading: Reading) -> Baseline:
         routers={
             scrape.source.uid: counters
             for scrape in reading.routers
-            if (counters := scrape.counters or routers.get(scrape.source.uid)) is not None
+            if (counters := _most(routers.get(scrape.source.uid), scrape.counters)) is not None
         },
         engines={
             scrape.source.uid: told
@@ -139,10 +139,42 @@ def _advanced(baseline: Baseline | None, reading: Reading) -> Baseline:
     )
 
 
+def _most(was: RouterCounters | None, now: RouterCounters | None) -> RouterCounters | None:
+    """All that is known of a router by now.
+
+    A server that takes in its series one by one may lack some for a moment: within one start no
+    count falls, so what was known before still holds.
+    """
+    if was is None or now is None or not _same_run(was, now):
+        return now or was
+    return replace(
+        now,
+        client_errors=max(was.client_errors, now.client_errors),
+        classes={
+            name: _most_of_class(was.classes.get(name, _NOTHING), now.classes.get(name, _NOTHING))
+            for name in was.classes.keys() | now.classes.keys()
+        },
+    )
+
+
+def _most_of_class(was: ClassCounters, now: ClassCounters) -> ClassCounters:
+    return ClassCounters(
+        good=max(was.good, now.good),
+        total=max(was.total, now.total),
+        ttft=was.ttft + _since(now.ttft, was.ttft),
+        tpot=was.tpot + _since(now.tpot, was.tpot),
+    )
+
+
+def _same_run(was: RouterCounters, now: RouterCounters) -> bool:
+    """Whether a router has not started again in between."""
+    return was.epoch == now.epoch and was.arrivals <= now.arrivals
+
+
 def _before(baseline: Baseline, uid: str, now: RouterCounters, interval_ns: int) -> RouterCounters:
     """What a router had counted when the interval began."""
     was = baseline.routers.get(uid)
-    if was is not None and was.epoch == now.epoch and was.arrivals <= now.arrivals:
+    if was is not None and _same_run(was, now):
         return was
     began_since = was is not None or (now.uptime_ns is not None and now.uptime_ns <= interval_ns)
     if began_since:

@@ -189,6 +189,29 @@ def test_after_silence_the_whole_time_is_one_interval() -> None:
     assert measures.traffic.arrivals == 20 + 40
 
 
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param({}, id="nothing of a class"),
+        pytest.param({"chat": ClassCounters(total=70)}, id="a part of its outcomes"),
+    ],
+)
+def test_counts_that_were_not_told_for_a_moment_come_once(known: dict[str, ClassCounters]) -> None:
+    lacking = router(1100, client_errors=1)
+    assert lacking.counters is not None
+    lacking = replace(lacking, counters=replace(lacking.counters, classes=known, client_errors=0))
+    readings = [
+        read(0, router(1000, client_errors=1)),
+        read(10, lacking),
+        read(20, router(1100, client_errors=1)),
+    ]
+    assert run(*readings[:2]).attained == (Attained(name="chat", good=0, total=0),)
+    measures = run(*readings)
+    assert measures.traffic.arrivals == 0
+    assert measures.attained == (Attained(name="chat", good=90, total=100),)
+    assert measures.classes[0].tpot == PromiseCounts(judged=100, missed=10)
+
+
 def test_the_same_numbers_once_more_are_missing_not_an_idle_interval() -> None:
     assert run(read(5, router(10)), read(5, router(10))).traffic.signal is Signal.MISSING
 
