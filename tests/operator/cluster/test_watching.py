@@ -126,6 +126,9 @@ async def test_what_is_indexed_is_found_by_service_and_carries_no_managers(
 
 def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters(watches: Watches) -> None:
     settings = kopf.OperatorSettings()
+    unlike = {"chunk_size": 500, "initial_streaming": True}
+    for name, value in unlike.items():
+        setattr(settings.watching, name, value)
     configure(settings)
     waits = (
         settings.watching.server_timeout,
@@ -136,6 +139,7 @@ def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters(watches: Watch
     )
     assert all(wait is not None and wait <= 300 for wait in waits)
     assert not settings.posting.enabled
+    assert not any(getattr(settings.watching, name) for name in unlike), "one answer lists all"
     assert settings.scanning.disabled
     backoffs: Any = settings.networking.error_backoffs
     assert list(itertools.islice(backoffs, 7)) == [1, 2, 4, 8, 15, 15, 15]

@@ -49,6 +49,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = WATCH_S
     settings.watching.client_timeout = WATCH_S + _REQUEST_S
     settings.watching.connect_timeout = _CONNECT_S
+    # Each list is one answer, complete: what it lacks is gone (`Cache.listed`).
+    settings.watching.chunk_size = None
+    settings.watching.initial_streaming = False
     settings.networking.connect_timeout = _CONNECT_S
     settings.networking.request_timeout = _REQUEST_S
     settings.networking.error_backoffs = _Forever()
