@@ -52,4 +52,6 @@ def test_engines_that_run_follow_the_budget_and_the_mode_and_lose_no_answer(
     assert after["metadata"]["uid"] == engine["metadata"]["uid"]
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0
     assert state()["epoch"] == before["epoch"]
-    assert "LimitsNotTaken" not in installed.kubectl("describe", "llmservice", NAME)
+    story = installed.kubectl("describe", "llmservice", NAME)
+    assert "token budget 2048 → 12000: the spec has changed" in story
+    assert "LimitsNotTaken" not in story
