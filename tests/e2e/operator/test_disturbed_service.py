@@ -1,15 +1,18 @@
 """What clients see when a service loses a process, a pod or a node: an answer, or a proper error.
 
-No request hangs, and what is announced beforehand, a drained node, costs none.
+No request hangs, and what is announced beforehand, a drained node or a new revision, costs none.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.e2e.operator.killing import kill_pod, kill_process
+from tests.e2e.operator.loading import under_load
+from tests.e2e.operator.watching import PARTS, Serving, watching
 
 from goodput_replay.run.records import read_judged
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     Until = Callable[..., Any]
 
+REPLICAS = 2
 ANSWERS = 6
 # The emulated device makes about a hundred tokens a second for each.
 LONG = 1000
@@ -32,7 +36,8 @@ def chat(installed: Installed) -> Iterator[Installed]:
     """Two engines and two routers, all on one node at first."""
     installed.kubectl("cordon", "node-2")
     try:
-        installed.apply("chat", replicas=2, router={"policy": "least-loaded", "replicas": 2})
+        router = {"policy": "least-loaded", "replicas": REPLICAS}
+        installed.apply("chat", replicas=REPLICAS, router=router)
         installed.settled("chat")
     finally:
         installed.kubectl("uncordon", "node-2")
@@ -93,7 +98,7 @@ def test_an_engine_killed_mid_stream_costs_its_own_answers_and_nothing_else(
     def returned() -> bool:
         pods = chat.pods("chat", "engine")
         now = {pod["metadata"]["name"]: restarts(pod) for pod in pods}
-        return len(now) == 2 and now != before
+        return len(now) == REPLICAS and now != before
 
     until(returned, "another process")
     chat.settled("chat")
@@ -102,3 +107,31 @@ def test_an_engine_killed_mid_stream_costs_its_own_answers_and_nothing_else(
 
 def restarts(pod: dict[str, Any]) -> int:
     return sum(c["restartCount"] for c in pod["status"].get("containerStatuses", ()))
+
+
+@pytest.mark.slow
+def test_new_revisions_come_in_under_load_and_never_is_an_engine_or_a_router_missing(
+    chat: Installed, until: Until, tmp_path: Path
+) -> None:
+    def whole(serving: Serving) -> bool:
+        return all(len(serving[part]) == REPLICAS for part in PARTS)
+
+    with (
+        watching(chat, "chat", tmp_path / "watched") as states,
+        under_load(chat, "chat", tmp_path, until),
+    ):
+        until(lambda: states() and whole(states()[-1]), "the watch has begun")
+        begun = len(states()) - 1
+        before = states()[begun]
+        spec = {"engine": {"policy": "slo"}, "router": {"policy": "round-robin"}}
+        words = ("patch", "llmservice/chat", "--type=merge", "-p", json.dumps({"spec": spec}))
+        chat.kubectl(*words)
+
+        def replaced() -> bool:
+            now = states()[-1]
+            return whole(now) and all(now[part].isdisjoint(before[part]) for part in PARTS)
+
+        until(replaced, "other engines and other routers", timeout_s=90)
+        seen = states()[begun:]
+    for part in PARTS:
+        assert {len(serving[part]) for serving in seen} == {REPLICAS, REPLICAS + 1}, part
