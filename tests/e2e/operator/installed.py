@@ -90,6 +90,11 @@ class Installed:
         found: dict[str, Any] = self.get("llmservice", name).get("status", {})
         return found
 
+    def condition(self, name: str, kind: str) -> tuple[str, str]:
+        """The reason and the message of a service's condition."""
+        [one] = [c for c in self.status(name)["conditions"] if c["type"] == kind]
+        return one["reason"], one["message"]
+
     def pods(self, name: str, part: str) -> list[dict[str, Any]]:
         """A service's pods that are not going; `part` is `engine` or `router`."""
         labels = f"goodput.dev/llmservice={name},app.kubernetes.io/component={part}"

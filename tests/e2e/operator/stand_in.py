@@ -1,7 +1,7 @@
 """The operator as a process of its own, with decisions that a test can foresee.
 
-A service's annotation `text` is what its one child, a ConfigMap, is to hold; its status says what
-was refused. Everything else is the real operator: Kopf, queue, Lease, client.
+A service's annotation `text` is what its one child, a ConfigMap, is to hold. Everything else is
+the real operator: Kopf, queue, Lease, client.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from goodput_operator.cluster.process import run_operator
 from goodput_operator.cluster.runtime import Operator
 from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.resources.metadata import Owner
-from goodput_operator.resources.stored import controlled_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,34 +49,13 @@ def decide(snapshot: Snapshot) -> Decision:
     standing = {(one["kind"], one["metadata"]["name"]): one for one in snapshot.objects}
     live = standing.get(("ConfigMap", name))
     actions: list[Action] = []
-    if live is None or (
-        controlled_by(live, owner.uid)
-        and any(live.get("data", {}).get(key) != value for key, value in data.items())
-    ):
+    if live is None or live["data"] != data:
         actions.append(Apply(body=body))
-    words = sorted(" ".join((*key, said)) for key, said in snapshot.failures.items())
-    status = {
-        "observedGeneration": metadata["generation"],
-        "replicas": 0,
-        "conditions": [
-            {
-                "type": "Ready",
-                "status": "False" if words else "True",
-                "reason": "StandIn",
-                "message": "; ".join(words)[:1000],
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-                "observedGeneration": metadata["generation"],
-            }
-        ],
-    }
+    status = {"observedGeneration": metadata["generation"], "replicas": 0}
     if snapshot.service.get("status") != status:
         actions.append(WriteStatus(status=status))
-    theirs = live is not None and not controlled_by(live, owner.uid)
     return Decision(
-        actions=tuple(actions),
-        memory=snapshot.memory,
-        wake_at_ns=snapshot.now_ns + _AGAIN_NS,
-        foreign=(("ConfigMap", name),) if theirs else (),
+        actions=tuple(actions), memory=snapshot.memory, wake_at_ns=snapshot.now_ns + _AGAIN_NS
     )
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.e2e.operator.installed import Installed
 
     Until = Callable[..., Any]
 
 
-def condition(installed: Installed, name: str, kind: str) -> tuple[str, str]:
-    """Its reason and its message."""
-    [one] = [c for c in installed.status(name)["conditions"] if c["type"] == kind]
-    return one["reason"], one["message"]
+def says(installed: Installed, name: str, kind: str, wanted: str, words: str) -> None:
+    """Its condition has this reason, and these words in its message."""
+    reason, message = installed.condition(name, kind)
+    assert reason == wanted
+    assert words in message
 
 
 @pytest.mark.slow
@@ -26,10 +28,8 @@ def test_an_image_that_cannot_be_pulled_is_told_in_the_kubelets_words(
 ) -> None:
     asked("unpulled", engine={"policy": "sarathi", "image": "example.test/none:1"})
     installed.wait("condition=Stalled", "llmservice/unpulled")
-    reason, message = condition(installed, "unpulled", "Stalled")
-    assert reason == "ImagePullFailed"
-    assert 'image "example.test/none:1"' in message
-    assert message.startswith("pod unpulled-")
+    says(installed, "unpulled", "Stalled", "ImagePullFailed", 'image "example.test/none:1"')
+    assert installed.condition("unpulled", "Stalled")[1].startswith("pod unpulled-")
 
 
 @pytest.mark.slow
@@ -39,10 +39,9 @@ def test_pods_without_a_node_are_told_in_the_schedulers_words(
     gpu = {"limits": {"nvidia.com/gpu": 1000}}
     asked("unscheduled", engine={"policy": "sarathi", "resources": gpu})
     installed.wait("condition=ScalingLimited", "llmservice/unscheduled")
+    words = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
     for kind in ("Reconciling", "ScalingLimited"):
-        reason, message = condition(installed, "unscheduled", kind)
-        assert reason == "Unschedulable"
-        assert "0/2 nodes are available: 2 Insufficient nvidia.com/gpu" in message
+        says(installed, "unscheduled", kind, "Unschedulable", words)
     # A node may still come.
     installed.wait("condition=Stalled=false", "llmservice/unscheduled")
 
@@ -52,18 +51,36 @@ def test_a_quota_is_told_in_its_own_words_and_pods_come_once_it_is_raised(
     installed: Installed, serve: Callable[..., None], until: Until
 ) -> None:
     serve("few", replicas=1)
-    installed.kubectl("create", "quota", "no-more", "--hard=pods=1")
-    try:
-        # The quota counts only once its controller has looked at it.
-        until(lambda: installed.get("quota", "no-more").get("status", {}).get("hard"), "in force")
+    with quota(installed, "pods=1", until):
         installed.kubectl("scale", "llmservice/few", "--replicas=2")
         installed.wait("condition=Stalled", "llmservice/few")
         for kind in ("Stalled", "ScalingLimited"):
-            reason, message = condition(installed, "few", kind)
-            assert reason == "QuotaExceeded"
-            assert "exceeded quota: no-more, requested: pods=1" in message
+            words = "exceeded quota: no-more, requested: pods=1"
+            says(installed, "few", kind, "QuotaExceeded", words)
         installed.wait("condition=Ready", "llmservice/few")
-    finally:
-        installed.kubectl("delete", "quota", "no-more")
     installed.settled("few")
     installed.wait("condition=Stalled=false", "llmservice/few")
+
+
+def test_what_a_quota_refuses_the_operator_itself_is_told_and_tried_again(
+    installed: Installed, asked: Callable[..., None], until: Until
+) -> None:
+    with quota(installed, "count/poddisruptionbudgets.policy=0", until):
+        asked("refused", suspend=True)
+        installed.wait("condition=Stalled", "llmservice/refused")
+        words = '"refused-engines" is forbidden: exceeded quota: no-more'
+        says(installed, "refused", "Stalled", "QuotaExceeded", words)
+    installed.wait("condition=Stalled=false", "llmservice/refused")
+    installed.get("poddisruptionbudget", "refused-engines")
+
+
+@contextmanager
+def quota(installed: Installed, hard: str, until: Until) -> Iterator[None]:
+    """A quota `no-more` that is in force during the block."""
+    installed.kubectl("create", "quota", "no-more", f"--hard={hard}")
+    try:
+        # It counts only once its controller has looked at it.
+        until(lambda: installed.get("quota", "no-more").get("status", {}).get("hard"), "in force")
+        yield
+    finally:
+        installed.kubectl("delete", "quota", "no-more")

@@ -1,6 +1,7 @@
-"""Two operators from one chart: one writes, and the other takes over when it dies.
+"""Two operators from one chart, in a namespace of their own: one writes, the other takes over.
 
-They share a service account; the API server's record names the pod behind each token.
+They share a service account; the API server's record names the pod behind each token. In the end
+the namespace goes, with all that is in it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
 from tests.e2e.operator.installed import Installed
 
@@ -21,18 +23,21 @@ if TYPE_CHECKING:
     from tests.e2e.cluster.handle import OwnCluster
 
 TAKEOVER_S = 30
+GONE_S = 60
+# A token takes the emulated device about a hundredth of a second.
+MINUTES = 12_000
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
-    """A namespace with two operators."""
+    """A namespace with two operators, nothing of which is outside it."""
     namespace = "two-operators"
     publish_ours(own_cluster)
+    # The cluster's own roles belong to the installation of the other tests.
     values = f"replicas=2,crds.install=false,rbac.aggregate=false,watchNamespaces={{{namespace}}}"
     install_chart(own_cluster, "--set", values, namespace=namespace)
     yield Installed(cluster=own_cluster, namespace=namespace)
-    uninstall_chart(own_cluster, namespace=namespace)
-    own_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    own_cluster.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 
 
 def writes(two: Installed) -> list[tuple[str, float]]:
@@ -80,3 +85,23 @@ def test_of_two_operators_one_writes_and_the_other_takes_over_when_it_dies(
     pods_in_order = [pod for pod, _ in written]
     assert pods_in_order == sorted(pods_in_order, key=[one, *others].index), "never in turns"
     assert min(at for pod, at in written if pod != one) - died < TAKEOVER_S
+
+
+@pytest.mark.slow
+def test_a_namespace_is_gone_within_a_minute_of_its_operator_although_answers_run(
+    two: Installed,
+) -> None:
+    two.apply("busy", replicas=1)
+    two.settled("busy")
+    answers = two.answering("busy", 4, MINUTES)
+    uninstall_chart(two.cluster, namespace=two.namespace)
+    assert answers.running(), "it goes on without an operator"
+    began = time.monotonic()
+    delete = ("delete", "namespace", two.namespace, f"--timeout={GONE_S}s")
+    two.cluster.kubectl(*delete, timeout_s=GONE_S + 10)
+    assert time.monotonic() - began < GONE_S
+    ends = answers.ends()
+    assert "done" not in ends, "none had the time to finish"
+    assert set(ends) <= {"draining", "replica_lost"}, "each was told why"
+    with pytest.raises(ClusterError, match="NotFound"):
+        two.cluster.get("namespace", two.namespace)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.cluster.handle import ClusterError
-from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
-from tests.e2e.operator.installed import Installed
 from tests.e2e.operator.killing import kill_pod, kill_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import OwnCluster
+    from tests.e2e.operator.installed import Installed
 
     Until = Callable[..., Any]
 
@@ -25,9 +21,6 @@ INITIAL = 2048
 SLO = {"classes": [{"name": "only", "ttftMs": 60000, "tpotMs": 1, "objective": "99%"}]}
 BUDGET = {"min": 256, "max": 8192, "initial": INITIAL, "law": "fixed"}
 OF_SERVICE = ("-l", "goodput.dev/llmservice=orphan")
-# A token takes the emulated device about a hundredth of a second.
-MINUTES = 12_000
-GONE_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +95,10 @@ def test_a_service_that_is_deleted_while_no_operator_runs_takes_everything_along
     installed: Installed, limits: dict[str, int], until: Until
 ) -> None:
     answers = installed.answering("orphan", 2, 200)
+    metadata = installed.get("llmservice", "orphan", "--show-managed-fields")["metadata"]
+    assert not {"finalizers", "annotations", "labels"} & set(metadata), "a user's object, unmarked"
+    managers = [(one["manager"], one.get("subresource")) for one in metadata["managedFields"]]
+    assert sorted(managers) == [("a-user", None), ("goodput-operator", "status")]
     installed.kubectl("delete", "llmservice", "orphan", "--timeout=10s")
     kinds = (
         "deployments,replicasets,pods,services,endpointslices,configmaps,secrets,serviceaccounts,"
@@ -109,35 +106,3 @@ def test_a_service_that_is_deleted_while_no_operator_runs_takes_everything_along
     )
     until(lambda: not installed.get(kinds, *OF_SERVICE)["items"], "nothing is left of it")
     assert answers.ends() == ["done", "done"], "what ran was let finish"
-
-
-@pytest.fixture
-def another(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
-    """An operator in a namespace that is about to go."""
-    namespace = "leaving"
-    publish_ours(own_cluster)
-    # The cluster's own roles belong to the installation of the other tests.
-    values = f"crds.install=false,rbac.aggregate=false,watchNamespaces={{{namespace}}}"
-    install_chart(own_cluster, "--set", values, namespace=namespace)
-    yield Installed(cluster=own_cluster, namespace=namespace)
-    own_cluster.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
-
-
-@pytest.mark.slow
-def test_a_namespace_is_gone_within_a_minute_of_its_operator_although_answers_run(
-    another: Installed,
-) -> None:
-    another.apply("busy", replicas=1)
-    another.settled("busy")
-    answers = another.answering("busy", 4, MINUTES)
-    uninstall_chart(another.cluster, namespace=another.namespace)
-    assert answers.running(), "it goes on without an operator"
-    began = time.monotonic()
-    delete = ("delete", "namespace", another.namespace, f"--timeout={GONE_S}s")
-    another.cluster.kubectl(*delete, timeout_s=GONE_S + 10)
-    assert time.monotonic() - began < GONE_S
-    ends = answers.ends()
-    assert "done" not in ends, "none had the time to finish"
-    assert set(ends) <= {"draining", "replica_lost"}, "each was told why"
-    with pytest.raises(ClusterError, match="NotFound"):
-        another.cluster.get("namespace", another.namespace)
