@@ -135,7 +135,9 @@ class Installed:
         """So many streamed answers of a service, all begun, on their way to a client inside."""
         client = str(Path(__file__).with_name("client.py"))
         words = (sys.executable, client, self.url(name), name, str(count), str(tokens))
-        answers = Answers(subprocess.Popen(self.cluster.inside(*words), stdout=subprocess.PIPE))
+        # Unbuffered, or waiting for its end with a time-out would miss what came with a line.
+        asked = self.cluster.inside(*words)
+        answers = Answers(subprocess.Popen(asked, stdout=subprocess.PIPE, bufsize=0))
         answers.begin(count)
         return answers
 
