@@ -10,9 +10,12 @@ HERE = Path(__file__).parent
 # What is not a benchmark by itself.
 PARTS = {
     "__main__.py",
+    "answering_pods.py",
     "autoscalers.py",
     "bare_api_server.py",
     "mock_server.py",
+    "recorded_pods.py",
+    "stand_in_nodes.py",
     "stretched_day.py",
 }
 

@@ -2,11 +2,15 @@
 
     python benchmarks/operator_idle.py                       # 1,000 services of four pods, 2 min
     python benchmarks/operator_idle.py --services 50 --seconds 30
+    python benchmarks/operator_idle.py --pods silent         # nobody answers at any pod's address
 
 A real etcd and kube-apiserver, and `goodput operator` as a process of its own with credentials of
 its own; the programs are those of `make e2e`. Nothing runs the pods: this script stands in for
 the Deployment controller and the kubelets and writes what they would, engines and routers ready
-at addresses of this machine where nobody listens. The API server's audit log says who called.
+at addresses of this machine. There one other process answers for all of them, in the words of a
+real engine and a real router under constant load. The API server's audit log says who called.
+
+Exits with 1 above what an operator may cost, or where pods were not asked as often as they should.
 """
 
 from __future__ import annotations
@@ -21,39 +25,36 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the cluster's programs are found by the tests' own module
 
+from benchmarks.answering_pods import PATH_ASKED  # noqa: E402
 from benchmarks.bare_api_server import api_server, kubectl  # noqa: E402
-from kubernetes.aio import config  # noqa: E402
-from kubernetes.aio.client import ApiClient, Configuration  # noqa: E402
+from benchmarks.recorded_pods import record  # noqa: E402
+from benchmarks.stand_in_nodes import PROFILE, Cluster, administrator, manifest  # noqa: E402
 from tests.e2e.cluster import binaries  # noqa: E402
 
-from goodput_core.contract import OBJECT_LABEL_LLMSERVICE  # noqa: E402
-from goodput_core.units import NS_PER_S  # noqa: E402
-from goodput_operator.cluster.api.answers import Refusal  # noqa: E402
-from goodput_operator.cluster.api.client import Client  # noqa: E402
-from goodput_operator.cluster.api.fence import Fence  # noqa: E402
-from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, POD  # noqa: E402
-from goodput_operator.cluster.clock import SystemClock  # noqa: E402
+from goodput_operator.cluster.api.kinds import CHILDREN, POD  # noqa: E402
+from goodput_operator.resources.pods import ADMIN_PORT  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Iterator
 
-NAMESPACE = "default"
 WRITES = {"create", "update", "patch", "delete"}
-DEPLOYMENT = next(kind for kind in CHILDREN if kind.name == "Deployment")
-PODS_OF_ENGINES = 4
-AT_ONCE = 16
 PARTS = {kind.plural for kind in CHILDREN} | {"secrets"}
+INTERVAL_S = 10
 QUIET_S = 20
+MOST = {"cores": 1.0, "rss_mib": 1024.0, "requests_per_s": 20.0, "child_writes": 0}
+LEAST_ASKED = 0.9
+"""Of the pods, once in each interval: who asks more seldom costs less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class Result:
 
     services: int
     pods: int
+    answers_per_s: float
     objects: int
     settled_s: float
     seconds: float
@@ -70,117 +72,6 @@ class Result:
     requests_per_s: float
     child_writes: int
     by_verb: dict[str, int]
-
-
-def manifest(number: int) -> dict[str, Any]:
-    return {
-        "apiVersion": LLMSERVICE.api_version,
-        "kind": LLMSERVICE.name,
-        "metadata": {"name": f"chat-{number:04}", "namespace": NAMESPACE},
-        "spec": {
-            "model": {"source": "emulated://unit"},
-            "minReplicas": PODS_OF_ENGINES,
-            "maxReplicas": 2 * PODS_OF_ENGINES,
-            "slo": {
-                "classes": [{"name": "chat", "ttftMs": 500, "tpotMs": 50, "objective": "99%"}],
-                "default": "chat",
-            },
-        },
-    }
-
-
-class Cluster:
-    """What the administrator sees, and what controllers and kubelets would write."""
-
-    def __init__(self, api: ApiClient) -> None:
-        clock = SystemClock()
-        fence = Fence(clock)
-        fence.extend(clock.now_ns() + 10**6 * NS_PER_S)
-        self._api = api
-        self._client = Client(api, fence=fence, timeout_ns=30 * NS_PER_S, count=lambda *_: None)
-        self._free = asyncio.Semaphore(AT_ONCE)
-        self._addresses = 0
-
-    async def create_services(self, count: int) -> None:
-        await asyncio.gather(*(self._create(LLMSERVICE, manifest(n)) for n in range(count)))
-
-    async def count(self, plurals: tuple[Any, ...] = CHILDREN) -> int:
-        return sum([len(await self._list(kind)) for kind in plurals])
-
-    async def deployments(self) -> list[dict[str, Any]]:
-        return await self._list(DEPLOYMENT)
-
-    async def run_pods(self, deployment: dict[str, Any]) -> None:
-        """Pods for a Deployment, all of them ready, and the Deployment's status."""
-        name, spec = deployment["metadata"]["name"], deployment["spec"]
-        replicas = spec.get("replicas", 1)
-        template = spec["template"]
-        for number in range(replicas):
-            metadata = {
-                **template["metadata"],
-                "name": f"{name}-{number}",
-                "namespace": NAMESPACE,
-            }
-            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-            await self._create(POD, pod | {"spec": template["spec"]})
-            await self._status(POD, f"{name}-{number}", self._running(template["spec"]))
-        counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
-        status = {
-            "observedGeneration": deployment["metadata"]["generation"],
-            **dict.fromkeys(counts, replicas),
-            "conditions": [
-                {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}
-            ],
-        }
-        await self._status(DEPLOYMENT, name, status)
-
-    def _running(self, spec: dict[str, Any]) -> dict[str, Any]:
-        self._addresses += 1
-        high, low = divmod(self._addresses, 250)
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return {
-            "phase": "Running",
-            "podIP": f"127.1.{high}.{low + 1}",
-            "startTime": stamp,
-            "conditions": [
-                {"type": kind, "status": "True", "lastTransitionTime": stamp}
-                for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
-            ],
-            "containerStatuses": [
-                {
-                    "name": container["name"],
-                    "image": container["image"],
-                    "imageID": "",
-                    "ready": True,
-                    "restartCount": 0,
-                    "state": {"running": {"startedAt": stamp}},
-                }
-                for container in spec["containers"]
-            ],
-        }
-
-    async def _create(self, kind: Any, body: dict[str, Any]) -> None:
-        async with self._free:
-            _done(await self._client.create(kind, NAMESPACE, body))
-
-    async def _status(self, kind: Any, name: str, status: dict[str, Any]) -> None:
-        async with self._free:
-            path = f"{name}/status"
-            _done(await self._client.merge(kind, NAMESPACE, path, {"status": status}))
-
-    async def _list(self, kind: Any) -> list[dict[str, Any]]:
-        selector = "" if kind is LLMSERVICE else f"?labelSelector={OBJECT_LABEL_LLMSERVICE}"
-        call: Any = await self._api.param_serialize(
-            "GET", kind.path(NAMESPACE) + selector, auth_settings=["BearerToken"]
-        )
-        response = await self._api.call_api(*call)
-        items: list[dict[str, Any]] = json.loads(await response.read())["items"]
-        return items
-
-
-def _done(answer: Any) -> None:
-    if isinstance(answer, Refusal):
-        sys.exit(f"the API server refused: {answer.message}")
 
 
 def calls(log: Path, since: int) -> tuple[list[tuple[str, str]], int]:
@@ -216,12 +107,31 @@ async def settle(cluster: Cluster, log: Path, services: int, process: psutil.Pro
     print(file=sys.stderr)
 
 
-@asynccontextmanager
-async def administrator(kubeconfig: Path) -> AsyncIterator[Cluster]:
-    configuration = Configuration()
-    await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
-    async with ApiClient(configuration) as api:
-        yield Cluster(api)
+@contextmanager
+def answering(folder: Path) -> Iterator[None]:
+    """A process that answers for all pods."""
+    states = folder / "states.json"
+    states.write_text(json.dumps(record(manifest(0), PROFILE)))
+    script = ROOT / "benchmarks" / "answering_pods.py"
+    command = [sys.executable, str(script), str(states), "--port", str(ADMIN_PORT)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    if not child.stdout.readline():
+        sys.exit(f"nobody can answer for the pods: port {ADMIN_PORT} is taken")
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.wait(timeout=60)
+
+
+def asked(pods: str) -> int:
+    """How many pods were asked for their state so far, and answered."""
+    if pods == "silent":
+        return 0
+    with urlopen(f"http://127.0.0.1:{ADMIN_PORT}{PATH_ASKED}") as answer:
+        count: int = json.load(answer)["asked"]
+    return count
 
 
 async def prepare(admin: Path, services: int) -> None:
@@ -230,7 +140,10 @@ async def prepare(admin: Path, services: int) -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> Result:
-    with api_server(folder) as (admin, operator):
+    with ExitStack() as stack:
+        if options.pods == "answering":
+            stack.enter_context(answering(folder))
+        admin, operator = stack.enter_context(api_server(folder))
         made = subprocess.run(
             [sys.executable, "-m", "goodput_operator.crd"],
             capture_output=True,
@@ -279,6 +192,7 @@ async def _watch(
     settled_s: float,
 ) -> Result:
     _, at = calls(log, 0)
+    before = asked(options.pods)
     times, begun = process.cpu_times(), time.monotonic()
     rss = 0
     while (passed := time.monotonic() - begun) < options.seconds:
@@ -286,10 +200,12 @@ async def _watch(
         await asyncio.sleep(min(1, options.seconds - passed))
     now = process.cpu_times()
     seconds = time.monotonic() - begun
+    answers = asked(options.pods) - before
     seen, _ = calls(log, at)
     return Result(
         services=options.services,
         pods=await cluster.count((POD,)),
+        answers_per_s=round(answers / seconds, 1),
         objects=await cluster.count(),
         settled_s=round(settled_s, 1),
         seconds=round(seconds, 1),
@@ -301,10 +217,28 @@ async def _watch(
     )
 
 
+def too_much(result: Result, pods: str) -> list[str]:
+    """Where an operator costs more than it may, in words; where it did not do its work."""
+    seen = asdict(result)
+    words = [
+        f"{name} {seen[name]} above {most}" for name, most in MOST.items() if seen[name] > most
+    ]
+    due = LEAST_ASKED * result.pods / INTERVAL_S
+    if pods == "answering" and result.answers_per_s < due:
+        words.append(f"answers_per_s {result.answers_per_s} below {due}")
+    return words
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument(
+        "--pods",
+        choices=("answering", "silent"),
+        default="answering",
+        help="whether anybody answers at their addresses (%(default)s)",
+    )
     parser.add_argument(
         "--rest", type=float, default=60, help="seconds before, for what is told once (%(default)s)"
     )
@@ -323,7 +257,9 @@ def main() -> int:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(asdict(result), indent=1))
-    return 0
+    for words in (found := too_much(result, options.pods)):
+        print(f"too much: {words}", file=sys.stderr)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""What controllers and kubelets would write, for a benchmark whose pods nobody runs.
+
+Every pod is ready at once, at an address of this machine. Nothing here knows what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.answering_pods import ADDRESSES
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_ROLE
+from goodput_core.units import NS_PER_S
+from goodput_operator.cluster.api.answers import Refusal
+from goodput_operator.cluster.api.client import Client
+from goodput_operator.cluster.api.fence import Fence
+from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, POD
+from goodput_operator.cluster.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+__all__ = ["PROFILE", "Cluster", "administrator", "manifest"]
+
+NAMESPACE = "default"
+PROFILE = "llama-3-8b-h100"
+PODS_OF_ENGINES = 4
+AT_ONCE = 16
+DEPLOYMENT = next(kind for kind in CHILDREN if kind.name == "Deployment")
+
+
+def manifest(number: int) -> dict[str, Any]:
+    return {
+        "apiVersion": LLMSERVICE.api_version,
+        "kind": LLMSERVICE.name,
+        "metadata": {"name": f"chat-{number:04}", "namespace": NAMESPACE},
+        "spec": {
+            "model": {"source": f"emulated://{PROFILE}"},
+            "minReplicas": PODS_OF_ENGINES,
+            "maxReplicas": 2 * PODS_OF_ENGINES,
+            "slo": {
+                "classes": [{"name": "chat", "ttftMs": 500, "tpotMs": 50, "objective": "99%"}],
+                "default": "chat",
+            },
+        },
+    }
+
+
+class Cluster:
+    """What the administrator sees, and what controllers and kubelets would write."""
+
+    def __init__(self, api: ApiClient) -> None:
+        clock = SystemClock()
+        fence = Fence(clock)
+        fence.extend(clock.now_ns() + 10**6 * NS_PER_S)
+        self._api = api
+        self._client = Client(api, fence=fence, timeout_ns=30 * NS_PER_S, count=lambda *_: None)
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self._addresses: Counter[str] = Counter()
+
+    async def create_services(self, count: int) -> None:
+        await asyncio.gather(*(self._create(LLMSERVICE, manifest(n)) for n in range(count)))
+
+    async def count(self, plurals: tuple[Any, ...] = CHILDREN) -> int:
+        return sum([len(await self._list(kind)) for kind in plurals])
+
+    async def deployments(self) -> list[dict[str, Any]]:
+        return await self._list(DEPLOYMENT)
+
+    async def run_pods(self, deployment: dict[str, Any]) -> None:
+        """Pods for a Deployment, all of them ready, and the Deployment's status."""
+        name, spec = deployment["metadata"]["name"], deployment["spec"]
+        replicas = spec.get("replicas", 1)
+        template = spec["template"]
+        for number in range(replicas):
+            metadata = {
+                **template["metadata"],
+                "name": f"{name}-{number}",
+                "namespace": NAMESPACE,
+            }
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+            await self._create(POD, pod | {"spec": template["spec"]})
+            role = template["metadata"]["labels"][OBJECT_LABEL_ROLE]
+            await self._status(POD, f"{name}-{number}", self._running(role, template["spec"]))
+        counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
+        status = {
+            "observedGeneration": deployment["metadata"]["generation"],
+            **dict.fromkeys(counts, replicas),
+            "conditions": [
+                {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}
+            ],
+        }
+        await self._status(DEPLOYMENT, name, status)
+
+    def _running(self, role: str, spec: dict[str, Any]) -> dict[str, Any]:
+        self._addresses[role] += 1
+        high, low = divmod(self._addresses[role], 250)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return {
+            "phase": "Running",
+            "podIP": f"{ADDRESSES[role]}.{high}.{low + 1}",
+            "startTime": stamp,
+            "conditions": [
+                {"type": kind, "status": "True", "lastTransitionTime": stamp}
+                for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+            ],
+            "containerStatuses": [
+                {
+                    "name": container["name"],
+                    "image": container["image"],
+                    "imageID": "",
+                    "ready": True,
+                    "restartCount": 0,
+                    "state": {"running": {"startedAt": stamp}},
+                }
+                for container in spec["containers"]
+            ],
+        }
+
+    async def _create(self, kind: Any, body: dict[str, Any]) -> None:
+        async with self._free:
+            _done(await self._client.create(kind, NAMESPACE, body))
+
+    async def _status(self, kind: Any, name: str, status: dict[str, Any]) -> None:
+        async with self._free:
+            path = f"{name}/status"
+            _done(await self._client.merge(kind, NAMESPACE, path, {"status": status}))
+
+    async def _list(self, kind: Any) -> list[dict[str, Any]]:
+        selector = "" if kind is LLMSERVICE else f"?labelSelector={OBJECT_LABEL_LLMSERVICE}"
+        call: Any = await self._api.param_serialize(
+            "GET", kind.path(NAMESPACE) + selector, auth_settings=["BearerToken"]
+        )
+        response = await self._api.call_api(*call)
+        items: list[dict[str, Any]] = json.loads(await response.read())["items"]
+        return items
+
+
+def _done(answer: Any) -> None:
+    if isinstance(answer, Refusal):
+        sys.exit(f"the API server refused: {answer.message}")
+
+
+@asynccontextmanager
+async def administrator(kubeconfig: Path) -> AsyncIterator[Cluster]:
+    configuration = Configuration()
+    await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+    async with ApiClient(configuration) as api:
+        yield Cluster(api)
