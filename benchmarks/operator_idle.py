@@ -92,7 +92,7 @@ async def settle(cluster: Cluster, log: Path, services: int, process: psutil.Pro
     done: set[str] = set()
     at, quiet_since = 0, time.monotonic()
     while time.monotonic() - quiet_since < QUIET_S or len(done) < 2 * services:
-        if not process.is_running():
+        if process.status() == psutil.STATUS_ZOMBIE:
             sys.exit("the operator ended")
         new = [d for d in await cluster.deployments() if d["metadata"]["uid"] not in done]
         if new:

@@ -26,6 +26,7 @@ from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes, hold_lea
 from goodput_operator.cluster.api.watching import WATCHED
 from goodput_operator.cluster.health import Health
 from goodput_operator.cluster.metrics import OperatorMetrics
+from goodput_operator.cluster.open_files import raise_open_files
 from goodput_operator.cluster.probes import Probes
 from goodput_operator.cluster.turns.apply import Applier
 from goodput_operator.cluster.turns.events import Events
@@ -119,6 +120,7 @@ class Operator:
             GoodputError: it cannot run as asked.
         """
         options, clock = self._options, self._clock
+        files = raise_open_files()
         key = read_key(options.key_file)
         api = await self._stack.enter_async_context(await connect(options.kubeconfig))
         self._api = api
@@ -153,7 +155,10 @@ class Operator:
             times=LeaseTimes(),
         )
         self._task = asyncio.create_task(self._supervise(lock), name="operator")
-        _log.info("started", extra={"probe_port": port, "identity": options.identity})
+        _log.info(
+            "started",
+            extra={"probe_port": port, "identity": options.identity, "open_files": files},
+        )
 
     async def stop(self) -> None:
         """Stop working, give the Lease back, and close what was opened."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import resource
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
-from goodput_core.errors import UnreachableError
+from goodput_core.errors import InputError, UnreachableError
 from goodput_operator.cluster.api.cache import Cache
 from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes
 from goodput_operator.cluster.options import parse_options
 from goodput_operator.cluster.runtime import Operator, require_served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PATH = "/apis/goodput.dev/v1alpha1"
 
@@ -129,3 +133,20 @@ async def test_the_lease_is_given_back_after_the_last_write_has_ended(operator: 
     await asyncio.sleep(0)
     await operator.stop()
     assert order == ["a write", "the Lease"]
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """As a container runtime starts a process; gives the number that it may have."""
+    was, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
+    yield most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (was, most))
+
+
+async def test_it_takes_all_the_open_files_that_it_may_have(
+    operator: Operator, few_files: int
+) -> None:
+    with pytest.raises(InputError, match="key"):
+        await operator.start(services={}, children={}, pods={})
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few_files, few_files)
