@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[1]
+_TOLD = "told"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +38,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         shares_cluster = "cluster" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("cluster" if shares_cluster else str(item.path)))
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Say a line that the summary shows, whether the test passes or fails.
+
+    What is printed or logged is dropped where a test passes, or where it runs in a worker.
+    """
+    return lambda line: record_property(_TOLD, line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in (one for those in terminalreporter.stats.values() for one in those):
+        if getattr(report, "when", None) != "call":
+            continue
+        if lines := [value for name, value in report.user_properties if name == _TOLD]:
+            terminalreporter.section(report.nodeid.rpartition("::")[2], "-")
+            for line in lines:
+                terminalreporter.line(line)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ hit is read from the log that the dead process left.
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import time
 from collections import Counter
@@ -36,8 +35,6 @@ CHILDREN = (
     "deployments,controllerrevisions,services,configmaps,serviceaccounts,"
     "poddisruptionbudgets,roles,rolebindings"
 )
-
-_log = logging.getLogger(__name__)
 
 
 class Victim:
@@ -146,6 +143,7 @@ def test_an_operator_killed_twenty_times_costs_no_request_and_leaves_all_as_it_s
     installed: Installed,
     serve: Callable[..., None],
     until: Callable[..., Any],
+    tell: Callable[[str], None],
     tmp_path: Path,
 ) -> None:
     serve("chat", replicas=1, control={"mode": "Manual", "intervalSeconds": 1})
@@ -157,7 +155,7 @@ def test_an_operator_killed_twenty_times_costs_no_request_and_leaves_all_as_it_s
         for number in range(KILLS):
             what = change(installed, number)
             hit = victim.kill_in(PHASES[number % 4], until)
-            _log.info("kill %d hit %s, after a change: %s", number + 1, hit, what)
+            tell(f"kill {number + 1} hit {hit}, after a change: {what}")
             hits[hit] += 1
         until(lambda: victim.restarts() >= before + KILLS, "it is back")
         until(lambda: as_it_should_be(installed), "everything is as it should be", timeout_s=90)
