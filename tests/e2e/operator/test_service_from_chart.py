@@ -8,6 +8,7 @@ What the operator asked of the API server is held against the table that its pag
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,13 @@ FOR_ROUTERS = "endpointslices"
 COUNTED_S = 60
 """What happens again is counted in its Event, once in so long at most."""
 REVISIONS_KEPT = 5
+ATTAINED = (
+    r"Message: +within 5 minutes: interactive \S+ of 99%; batch \S+ of 95%\n"
+    r".*\n"
+    r" +Reason: +Attained\n +Status: +True\n +Type: +SLOAttained\n"
+)
+READY = r"\n +Normal +Ready .* engines and 1 of 1 routers are ready\n"
+"""A condition and an Event, as `kubectl describe` has them."""
 
 
 class Edited:
@@ -75,7 +83,9 @@ def test_the_sample_service_keeps_its_promise_on_the_sample_trace(
     installed.wait("condition=SLOAttained", "llmservice/chat")
     attained = {c["name"]: c["attainment"] for c in installed.status("chat")["classes"]}
     assert set(attained) == {"interactive", "batch"}
-    assert "SLOAttained" in installed.kubectl("describe", "llmservice/chat")
+    story = installed.kubectl("describe", "llmservice/chat")
+    assert re.search(ATTAINED, story), story
+    assert re.search(READY, story), story
 
 
 @pytest.mark.slow
