@@ -188,6 +188,7 @@ class Layout:
             # Announced, not owned: the processes share this machine as they do without us.
             "--cpu=32",
             "--memory=256Gi",
+            "--storage=1Ti",
             "--gpus=8",
         ]
         prepare = 'mount -t tmpfs run /run && mkdir /run/netns && exec "$@"'

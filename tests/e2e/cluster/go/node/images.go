@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -112,8 +113,13 @@ func (i *Images) ListImages(context.Context, *rt.ImageFilter) ([]*rt.Image, erro
 // RemoveImage has nothing to remove: the folders are not the node's.
 func (i *Images) RemoveImage(context.Context, *rt.ImageSpec) error { return nil }
 
+// ImageFsInfo: images take no room of their own.
 func (i *Images) ImageFsInfo(context.Context) (*rt.ImageFsInfoResponse, error) {
-	return &rt.ImageFsInfoResponse{}, nil
+	none := &rt.FilesystemUsage{
+		Timestamp: time.Now().UnixNano(), FsId: &rt.FilesystemIdentifier{Mountpoint: "/"}, UsedBytes: &rt.UInt64Value{},
+	}
+	filesystems := []*rt.FilesystemUsage{none}
+	return &rt.ImageFsInfoResponse{ImageFilesystems: filesystems, ContainerFilesystems: filesystems}, nil
 }
 
 func (i *Images) Close(context.Context) error { return nil }

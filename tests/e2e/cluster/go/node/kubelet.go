@@ -11,7 +11,6 @@ import (
 	cadvisorapi "github.com/google/cadvisor/info/v1"
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel/trace/noop"
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +36,7 @@ type settings struct {
 	name, kubeconfig, root, launcher, images string
 	prefix, address, clusterDNS              string
 	cpu                                      int
-	memory, gpus                             string
+	memory, storage, gpus                    string
 }
 
 // NewCommand is the kubelet's command line; the flags are ours, not upstream's.
@@ -58,29 +57,9 @@ func NewCommand() *cobra.Command {
 	f.StringVar(&s.clusterDNS, "cluster-dns", "", "address of the name service")
 	f.IntVar(&s.cpu, "cpu", 0, "CPUs to announce")
 	f.StringVar(&s.memory, "memory", "", "memory to announce")
+	f.StringVar(&s.storage, "storage", "", "ephemeral storage to announce")
 	f.StringVar(&s.gpus, "gpus", "0", "nvidia.com/gpu to announce")
 	return cmd
-}
-
-// machine announces a size; nothing here enforces it.
-type machine struct {
-	*cadvisortest.Fake
-	info cadvisorapi.MachineInfo
-}
-
-func (m machine) VersionInfo() (*cadvisorapi.VersionInfo, error) {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return nil, err
-	}
-	return &cadvisorapi.VersionInfo{
-		KernelVersion: unix.ByteSliceToString(name.Release[:]), ContainerOsVersion: "processes of this machine",
-	}, nil
-}
-
-func (m machine) MachineInfo() (*cadvisorapi.MachineInfo, error) {
-	info := m.info
-	return &info, nil
 }
 
 func (s settings) run(ctx context.Context) error {
@@ -127,10 +106,11 @@ func (s settings) configure() (*options.KubeletFlags, *kubeletconfig.KubeletConf
 	c.Authentication.Anonymous.Enabled, c.Authorization.Mode = true, "AlwaysAllow"
 	c.ClusterDNS, c.ClusterDomain, c.ResolverConfig = []string{s.clusterDNS}, "cluster.local", ""
 	c.RegisterNode, c.EnableControllerAttachDetach = true, false
-	// No cgroups, no disk accounting.
+	// No cgroups, and the machine's memory and disk are not ours to run short of: a pod is evicted
+	// for what it stores itself, and its volumes are measured as often as the disk bears easily.
 	c.CgroupsPerQOS, c.EnforceNodeAllocatable = false, nil
 	c.EvictionHard, c.ImageGCHighThresholdPercent = map[string]string{}, 100
-	c.LocalStorageCapacityIsolation = false
+	c.VolumeStatsAggPeriod = metav1.Duration{Duration: 2 * time.Second}
 	// By default 10 seconds, doubling up to 5 minutes: longer than any test waits for a container
 	// that it killed before.
 	c.CrashLoopBackOff.MaxContainerRestartPeriod = &metav1.Duration{Duration: time.Second}
@@ -157,6 +137,10 @@ func (s settings) dependencies() (*kubelet.Dependencies, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--memory: %w", err)
 	}
+	storage, err := resource.ParseQuantity(s.storage)
+	if err != nil {
+		return nil, fmt.Errorf("--storage: %w", err)
+	}
 	gpus, err := resource.ParseQuantity(s.gpus)
 	if err != nil {
 		return nil, fmt.Errorf("--gpus: %w", err)
@@ -175,9 +159,11 @@ func (s settings) dependencies() (*kubelet.Dependencies, error) {
 			Fake: &cadvisortest.Fake{NodeName: s.name},
 			info: cadvisorapi.MachineInfo{NumCores: s.cpu, MemoryCapacity: uint64(memory.Value())},
 		},
-		OSInterface:      kubecontainer.RealOS{},
-		ContainerManager: cm.NewStubContainerManagerWithDevicePluginResource(v1.ResourceList{"nvidia.com/gpu": gpus}),
-		VolumePlugins:    volumePlugins(), OOMAdjuster: oom.NewFakeOOMAdjuster(),
+		OSInterface: kubecontainer.RealOS{},
+		ContainerManager: cm.NewStubContainerManagerWithDevicePluginResource(v1.ResourceList{
+			"nvidia.com/gpu": gpus, v1.ResourceEphemeralStorage: storage,
+		}),
+		VolumePlugins: volumePlugins(), OOMAdjuster: oom.NewFakeOOMAdjuster(),
 		Mounter: mounter, Subpather: subpath.New(mounter), HostUtil: hostutil.NewHostUtil(),
 		PodStartupLatencyTracker:  kubeletutil.NewPodStartupLatencyTracker(),
 		NodeStartupLatencyTracker: kubeletutil.NewNodeStartupLatencyTracker(),

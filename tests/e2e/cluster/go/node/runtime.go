@@ -12,18 +12,22 @@
 //   - capabilities, and a user other than root has none; no_new_privs;
 //   - TERM to the first process, KILL to all of the container after the grace period, and a first
 //     process without a handler ignores TERM;
-//   - exec, attach to the output, port-forward, logs with rotation.
+//   - exec, port-forward, logs with rotation;
+//   - a pod whose volume outgrows its sizeLimit, or whose volumes and logs together outgrow its
+//     limit of ephemeral storage, is evicted.
 //
 // What does not, and has to be checked from the pod's own description:
 //   - an image has no file system of its own: the libraries of /usr are this machine's, and its
 //     folders lie where they lie here, over a volume at the same place;
 //   - user and group ids: everything runs as the one id that is mapped, so file ownership,
 //     fsGroup and runAsUser change nothing but the capabilities;
-//   - limits and requests of CPU, memory and storage: they count for scheduling and quality of
-//     service only, and no cgroup is made;
+//   - limits and requests of CPU and memory: they count for scheduling and quality of service
+//     only, and no cgroup is made; nor is what a container writes beside its volumes counted;
+//   - pressure: a node never runs short of memory, disk or processes, and evicts nothing for it;
 //   - seccomp, AppArmor, SELinux, sysctls, host PID and IPC namespaces, shared process namespaces;
 //   - huge pages, devices (nvidia.com/gpu is a number), NetworkPolicy, host ports;
-//   - pseudo-terminals: `kubectl exec -t` gets pipes.
+//   - pseudo-terminals: `kubectl exec -t` gets pipes; and `kubectl attach`: a container's output is
+//     read by `kubectl logs --follow`.
 package node
 
 import (
@@ -91,8 +95,19 @@ func (r *Runtime) ListPodSandboxStats(context.Context, *rt.PodSandboxStatsFilter
 	return nil, nil
 }
 
-func (r *Runtime) ListContainerStats(context.Context, *rt.ContainerStatsFilter) ([]*rt.ContainerStats, error) {
-	return nil, nil
+// ListContainerStats names the containers and measures nothing: it is by them that the kubelet
+// finds the pods whose volumes and logs it measures itself.
+func (r *Runtime) ListContainerStats(ctx context.Context, f *rt.ContainerStatsFilter) ([]*rt.ContainerStats, error) {
+	listed, err := r.ListContainers(ctx, &rt.ContainerFilter{
+		Id: f.GetId(), PodSandboxId: f.GetPodSandboxId(), LabelSelector: f.GetLabelSelector(),
+	})
+	var out []*rt.ContainerStats
+	for _, c := range listed {
+		out = append(out, &rt.ContainerStats{Attributes: &rt.ContainerAttributes{
+			Id: c.Id, Metadata: c.Metadata, Labels: c.Labels, Annotations: c.Annotations,
+		}})
+	}
+	return out, err
 }
 
 // nextID names a sandbox or a container; with the lock held.
