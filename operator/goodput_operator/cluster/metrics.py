@@ -34,8 +34,8 @@ __all__ = ["CONTENT_TYPE", "OperatorMetrics"]
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _OF_SERVICE: Final = ("namespace", LABEL_LLMSERVICE)
 _OF_STATUS: Final = {
-    "replicas": (METRIC_SERVICE_REPLICAS, "Replicas asked for."),
-    "readyReplicas": (METRIC_SERVICE_READY_REPLICAS, "Replicas that are ready."),
+    "replicas": (METRIC_SERVICE_REPLICAS, "Engine pods that there are."),
+    "readyReplicas": (METRIC_SERVICE_READY_REPLICAS, "Of these, ready."),
     "recommendedReplicas": (METRIC_SERVICE_RECOMMENDED_REPLICAS, "Replicas that control wants."),
     "tokenBudget": (METRIC_SERVICE_TOKEN_BUDGET, "Tokens of a step at most."),
 }
