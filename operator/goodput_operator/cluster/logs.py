@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from datetime import UTC, datetime
 
 from pythonjsonlogger.json import JsonFormatter
@@ -42,3 +43,8 @@ def configure_logging(*, debug: bool) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("goodput_operator").setLevel(logging.DEBUG if debug else logging.INFO)
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # A start that fails is told in one sentence by whoever began it. Kopf and the client would
+    # tell the same before it, and Python of what Kopf then leaves unstarted.
+    logging.getLogger("kopf.activities.startup").setLevel(logging.CRITICAL)
+    logging.getLogger("kubernetes.aio.config").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "coroutine 'authenticator' was never awaited", RuntimeWarning)

@@ -60,13 +60,27 @@ def test_what_cannot_be_is_refused(
     assert refused.value.exit_code == 64
 
 
-def test_an_operator_that_cannot_start_says_why_in_one_sentence() -> None:
-    module = ["-m", "goodput_operator.cluster.kopf_run"]
+def goodput_operator(options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "goodput_core", "operator", *options.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("how", ["kopf run", "goodput operator"])
+def test_an_operator_that_cannot_start_says_why_in_one_sentence(how: str) -> None:
     options = f"{IMAGES} --namespace team-a --key-file /nowhere/key"
-    ended = kopf_run("-n", "team-a", *module, options=options)
-    assert "/nowhere/key" in ended.stderr.splitlines()[-1], ended.stderr
+    if how == "kopf run":
+        module = ["-m", "goodput_operator.cluster.kopf_run"]
+        ended = kopf_run("-n", "team-a", *module, options=options)
+    else:
+        ended = goodput_operator(options)
     assert ended.returncode == 64
-    assert "Traceback" not in ended.stderr
+    (sentence,) = ended.stderr.splitlines()
+    assert sentence.startswith("error: /nowhere/key: ")
 
 
 def test_an_operator_that_lost_the_lease_ends_with_70_and_logs_json() -> None:
