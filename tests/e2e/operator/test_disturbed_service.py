@@ -133,5 +133,5 @@ def test_new_revisions_come_in_under_load_and_never_is_an_engine_or_a_router_mis
 
         until(replaced, "other engines and other routers", timeout_s=90)
         seen = states()[begun:]
-    for part in PARTS:
-        assert {len(serving[part]) for serving in seen} == {REPLICAS, REPLICAS + 1}, part
+        for part in PARTS:
+            assert {len(serving[part]) for serving in seen} == {REPLICAS, REPLICAS + 1}, part
