@@ -67,9 +67,11 @@ golden: $(VENV)/.dev ## rewrite the golden files; read the diff before committin
 # A cluster is given on make's command line only: one that a shell happens to know is left alone.
 ifeq ($(origin KUBECONFIG),command line)
 e2e: export GOODPUT_KUBECONFIG := $(abspath $(KUBECONFIG))
+# Values of the chart that say which images that cluster has; the chart's own unless given.
+e2e: export GOODPUT_VALUES := $(abspath $(VALUES))
 endif
 
-e2e: $(VENV)/.dev ## end to end: local processes, and a real cluster (KUBECONFIG=FILE: that one)
+e2e: $(VENV)/.dev ## end to end: local processes, and a real cluster (KUBECONFIG=FILE [VALUES=FILE]: that one)
 	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tests.e2e.cluster build
 	GOODPUT_REQUIRE_CLUSTER=1 $(PYTEST) tests/e2e tests/charts $(TESTS)
 

@@ -53,15 +53,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def own_cluster(cluster: Cluster) -> OwnCluster:
-    """The same, for tests that need control over its processes, or its images."""
+    """The same, for tests that need control over its processes, nodes, network or audit log."""
     if not isinstance(cluster, OwnCluster):
-        pytest.skip("this test stops nodes or brings images, which a given cluster does not allow")
+        pytest.skip("needs control over nodes, which is taken of no given cluster")
     return cluster
 
 
 @pytest.fixture(scope="session")
 def unattended(cluster: Cluster) -> None:
-    """Nobody else looks after services: for tests that stand in for the operator."""
+    """Nobody else looks after services: for tests that bring an operator."""
     if isinstance(cluster, OwnCluster):
         return
     label = "app.kubernetes.io/name=goodput-operator"
@@ -72,7 +72,7 @@ def unattended(cluster: Cluster) -> None:
             where = f"{found['metadata']['namespace']}/{found['metadata']['name']}"
             pytest.skip(
                 f"the operator {where} of the given cluster looks after every namespace, and "
-                "this test stands in for it; scale it to 0 for the while"
+                "this test brings one; uninstall it for the while"
             )
 
 

@@ -113,6 +113,7 @@ GPU_SERVICE: dict[str, Any] = {
                     "maxSkew": 2,
                     "topologyKey": "topology.kubernetes.io/zone",
                     "whenUnsatisfiable": "DoNotSchedule",
+                    "labelSelector": {"matchLabels": {"goodput.dev/role": "router"}},
                 }
             ],
         },

@@ -22,6 +22,7 @@ __all__ = [
     "install_chart",
     "publish_ours",
     "rendered_chart",
+    "run_chart_tests",
     "uninstall_chart",
 ]
 
@@ -63,6 +64,15 @@ def rendered_chart(cluster: Cluster, *flags: str, namespace: str = NAMESPACE) ->
         ClusterError: with Helm's own words.
     """
     return _helm(cluster, namespace, "template", "goodput", str(CHART), *flags)
+
+
+def run_chart_tests(cluster: Cluster, *, namespace: str = NAMESPACE) -> str:
+    """Run the tests that the chart brings along; what Helm says of them.
+
+    Raises:
+        ClusterError: with Helm's own words, when one failed.
+    """
+    return _helm(cluster, namespace, "test", "goodput", "--timeout=60s")
 
 
 def uninstall_chart(cluster: Cluster, *, namespace: str = NAMESPACE) -> None:

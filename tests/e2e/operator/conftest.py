@@ -11,21 +11,23 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.e2e.cluster.handle import OwnCluster
 from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
 from tests.e2e.cluster.layout import API_ADDRESS
-from tests.e2e.operator.installed import Installed
+from tests.e2e.operator.installed import RESTRICTED, Installed
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import Cluster, OwnCluster
+    from tests.e2e.cluster.handle import Cluster
 
 HERE = Path(__file__).parent
 
@@ -70,10 +72,11 @@ def until_fixture() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def crd(cluster: Cluster) -> None:
-    """The custom resource definition, established; where it is there it stays as it is."""
+def crd_is_ours(cluster: Cluster) -> Iterator[bool]:
+    """Whether these tests brought the custom resource definition; then they take it away again."""
     name = "crd/llmservices.goodput.dev"
-    if not cluster.kubectl("get", name, "--ignore-not-found"):
+    ours = not cluster.kubectl("get", name, "--ignore-not-found")
+    if ours:
         made = subprocess.run(
             [sys.executable, "-m", "goodput_operator.crd"],
             capture_output=True,
@@ -82,28 +85,50 @@ def crd(cluster: Cluster) -> None:
         )
         cluster.apply(made.stdout, "--server-side")
     cluster.wait("condition=Established", name)
+    yield ours
+    if ours:
+        cluster.kubectl("delete", name, "--wait=false")
 
 
 @pytest.fixture(scope="session")
-def installed(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
+def crd(crd_is_ours: bool) -> None:
+    """The custom resource definition, established; where it was there it stays as it is."""
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Cluster) -> tuple[str, ...]:
+    """What makes our images pullable, as flags of Helm; in our own cluster they are published."""
+    if isinstance(cluster, OwnCluster):
+        publish_ours(cluster)
+        return ()
+    values = os.environ.get("GOODPUT_VALUES")
+    return ("--values", values) if values else ()
+
+
+@pytest.fixture(scope="session")
+def installed(
+    cluster: Cluster, unattended: None, crd: None, images: tuple[str, ...]
+) -> Iterator[Installed]:
     """The operator from the chart, for all tests of the session.
 
     The namespace admits hardened pods alone, so each test with pods shows that ours are: its
     level is Kubernetes' `restricted`, which OpenShift's restricted-v2 is made after.
     """
-    namespace = "from-chart"
-    publish_ours(own_cluster)
-    own_cluster.kubectl("create", "namespace", namespace)
-    level = "pod-security.kubernetes.io/enforce=restricted"
-    own_cluster.kubectl("label", "namespace", namespace, level)
+    namespace = f"from-chart-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", namespace)
+    cluster.kubectl("label", "namespace", namespace, RESTRICTED)
     values = (
         f"crds.install=false,verbose=true,watchNamespaces={{{namespace}}},"
         f"prometheus.allowedUrls={{http://{API_ADDRESS}:9090}}"
     )
-    install_chart(own_cluster, "--set", values, namespace=namespace)
-    yield Installed(cluster=own_cluster, namespace=namespace)
-    uninstall_chart(own_cluster, namespace=namespace)
-    own_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    installed = Installed(cluster=cluster, namespace=namespace)
+    try:
+        install_chart(cluster, *images, "--set", values, namespace=namespace)
+        yield installed
+        uninstall_chart(cluster, namespace=namespace)
+    finally:
+        installed.forwards.close()
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.fixture

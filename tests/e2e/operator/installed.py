@@ -8,17 +8,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.e2e.cluster.handle import OwnCluster
+from tests.e2e.cluster.handle import Cluster, OwnCluster
 from tests.e2e.cluster.starting import ROOT
+from tests.e2e.operator.forwarding import Forwards
 
-__all__ = ["CHAT", "Answers", "Installed"]
+from goodput_core.contract import PATH_CONTROL_STATE
+from goodput_operator.resources.pods import ADMIN_PORT
+
+__all__ = ["CHAT", "RESTRICTED", "Answers", "Installed"]
 
 CHAT = ROOT / "examples" / "chat.yaml"
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+"""The label of a namespace that admits hardened pods alone."""
 
 
 class Answers:
@@ -52,12 +58,26 @@ class Answers:
         return self._process.poll() is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Installed:
-    """A namespace with an operator that looks after it alone."""
+    """A namespace with an operator that looks after it alone.
 
-    cluster: OwnCluster
+    Clients of its services run inside our own cluster's network; of a given cluster, on this
+    machine, to which `forwards` lead.
+    """
+
+    cluster: Cluster
     namespace: str
+    forwards: Forwards = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forwards = Forwards(self.cluster, self.namespace)
+
+    @property
+    def own(self) -> OwnCluster:
+        """The cluster as one of our own, for tests that ask for `own_cluster`."""
+        assert isinstance(self.cluster, OwnCluster), "this test lacks the fixture own_cluster"
+        return self.cluster
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 60) -> str:
         return self.cluster.kubectl("-n", self.namespace, *words, stdin=stdin, timeout_s=timeout_s)
@@ -101,19 +121,35 @@ class Installed:
         found = self.get("pods", "-l", labels)["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
+    def state(self, pod: str) -> dict[str, Any]:
+        """What an engine or a router says of itself, through the API server."""
+        proxied = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:{ADMIN_PORT}/proxy"
+        said: dict[str, Any] = json.loads(
+            self.kubectl("get", "--raw", f"{proxied}{PATH_CONTROL_STATE}")
+        )
+        return said
+
     def url(self, name: str) -> str:
-        """Where a service's requests go, from inside the cluster's network, once they arrive.
+        """Where a service's requests go, from where its clients run, once they arrive.
 
         Nodes learn of an address a moment after the service is ready.
         """
+        if not isinstance(self.cluster, OwnCluster):
+            return self.forwards.url(name)
         url = f"http://{self.get('service', name)['spec']['clusterIP']}"
         patient = ("--retry", "30", "--retry-delay", "1", "--retry-all-errors", "--max-time", "5")
         asked = self.cluster.inside("curl", "--silent", "--fail", *patient, f"{url}/v1/models")
         subprocess.run(asked, capture_output=True, check=True, timeout=200)
         return url
 
+    def client(self, *command: str) -> list[str]:
+        """The command line of a service's client."""
+        if isinstance(self.cluster, OwnCluster):
+            return self.cluster.inside(*command)
+        return list(command)
+
     def replaying(self, name: str, out: Path, *options: str) -> subprocess.Popen[str]:
-        """A replay against a service, just started, inside the cluster's network.
+        """A replay against a service, just started.
 
         Args:
             out: the folder of its records.
@@ -121,7 +157,7 @@ class Installed:
         """
         trace = () if "--trace" in options else ("--trace", "sample")
         return subprocess.Popen(
-            self.cluster.inside(
+            self.client(
                 str(Path(sys.executable).parent / "replay"),
                 *(*trace, "--slo", str(CHAT), "--yes", "--target", self.url(name)),
                 *("--out", str(out), *options),
@@ -132,19 +168,19 @@ class Installed:
         )
 
     def answering(self, name: str, count: int, tokens: int) -> Answers:
-        """So many streamed answers of a service, all begun, on their way to a client inside."""
+        """So many streamed answers of a service, all begun, on their way to a client."""
         client = str(Path(__file__).with_name("client.py"))
         words = (sys.executable, client, self.url(name), name, str(count), str(tokens))
         # Unbuffered, or waiting for its end with a time-out would miss what came with a line.
-        asked = self.cluster.inside(*words)
+        asked = self.client(*words)
         answers = Answers(subprocess.Popen(asked, stdout=subprocess.PIPE, bufsize=0))
         answers.begin(count)
         return answers
 
     def inside(self, *command: str, timeout_s: float = 60) -> str:
-        """What a command prints that runs in the cluster's network."""
+        """What a command prints that runs in our own cluster's network."""
         return subprocess.run(
-            self.cluster.inside(*command),
+            self.own.inside(*command),
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -165,6 +201,6 @@ class Installed:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def audited(self) -> list[dict[str, Any]]:
-        """Every request that the operator has sent to the API server."""
+        """Every request that the operator has sent to the API server of our own cluster."""
         user = f"system:serviceaccount:{self.namespace}:goodput"
-        return [line for line in self.cluster.audit() if line["user"]["username"] == user]
+        return [line for line in self.own.audit() if line["user"]["username"] == user]

@@ -64,7 +64,7 @@ def _answered(installed: Installed, name: str) -> bool:
     """Whether a router counts an answer."""
     for pod in installed.pods(name, "router"):
         url = f"http://{pod['status']['podIP']}:{ADMIN_PORT}{PATH_METRICS}"
-        asked = installed.cluster.inside("curl", "--silent", "--max-time", "5", url)
+        asked = installed.own.inside("curl", "--silent", "--max-time", "5", url)
         text = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
         for line in text.splitlines():
             if line.startswith(METRIC_REQUESTS) and float(line.rpartition(" ")[2]) > 0:

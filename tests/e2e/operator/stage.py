@@ -76,9 +76,7 @@ class Stage:
         pods = self.installed.pods(name, "engine")
         states = (
             subprocess.run(
-                self.installed.cluster.inside(
-                    "curl", "-sf", f"http://{address}:9000/control/state"
-                ),
+                self.installed.own.inside("curl", "-sf", f"http://{address}:9000/control/state"),
                 capture_output=True,
                 check=True,
             )

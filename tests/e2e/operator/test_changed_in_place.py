@@ -23,15 +23,13 @@ def test_engines_that_run_follow_the_budget_and_the_mode_and_lose_no_answer(
     control = {"mode": "Manual", "intervalSeconds": 2}
     serve(NAME, replicas=1, control=control)
     (engine,) = installed.pods(NAME, "engine")
-    name, address = engine["metadata"]["name"], engine["status"]["podIP"]
+    name = engine["metadata"]["name"]
     looks = itertools.count()
 
     def state() -> dict[str, Any]:
         # A kubelet looks after a pod's volumes once a minute, and when something of it changes.
         installed.kubectl("annotate", "pod", name, f"looks={next(looks)}", "--overwrite")
-        url = f"http://{address}:9000/control/state"
-        found: dict[str, Any] = json.loads(installed.inside("curl", "-sf", url))
-        return found
+        return installed.state(name)
 
     def ask(**spec: Any) -> None:
         words = ("patch", "llmservice", NAME, "--type=merge", "-p", json.dumps({"spec": spec}))

@@ -1,4 +1,4 @@
-"""The chart against an API server: what it renders is taken, and an upgrade leaves services alone.
+"""The chart in a cluster: what it renders is taken and answers, upgrades leave services alone.
 
 The earlier chart lies in tests/charts/earlier, made by
 
@@ -16,8 +16,8 @@ from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.cluster.installing import (
     CHART,
     install_chart,
-    publish_ours,
     rendered_chart,
+    run_chart_tests,
     uninstall_chart,
 )
 from tests.e2e.cluster.starting import ROOT
@@ -26,7 +26,7 @@ from tests.e2e.operator.installed import Installed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import Cluster, OwnCluster
+    from tests.e2e.cluster.handle import Cluster
 
 EARLIER = ROOT / "tests" / "charts" / "earlier" / "goodput-6833dd7.tgz"
 EXAMPLES = CHART / "examples"
@@ -62,28 +62,41 @@ def test_the_api_server_refuses_a_field_that_it_does_not_know(
         cluster.apply(text, "--server-side", "--dry-run=server", "--validate=strict")
 
 
-def settings(namespace: str) -> tuple[str, ...]:
-    return ("--set", f"verbose=true,rbac.aggregate=false,watchNamespaces={{{namespace}}}")
+def test_the_charts_own_test_passes_against_the_installed_release(installed: Installed) -> None:
+    said = run_chart_tests(installed.cluster, namespace=installed.namespace)
+    assert "Phase:          Succeeded" in said
+
+
+def settings(namespace: str, *images: str) -> tuple[str, ...]:
+    values = f"verbose=true,rbac.aggregate=false,watchNamespaces={{{namespace}}}"
+    return (*images, "--set", values)
 
 
 @pytest.fixture
-def earlier(own_cluster: OwnCluster, crd: None, namespace: str) -> Iterator[Installed]:
+def earlier(
+    cluster: Cluster,
+    unattended: None,
+    crd_is_ours: bool,
+    images: tuple[str, ...],
+    namespace: str,
+) -> Iterator[Installed]:
     """The operator from the earlier chart, its custom resource definition included."""
-    publish_ours(own_cluster)
+    if not crd_is_ours:
+        pytest.skip("the given cluster has a definition, which would be an earlier one for a while")
     # The definition is there already, from this checkout and as kubectl's.
     install_chart(
-        own_cluster,
-        *("--take-ownership", "--force-conflicts", *settings(namespace)),
+        cluster,
+        *("--take-ownership", "--force-conflicts", *settings(namespace, *images)),
         chart=EARLIER,
         namespace=namespace,
     )
-    yield Installed(cluster=own_cluster, namespace=namespace)
-    uninstall_chart(own_cluster, namespace=namespace)
+    yield Installed(cluster=cluster, namespace=namespace)
+    uninstall_chart(cluster, namespace=namespace)
 
 
 @pytest.mark.slow
 def test_an_upgrade_replaces_the_operator_and_leaves_every_pod_of_a_service_alone(
-    earlier: Installed, until: Callable[..., Any]
+    earlier: Installed, images: tuple[str, ...], until: Callable[..., Any]
 ) -> None:
     def pods() -> dict[str, Any]:
         """Each pod of the service: which it is, since when it is ready, how often restarted."""
@@ -115,8 +128,13 @@ def test_an_upgrade_replaces_the_operator_and_leaves_every_pod_of_a_service_alon
     assert len(served) == 2
     assert definition_differs(), "or the upgrade would show nothing"
 
-    install_chart(earlier.cluster, *settings(earlier.namespace), namespace=earlier.namespace)
+    # No image has this tag: a pod that took the new default would not start.
+    defaults = ("--set", "engine.tag=later,router.tag=later")
+    upgraded = (*settings(earlier.namespace, *images), *defaults)
+    install_chart(earlier.cluster, *upgraded, namespace=earlier.namespace)
     until(lambda: not before & operators(), "the earlier operator to be gone")
+    [told] = earlier.get("deployment", "goodput")["spec"]["template"]["spec"]["containers"]
+    assert sum(word.endswith(":later") for word in told["args"]) == 2
 
     def looked_after() -> bool:
         done = {"event": "phase", "phase": "done", "llmservice": "chat"}

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     Until = Callable[..., Any]
 
+pytestmark = pytest.mark.usefixtures("own_cluster")
+
 BUDGET: Final = 2048
 ROUNDS: Final = 60
 """As many decisions as ten minutes have at the default interval."""
@@ -73,7 +75,7 @@ def stage(installed: Installed, until: Until) -> Iterator[Stage]:
     for name, fields in services.items():
         installed.apply(name, **fields)
     client = subprocess.Popen(
-        installed.cluster.inside(sys.executable, str(Path(__file__).with_name("offering.py"))),
+        installed.own.inside(sys.executable, str(Path(__file__).with_name("offering.py"))),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -265,7 +267,7 @@ def test_a_prometheus_server_is_asked_in_place_of_the_routers(
     serve("scraped", **asked)
     until_attained(installed, "scraped", "NoTraffic")
     server = subprocess.Popen(
-        installed.cluster.inside(
+        installed.own.inside(
             program,
             f"--config.file={scraping(tmp_path)}",
             f"--storage.tsdb.path={tmp_path}/data",

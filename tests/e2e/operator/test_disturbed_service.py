@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Until = Callable[..., Any]
 
+pytestmark = pytest.mark.usefixtures("own_cluster")
+
 REPLICAS = 2
 ANSWERS = 6
 # The emulated device makes about a hundred tokens a second for each.
@@ -77,7 +79,7 @@ def evictions(chat: Installed, pods: list[dict[str, Any]]) -> set[int]:
     names = {pod["metadata"]["name"] for pod in pods}
     return {
         line["responseStatus"]["code"]
-        for line in chat.cluster.audit()
+        for line in chat.own.audit()
         if (line.get("objectRef") or {}).get("subresource") == "eviction"
         and line["objectRef"]["name"] in names
     }

@@ -39,7 +39,7 @@ def test_pods_without_a_node_are_told_in_the_schedulers_words(
     gpu = {"limits": {"nvidia.com/gpu": 1000}}
     asked("unscheduled", engine={"policy": "sarathi", "resources": gpu})
     installed.wait("condition=ScalingLimited", "llmservice/unscheduled")
-    words = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
+    words = "Insufficient nvidia.com/gpu"
     for kind in ("Reconciling", "ScalingLimited"):
         says(installed, "unscheduled", kind, "Unschedulable", words)
     # A node may still come.

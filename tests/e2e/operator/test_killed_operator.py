@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.e2e.operator.installed import Installed
 
+pytestmark = pytest.mark.usefixtures("own_cluster")
+
 KILLS = 20
 TAIL = 8192
 PHASES = ("observe", "decide", "apply", "done")
@@ -41,7 +43,7 @@ class Victim:
     """The one pod of the operator, as its node has it: its process, and what that has logged."""
 
     def __init__(self, installed: Installed) -> None:
-        self._installed, self._cluster = installed, installed.cluster
+        self._installed, self._cluster = installed, installed.own
         [pod] = installed.get("pods", "-l", "app.kubernetes.io/name=goodput-operator")["items"]
         self.name: str = pod["metadata"]["name"]
         node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]

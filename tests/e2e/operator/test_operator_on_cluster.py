@@ -39,7 +39,6 @@ def writers(own: OwnCluster, namespace: str) -> list[str]:
 
 
 def test_an_operator_that_stops_gives_the_lease_back_at_once(
-    own_cluster: OwnCluster,
     namespace: str,
     start_operator: Callable[..., Any],
     make_service: Callable[..., None],

@@ -89,6 +89,7 @@ def test_the_sample_service_keeps_its_promise_on_the_sample_trace(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cluster")
 def test_a_restart_of_the_api_server_costs_no_request_and_the_operator_works_on(
     installed: Installed, serve: Callable[..., None], until: Until, tmp_path: Path
 ) -> None:
@@ -96,9 +97,9 @@ def test_a_restart_of_the_api_server_costs_no_request_and_the_operator_works_on(
     operators = ("pods", "-l", "app.kubernetes.io/name=goodput-operator")
     before = [pod["status"]["containerStatuses"] for pod in installed.get(*operators)["items"]]
     with under_load(installed, "chat", tmp_path, until):
-        installed.cluster.kill("kube-apiserver")
-        installed.cluster.start("kube-apiserver")
-        installed.cluster.wait_until("get", "--raw", "/readyz")
+        installed.own.kill("kube-apiserver")
+        installed.own.start("kube-apiserver")
+        installed.own.wait_until("get", "--raw", "/readyz")
         patch = {"spec": {"engine": {"tokenBudget": {"initial": 1024}}, "replicas": 2}}
         installed.kubectl("patch", "llmservice/chat", "--type=merge", "-p", json.dumps(patch))
         until(lambda: installed.status("chat")["tokenBudget"] == 1024, "the budget is changed")
@@ -108,6 +109,7 @@ def test_a_restart_of_the_api_server_costs_no_request_and_the_operator_works_on(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cluster")
 def test_every_right_in_the_table_is_used_and_no_other(
     installed: Installed, edited: Edited, until: Until
 ) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import signal
 import time
+import uuid
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.e2e.cluster.handle import ClusterError
-from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
+from tests.e2e.cluster.installing import install_chart, uninstall_chart
 from tests.e2e.operator.installed import Installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import OwnCluster
+    from tests.e2e.cluster.handle import Cluster
 
 TAKEOVER_S = 30
 GONE_S = 60
@@ -29,15 +30,18 @@ MINUTES = 12_000
 
 
 @pytest.fixture(scope="module")
-def two(own_cluster: OwnCluster, crd: None) -> Iterator[Installed]:
+def two(
+    cluster: Cluster, unattended: None, crd: None, images: tuple[str, ...]
+) -> Iterator[Installed]:
     """A namespace with two operators, nothing of which is outside it."""
-    namespace = "two-operators"
-    publish_ours(own_cluster)
+    namespace = f"two-operators-{uuid.uuid4().hex[:8]}"
     # The cluster's own roles belong to the installation of the other tests.
     values = f"replicas=2,crds.install=false,rbac.aggregate=false,watchNamespaces={{{namespace}}}"
-    install_chart(own_cluster, "--set", values, namespace=namespace)
-    yield Installed(cluster=own_cluster, namespace=namespace)
-    own_cluster.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+    install_chart(cluster, *images, "--set", values, namespace=namespace)
+    two = Installed(cluster=cluster, namespace=namespace)
+    yield two
+    two.forwards.close()
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 
 
 def writes(two: Installed) -> list[tuple[str, float]]:
@@ -55,6 +59,7 @@ def writes(two: Installed) -> list[tuple[str, float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cluster")
 def test_of_two_operators_one_writes_and_the_other_takes_over_when_it_dies(
     two: Installed, until: Callable[..., Any]
 ) -> None:
@@ -74,7 +79,7 @@ def test_of_two_operators_one_writes_and_the_other_takes_over_when_it_dies(
     assert len(pods) == 2
 
     # Held still it does not hear that it is asked to end; then the node kills it.
-    for process in two.cluster.processes_of(one):
+    for process in two.own.processes_of(one):
         process.send_signal(signal.SIGSTOP)
     died = time.time()
     two.kubectl("delete", f"pod/{one}", "--grace-period=1")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.operator.killing import kill_pod, kill_process
 
 if TYPE_CHECKING:
@@ -58,12 +58,10 @@ def state_of(installed: Installed, part: str) -> dict[str, Any]:
     conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", ())}
     if conditions.get("Ready") != "True":
         return {}
-    words = ("curl", "--silent", f"http://{pod['status']['podIP']}:9000/control/state")
     try:
-        said: dict[str, Any] = json.loads(installed.inside(*words))
-    except subprocess.CalledProcessError:  # it has just ended
+        return installed.state(pod["metadata"]["name"])
+    except ClusterError:  # it has just ended
         return {}
-    return said
 
 
 @pytest.mark.slow
@@ -73,7 +71,10 @@ def test_what_is_killed_while_no_operator_runs_returns_with_its_last_limits(
     limits: dict[str, int],
     kill: Callable[[Installed, str], None],
     until: Until,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if kill is kill_process:
+        request.getfixturevalue("own_cluster")
     epochs = {part: state_of(installed, part)["epoch"] for part in ("engine", "router")}
     for part in epochs:
         [pod] = installed.pods("orphan", part)
