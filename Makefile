@@ -19,7 +19,7 @@ RUNTIME := replay,engine,operator
 TESTS ?=
 # Most tests wait for something half of the time. WORKERS=0: one after the other.
 WORKERS ?= 2
-PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadgroup
+PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadgroup
 
 .PHONY: help setup demo test check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
@@ -69,6 +69,8 @@ ifeq ($(origin KUBECONFIG),command line)
 e2e: export GOODPUT_KUBECONFIG := $(abspath $(KUBECONFIG))
 # Values of the chart that say which images that cluster has; the chart's own unless given.
 e2e: export GOODPUT_VALUES := $(abspath $(VALUES))
+# Two workers would install two operators, of one name for all that is the cluster's.
+e2e: WORKERS := 0
 endif
 
 e2e: $(VENV)/.dev ## end to end: local processes, and a real cluster (KUBECONFIG=FILE [VALUES=FILE]: that one)
