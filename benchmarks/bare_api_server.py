@@ -117,7 +117,7 @@ def kubectl(kubeconfig: Path, *words: str, stdin: str | None = None) -> None:
 
 
 def _wait_ready(kubeconfig: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while True:
         try:
             kubectl(kubeconfig, "get", "--raw", "/readyz")

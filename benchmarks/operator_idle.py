@@ -2,7 +2,7 @@
 
     python benchmarks/operator_idle.py                       # 1,000 services of four pods, 2 min
     python benchmarks/operator_idle.py --services 50 --seconds 30
-    python benchmarks/operator_idle.py --pods silent         # nobody answers at any pod's address
+    python benchmarks/operator_idle.py --pods both           # and then nobody answers any more
 
 A real etcd and kube-apiserver, and `goodput operator` as a process of its own with credentials of
 its own; the programs are those of `make e2e`. Nothing runs the pods: this script stands in for
@@ -46,12 +46,16 @@ from goodput_operator.cluster.api.kinds import CHILDREN, POD  # noqa: E402
 from goodput_operator.resources.pods import ADMIN_PORT  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 WRITES = {"create", "update", "patch", "delete"}
 PARTS = {kind.plural for kind in CHILDREN} | {"secrets"}
 INTERVAL_S = 10
 QUIET_S = 20
+FORGOTTEN_S = 300
+"""So long a status still counts what pods told that are silent now."""
+ANSWERING, SILENT = "answering", "silent"
+CASES = {ANSWERING: [ANSWERING], SILENT: [SILENT], "both": [ANSWERING, SILENT]}
 MOST = {"cores": 1.0, "rss_mib": 1024.0, "requests_per_s": 20.0, "child_writes": 0}
 LEAST_ASKED = 0.9
 """Of the pods, once in each interval: who asks more seldom costs less."""
@@ -61,11 +65,11 @@ LEAST_ASKED = 0.9
 class Result:
     """What was seen while nothing changed."""
 
+    pods_are: str
     services: int
     pods: int
     answers_per_s: float
     objects: int
-    settled_s: float
     seconds: float
     cores: float
     rss_mib: float
@@ -125,9 +129,9 @@ def answering(folder: Path) -> Iterator[None]:
         child.wait(timeout=60)
 
 
-def asked(pods: str) -> int:
+def asked(pods_are: str) -> int:
     """How many pods were asked for their state so far, and answered."""
-    if pods == "silent":
+    if pods_are == SILENT:
         return 0
     with urlopen(f"http://127.0.0.1:{ADMIN_PORT}{PATH_ASKED}") as answer:
         count: int = json.load(answer)["asked"]
@@ -139,10 +143,11 @@ async def prepare(admin: Path, services: int) -> None:
         await cluster.create_services(services)
 
 
-def measure(options: argparse.Namespace, folder: Path) -> Result:
+def measure(options: argparse.Namespace, folder: Path) -> list[Result]:
     with ExitStack() as stack:
-        if options.pods == "answering":
-            stack.enter_context(answering(folder))
+        pods = stack.enter_context(ExitStack())
+        if ANSWERING in CASES[options.pods]:
+            pods.enter_context(answering(folder))
         admin, operator = stack.enter_context(api_server(folder))
         made = subprocess.run(
             [sys.executable, "-m", "goodput_operator.crd"],
@@ -167,21 +172,35 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
             )
         try:
             process = psutil.Process(child.pid)
-            return asyncio.run(_observe(admin, folder / "audit.log", process, options))
+            log_of_calls = folder / "audit.log"
+            return asyncio.run(_observe(admin, log_of_calls, process, options, pods.close))
         finally:
             child.terminate()
             child.wait(timeout=60)
 
 
 async def _observe(
-    admin: Path, log: Path, process: psutil.Process, options: argparse.Namespace
-) -> Result:
+    admin: Path,
+    log: Path,
+    process: psutil.Process,
+    options: argparse.Namespace,
+    silence: Callable[[], None],
+) -> list[Result]:
     async with administrator(admin) as cluster:
         begun = time.monotonic()
         await settle(cluster, log, options.services, process)
         settled_s = time.monotonic() - begun - QUIET_S
-        await asyncio.sleep(options.rest)
-        return await _watch(cluster, log, process, options, settled_s)
+        print(f"settled after {settled_s:.0f} s", file=sys.stderr)
+        results: list[Result] = []
+        for pods_are in CASES[options.pods]:
+            if results:
+                silence()
+                await asyncio.sleep(FORGOTTEN_S)
+            await asyncio.sleep(options.rest)
+            result = await _watch(cluster, log, process, options, pods_are)
+            print(json.dumps(asdict(result), indent=1), flush=True)
+            results.append(result)
+        return results
 
 
 async def _watch(
@@ -189,10 +208,10 @@ async def _watch(
     log: Path,
     process: psutil.Process,
     options: argparse.Namespace,
-    settled_s: float,
+    pods_are: str,
 ) -> Result:
     _, at = calls(log, 0)
-    before = asked(options.pods)
+    before = asked(pods_are)
     times, begun = process.cpu_times(), time.monotonic()
     rss = 0
     while (passed := time.monotonic() - begun) < options.seconds:
@@ -200,14 +219,14 @@ async def _watch(
         await asyncio.sleep(min(1, options.seconds - passed))
     now = process.cpu_times()
     seconds = time.monotonic() - begun
-    answers = asked(options.pods) - before
+    answers = asked(pods_are) - before
     seen, _ = calls(log, at)
     return Result(
+        pods_are=pods_are,
         services=options.services,
         pods=await cluster.count((POD,)),
         answers_per_s=round(answers / seconds, 1),
         objects=await cluster.count(),
-        settled_s=round(settled_s, 1),
         seconds=round(seconds, 1),
         cores=round((now.user + now.system - times.user - times.system) / seconds, 3),
         rss_mib=round(rss / 2**20, 1),
@@ -217,14 +236,14 @@ async def _watch(
     )
 
 
-def too_much(result: Result, pods: str) -> list[str]:
+def too_much(result: Result) -> list[str]:
     """Where an operator costs more than it may, in words; where it did not do its work."""
     seen = asdict(result)
     words = [
         f"{name} {seen[name]} above {most}" for name, most in MOST.items() if seen[name] > most
     ]
     due = LEAST_ASKED * result.pods / INTERVAL_S
-    if pods == "answering" and result.answers_per_s < due:
+    if result.pods_are == ANSWERING and result.answers_per_s < due:
         words.append(f"answers_per_s {result.answers_per_s} below {due}")
     return words
 
@@ -235,9 +254,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument(
         "--pods",
-        choices=("answering", "silent"),
-        default="answering",
-        help="whether anybody answers at their addresses (%(default)s)",
+        choices=CASES,
+        default=ANSWERING,
+        help="whether anybody answers at their addresses; both: one after the other (%(default)s)",
     )
     parser.add_argument(
         "--rest", type=float, default=60, help="seconds before, for what is told once (%(default)s)"
@@ -252,12 +271,12 @@ def main() -> int:
         return 0 if options.quick else 1
     folder = Path(tempfile.mkdtemp(prefix="operator-idle-")) if not options.keep else options.keep
     try:
-        result = measure(options, folder)
+        results = measure(options, folder)
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(asdict(result), indent=1))
-    for words in (found := too_much(result, options.pods)):
+    found = [words for result in results for words in too_much(result)]
+    for words in found:
         print(f"too much: {words}", file=sys.stderr)
     return 1 if found else 0
 
