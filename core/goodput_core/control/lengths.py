@@ -62,11 +62,22 @@ class LengthMix:
     @classmethod
     def of(cls, bins: Iterable[LengthBin]) -> LengthMix:
         """Any bins, single requests too, brought together by their lengths."""
-        merged: dict[tuple[int, int], LengthBin] = {}
+        # Every service's bins of minutes come by here in each interval: no values in between.
+        sums: dict[tuple[int, int], list[int]] = {}
         for one in bins:
-            known = merged.get(one.key)
-            merged[one.key] = one if known is None else known + one
-        return cls(bins=tuple(merged[key] for key in sorted(merged)))
+            known = sums.setdefault(one.key, [0, 0, 0, 0])
+            known[0] += one.requests
+            known[1] += one.input_tokens
+            known[2] += one.cached_tokens
+            known[3] += one.output_tokens
+        return cls(
+            bins=tuple(
+                LengthBin(
+                    requests=of[0], input_tokens=of[1], cached_tokens=of[2], output_tokens=of[3]
+                )
+                for _, of in sorted(sums.items())
+            )
+        )
 
     @classmethod
     def of_requests(cls, requests: Iterable[tuple[int, int, int]]) -> LengthMix:

@@ -11,8 +11,6 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
-
 from goodput_core.errors import UnreachableError, root_of
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
@@ -36,10 +34,12 @@ from goodput_operator.cluster.turns.rounds import Rounds
 from goodput_operator.cluster.turns.schedule import Pace, Schedule
 from goodput_operator.cluster.turns.tokens import read_key
 from goodput_operator.cluster.turns.workers import Turn, Workers
+from goodput_operator.measure.gathering import session_for_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import aiohttp
     import kopf
     from kubernetes.aio.client import ApiClient
 
@@ -126,7 +126,7 @@ class Operator:
         self._api = api
         client = Client(api, fence=self._fence, timeout_ns=_CALL_NS, count=self._metrics.call)
         await require_served(client)
-        session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        session = await self._stack.enter_async_context(session_for_pods())
         measure = self._measure(session)
         self._cache = Cache(services=services, children=children, pods=pods)
         self._rounds = Rounds(

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
     from goodput_operator.measure.readings import Source
 
-__all__ = ["Gatherer", "NoAnswerError", "fetch"]
+__all__ = ["Gatherer", "NoAnswerError", "fetch", "session_for_pods"]
 
 _CONNECT_S: Final = 1.0
 _TOTAL_S: Final = 3.0
 _AT_ONCE: Final = 64
+_KEPT_S: Final = 60.0
+"""A connection outlasts an interval that takes longer than it should: a busy operator that had to
+connect to every pod anew would be busier still. Shorter than the 75 seconds that engines and
+routers wait."""
 _MOST_BYTES: Final = 1 << 20
 """Of one process's state."""
 _Counters = TypeVar("_Counters")
@@ -33,6 +37,11 @@ _Counters = TypeVar("_Counters")
 
 class NoAnswerError(Exception):
     """Nothing came that could be read; its text is for people."""
+
+
+def session_for_pods() -> aiohttp.ClientSession:
+    """A session whose connections are kept from one interval to the next."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=_KEPT_S))
 
 
 class Gatherer:

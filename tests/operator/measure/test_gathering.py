@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.operator.measure.test_decoding import ROUTER
 
 from goodput_core.control import Signal
-from goodput_operator.measure.gathering import Gatherer
+from goodput_operator.measure.gathering import Gatherer, session_for_pods
 from goodput_operator.measure.readings import RouterScrape, Source
 
 if TYPE_CHECKING:
@@ -126,6 +128,26 @@ async def test_each_answer_is_fresh_missing_or_failed(
 async def test_nobody_at_the_address_is_a_failure(session: aiohttp.ClientSession) -> None:
     nobody = Source(name="gone", uid="gone", url="http://127.0.0.1:1")
     assert (await ask(session, nobody))["gone"].signal is Signal.FAILED
+
+
+async def test_a_connection_outlasts_an_interval_that_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        connections.add(request.transport)
+        return web.json_response(ROUTER)
+
+    app = web.Application()
+    app.router.add_get("/control/state", answer)
+    async with TestServer(app) as server, session_for_pods() as session:
+        source = Source(name="r", uid="r", url=str(server.make_url("")))
+        for late_s in (0, 50):
+            now_s = time.monotonic() + late_s
+            monkeypatch.setattr("aiohttp.connector.monotonic", lambda now_s=now_s: now_s)
+            assert (await ask(session, source))["r"].signal is Signal.FRESH
+    assert len(connections) == 1
 
 
 async def test_one_that_hangs_delays_no_answer_of_another_service(
