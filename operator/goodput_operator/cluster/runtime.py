@@ -24,8 +24,8 @@ from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes, hold_lea
 from goodput_operator.cluster.api.watching import WATCHED
 from goodput_operator.cluster.health import Health
 from goodput_operator.cluster.metrics import OperatorMetrics
-from goodput_operator.cluster.open_files import raise_open_files
 from goodput_operator.cluster.probes import Probes
+from goodput_operator.cluster.process_limits import collect_garbage_seldom, raise_open_files
 from goodput_operator.cluster.turns.apply import Applier
 from goodput_operator.cluster.turns.events import Events
 from goodput_operator.cluster.turns.observe import Observer
@@ -121,6 +121,7 @@ class Operator:
         """
         options, clock = self._options, self._clock
         files = raise_open_files()
+        collect_garbage_seldom()
         key = read_key(options.key_file)
         api = await self._stack.enter_async_context(await connect(options.kubeconfig))
         self._api = api

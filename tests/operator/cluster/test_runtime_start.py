@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from goodput_operator.cluster.options import parse_options
 from goodput_operator.cluster.runtime import Operator, require_served
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PATH = "/apis/goodput.dev/v1alpha1"
 
@@ -150,3 +151,24 @@ async def test_it_takes_all_the_open_files_that_it_may_have(
     with pytest.raises(InputError, match="key"):
         await operator.start(services={}, children={}, pods={})
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few_files, few_files)
+
+
+@pytest.fixture
+def collections_of_old_objects() -> Iterator[Callable[[], int]]:
+    """How often everything was searched for garbage, with Python's own settings to begin with."""
+    was = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    gc.collect()
+    yield lambda: gc.get_stats()[1]["collections"]
+    gc.set_threshold(*was)
+
+
+async def test_what_turns_hold_for_a_moment_does_not_grow_old(
+    operator: Operator, collections_of_old_objects: Callable[[], int]
+) -> None:
+    with pytest.raises(InputError, match="key"):
+        await operator.start(services={}, children={}, pods={})
+    before = collections_of_old_objects()
+    held = [[number] for number in range(50_000)]
+    assert len(held) == 50_000
+    assert collections_of_old_objects() == before
