@@ -17,9 +17,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUNTIME := replay,engine,operator
 TESTS ?=
-# Most tests wait for something half of the time. WORKERS=0: one after the other.
+# Most tests wait for something half of the time. Each worker takes whole files, and starts a
+# cluster of its own for those that need one. WORKERS=0: one after the other.
 WORKERS ?= 2
-PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadgroup
+PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile
 
 .PHONY: help setup demo test check lint types arch golden e2e cluster cluster-down bench chart picture clean
 

@@ -32,14 +32,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Among parallel workers a file stays whole, for its fixtures' sake, and so does all that
-    # shares the cluster.
-    for item in items:
-        shares_cluster = "cluster" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("cluster" if shares_cluster else str(item.path)))
-
-
 @pytest.fixture
 def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Say a line that the summary shows, whether the test passes or fails.
