@@ -28,7 +28,7 @@ ADMIN, OPERATOR = "admin", "operator"
 def api_server(folder: Path) -> Iterator[tuple[Path, Path]]:
     """An etcd and an API server; yields the administrator's and the operator's kubeconfig."""
     programs = binaries.folder()
-    ports = [_free_port() for _ in range(3)]
+    ports = [free_port() for _ in range(3)]
     (folder / "audit.yaml").write_text(
         "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\n"
         f"rules: [{{level: Metadata, users: [{OPERATOR}]}}]\n"
@@ -86,7 +86,8 @@ def api_server(folder: Path) -> Iterator[tuple[Path, Path]]:
                 process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

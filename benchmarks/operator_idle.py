@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
@@ -37,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the cluster's programs are found by the tests' own module
 
 from benchmarks.answering_pods import PATH_ASKED  # noqa: E402
-from benchmarks.bare_api_server import api_server, kubectl  # noqa: E402
+from benchmarks.bare_api_server import api_server, free_port, kubectl  # noqa: E402
 from benchmarks.recorded_pods import record  # noqa: E402
 from benchmarks.stand_in_nodes import PROFILE, Cluster, administrator, manifest  # noqa: E402
 from tests.e2e.cluster import binaries  # noqa: E402
@@ -160,23 +161,53 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Result]:
         kubectl(admin, "wait", *established)
         (folder / "key").write_bytes(os.urandom(32))
         asyncio.run(prepare(admin, options.services))
-        with (folder / "operator.log").open("wb") as log:
-            child = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "goodput_core", "operator"),
-                    *("--engine-image", "engine:1", "--router-image", "router:1"),
-                    *("--key-file", folder / "key", "--kubeconfig", operator),
-                    *("--probe-port", "0"),
-                ],
-                stderr=log,
-            )
-        try:
-            process = psutil.Process(child.pid)
-            log_of_calls = folder / "audit.log"
-            return asyncio.run(_observe(admin, log_of_calls, process, options, pods.close))
-        finally:
-            child.terminate()
-            child.wait(timeout=60)
+        log_of_calls = folder / "audit.log"
+        with operating(folder, operator) as (process, _):
+            results = asyncio.run(_observe(admin, log_of_calls, process, options, pods.close))
+        begun = time.monotonic()
+        with operating(folder, operator) as (process, port):
+            while turns(port) < options.services:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    sys.exit("the operator ended")
+                time.sleep(0.2)
+            again = {
+                "every_service_had_a_turn_after_s": round(time.monotonic() - begun, 1),
+                "cpu_s": round(sum(process.cpu_times()[:2]), 1),
+            }
+            print(json.dumps({"started_again": again}), flush=True)
+        return results
+
+
+@contextmanager
+def operating(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, int]]:
+    """An operator, and its port for probes."""
+    port = free_port()
+    with (folder / "operator.log").open("ab") as log:
+        child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "goodput_core", "operator"),
+                *("--engine-image", "engine:1", "--router-image", "router:1"),
+                *("--key-file", folder / "key", "--kubeconfig", kubeconfig),
+                *("--probe-host", "127.0.0.1", "--probe-port", str(port)),
+            ],
+            stderr=log,
+        )
+    try:
+        yield psutil.Process(child.pid), port
+    finally:
+        child.terminate()
+        child.wait(timeout=60)
+
+
+def turns(port: int) -> float:
+    """How many turns services have had."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+    except URLError:  # it is about to start
+        return 0
+    told = (line for line in lines if line.startswith("goodput_operator_turns_total{"))
+    return sum(float(line.rpartition(" ")[2]) for line in told)
 
 
 async def _observe(

@@ -37,13 +37,13 @@ from goodput_operator.cluster.turns.workers import Turn, Workers
 from goodput_operator.measure.gathering import session_for_pods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import aiohttp
     import kopf
     from kubernetes.aio.client import ApiClient
 
-    from goodput_operator.cluster.api.cache import Index, Key
+    from goodput_operator.cluster.api.cache import Key
     from goodput_operator.cluster.clock import Clock
     from goodput_operator.cluster.options import Options
     from goodput_operator.cluster.turns.observe import Measure
@@ -92,8 +92,6 @@ class Operator:
         self._working: asyncio.Task[None] | None = None
         self._api: ApiClient | None = None
         self._rounds: Rounds | None = None
-        self._cache: Cache | None = None
-        self._indexed = False
         self._logged_in = False
         self._leading = False
         self._workers: Workers[Key] = Workers(
@@ -104,6 +102,7 @@ class Operator:
             for kind in WATCHED
             for namespace in options.namespaces or ("",)
         }
+        self._cache = Cache(self._watched.values())
         self._health = Health(
             clock=clock,
             paths=self._watched,
@@ -113,7 +112,7 @@ class Operator:
         self.failure: BaseException | None = None
         """Why it ended by itself."""
 
-    async def start(self, *, services: Index, children: Index, pods: Index) -> None:
+    async def start(self) -> None:
         """Connect, listen, and stand for election.
 
         Raises:
@@ -129,7 +128,6 @@ class Operator:
         await require_served(client)
         session = await self._stack.enter_async_context(session_for_pods())
         measure = self._measure(session)
-        self._cache = Cache(services=services, children=children, pods=pods)
         self._rounds = Rounds(
             cache=self._cache,
             observer=Observer(cache=self._cache, client=client, measure=measure, clock=clock),
@@ -183,22 +181,24 @@ class Operator:
         self._logged_in = True
         return await watch_session(self._api, heard=self._health.heard, listed=self._listed)
 
-    def event(self) -> None:
-        """Kopf delivered an event; it delivers none before its indexes are full."""
-        self._indexed = True
+    def told(self, body: Any, *, deleted: bool) -> None:
+        """Kopf delivered an event."""
+        self._cache.told(body, deleted=deleted)
         self._health.event()
 
     def wanted(self, key: Key) -> None:
-        """A service may want a turn; only the leader gives any."""
-        if self._leading:
+        """A service may want a turn; only the leader gives any, and only once all is known."""
+        if self._leading and self._cache.complete:
             self._workers.add(key)
 
     def _listed(self, path: str, content: Any) -> None:
         """Kopf is about to take in a list; it asks for other things as well."""
-        assert self._cache is not None, "Kopf lists after its start-up handlers"
-        if path in self._watched:
-            for key in self._cache.listed(*self._watched[path], content):
-                self.wanted(key)
+        if path not in self._watched:
+            return
+        before = self._cache.complete
+        changed: Iterable[Key] = self._cache.listed(*self._watched[path], content)
+        for key in changed if before else self._cache.services():
+            self.wanted(key)
 
     async def _turn(self, key: Key) -> Turn:
         assert self._rounds is not None, "workers start after all the rest"
@@ -211,9 +211,8 @@ class Operator:
                 def leading() -> None:
                     self._leading = True
                     _log.info("leading", extra={"identity": lock.identity})
-                    # Before the indexes are full, their events bring every service anyway.
-                    for key in self._cache.keys() if self._cache and self._indexed else ():
-                        self._workers.add(key)
+                    for key in self._cache.services():
+                        self.wanted(key)
                     self._working = tasks.create_task(self._workers.run(), name="workers")
 
                 await hold_lease(lock, leading=leading)

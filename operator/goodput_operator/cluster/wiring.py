@@ -57,13 +57,11 @@ def wire(
         assert wired.operator is not None, "Kopf delivers nothing before its start-up handlers"
         return wired.operator
 
-    async def started(*, settings: kopf.OperatorSettings, **indexes: Any) -> None:
+    async def started(*, settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
         wired.operator = make(options, ended)
         try:
-            await wired.operator.start(
-                services=indexes["services"], children=indexes["children"], pods=indexes["pods"]
-            )
+            await wired.operator.start()
         except Exception as error:
             wired.refused = error
             # Kopf would try again for ever; whoever started us reads the sentence instead.
@@ -80,6 +78,8 @@ def wire(
     kopf.on.cleanup(registry=registry)(stopped)
     kopf.on.login(registry=registry)(login)
     register_watches(
-        registry, heard=lambda: running().event(), wanted=lambda key: running().wanted(key)
+        registry,
+        told=lambda body, deleted: running().told(body, deleted=deleted),
+        wanted=lambda key: running().wanted(key),
     )
     return wired

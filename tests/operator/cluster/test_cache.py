@@ -1,4 +1,4 @@
-"""What the cache holds after Kopf has listed again, having heard nothing for a while."""
+"""What the cache holds of what is listed and told, in whatever order it comes."""
 
 from __future__ import annotations
 
@@ -6,95 +6,153 @@ from typing import Any
 
 import pytest
 
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
 from goodput_operator.cluster.api.cache import Cache
 
 KEY = ("ns", "chat")
 OTHER = ("elsewhere", "chat")
+KINDS = ("LLMService", "Pod", "Deployment", "Service")
 
 
 def body(
-    uid: str, version: int, *, kind: str = "Deployment", namespace: str = "ns"
+    uid: str, version: int, *, kind: str = "Deployment", namespace: str = "ns", name: str = "chat"
 ) -> dict[str, Any]:
-    metadata = {"name": "chat", "namespace": namespace, "uid": uid, "resourceVersion": str(version)}
-    return {"kind": kind, "metadata": metadata}
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {OBJECT_LABEL_LLMSERVICE: "chat"},
+        "managedFields": [{}],
+    }
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata}
 
 
-def listing(*uids: str, version: int) -> dict[str, Any]:
-    items = [{"metadata": {"uid": uid}} for uid in uids]
-    return {"metadata": {"resourceVersion": str(version)}, "items": items}
-
-
-class Indexes:
-    """Dictionaries in place of Kopf's, from which nothing goes without an event."""
-
-    def __init__(self) -> None:
-        self.services: dict[Any, list[Any]] = {}
-        self.children: dict[Any, list[Any]] = {}
-        self.pods: dict[Any, list[Any]] = {}
-        self.cache = Cache(services=self.services, children=self.children, pods=self.pods)
-
-
-@pytest.fixture
-def indexes() -> Indexes:
-    return Indexes()
+def listing(*items: dict[str, Any], version: int) -> dict[str, Any]:
+    """As the API server answers: what is listed does not say of what kind it is."""
+    bare = [{k: v for k, v in item.items() if k not in ("apiVersion", "kind")} for item in items]
+    metadata = {"resourceVersion": str(version)}
+    return {"apiVersion": "v1", "metadata": metadata, "items": bare}
 
 
 def uids(bodies: Any) -> list[str]:
     return [one["metadata"]["uid"] for one in bodies]
 
 
-def test_a_child_that_a_list_lacks_stands_no_more_and_its_service_is_named(
-    indexes: Indexes,
-) -> None:
-    indexes.children[KEY] = [body("kept", 3), body("gone", 4)]
-    assert indexes.cache.listed("Deployment", "", listing("kept", "new", version=9)) == {KEY}
-    assert uids(indexes.cache.children(KEY)) == ["kept"]
+@pytest.fixture
+def cache() -> Cache:
+    """Everything is listed once, and there was nothing."""
+    cache = Cache((kind, "") for kind in KINDS)
+    for kind in KINDS:
+        cache.listed(kind, "", listing(version=1))
+    return cache
 
 
-def test_a_service_that_a_list_lacks_is_none(indexes: Indexes) -> None:
-    indexes.services[KEY] = [body("gone", 4, kind="LLMService")]
-    assert indexes.cache.keys() == [KEY]
-    assert indexes.cache.listed("LLMService", "", listing(version=9)) == {KEY}
-    assert indexes.cache.service(KEY) is None
-    assert indexes.cache.keys() == []
+def test_it_is_complete_when_every_kind_is_listed() -> None:
+    cache = Cache((kind, "") for kind in KINDS)
+    for kind in KINDS:
+        assert not cache.complete
+        cache.listed(kind, "", listing(version=1))
+    assert cache.complete
 
 
-def test_a_namesake_that_came_meanwhile_is_found(indexes: Indexes) -> None:
-    gone, namesake = body("gone", 4, kind="LLMService"), body("namesake", 8, kind="LLMService")
-    indexes.services[KEY] = [gone, namesake]
-    indexes.cache.listed("LLMService", "", listing("namesake", version=9))
-    assert indexes.cache.service(KEY) == namesake
+def test_what_is_listed_is_found_by_its_service_and_carries_no_managers(cache: Cache) -> None:
+    cache.listed("LLMService", "", listing(body("s", 2), version=5))
+    cache.listed("Deployment", "", listing(body("d", 3), version=5))
+    cache.listed("Service", "", listing(body("e", 3), body("f", 3, namespace="b"), version=5))
+    cache.listed("Pod", "", listing(body("p", 4), version=5))
+    assert cache.services() == [KEY]
+    assert uids(cache.children(KEY)) == ["d", "e"]
+    (pod,) = cache.pods(KEY)
+    expected = body("p", 4, kind="Pod")
+    del expected["metadata"]["managedFields"]
+    assert pod == expected
+    assert uids(cache.children(("b", "chat"))) == ["f"]
 
 
-def test_what_came_after_a_list_stands(indexes: Indexes) -> None:
-    indexes.cache.listed("Pod", "", listing(version=9))
-    indexes.pods[KEY] = [body("late", 10, kind="Pod")]
-    assert uids(indexes.cache.pods(KEY)) == ["late"]
+def test_what_is_told_of_counts_at_once_and_ends_with_its_deletion(cache: Cache) -> None:
+    cache.told(body("d", 3), deleted=False)
+    cache.told(body("d", 5) | {"spec": 1}, deleted=False)
+    assert [one.get("spec") for one in cache.children(KEY)] == [1]
+    cache.told(body("d", 6), deleted=True)
+    assert cache.children(KEY) == ()
+    cache.told(body("d", 6), deleted=True)
 
 
-def test_what_kopf_takes_in_only_after_a_list_that_lacks_it_does_not_stand(
-    indexes: Indexes,
-) -> None:
-    indexes.cache.listed("Pod", "", listing(version=9))
-    indexes.pods[KEY] = [body("told late", 8, kind="Pod")]
-    assert indexes.cache.pods(KEY) == ()
+def test_what_is_told_late_does_not_undo_what_was_listed(cache: Cache) -> None:
+    cache.listed("Deployment", "", listing(body("d", 7) | {"spec": "new"}, version=9))
+    cache.told(body("d", 3) | {"spec": "old"}, deleted=False)
+    assert [one["spec"] for one in cache.children(KEY)] == ["new"]
+
+
+def test_what_was_told_before_a_slow_list_is_not_undone_by_it(cache: Cache) -> None:
+    cache.told(body("d", 7) | {"spec": "new"}, deleted=False)
+    assert cache.listed("Deployment", "", listing(body("d", 3), version=5)) == set()
+    assert [one["spec"] for one in cache.children(KEY)] == ["new"]
+    assert cache.listed("Deployment", "", listing(version=6)) == set()
+    assert uids(cache.children(KEY)) == ["d"], "it came after the list"
+
+
+def test_an_object_that_is_labelled_with_another_service_moves(cache: Cache) -> None:
+    cache.told(body("d", 3), deleted=False)
+    moved = body("d", 4)
+    moved["metadata"]["labels"] = {OBJECT_LABEL_LLMSERVICE: "other"}
+    cache.told(moved, deleted=False)
+    assert cache.children(KEY) == ()
+    assert uids(cache.children(("ns", "other"))) == ["d"]
+    moved = body("d", 5)
+    del moved["metadata"]["labels"]
+    cache.told(moved, deleted=False)
+    assert cache.children(("ns", "other")) == ()
+
+
+def test_a_child_that_a_list_lacks_stands_no_more_and_its_service_is_named(cache: Cache) -> None:
+    cache.told(body("kept", 3), deleted=False)
+    cache.told(body("gone", 4), deleted=False)
+    answer = listing(body("kept", 3), body("new", 6), version=9)
+    assert cache.listed("Deployment", "", answer) == {KEY}
+    assert uids(cache.children(KEY)) == ["kept", "new"]
+
+
+def test_a_service_that_a_list_lacks_is_none(cache: Cache) -> None:
+    cache.told(body("gone", 4, kind="LLMService"), deleted=False)
+    assert cache.services() == [KEY]
+    assert cache.listed("LLMService", "", listing(version=9)) == {KEY}
+    assert cache.service(KEY) is None
+    assert cache.services() == []
+
+
+def test_of_two_namesakes_the_later_one_counts(cache: Cache) -> None:
+    for uid, version in (("namesake", 8), ("gone", 4)):
+        cache.told(body(uid, version, kind="LLMService"), deleted=False)
+    service = cache.service(KEY)
+    assert service is not None
+    assert service["metadata"]["uid"] == "namesake"
+    cache.listed("LLMService", "", listing(body("namesake", 8), version=9))
+    assert cache.service(KEY) == service
+
+
+def test_what_kopf_tells_only_after_a_list_that_lacks_it_does_not_stand(cache: Cache) -> None:
+    cache.listed("Pod", "", listing(version=9))
+    cache.told(body("told late", 8, kind="Pod"), deleted=False)
+    assert cache.pods(KEY) == ()
+    cache.told(body("came later", 10, kind="Pod"), deleted=False)
+    assert uids(cache.pods(KEY)) == ["came later"]
 
 
 @pytest.mark.parametrize(
     ("kind", "namespace", "lost"),
-    [
-        ("Deployment", "ns", {KEY}),
-        ("Deployment", "elsewhere", {OTHER}),
-        ("Deployment", "third", set()),
-        ("Service", "", set()),
-        ("Deployment", "", {KEY, OTHER}),
-    ],
+    [("Deployment", "ns", {KEY}), ("Deployment", "elsewhere", {OTHER}), ("Service", "ns", set())],
 )
 def test_a_list_says_nothing_of_other_namespaces_and_kinds(
-    indexes: Indexes, kind: str, namespace: str, lost: set[tuple[str, str]]
+    kind: str, namespace: str, lost: set[tuple[str, str]]
 ) -> None:
-    indexes.children[KEY] = [body("a", 3)]
-    indexes.children[OTHER] = [body("b", 4, namespace="elsewhere")]
-    assert indexes.cache.listed(kind, namespace, listing(version=9)) == lost
-    standing = {key for key in (KEY, OTHER) if indexes.cache.children(key)}
+    lists = [(kind, namespace) for kind in KINDS for namespace in ("ns", "elsewhere")]
+    cache = Cache(lists)
+    for one in lists:
+        cache.listed(*one, listing(version=1))
+    cache.told(body("a", 3), deleted=False)
+    cache.told(body("b", 4, namespace="elsewhere"), deleted=False)
+    assert cache.listed(kind, namespace, listing(version=9)) == lost
+    standing = {key for key in (KEY, OTHER) if cache.children(key)}
     assert standing == {KEY, OTHER} - lost

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_operator.cluster.api.cache import Cache, key_of, service_of, trimmed
+from goodput_operator.cluster.api.cache import Cache, Key, key_of, service_of, trimmed
 from goodput_operator.cluster.metrics import OperatorMetrics
 from goodput_operator.cluster.turns.apply import Applier
 from goodput_operator.cluster.turns.events import Events
@@ -48,25 +48,34 @@ class Numbers:
         self.forgotten.append(uid)
 
 
+class Held(Cache):
+    """What a test says is there."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.asked: dict[Key, list[dict[str, Any]]] = {}
+        self.parts: dict[Key, list[dict[str, Any]]] = {}
+
+    def _standing(self, key: Key) -> list[Any]:
+        return [*self.asked.get(key, ()), *self.parts.get(key, ())]
+
+
 class Parts:
-    """Rounds over dictionaries in place of Kopf's indexes, and a decision that tests set."""
+    """Rounds over a cache and a decision that tests set."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
-        self.services: dict[Any, list[Any]] = {}
-        self.children: dict[Any, list[Any]] = {}
-        self.pods: dict[Any, list[Any]] = {}
+        self.held = held = Held()
         self.actions: tuple[Action, ...] = ()
         self.changes: tuple[Change, ...] = ()
         self.foreign: tuple[tuple[str, str], ...] = ()
         self.seen: list[Snapshot] = []
         self.numbers = Numbers()
         self.metrics = OperatorMetrics()
-        cache = Cache(services=self.services, children=self.children, pods=self.pods)
         client = memory.client
         self.rounds = Rounds(
-            cache=cache,
-            observer=Observer(cache=cache, client=client, measure=self.numbers, clock=memory.clock),
+            cache=held,
+            observer=Observer(cache=held, client=client, measure=self.numbers, clock=memory.clock),
             decide=self.decide,
             applier=Applier(
                 client=client,
@@ -93,7 +102,7 @@ class Parts:
 @pytest.fixture
 def parts(memory: Any) -> Parts:
     parts = Parts(memory)
-    parts.services[KEY] = [service()]
+    parts.held.asked[KEY] = [service()]
     return parts
 
 
@@ -107,8 +116,8 @@ def apply_config_map() -> Apply:
 async def test_a_snapshot_holds_the_service_and_what_is_labelled_with_it(parts: Parts) -> None:
     child = {"kind": "Deployment", "metadata": {"name": "chat-1", "namespace": "ns"}}
     pod = {"kind": "Pod", "metadata": {"name": "chat-1-x", "namespace": "ns"}}
-    parts.children[KEY], parts.pods[KEY] = [child], [pod]
-    parts.children["ns", "other"] = [{"kind": "Deployment", "metadata": {"name": "other"}}]
+    parts.held.parts[KEY] = [child, pod]
+    parts.held.parts["ns", "other"] = [{"kind": "Deployment", "metadata": {"name": "other"}}]
     turn = await parts.rounds.turn(KEY)
     (snapshot,) = parts.seen
     assert snapshot.service == service()
@@ -171,23 +180,23 @@ async def test_a_foreign_object_in_a_place_that_is_wanted_no_more_is_not_asked_f
 
 async def test_a_namesake_starts_afresh(parts: Parts) -> None:
     await parts.rounds.turn(KEY)
-    parts.services[KEY] = [service(uid="u2")]
+    parts.held.asked[KEY] = [service(uid="u2")]
     await parts.rounds.turn(KEY)
     assert parts.seen[1].memory == Memory()
     assert parts.numbers.forgotten == ["u1"]
 
 
 async def test_while_two_namesakes_are_seen_the_later_one_counts(parts: Parts) -> None:
-    parts.services[KEY] = [service(uid="u2", version=100), service(uid="u1", version=99)]
+    parts.held.asked[KEY] = [service(uid="u2", version=100), service(uid="u1", version=99)]
     await parts.rounds.turn(KEY)
     assert parts.seen[0].service["metadata"]["uid"] == "u2"
 
 
 async def test_a_service_that_is_gone_leaves_nothing(parts: Parts) -> None:
-    parts.services[KEY] = [service(replicas=3)]
+    parts.held.asked[KEY] = [service(replicas=3)]
     await parts.rounds.turn(KEY)
     assert b'llmservice="chat"' in parts.metrics.text(leading=True, waiting=0)
-    parts.services.clear()
+    parts.held.asked.clear()
     turn = await parts.rounds.turn(KEY)
     assert turn.gone
     assert len(parts.seen) == 1
@@ -201,7 +210,7 @@ async def test_metrics_say_what_the_status_says_after_the_turn(parts: Parts) -> 
         return f'goodput_service_{name}{{llmservice="chat",namespace="ns"}}' in text
 
     parts.memory.server.put(CHAT, service(version=7))
-    parts.services[KEY] = [service(replicas=1, recommendedReplicas=4)]
+    parts.held.asked[KEY] = [service(replicas=1, recommendedReplicas=4)]
     parts.actions = (WriteStatus(status={"replicas": 2, "recommendedReplicas": 3}),)
     await parts.rounds.turn(KEY)
     assert says("replicas")
@@ -225,7 +234,7 @@ async def test_decisions_are_counted_as_long_as_the_service_is_there(parts: Part
     text = parts.metrics.text(leading=True, waiting=0).decode()
     assert name % ("true", "Replicas", 'namespace="ns",reason="Demand"') in text
     assert name % ("false", "TokenBudget", 'namespace="ns",reason="TPOTMissed"') in text
-    parts.services.clear()
+    parts.held.asked.clear()
     await parts.rounds.turn(KEY)
     assert (
         "goodput_service_decisions_total{"
@@ -243,7 +252,7 @@ async def test_a_status_that_was_just_written_is_seen_before_the_watch_brings_it
     parts.actions = ()
     await parts.rounds.turn(KEY)
     assert parts.seen[1].service["status"] == {"replicas": 2}
-    parts.services[KEY] = [service(version=9, replicas=5)]
+    parts.held.asked[KEY] = [service(version=9, replicas=5)]
     await parts.rounds.turn(KEY)
     assert parts.seen[2].service["status"] == {"replicas": 5}, "what is newer counts"
 

@@ -11,7 +11,6 @@ import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.errors import InputError, UnreachableError
-from goodput_operator.cluster.api.cache import Cache
 from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes
 from goodput_operator.cluster.options import parse_options
 from goodput_operator.cluster.runtime import Operator, require_served
@@ -63,21 +62,61 @@ async def test_while_the_api_server_knows_nobody_watches_are_not_tried_without_a
         await first.aiohttp_session.close()
 
 
+def list_all(operator: Operator, *services: dict[str, Any], version: int = 1) -> None:
+    """As Kopf begins: each kind once, the services first."""
+    for path, (kind, _) in operator._watched.items():
+        items = list(services) if kind == "LLMService" else []
+        metadata = {"resourceVersion": str(version)}
+        operator._listed(path, {"apiVersion": "v1", "metadata": metadata, "items": items})
+
+
+SERVICE: dict[str, Any] = {
+    "metadata": {"name": "chat", "namespace": "ns", "uid": "u", "resourceVersion": "5"}
+}
+NOTHING: dict[str, Any] = {"apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": []}
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "stands by"])
+async def test_no_service_has_a_turn_before_everything_is_known(
+    operator: Operator, leads: bool
+) -> None:
+    operator._leading = leads
+    operator._listed(f"{PATH}/llmservices", {**NOTHING, "items": [SERVICE]})
+    operator.wanted(("ns", "chat"))
+    assert operator._workers.schedule.waiting() == 0, "its children may be there, unlisted"
+    list_all(operator, SERVICE, version=9)
+    assert operator._workers.schedule.waiting() == leads
+
+
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "stands by"])
 async def test_what_goes_unheard_and_is_then_not_listed_has_a_turn(
     operator: Operator, leads: bool
 ) -> None:
-    metadata = {"name": "chat", "namespace": "ns", "uid": "u", "resourceVersion": "5"}
-    indexes: Any = {("ns", "chat"): [{"kind": "LLMService", "metadata": metadata}]}
-    operator._cache = Cache(services=indexes, children={}, pods={})
+    list_all(operator, SERVICE, version=6)
     operator._leading = leads
-    nothing = {"metadata": {"resourceVersion": "6"}, "items": []}
     operator._listed(PATH, {"kind": "APIResourceList"})  # what Kopf asks beside
-    operator._listed(f"{PATH}/namespaces/elsewhere/llmservices", nothing)
+    operator._listed(f"{PATH}/namespaces/elsewhere/llmservices", NOTHING)
     assert operator._workers.schedule.waiting() == 0
-    operator._listed(f"{PATH}/llmservices", nothing)
+    operator._listed(f"{PATH}/llmservices", NOTHING)
     assert operator._workers.schedule.waiting() == leads
-    assert operator._cache.keys() == []
+    assert operator._cache.services() == []
+
+
+async def test_who_begins_to_lead_gives_every_service_a_turn(operator: Operator) -> None:
+    list_all(operator, SERVICE, version=6)
+    led = asyncio.Event()
+
+    async def worker() -> None:
+        led.set()
+        await asyncio.Event().wait()
+
+    operator._workers._work = worker  # type: ignore[method-assign]
+    leading = asyncio.create_task(operator._supervise(free_lock(operator)))
+    async with asyncio.timeout(10):
+        await led.wait()
+    assert operator._workers.schedule.waiting() == 1
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
 
 
 class FreeLease:
@@ -149,7 +188,7 @@ async def test_it_takes_all_the_open_files_that_it_may_have(
     operator: Operator, few_files: int
 ) -> None:
     with pytest.raises(InputError, match="key"):
-        await operator.start(services={}, children={}, pods={})
+        await operator.start()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few_files, few_files)
 
 
@@ -167,7 +206,7 @@ async def test_what_turns_hold_for_a_moment_does_not_grow_old(
     operator: Operator, collections_of_old_objects: Callable[[], int]
 ) -> None:
     with pytest.raises(InputError, match="key"):
-        await operator.start(services={}, children={}, pods={})
+        await operator.start()
     before = collections_of_old_objects()
     held = [[number] for number in range(50_000)]
     assert len(held) == 50_000

@@ -20,15 +20,15 @@ class Watches:
 
     def __init__(self) -> None:
         self.registry = kopf.OperatorRegistry()
-        self.heard = 0
+        self.told: list[tuple[Any, bool]] = []
         self.wanted: list[tuple[str, str]] = []
-        register_watches(self.registry, heard=self._hear, wanted=self.wanted.append)
+        register_watches(
+            self.registry,
+            told=lambda body, deleted: self.told.append((body, deleted)),
+            wanted=self.wanted.append,
+        )
         self._events = {h.id: h.fn for h in self.registry._watching.get_all_handlers()}
         self._memos: dict[str, kopf.Memo] = defaultdict(kopf.Memo)
-        self._indexes = [h.fn for h in self.registry._indexing.get_all_handlers()]
-
-    def _hear(self) -> None:
-        self.heard += 1
 
     async def event(self, plural: str, body: dict[str, Any], kind: str | None = None) -> None:
         told: Any = self._events[f"{plural}-event"]  # type: ignore[index]
@@ -36,10 +36,6 @@ class Watches:
         uid = body["metadata"].get("uid", "")
         memo = self._memos.pop(uid, kopf.Memo()) if kind == "DELETED" else self._memos[uid]
         await told(event={"type": kind, "object": body}, body=body, memo=memo)
-
-    async def index(self, number: int, body: dict[str, Any]) -> Any:
-        fill: Any = self._indexes[number]
-        return await fill(body=body)
 
 
 @pytest.fixture
@@ -74,7 +70,7 @@ async def test_a_change_of_a_services_status_alone_is_no_reason_for_a_turn(
     await watches.event("llmservices", service())
     await watches.event("llmservices", service() | {"status": {"replicas": 1}}, "MODIFIED")
     assert watches.wanted == [("ns", "chat")]
-    assert watches.heard == 2, "but it is a sign of life"
+    assert len(watches.told) == 2, "but the cache has it"
 
 
 @pytest.mark.parametrize(
@@ -112,16 +108,20 @@ async def test_a_part_names_the_service_that_it_is_labelled_with(watches: Watche
     assert watches.wanted == [("ns", "chat")] * (1 + len(CHILDREN))
 
 
-async def test_what_is_indexed_is_found_by_service_and_carries_no_managers(
+async def test_everything_is_told_and_what_goes_is_told_as_deleted(watches: Watches) -> None:
+    pod = {"kind": "Pod", "metadata": {"name": "chat-1", "namespace": "ns"}}
+    for kind in (None, "ADDED", "MODIFIED", "DELETED"):
+        await watches.event("pods", pod, kind)
+        await watches.event("llmservices", service(), kind)
+    whether = [False, False, False, True]
+    assert [deleted for body, deleted in watches.told if body == pod] == whether
+    assert [deleted for body, deleted in watches.told if body == service()] == whether
+
+
+def test_kopf_keeps_no_index_whose_filling_would_wake_everybody_for_each_object(
     watches: Watches,
 ) -> None:
-    metadata = {"name": "chat-1", "namespace": "ns", "labels": LABELS, "managedFields": [{}]}
-    body = {"kind": "Pod", "metadata": metadata}
-    kept = {"kind": "Pod", "metadata": {"name": "chat-1", "namespace": "ns", "labels": LABELS}}
-    assert await watches.index(1, body) == {("ns", "chat"): kept}
-    unlabelled = {"kind": "Pod", "metadata": {"name": "chat-1", "namespace": "ns"}}
-    assert await watches.index(1, unlabelled) == {}, "an empty result drops what was there"
-    assert await watches.index(0, service()) == {("ns", "chat"): service()}
+    assert list(watches.registry._indexing.get_all_handlers()) == []
 
 
 def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters(watches: Watches) -> None:

@@ -1,7 +1,7 @@
-"""What Kopf is used for: it lists and watches, keeps indexes, and tells us whose turn it may be.
+"""What Kopf is used for: it lists and watches, and tells us what changed and whose turn it may be.
 
-Index and event handlers only. Kopf then writes nothing: no finalizer keeps a service from being
-deleted while no operator runs, and no annotation marks users' objects.
+Event handlers only. Kopf then writes nothing: no finalizer keeps a service from being deleted while
+no operator runs, and no annotation marks users' objects.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kopf
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
-from goodput_operator.cluster.api.cache import key_of, service_of, trimmed
+from goodput_operator.cluster.api.cache import key_of, service_of
 from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, POD
 
 if TYPE_CHECKING:
@@ -63,49 +63,43 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 def register_watches(
-    registry: kopf.OperatorRegistry, *, heard: Callable[[], None], wanted: Callable[[Key], None]
+    registry: kopf.OperatorRegistry,
+    *,
+    told: Callable[[Any, bool], None],
+    wanted: Callable[[Key], None],
 ) -> None:
-    """Register the handlers; the indexes are called `services`, `children` and `pods`.
+    """Register the handlers.
 
     Args:
         registry: Kopf's.
-        heard: called at every event.
-        wanted: called with each service that may want a turn, once all indexes are full.
+        told: called at every event with the object, and whether it was deleted.
+        wanted: called then with the service that may want a turn.
     """
 
-    async def index_service(body: kopf.Body, **_: Any) -> dict[Key, dict[str, Any]]:
-        return {key_of(body): trimmed(body)}
-
-    async def index_part(body: kopf.Body, **_: Any) -> dict[Key, dict[str, Any]]:
-        key = service_of(body)
-        # An empty result drops what was indexed before; none would keep it.
-        return {} if key is None else {key: trimmed(body)}
-
     async def service_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
-        body = event["object"]
-        heard()
+        body, deleted = event["object"], event["type"] == "DELETED"
+        told(body, deleted)
         cause = _cause(body)
-        if event["type"] != "DELETED" and memo.get("cause") == cause:
+        if not deleted and memo.get("cause") == cause:
             return  # a change of the status alone, which is our own
         memo.cause = cause
         wanted(key_of(body))
 
-    async def part_event(body: kopf.Body, **_: Any) -> None:
-        heard()
+    async def part_event(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        told(body, event["type"] == "DELETED")
         key = service_of(body)
         if key is not None:
             wanted(key)
 
-    _on(registry, LLMSERVICE, "services", index_service, service_event)
-    _on(registry, POD, "pods", index_part, part_event)
-    for kind in CHILDREN:
-        _on(registry, kind, "children", index_part, part_event)
+    _on(registry, LLMSERVICE, service_event)
+    for kind in (POD, *CHILDREN):
+        _on(registry, kind, part_event)
 
 
-def _on(registry: kopf.OperatorRegistry, kind: Kind, index: str, fill: Any, tell: Any) -> None:
+def _on(registry: kopf.OperatorRegistry, kind: Kind, tell: Any) -> None:
     version = kind.api_version.rpartition("/")[2]
     group, plural = kind.group, kind.plural
-    kopf.index(group=group, version=version, plural=plural, id=index, registry=registry)(fill)
     kopf.on.event(
         group=group, version=version, plural=plural, id=f"{plural}-event", registry=registry
     )(tell)
