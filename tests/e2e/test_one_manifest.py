@@ -15,7 +15,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from goodput_core.errors import ExitCode
 from goodput_core.steptime import StepShape
+from goodput_core.verdict import Reason
 from goodput_engine.device.load import load_profile
 from goodput_replay.run.records import read_judged
 
@@ -36,6 +38,24 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def replayed(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A replay into `run` that is valid.
+
+    While other tests keep both cores busy, requests may leave late. A run says so and does not
+    count; as anybody would, ask again.
+    """
+    for _ in range(4):
+        ended = run("replay", *words, "--out", "run", "--force", cwd=cwd)
+        if ended.returncode != ExitCode.INVALID:
+            break
+        validity = json.loads((cwd / "run" / "summary.json").read_text(encoding="utf-8"))[
+            "validity"
+        ]
+        assert validity["reason"] == Reason.CLIENT_LAG, validity
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Every process that was started in this folder, or below it."""
     found = []
@@ -51,11 +71,8 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 @pytest.fixture
 def summary(tmp_path: Path) -> dict[str, Any]:
     """Eight seconds of the sample trace against two replicas that the manifest describes."""
-    ended = run(
-        "replay", "--trace", "sample", "--window", "0s..8s", "-f", CHAT, "--out", "run", "--json",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    words = ("--trace", "sample", "--window", "0s..8s", "-f", CHAT, "--json")
+    ended = replayed(*words, cwd=tmp_path)
     assert processes_of(tmp_path) == [], "the service ends with the replay"
     decoded: dict[str, Any] = json.loads(ended.stdout)
     return decoded
@@ -103,8 +120,7 @@ def test_a_foreign_trace_becomes_a_run_by_the_commands_of_the_readme(tmp_path: P
     assert imported.returncode == 0, imported.stderr
     described = run("goodput", "trace", "describe", "t.parquet", "--json", cwd=tmp_path)
     assert json.loads(described.stdout)["rows"] == 30
-    ended = run("replay", "--trace", "t.parquet", "-f", CHAT, "--out", "run", cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    ended = replayed("--trace", "t.parquet", "-f", CHAT, cwd=tmp_path)
     assert "30/30" in ended.stdout
     table_of_records = pq.read_table(tmp_path / "run" / "records.parquet").to_pydict()
     scheduled = table_of_records["scheduled_ns"]
