@@ -13,6 +13,7 @@ PARTS = {
     "answering_pods.py",
     "autoscalers.py",
     "bare_api_server.py",
+    "control_view.py",
     "mock_server.py",
     "recorded_pods.py",
     "stand_in_nodes.py",

@@ -36,6 +36,7 @@ from benchmarks.autoscalers import (
     hpa_law,
     llmd_law,
 )
+from benchmarks.control_view import COLOURS, HOUR_S, draw, table
 from benchmarks.stretched_day import Day
 
 from goodput_core.control import Bounds, DeviceCapacity, LengthMix, ServiceDecision, service_law
@@ -62,15 +63,6 @@ BUSY: Final = 0.8
 SETTLING_S: Final = 1200
 """Under constant load, changes are counted from here on."""
 CONSTANT: Final = (0.6, 1.0, 1.4)
-HOUR_S: Final = 3600
-COLOURS: Final = {
-    "fixed-peak": "#777777",
-    "fixed-mean": "#b5b5b5",
-    "hpa": "#c77b0a",
-    "dynamo": "#3a8f3a",
-    "llm-d": "#a03a8f",
-    "ours": "#1f5fa8",
-}
 S = TypeVar("S")
 
 
@@ -338,66 +330,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         table(results, constants)
     return int(any(c["changes_of_replicas"] or c["changes_of_bounds"] for c in constants))
-
-
-def table(results: Sequence[Result], constants: Sequence[dict[str, float]]) -> None:
-    """Both tables."""
-    for name in results[0].classes:
-        one = results[0].classes[name]
-        print(f"{name}: {one.total:,} requests, objective {one.objective:.0%}")
-    print("\nlaw          GPU-h  peak  mean  up/down  below objective", end="")
-    for name in results[0].classes:
-        print(f"  {name + ' kept (95 %)':>27}", end="")
-    print()
-    for r in results:
-        print(
-            f"{r.law:<11}{r.device_h:>7.1f}{r.peak:>6}{r.mean:>6.2f}"
-            f"{f'{r.ups}/{r.downs}':>9}{60 * r.below_h:>13.0f} min",
-            end="",
-        )
-        for c in r.classes.values():
-            kept = f"{c.good / c.total:.2%} ({c.lower:.2%}–{c.upper:.2%})"
-            print(f"  {kept:>27}", end="")
-        print()
-    print("\nours under constant load, from minute 20 on")
-    print("requests/s  replicas  decisions  changes of replicas  of bounds")
-    for level in constants:
-        print(
-            f"{level['rate']:>10.2f}{level['replicas']:>10}{level['decisions']:>11}"
-            f"{level['changes_of_replicas']:>21}{level['changes_of_bounds']:>11}"
-        )
-
-
-def draw(requests: Sequence[PlannedRequest], results: Sequence[Result], path: Path) -> None:
-    """The offered rate, and under it the replicas that each law asked for."""
-    from matplotlib.figure import Figure
-
-    hours = np.array([r.scheduled_ns for r in requests]) / NS_PER_S / HOUR_S
-    figure = Figure(figsize=(9, 1.6 + 1.15 * len(results)), layout="constrained")
-    axes = figure.subplots(len(results) + 1, 1, sharex=True, squeeze=False)[:, 0]
-    counts, edges = np.histogram(hours, bins=math.ceil(hours[-1] * 12))
-    axes[0].plot(edges[:-1], counts / (edges[1] - edges[0]) / HOUR_S, color="#444444")
-    axes[0].set_ylim(bottom=0)
-    axes[0].set_ylabel("requests/s")
-    most = max(r.peak for r in results)
-    for axis, r in zip(axes[1:], results, strict=True):
-        times = [at_s / HOUR_S for at_s, _ in r.asked] + [hours[-1]]
-        asked = [replicas for _, replicas in r.asked]
-        axis.step(times, [*asked, asked[-1]], where="post", color=COLOURS[r.law])
-        axis.fill_between(times, [*asked, asked[-1]], step="post", color=COLOURS[r.law], alpha=0.2)
-        axis.set_ylim(0, most + 1)
-        axis.set_yticks(range(0, most + 1, 2))
-        axis.set_ylabel("replicas")
-        axis.set_title(
-            f"{r.law}: {r.device_h:.0f} GPU-hours, {60 * r.below_h:.0f} min below an objective",
-            loc="left",
-            fontsize="medium",
-        )
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    axes[-1].set_xlabel("hours")
-    axes[-1].set_xlim(0, hours[-1])
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

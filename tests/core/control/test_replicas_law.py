@@ -1,4 +1,8 @@
-"""Replicas: each sentence of DESIGN.md's "Control" that is about their number."""
+"""Replicas: each sentence of DESIGN.md's "Control" that is about their number.
+
+All of them stand in this one module, long as it is: it is read beside that section, and one device
+and one service, whose figures follow from each other, serve every test.
+"""
 
 from __future__ import annotations
 

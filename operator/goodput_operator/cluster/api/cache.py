@@ -6,7 +6,7 @@ manages which field is never asked, and often half of an object.
 Kopf's own indexes are not used. They forget an object only when they hear of its deletion, which
 nobody tells of after a gap (the API server was restarted, or keeps too little of what happened):
 then all is listed anew, and what is not in the list is gone. And while they fill, every object
-wakes all that came before it: with 1,000 services that takes longer than ten minutes.
+wakes all that came before it, which grows with the square of their number (docs/benchmarks.md).
 """
 
 from __future__ import annotations
