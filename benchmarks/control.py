@@ -41,7 +41,7 @@ from benchmarks.stretched_day import Day
 
 from goodput_core.control import Bounds, DeviceCapacity, LengthMix, ServiceDecision, service_law
 from goodput_core.control.capacity import carried
-from goodput_core.judging import JudgementKind, judge, targets_for
+from goodput_core.slo.judging import JudgementKind, judge, targets_for
 from goodput_core.units import NS_PER_S
 from goodput_replay.emulation.control import ControlLoop
 from goodput_replay.emulation.emulating import emulate
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from goodput_core.control import ServiceObservation, ServiceParams, ServiceState
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.control import Law
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from goodput_core.judging import JudgementKind, judge, targets_for
-from goodput_core.slo import SLOClass
+from goodput_core.slo.judging import JudgementKind, judge, targets_for
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.llmservice import LLMService, Policy
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.registry import POLICIES
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import PlannedRequest
 
 BLOCK_S = 30

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import SLOClass
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import SLOClass
+from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_core.verdict import VerdictKind, decide
 from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import StepResult

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from goodput_core.contract import ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError
-from goodput_core.interruption import interrupt_by_signals
+from goodput_core.signals import interrupt_by_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

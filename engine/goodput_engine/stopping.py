@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.errors import ExitCode, InternalError
-from goodput_core.interruption import Terminals
+from goodput_core.signals import Terminals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from goodput_core.cli import CommandParser, argument_type
-from goodput_core.slo import parse_objective
+from goodput_core.slo.targets import parse_objective
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_replay.body import Endpoint
 from goodput_replay.sending.abort import parse_abort_rule

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from goodput_core.attainment import AttainmentTally, ClassCounts
+from goodput_core.slo.attainment import AttainmentTally, ClassCounts
 from goodput_replay.sending.sketch import DurationSketch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_core.judging import Judgement
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.judging import Judgement
+    from goodput_core.slo.record import RequestRecord
 
 __all__ = ["Observer", "Progress"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from goodput_core.errors import InputError
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
 from goodput_replay.prompts import PromptKey
 from goodput_replay.run.facts import Promise

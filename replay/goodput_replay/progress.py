@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from goodput_core.attainment import ClassCounts
+    from goodput_core.slo.attainment import ClassCounts
 
 from goodput_replay.observer import Progress
 

@@ -47,7 +47,7 @@ from goodput_replay.target import Target, parse_target
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.run.folder import RunWriter
     from goodput_replay.run.summary import Summary
 

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import ExitCode
-from goodput_core.interruption import Terminals
+from goodput_core.signals import Terminals
 
 if TYPE_CHECKING:
     import asyncio

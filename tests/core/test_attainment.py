@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.attainment import Attainment, AttainmentTally, goodput_per_s
-from goodput_core.judging import Judgement, JudgementKind, MissReason, judge
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import SLOClass
+from goodput_core.slo.attainment import Attainment, AttainmentTally, goodput_per_s
+from goodput_core.slo.judging import Judgement, JudgementKind, MissReason, judge
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import SLOClass
 
 SECOND = 1_000_000_000
 MS = 1_000_000

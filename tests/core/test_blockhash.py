@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.blockhash import block_hashes
+from goodput_core.placement.blockhash import block_hashes
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=64)
 SIZES = st.integers(1, 16)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from goodput_core.intervals import Interval, IntervalMethod, requests_needed, wilson
+from goodput_core.slo.intervals import Interval, IntervalMethod, requests_needed, wilson
 
 COUNTS = st.integers(1, 5_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 CONFIDENCES = st.floats(0.5, 0.999)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.judging import (
+from goodput_core.slo.judging import (
     Judgement,
     JudgementKind,
     MissReason,
@@ -17,8 +17,8 @@ from goodput_core.judging import (
     targets_for,
     without_lag,
 )
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import SLOClass, Targets
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import SLOClass, Targets
 
 MS = 1_000_000
 SECOND = 1_000 * MS

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.blockhash import block_hashes
 from goodput_core.placement import (
     MAX_KEYS,
     KnownPrefixes,
@@ -19,6 +18,7 @@ from goodput_core.placement import (
     most_in_flight,
     prefix_affinity,
 )
+from goodput_core.placement.blockhash import block_hashes
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo.record import Outcome, RequestRecord
 
 RECORD = RequestRecord(
     request_id="r",

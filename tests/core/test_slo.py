@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.slo import SLOClass, Targets, format_objective, parse_objective
+from goodput_core.slo.targets import SLOClass, Targets, format_objective, parse_objective
 
 BOUNDS = st.none() | st.integers(0, 10**12)
 TARGETS = st.builds(Targets, ttft_ns=BOUNDS, tpot_ns=BOUNDS, tbt_p99_ns=BOUNDS, e2e_ns=BOUNDS)

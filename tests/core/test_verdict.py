@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.attainment import Attainment
 from goodput_core.errors import ExitCode
-from goodput_core.intervals import Interval, IntervalMethod, wilson
-from goodput_core.verdict import (
+from goodput_core.slo.attainment import Attainment
+from goodput_core.slo.intervals import Interval, IntervalMethod, wilson
+from goodput_core.slo.verdict import (
     MIN_BLOCKS,
     ClassEvidence,
     Reason,

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from goodput_core.errors import ExitCode
+from goodput_core.slo.verdict import Reason
 from goodput_core.steptime import StepShape
-from goodput_core.verdict import Reason
 from goodput_engine.device.load import load_profile
 from goodput_replay.run.records import read_judged
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import SLOClass, Targets
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.run.facts import (
     ClientFacts,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.judging import JudgementKind, MissReason
-from goodput_core.record import Outcome
+from goodput_core.slo.judging import JudgementKind, MissReason
+from goodput_core.slo.record import Outcome
 from goodput_replay.report.figures.latency import Curve, draw_latency
 from goodput_replay.report.timeline import cut_timeline
 from goodput_replay.run.columns import RunColumns, load_columns

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.errors import ExitCode, InputError
-from goodput_core.verdict import Reason, VerdictKind
+from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.run.disk import DiskFullError, SurvivingFile, set_aside, write_atomically
 from goodput_replay.run.facts import Promise
 from goodput_replay.run.folder import RunWriter, default_folder
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.replay.conftest import SyntheticRun
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.run.summary import Summary
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
-from goodput_core.judging import Judgement, JudgementKind, MissReason, judge, targets_for
 from goodput_core.quantiles import P99, quantile
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import Targets
+from goodput_core.slo.judging import Judgement, JudgementKind, MissReason, judge, targets_for
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import Targets
 from goodput_replay.run.names import RECORDS_FILE
 from goodput_replay.run.records import (
     RecordWriter,

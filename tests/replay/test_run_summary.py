@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
-from goodput_core.judging import judge, targets_for
 from goodput_core.quantiles import P50, P99, quantile
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import Targets
+from goodput_core.slo.judging import judge, targets_for
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import Targets
+from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_core.verdict import Reason, VerdictKind
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.facts import Promise
 from goodput_replay.run.folder import RunWriter

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from goodput_core.verdict import Reason, VerdictKind
+from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.run.facts import LengthPinning
 from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.view import print_summary

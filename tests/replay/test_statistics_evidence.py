@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from goodput_core.attainment import Attainment
-from goodput_core.intervals import IntervalMethod, requests_needed
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import SLOClass, Targets
-from goodput_core.verdict import Reason, VerdictKind, backlog_bars_pass, decide
+from goodput_core.slo.attainment import Attainment
+from goodput_core.slo.intervals import IntervalMethod, requests_needed
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import SLOClass, Targets
+from goodput_core.slo.verdict import Reason, VerdictKind, backlog_bars_pass, decide
 from goodput_replay.statistics.evidence import RunEvidence, gather
 
 if TYPE_CHECKING:

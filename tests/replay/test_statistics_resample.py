@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 
-from goodput_core.attainment import Attainment
-from goodput_core.intervals import IntervalMethod, wilson
+from goodput_core.slo.attainment import Attainment
+from goodput_core.slo.intervals import IntervalMethod, wilson
 from goodput_replay.statistics.cells import Cells, count_cells
 from goodput_replay.statistics.resample import block_length, design_effect, resampled_interval
 

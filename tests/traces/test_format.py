@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_traces.errors import RowError, TraceError
 from goodput_traces.reader import open_trace
 from goodput_traces.row import TraceRow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.units import ms_to_ns
 
 __all__ = ["TraceRow"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from goodput_core.slo import SLOClass
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_MS, NS_PER_S
 

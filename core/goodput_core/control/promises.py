@@ -12,15 +12,15 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.intervals import wilson
-from goodput_core.judging import JudgementKind, MissReason, judge
+from goodput_core.slo.intervals import wilson
+from goodput_core.slo.judging import JudgementKind, MissReason, judge
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_core.record import RequestRecord
-    from goodput_core.slo import Targets
+    from goodput_core.slo.record import RequestRecord
+    from goodput_core.slo.targets import Targets
 
 __all__ = [
     "LEAST_REQUESTS",

@@ -110,5 +110,5 @@ Place: TypeAlias = Callable[
 ]
 """`place(state, replicas, keys, now_ns)`; `keys` are the hashes of the prompt's full blocks.
 
-A key stands for its block and every block before it (`goodput_core.blockhash`); only the first
-`MAX_KEYS` are looked at."""
+A key stands for its block and every block before it (`goodput_core.placement.blockhash`); only
+the first `MAX_KEYS` are looked at."""

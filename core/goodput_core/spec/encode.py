@@ -12,7 +12,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from goodput_core.slo import format_objective
+from goodput_core.slo.targets import format_objective
 from goodput_core.spec.declared import declared_fields
 
 __all__ = ["encode"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Final
 
-from goodput_core.slo import OBJECTIVE_PATTERN, SLOClass, parse_objective
+from goodput_core.slo.targets import OBJECTIVE_PATTERN, SLOClass, parse_objective
 from goodput_core.spec.fields import DNS_HINT, DNS_LABEL, Between, Cel, spec_field
 
 __all__ = ["WITHIN_PERCENT", "SLOClassSpec", "SLOSpec"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from goodput_core.slo import OBJECTIVE_PATTERN, parse_objective
+from goodput_core.slo.targets import OBJECTIVE_PATTERN, parse_objective
 from goodput_core.spec.choices import Baseline, OnInconclusive
 from goodput_core.spec.fields import Between, Cel, spec_field
 from goodput_core.spec.promise import WITHIN_PERCENT

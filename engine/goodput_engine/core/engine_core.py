@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import BudgetLaw
 from goodput_engine.messages import EngineState, Rejected, RequestOutput, StepOutputs
 from goodput_engine.scheduler.pacing import Pacer

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import Targets
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_US, ms_to_ns
 from goodput_engine.router.sse import TokenObserver
 

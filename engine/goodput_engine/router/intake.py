@@ -19,7 +19,7 @@ from goodput_core.contract import (
     HEADER_SLO_TPOT_MS,
     HEADER_SLO_TTFT_MS,
 )
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S, ms_to_ns
 from goodput_engine.router.errors import ClientFault
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from multidict import CIMultiDictProxy
 
-    from goodput_core.slo import SLOClass
+    from goodput_core.slo.targets import SLOClass
 
 __all__ = ["Promise", "promise_of", "read_body"]
 

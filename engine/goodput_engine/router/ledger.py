@@ -32,15 +32,15 @@ from goodput_core.contract import (
     ROLE_ROUTER,
 )
 from goodput_core.control import WindowTally
-from goodput_core.judging import JudgementKind, judge
-from goodput_core.record import Outcome
+from goodput_core.slo.judging import JudgementKind, judge
+from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from goodput_core.control import PromiseCounts
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_engine.router.errors import RetryReason
     from goodput_engine.router.exchange import Exchange
 

@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from goodput_core.contract import HEADER_LOAD, HEADER_TIMINGS
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.errors import ReplicaLost, RetryReason
 from goodput_engine.router.exchange import read_timings

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from goodput_core.blockhash import block_hashes, byte_block_hashes
 from goodput_core.placement import MAX_KEYS
+from goodput_core.placement.blockhash import block_hashes, byte_block_hashes
 from goodput_engine import tokens
 
 __all__ = ["BYTES_PER_BLOCK", "PromptForm", "prompt_keys"]

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from goodput_core.contract import HEADER_LOAD
 from goodput_core.placement import PlacementReason
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_engine.router.errors import (
     ClientFault,
     Crowded,

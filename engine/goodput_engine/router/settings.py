@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from goodput_core.slo import SLOClass
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.llmservice import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 

@@ -18,7 +18,7 @@ from goodput_engine.scheduler.request import ScheduledRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from goodput_core.slo import Targets
+    from goodput_core.slo.targets import Targets
     from goodput_core.steptime import StepTimeForm
     from goodput_engine.scheduler.policy import SchedulerView
 

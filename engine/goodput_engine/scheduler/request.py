@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 
 __all__ = ["Epochs", "RequestState", "ScheduledRequest"]
 

@@ -20,7 +20,7 @@ from goodput_core.contract import (
     HEADER_SLO_TPOT_MS,
     HEADER_SLO_TTFT_MS,
 )
-from goodput_core.slo import SLOClass, Targets
+from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.units import NS_PER_MS
 from goodput_engine.server.refusals import bad_request
 

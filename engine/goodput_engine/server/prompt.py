@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from goodput_core.blockhash import block_hashes
+from goodput_core.placement.blockhash import block_hashes
 from goodput_engine import tokens
 from goodput_engine.server.refusals import bad_request, too_long
 

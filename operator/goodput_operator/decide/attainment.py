@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.contract import ROLE_ROUTER
 from goodput_core.control import Signal
 from goodput_core.control.promises import LEAST_REQUESTS, WINDOW_NS
-from goodput_core.intervals import wilson
-from goodput_core.slo import format_objective
+from goodput_core.slo.intervals import wilson
+from goodput_core.slo.targets import format_objective
 from goodput_core.spec.status import ClassStatus, Truth
 from goodput_core.units import NS_PER_S, format_number
 from goodput_operator.decide.memory import Tallied
@@ -18,7 +18,7 @@ from goodput_operator.decide.memory import Tallied
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_core.slo import SLOClass
+    from goodput_core.slo.targets import SLOClass
     from goodput_operator.control.measures import Measures
 
 __all__ = ["Attainment", "attainment", "silence_reason", "tally"]

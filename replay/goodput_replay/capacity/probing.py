@@ -21,8 +21,8 @@ from goodput_core.errors import (
     Interrupted,
     UsageError,
 )
-from goodput_core.slo import parse_objective
-from goodput_core.verdict import VerdictKind
+from goodput_core.slo.targets import parse_objective
+from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.capacity.search import Level, Probe
 from goodput_replay.run.summary import Summary, read_summary
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import Interrupted
-from goodput_core.interruption import Terminals
+from goodput_core.signals import Terminals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.payload import Payload
 
 from goodput_core.contract import HEADER_REPLICA, HEADER_REVISION
-from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_S, NS_PER_US
 from goodput_replay.client.answer import (
     DONE,

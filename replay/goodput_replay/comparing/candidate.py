@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.verdict import VerdictKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

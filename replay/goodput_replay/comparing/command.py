@@ -14,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
-from goodput_core.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import Policy, Preemption, RouterPolicy
 from goodput_core.units import NS_PER_S, parse_duration
-from goodput_core.verdict import VerdictKind
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.device_choice import choose_device
 from goodput_replay.comparing.candidate import Candidate, Evaluation, grid

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from goodput_core.errors import InputError
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.verdict import decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_core.verdict import decide
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.comparing.candidate import Candidate, ClassResult, Evaluation
 from goodput_replay.emulation.emulating import emulate
@@ -24,8 +24,8 @@ from goodput_traces.reader import open_trace
 from goodput_traces.transforms import TransformPlan
 
 if TYPE_CHECKING:
-    from goodput_core.record import RequestRecord
-    from goodput_core.verdict import Verdict
+    from goodput_core.slo.record import RequestRecord
+    from goodput_core.slo.verdict import Verdict
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
     from goodput_replay.statistics.evidence import RunEvidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.verdict import VerdictKind
+from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.comparing.recommend import ranked
 from goodput_replay.comparing.view import label
 

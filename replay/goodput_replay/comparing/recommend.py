@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import ControlMode
 from goodput_core.units import format_number
-from goodput_core.verdict import VerdictKind
 from goodput_replay.comparing.candidate import Evaluation
 
 if TYPE_CHECKING:

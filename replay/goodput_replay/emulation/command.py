@@ -30,7 +30,7 @@ from goodput_replay.run.facts import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
     from goodput_replay.plan import PlannedRequest
     from goodput_replay.run.folder import RunWriter

@@ -31,7 +31,7 @@ from goodput_core.control.plain import plain
 from goodput_engine.messages import Limits, SetLimits
 
 if TYPE_CHECKING:
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.fleet import Fleet
     from goodput_replay.emulation.replica import Replica
     from goodput_replay.plan import PlannedRequest

@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Container

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_engine.messages import Submit
     from goodput_replay.emulation.fleet import Actor
     from goodput_replay.emulation.settings import DecodePool, FleetOutcome, FleetSettings

@@ -12,7 +12,7 @@ from goodput_replay.emulation.migration import Migration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.fleet import Actor
     from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
     from goodput_replay.plan import PlannedRequest

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from goodput_core.record import RequestRecord
-    from goodput_core.slo import Targets
+    from goodput_core.slo.record import RequestRecord
+    from goodput_core.slo.targets import Targets
     from goodput_engine.messages import Configure, Rejected
     from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
     from goodput_replay.plan import PlannedRequest

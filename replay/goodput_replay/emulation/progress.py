@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import PlanStats
 
 __all__ = ["display"]

@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from goodput_core.slo import parse_objective
+from goodput_core.slo.targets import parse_objective
 from goodput_core.units import NS_PER_MS
 from goodput_replay.report.figures.canvas import COLOURS
 from goodput_replay.report.figures.latency import Curve, draw_latency

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from goodput_core.judging import MissReason
-from goodput_core.record import Outcome
-from goodput_core.slo import parse_objective
+from goodput_core.slo.judging import MissReason
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import parse_objective
 from goodput_replay.report.drawings import draw_all
 from goodput_replay.report.figures.canvas import COLOURS
 from goodput_replay.report.slowest import find_slowest

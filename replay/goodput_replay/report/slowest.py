@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from goodput_core.judging import JudgementKind
+from goodput_core.slo.judging import JudgementKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.run.records import open_records
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from goodput_core.judging import JudgementKind, MissReason
-from goodput_core.record import Outcome
+from goodput_core.slo.judging import JudgementKind, MissReason
+from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:

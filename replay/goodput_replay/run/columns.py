@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from goodput_core.errors import InputError
-from goodput_core.judging import JudgementKind, MissReason
-from goodput_core.record import Outcome
+from goodput_core.slo.judging import JudgementKind, MissReason
+from goodput_core.slo.record import Outcome
 from goodput_replay.run.gaps import GapCounts
 from goodput_replay.run.names import RECORDS_FILE
 from goodput_replay.run.records import open_records

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from goodput_core.intervals import DEFAULT_CONFIDENCE
-from goodput_core.slo import SLOClass
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.targets import SLOClass
 
 __all__ = [
     "ClientFacts",

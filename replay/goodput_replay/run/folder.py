@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from goodput_core.errors import InputError
-from goodput_core.judging import judge, targets_for
-from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo.judging import judge, targets_for
+from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_replay.run.disk import DiskFullError, SurvivingFile, is_disk_full, set_aside
 from goodput_replay.run.names import (
     DECISIONS_FILE,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from goodput_core.judging import Judgement
+    from goodput_core.slo.judging import Judgement
     from goodput_replay.run.facts import Promise, RunFacts
     from goodput_replay.run.summary import Summary
 

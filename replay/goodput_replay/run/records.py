@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from goodput_core.errors import InputError
-from goodput_core.judging import Judgement, JudgementKind, MissReason
 from goodput_core.quantiles import P99, quantile
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import Targets
+from goodput_core.slo.judging import Judgement, JudgementKind, MissReason
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import Targets
 from goodput_replay.run.names import PARTIAL_SUFFIX, RECORDS_FILE
 from goodput_replay.run.schema import LABEL, RECORDS_SCHEMA, RECORDS_VERSION, VERSION_KEY
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from goodput_core.quantiles import P50, P90, P95, P99, quantiles
-from goodput_core.record import Outcome
-from goodput_core.slo import format_objective
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import format_objective
+from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_core.verdict import VerdictKind, decide
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.gaps import GapCounts
 from goodput_replay.run.records import read_records
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from goodput_core.attainment import ClassCounts
-    from goodput_core.intervals import Interval
-    from goodput_core.slo import SLOClass
-    from goodput_core.verdict import ClassVerdict, ValidityEvidence, Verdict
+    from goodput_core.slo.attainment import ClassCounts
+    from goodput_core.slo.intervals import Interval
+    from goodput_core.slo.targets import SLOClass
+    from goodput_core.slo.verdict import ClassVerdict, ValidityEvidence, Verdict
     from goodput_replay.run.columns import RunColumns
     from goodput_replay.run.facts import EmulationFacts, RunFacts
 

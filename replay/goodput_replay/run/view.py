@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from goodput_core.judging import MissReason
-from goodput_core.verdict import VerdictKind
+from goodput_core.slo.judging import MissReason
+from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.run.facts import LengthPinning
 from goodput_replay.run.names import REPORT_FILE
 from goodput_replay.run.words import (

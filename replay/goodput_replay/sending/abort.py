@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S, format_duration, parse_duration
 
 __all__ = ["AbortRule", "ErrorRateWatch", "parse_abort_rule"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.body import PreparedRequest
     from goodput_replay.sending.lookahead import Lookahead
     from goodput_replay.sending.pacer import Pacer

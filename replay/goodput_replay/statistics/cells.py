@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from goodput_core.attainment import Attainment
+from goodput_core.slo.attainment import Attainment
 from goodput_core.units import NS_PER_S
 
 __all__ = ["Cells", "count_cells"]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from goodput_core.attainment import AttainmentTally
-from goodput_core.judging import JudgementKind, judge, targets_for, without_lag
+from goodput_core.slo.attainment import AttainmentTally
+from goodput_core.slo.judging import JudgementKind, judge, targets_for, without_lag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from goodput_core.record import RequestRecord
-    from goodput_core.slo import SLOClass
+    from goodput_core.slo.record import RequestRecord
+    from goodput_core.slo.targets import SLOClass
 
 __all__ = ["ATTAINED", "MISSED", "OUTSIDE", "Columns", "read_columns"]
 

@@ -2,7 +2,7 @@
 
 Which statistics fit the run is chosen here: blocks where the window holds enough of them,
 whole backlogs where one backlog fills too much of it. What the evidence means is decided in
-`goodput_core.verdict`.
+`goodput_core.slo.verdict`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from goodput_core.attainment import ClassCounts, goodput_per_s
-from goodput_core.intervals import DEFAULT_CONFIDENCE, Interval, IntervalMethod, wilson
 from goodput_core.quantiles import P99, quantile
-from goodput_core.record import Outcome
+from goodput_core.slo.attainment import ClassCounts, goodput_per_s
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, Interval, IntervalMethod, wilson
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.verdict import MIN_BLOCKS, ClassEvidence, ValidityEvidence, backlog_bars_pass
 from goodput_core.units import NS_PER_S
-from goodput_core.verdict import MIN_BLOCKS, ClassEvidence, ValidityEvidence, backlog_bars_pass
 from goodput_replay.statistics.backlog import Backlogs, effective_size, find_backlogs
 from goodput_replay.statistics.cells import count_cells
 from goodput_replay.statistics.columns import ATTAINED, OUTSIDE, Columns, read_columns
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from goodput_core.record import RequestRecord
-    from goodput_core.slo import SLOClass
+    from goodput_core.slo.record import RequestRecord
+    from goodput_core.slo.targets import SLOClass
 
 __all__ = ["RunEvidence", "gather"]
 

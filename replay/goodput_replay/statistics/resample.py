@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from goodput_core.intervals import DEFAULT_CONFIDENCE, Interval, IntervalMethod, wilson
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, Interval, IntervalMethod, wilson
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from goodput_core.control import (
     WindowTally,
     service_law,
 )
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import SLOClass, Targets
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import RooflineForm, StepShape
 from goodput_core.units import NS_PER_MS, NS_PER_S

@@ -17,8 +17,8 @@ from goodput_core.control import (
 from goodput_core.control.capacity import Carried
 from goodput_core.control.demand import Arrivals, growth, load
 from goodput_core.control.promises import standing
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import Targets
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 MS, S = NS_PER_MS, NS_PER_S

@@ -30,7 +30,7 @@ from goodput_core.control import (
     Traffic,
     replicas_law,
 )
-from goodput_core.slo import SLOClass
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS, NS_PER_S

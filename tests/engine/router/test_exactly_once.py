@@ -12,7 +12,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.slo import SLOClass
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.llmservice import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.router.service import RouterService

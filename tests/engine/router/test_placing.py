@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.engine.router.conftest import ending, token, until
 
-from goodput_core.blockhash import block_hashes
 from goodput_core.contract import HEADER_LOAD
 from goodput_core.placement import PLACEMENTS, ReplicaLoad
+from goodput_core.placement.blockhash import block_hashes
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.fleet import EngineReport, Fleet

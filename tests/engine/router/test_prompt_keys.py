@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.blockhash import byte_block_hashes
 from goodput_core.placement import MAX_KEYS
+from goodput_core.placement.blockhash import byte_block_hashes
 from goodput_engine.router.prompt_keys import BYTES_PER_BLOCK, PromptForm, prompt_keys
 from goodput_engine.server.body import ChatBody, CompletionBody
 from goodput_engine.server.prompt import PromptLimits, chat_prompt, completion_prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.llmservice import Preemption
 from goodput_core.steptime import StepShape
 from goodput_core.units import NS_PER_MS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_engine.scheduler.due import NEVER_NS, has_missed, next_due_ns
 from goodput_engine.scheduler.request import ScheduledRequest
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.scheduler.scheduler_world import PROMISES, World
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.llmservice import Preemption
 from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_engine.scheduler.policy import SchedulerLimits

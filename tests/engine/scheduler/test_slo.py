@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.llmservice import Preemption
 from goodput_core.steptime import RooflineForm, StepShape
 from goodput_core.units import NS_PER_MS

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from tests.engine.conftest import manifest_text
 
-from goodput_core.slo import SLOClass
+from goodput_core.slo.targets import SLOClass
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.messages import FollowManifest
 from goodput_engine.server import following

@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from goodput_core.slo import SLOClass
+from goodput_core.slo.targets import SLOClass
 from goodput_engine.core_client import CoreClient
 from goodput_engine.messages import Configure, EngineState, FollowManifest
 from goodput_engine.server.following import Followed

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from goodput_core.blockhash import block_hashes
-from goodput_core.slo import SLOClass
+from goodput_core.placement.blockhash import block_hashes
+from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_MS
 from goodput_engine.server.intake import Call, Intake
 from goodput_engine.server.promise import SLOBook

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from goodput_core.contract import CLIENT_OUTCOMES, PROMISE_RESULTS, PROMISES
 from goodput_core.control import PromiseCounts, Signal
-from goodput_core.record import Outcome
-from goodput_core.slo import Targets
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
 from goodput_operator.measure.prometheus import ask_prometheus, read_answer
 from goodput_operator.measure.readings import RouterCounters, RouterScrape, Source
@@ -315,7 +315,7 @@ def settle(ledger: Any, *, ttft_ms: int) -> None:
     """A request of class chat, promised its first token within half a second."""
     from types import SimpleNamespace
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
 
     targets = Targets(ttft_ns=500_000_000)
     record = RequestRecord(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.errors import ExitCode
-from goodput_core.verdict import VerdictKind
+from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.capacity.probing import Tried
 from goodput_replay.capacity.search import Level, Probe
 from goodput_replay.capacity.view import as_json, conclude

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.manifest import parse_manifest, strict_documents
-from goodput_core.verdict import VerdictKind
 from goodput_replay.comparing.candidate import Candidate, ClassResult, Evaluation, grid
 from goodput_replay.comparing.picture import draw
 from goodput_replay.comparing.recommend import ranked, recommend

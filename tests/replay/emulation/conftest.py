@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_core.judging import JudgementKind, judge, targets_for
-from goodput_core.record import RequestRecord
-from goodput_core.slo import SLOClass, Targets
+from goodput_core.slo.judging import JudgementKind, judge, targets_for
+from goodput_core.slo.record import RequestRecord
+from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.device.load import load_profile

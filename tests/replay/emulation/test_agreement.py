@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_core.spec.choices import Preemption, RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_US
 from goodput_engine.core.build import build_core

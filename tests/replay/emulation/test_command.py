@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.dispatch import run_command
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.interrupt import Stopped, stoppable
 from goodput_replay.report.page import render
@@ -24,8 +24,8 @@ from goodput_traces.writer import write_trace
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from goodput_core.judging import Judgement
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.judging import Judgement
+    from goodput_core.slo.record import RequestRecord
 
 MANIFEST = """\
 apiVersion: goodput.dev/v1alpha1

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from goodput_core.control import ReplicaReason, ServiceDecision, ServiceParams, Signal
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import SLOClass
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode, RouterPolicy
 from goodput_core.steptime import UnitForm
 from goodput_core.units import NS_PER_MS, NS_PER_S

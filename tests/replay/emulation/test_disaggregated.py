@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_core.errors import SpecError
-from goodput_core.record import Outcome
-from goodput_core.slo import SLOClass
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import SLOClass
 from goodput_replay.emulation.disaggregated import DisaggregatedFleet
 from goodput_replay.emulation.settings import DecodePool
 from goodput_replay.emulation.topology import apply_topology, read_topology
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.replay.emulation.conftest import Run
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from goodput_core.record import Outcome
-from goodput_core.slo import Targets
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.scheduler.scheduler import Scheduler

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.blockhash import block_hashes
+from goodput_core.placement.blockhash import block_hashes
 from goodput_replay.emulation.prefixes import block_keys
 from goodput_replay.prompts import PromptKey, token_numbers
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_S
 from goodput_replay.emulation import progress
 from goodput_replay.plan import PlanStats

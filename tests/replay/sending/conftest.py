@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_replay.body import PreparedRequest
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.prompts import PromptKey

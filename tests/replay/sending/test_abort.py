@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_replay.sending.abort import AbortRule, ErrorRateWatch, parse_abort_rule
 

@@ -13,7 +13,7 @@ from goodput_core.contract import (
     HEADER_SLO_TPOT_MS,
     HEADER_SLO_TTFT_MS,
 )
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 from goodput_replay.body import Endpoint, RequestRenderer
 from goodput_replay.prompts import TokenIdPrompts, WordPrompts
 from goodput_replay.run.facts import LengthPinning

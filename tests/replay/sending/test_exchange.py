@@ -11,7 +11,7 @@ import pytest
 from yarl import URL
 
 from goodput_core.contract import HEADER_REPLICA
-from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.client.connection import open_session
 from goodput_replay.client.exchange import Exchange

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_replay.body import PreparedRequest
 from goodput_replay.client.connection import open_session
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
 
     Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
     Serve = Callable[[Script], Awaitable[str]]

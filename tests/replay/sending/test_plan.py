@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.errors import InputError
-from goodput_core.slo import SLOClass
+from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
 from goodput_replay.plan import Plan, survey
 from goodput_replay.run.facts import Promise

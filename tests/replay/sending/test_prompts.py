@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.blockhash import block_hashes
+from goodput_core.placement.blockhash import block_hashes
 from goodput_engine.tokens import count_chat_tokens, count_tokens, encode
 from goodput_replay.prompts import (
     FIRST_TOKEN_ID,

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
-from goodput_core.record import Outcome, RequestRecord
-from goodput_core.slo import Targets
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
 from goodput_replay.body import PreparedRequest
 from goodput_replay.plan import PlannedRequest

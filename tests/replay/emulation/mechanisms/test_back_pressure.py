@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from goodput_core.record import Outcome
-from goodput_core.slo import SLOClass
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
 from goodput_replay.emulation import replica
 from goodput_replay.run.facts import Promise

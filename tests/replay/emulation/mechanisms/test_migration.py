@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_core.errors import SpecError
-from goodput_core.record import Outcome
+from goodput_core.slo.record import Outcome
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.spec.llmservice import Policy
 from goodput_core.units import NS_PER_MS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tests.replay.emulation.conftest import Run
 
-    from goodput_core.record import RequestRecord
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 

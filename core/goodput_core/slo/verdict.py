@@ -13,10 +13,10 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.attainment import Attainment
 from goodput_core.errors import ExitCode
-from goodput_core.intervals import Interval, requests_needed
-from goodput_core.slo import format_objective
+from goodput_core.slo.attainment import Attainment
+from goodput_core.slo.intervals import Interval, requests_needed
+from goodput_core.slo.targets import format_objective
 from goodput_core.units import NS_PER_MS, format_duration
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.quantiles import P99, quantile
-from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_US
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from goodput_core.slo import SLOClass, Targets
+    from goodput_core.slo.targets import SLOClass, Targets
 
 __all__ = ["Judgement", "JudgementKind", "MissReason", "judge", "targets_for", "without_lag"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from goodput_core.judging import Judgement, JudgementKind, MissReason
-from goodput_core.record import Outcome, RequestRecord
+from goodput_core.slo.judging import Judgement, JudgementKind, MissReason
+from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from goodput_core.slo import Targets
+from goodput_core.slo.targets import Targets
 
 __all__ = ["Outcome", "RequestRecord"]
 

@@ -1,0 +1,1 @@
+"""Targets, request records, judging, intervals and verdicts: the one judge of every component."""
