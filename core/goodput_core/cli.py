@@ -7,16 +7,30 @@ each component keeps its own options.
 from __future__ import annotations
 
 import argparse
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["CommandParser", "argument_type", "parse_port", "parse_whole", "require_two_ports"]
+__all__ = [
+    "CommandParser",
+    "argument_type",
+    "installed_version",
+    "parse_port",
+    "parse_whole",
+    "require_two_ports",
+]
 
 _MAX_PORT: Final = 65_535
+
+
+def installed_version() -> str:
+    """Return the version of the installed distribution."""
+    return version(DISTRIBUTION)
 
 
 class CommandParser(argparse.ArgumentParser):

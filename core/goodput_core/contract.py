@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+# --- distribution ---------------------------------------------------------------------------
+# `goodput` on PyPI is another project.
+DISTRIBUTION: Final = "goodput-llm"
+
 # --- custom resources ---------------------------------------------------------------------
 CRD_GROUP: Final = "goodput.dev"
 CRD_VERSION: Final = "v1alpha1"

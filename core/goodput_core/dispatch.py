@@ -10,10 +10,11 @@ import errno
 import os
 import sys
 import traceback
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple
 
-from goodput_core.contract import ENV_DEBUG
+from goodput_core.cli import installed_version
+from goodput_core.contract import DISTRIBUTION, ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError
 from goodput_core.signals import interrupt_by_signals
 
@@ -31,7 +32,7 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
-    "up": _Command("run an LLMService on this machine: replicas and a router", "operator"),
+    "up": _Command("run an LLMService on this machine: replicas and a router", "up"),
     "operator": _Command("look after the LLMServices of a Kubernetes cluster", "operator"),
     "replay": _Command("fire a trace at a service and judge every request", "replay"),
     "trace": _Command("import, describe, export and synthesize traces", "replay"),
@@ -90,7 +91,7 @@ def _run(argv: list[str]) -> int:
         sys.stdout.write(_usage())
         return ExitCode.PASS if argv else ExitCode.USAGE
     if argv[0] == "--version":
-        sys.stdout.write(f"goodput {version('goodput')}\n")
+        sys.stdout.write(f"goodput {installed_version()}\n")
         return ExitCode.PASS
     return _guarded(argv[0], argv[1:])
 
@@ -147,7 +148,8 @@ class MissingExtraError(GoodputError):
 
     def __init__(self, command: str, extra: str, module: str) -> None:
         super().__init__(
-            f"`goodput {command}` needs the package {module!r}: pip install 'goodput[{extra}]'"
+            f"`goodput {command}` needs the package {module!r}: "
+            f"pip install '{DISTRIBUTION}[{extra}]'"
         )
 
 

@@ -11,11 +11,11 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from yarl import URL
 
+from goodput_core.cli import installed_version
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_US
 from goodput_replay.arguments import Pinning
@@ -291,7 +291,7 @@ class _Run:
             confidence=float(options.confidence),
             salt=job.salt,
             started_at=started.isoformat(timespec="microseconds"),
-            version=version("goodput"),
+            version=installed_version(),
             command=job.command,
             complete=self._stopper.by is None,
             abort_reason=self._stopper.reason,

@@ -96,7 +96,7 @@ def test_a_command_gets_its_arguments_and_gives_its_exit_code(
         pytest.param("out_of_memory", 70, "--window or --limit", id="out-of-memory"),
         pytest.param("bug", 70, "internal error: ZeroDivisionError", id="a-bug"),
         pytest.param("nonsense", 64, "no command 'nonsense'; commands are up,", id="unknown"),
-        pytest.param("uninstalled", 64, "pip install 'goodput[all]'", id="missing-extra"),
+        pytest.param("uninstalled", 64, "pip install 'goodput-llm[all]'", id="missing-extra"),
     ],
 )
 def test_an_error_is_one_sentence_and_an_exit_code(

@@ -13,6 +13,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import InputError, UsageError
 from goodput_core.steptime import StepShape
 from goodput_core.steptime.fitting import StepSample
@@ -167,5 +168,6 @@ def _arrow(doing: str) -> tuple[ModuleType, ModuleType]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{doing} a step log needs the package {error.name!r}: pip install 'goodput[replay]'"
+            f"{doing} a step log needs the package {error.name!r}: "
+            f"pip install '{DISTRIBUTION}[replay]'"
         ) from error

@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.cli import installed_version
 from goodput_core.errors import Interrupted
 from goodput_core.units import NS_PER_US
 from goodput_replay.emulation.decisions import control_loop
@@ -124,7 +124,7 @@ def _facts(
         seed=options.seed,
         confidence=float(options.confidence),
         started_at=_zero_of(job).isoformat(timespec="microseconds"),
-        version=version("goodput"),
+        version=installed_version(),
         command=job.command,
         complete=not stopped,
         abort_reason=stopped,
