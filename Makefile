@@ -51,13 +51,14 @@ test: $(VENV)/.dev ## run the tests
 
 check: lint types arch ## lint, types and import contracts
 
-lint: $(VENV)/.dev ## ruff, format included
+lint: $(VENV)/.dev ## ruff, format included, and the language of CONTRIBUTING.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_language.py --counts
 
-types: $(VENV)/.dev ## mypy --strict, tests and benchmarks too
+types: $(VENV)/.dev ## mypy --strict, tests, benchmarks and tools too
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks
+	$(BIN)/mypy tests benchmarks tools
 
 arch: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports
