@@ -43,8 +43,8 @@ from benchmarks.recorded_pods import record  # noqa: E402
 from benchmarks.stand_in_nodes import PROFILE, Cluster, administrator, manifest  # noqa: E402
 from tests.e2e.cluster import binaries  # noqa: E402
 
-from goodput_operator.cluster.api.kinds import CHILDREN, POD  # noqa: E402
-from goodput_operator.resources.pods import ADMIN_PORT  # noqa: E402
+from goodput_operator.kube.kinds import CHILDREN, POD  # noqa: E402
+from goodput_operator.kube.objects import ADMIN_PORT  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,7 +151,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Result]:
             pods.enter_context(answering(folder))
         admin, operator = stack.enter_context(api_server(folder))
         made = subprocess.run(
-            [sys.executable, "-m", "goodput_operator.crd"],
+            [sys.executable, "-m", "goodput_operator.render.crd"],
             capture_output=True,
             text=True,
             check=True,

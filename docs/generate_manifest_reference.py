@@ -36,8 +36,8 @@ key that stands twice, YAML's merge keys (`<<`) and a second document. `status` 
 and is not read.
 
 In a cluster the same fields are a CustomResourceDefinition, made from the same dataclasses
-(`python -m goodput_operator.crd` prints it): its API server refuses what is refused here, and
-names the same field. `kubectl explain llmservice.spec.engine` shows this page's sentences.
+(`python -m goodput_operator.render.crd` prints it): its API server refuses what is refused here,
+and names the same field. `kubectl explain llmservice.spec.engine` shows this page's sentences.
 
 What is valid here and not built yet is refused by name: `rollout.gate`, and weights to execute
 (`hf://`, `pvc://`, `file://`), in whose place `--device` emulates a profile on the command line; in

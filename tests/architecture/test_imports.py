@@ -80,7 +80,7 @@ def test_every_contract_is_kept() -> None:
         pytest.param(
             "operator",
             "goodput_operator/control/planted.py",
-            "import goodput_operator.decide.snapshot",
+            "import goodput_operator.reconcile.snapshot",
             id="deciding in the laws below it",
         ),
         pytest.param("replay", "goodput_replay/planted.py", "import torch", id="torch in replay"),

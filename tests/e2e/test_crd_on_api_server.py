@@ -29,7 +29,7 @@ from goodput_core.spec.decode import decode
 from goodput_core.spec.encode import encode
 from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 from goodput_core.spec.status import LLMServiceStatus
-from goodput_operator.crd import render_crd
+from goodput_operator.render.crd import render_crd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

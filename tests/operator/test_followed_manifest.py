@@ -19,11 +19,11 @@ from goodput_engine.core.configuration import configuration
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.following import followed
 from goodput_operator.control.decided import Decided
-from goodput_operator.resources.configuration import config_map
-from goodput_operator.resources.engine_pod import manifest_key
-from goodput_operator.resources.installation import Installation
-from goodput_operator.resources.metadata import Owner
-from goodput_operator.resources.revisions import Revision, engine_revision
+from goodput_operator.render.config_map import config_map
+from goodput_operator.render.engine_pod import manifest_key
+from goodput_operator.render.installation import Installation
+from goodput_operator.render.metadata import Owner
+from goodput_operator.render.revisions import Revision, engine_revision
 
 if TYPE_CHECKING:
     from pathlib import Path

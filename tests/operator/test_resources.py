@@ -13,17 +13,17 @@ from goodput_core.control import Bounds, ServiceParams
 from goodput_core.spec.llmservice import LLMService
 from goodput_engine.manifest_file import read_manifest
 from goodput_operator.control.decided import Decided
-from goodput_operator.resources.configuration import config_map, read_decided
-from goodput_operator.resources.installation import Installation
-from goodput_operator.resources.metadata import Owner
-from goodput_operator.resources.revisions import (
+from goodput_operator.render.config_map import config_map, read_decided
+from goodput_operator.render.installation import Installation
+from goodput_operator.render.metadata import Owner
+from goodput_operator.render.revisions import (
     engine_revision,
     read_revision,
     router_revision,
 )
-from goodput_operator.resources.secrets import secret_name, secret_of, token_secret
-from goodput_operator.resources.standing import standing_objects
-from goodput_operator.resources.workloads import engine_deployment, router_deployment
+from goodput_operator.render.secrets import secret_name, secret_of, token_secret
+from goodput_operator.render.standing import standing_objects
+from goodput_operator.render.workloads import engine_deployment, router_deployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.contract import OBJECT_LABEL_ROLE, ROLE_ENGINE, ROLE_ROUTER
+from goodput_operator.kube.objects import admin_url, has_ended, is_ready
 from goodput_operator.measure.readings import Source
-from goodput_operator.resources.stored import admin_url, has_ended, is_ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_operator.resources.stored import Object
+    from goodput_operator.kube.objects import Object
 
 __all__ = ["engine_sources", "router_sources"]
 

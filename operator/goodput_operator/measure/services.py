@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from goodput_operator.control.measures import Measures
+    from goodput_operator.kube.objects import Object
     from goodput_operator.measure.gathering import Gatherer
-    from goodput_operator.resources.stored import Object
 
 __all__ = ["ServiceMeasures"]
 

@@ -78,7 +78,7 @@ def crd_is_ours(cluster: Cluster) -> Iterator[bool]:
     ours = not cluster.kubectl("get", name, "--ignore-not-found")
     if ours:
         made = subprocess.run(
-            [sys.executable, "-m", "goodput_operator.crd"],
+            [sys.executable, "-m", "goodput_operator.render.crd"],
             capture_output=True,
             text=True,
             check=True,

@@ -18,7 +18,7 @@ from tests.e2e.cluster.starting import ROOT
 from tests.e2e.operator.forwarding import Forwards
 
 from goodput_core.contract import PATH_CONTROL_STATE
-from goodput_operator.resources.pods import ADMIN_PORT
+from goodput_operator.kube.objects import ADMIN_PORT
 
 __all__ = ["CHAT", "RESTRICTED", "Answers", "Installed"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from goodput_core.contract import METRIC_REQUESTS, PATH_METRICS
 from goodput_core.errors import ExitCode
-from goodput_operator.resources.pods import ADMIN_PORT
+from goodput_operator.kube.objects import ADMIN_PORT
 from goodput_replay.run.records import read_judged
 
 if TYPE_CHECKING:

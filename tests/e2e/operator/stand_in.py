@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from goodput_core.errors import GoodputError
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.clock import SystemClock
-from goodput_operator.cluster.options import parse_options
-from goodput_operator.cluster.process import run_operator
-from goodput_operator.cluster.runtime import Operator
-from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
-from goodput_operator.resources.metadata import Owner
+from goodput_operator.kube.clock import SystemClock
+from goodput_operator.manager.options import parse_options
+from goodput_operator.manager.process import run_operator
+from goodput_operator.manager.runtime import Operator
+from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
+from goodput_operator.render.metadata import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from goodput_operator.cluster.options import Options
-    from goodput_operator.decide.snapshot import Snapshot
+    from goodput_operator.manager.options import Options
+    from goodput_operator.reconcile.snapshot import Snapshot
 
 _AGAIN_NS = NS_PER_S
 

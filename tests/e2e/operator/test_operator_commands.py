@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BIN = Path(sys.executable).parent
 GOODPUT = [sys.executable, "-m", "goodput_core", "operator"]
-KOPF = [str(BIN / "kopf"), "run", "-m", "goodput_operator.cluster.kopf_run"]
+KOPF = [str(BIN / "kopf"), "run", "-m", "goodput_operator.manager.kopf_run"]
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import aiohttp
 import kopf
 
 from goodput_core.contract import ENV_OPERATOR_OPTIONS
-from goodput_operator.cluster.errors import LeaseLostError
-from goodput_operator.cluster.under_kopf import register
+from goodput_operator.kube.errors import LeaseLostError
+from goodput_operator.manager.under_kopf import register
 
 if TYPE_CHECKING:
     from collections.abc import Callable

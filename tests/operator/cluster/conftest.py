@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.api.answers import read_answer
-from goodput_operator.cluster.api.client import Client
-from goodput_operator.cluster.api.fence import Fence
+from goodput_operator.kube.answers import read_answer
+from goodput_operator.kube.client import Client
+from goodput_operator.kube.fence import Fence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_operator.cluster.api.answers import Answer
-    from goodput_operator.resources.stored import Object
+    from goodput_operator.kube.answers import Answer
+    from goodput_operator.kube.objects import Object
 
 
 @dataclass

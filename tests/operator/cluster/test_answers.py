@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_operator.cluster.api.answers import UNREACHABLE, Conflict, Refusal, read_answer
+from goodput_operator.kube.answers import UNREACHABLE, Conflict, Refusal, read_answer
 
 
 def refusal(status: int, body: Any) -> Refusal:

@@ -10,12 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_operator.cluster.errors import LeaseLostError
-from goodput_operator.cluster.turns.apply import Applier, Outcome
-from goodput_operator.cluster.turns.events import Events
-from goodput_operator.cluster.turns.record import Record
-from goodput_operator.cluster.turns.tokens import control_token
-from goodput_operator.decide.actions import (
+from goodput_operator.kube.errors import LeaseLostError
+from goodput_operator.reconcile.actions import (
     Action,
     Apply,
     CreateToken,
@@ -24,7 +20,11 @@ from goodput_operator.decide.actions import (
     Push,
     WriteStatus,
 )
-from goodput_operator.decide.snapshot import Snapshot
+from goodput_operator.reconcile.apply import Applier, Outcome
+from goodput_operator.reconcile.event_recorder import Events
+from goodput_operator.reconcile.record import Record
+from goodput_operator.reconcile.snapshot import Snapshot
+from goodput_operator.reconcile.tokens import control_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

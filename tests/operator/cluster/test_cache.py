@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
-from goodput_operator.cluster.api.cache import Cache
+from goodput_operator.kube.cache import Cache
 
 KEY = ("ns", "chat")
 OTHER = ("elsewhere", "chat")

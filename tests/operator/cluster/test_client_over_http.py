@@ -13,9 +13,9 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_operator.cluster.api.answers import Refusal
-from goodput_operator.cluster.api.client import Client
-from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, SECRET
+from goodput_operator.kube.answers import Refusal
+from goodput_operator.kube.client import Client
+from goodput_operator.kube.kinds import CHILDREN, LLMSERVICE, SECRET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.turns.events import Events
-from goodput_operator.decide.actions import Emit
+from goodput_operator.reconcile.actions import Emit
+from goodput_operator.reconcile.event_recorder import Events
 
 SERVICE = {
     "apiVersion": "goodput.dev/v1alpha1",

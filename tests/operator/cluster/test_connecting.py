@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 
-from goodput_operator.cluster.api.connecting import watch_session
+from goodput_operator.kube.connect import watch_session
 
 PODS = "/api/v1/pods"
 LIST = {"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.api.watching import WATCH_S
-from goodput_operator.cluster.health import Health
-from goodput_operator.cluster.turns.schedule import Pace, Schedule
-from goodput_operator.cluster.turns.workers import Turn, Workers
+from goodput_operator.kube.watch import WATCH_S
+from goodput_operator.manager.health import Health
+from goodput_operator.reconcile.work_queue import Pace, Schedule
+from goodput_operator.reconcile.workers import Turn, Workers
 
 PODS = "/api/v1/pods"
 SERVICES = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices"

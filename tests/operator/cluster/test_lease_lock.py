@@ -11,10 +11,10 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.api.answers import Refusal
-from goodput_operator.cluster.api.fence import Fence
-from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes, hold_lease
-from goodput_operator.cluster.errors import LeaseLostError
+from goodput_operator.kube.answers import Refusal
+from goodput_operator.kube.errors import LeaseLostError
+from goodput_operator.kube.fence import Fence
+from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
 
 RECORD = LeaderElectionRecord("ignored", "15", "2026-01-01 00:00:00", "2026-01-01 00:00:00")
 
@@ -215,7 +215,7 @@ async def test_a_lease_is_said_to_be_released_once_it_is(
     lease.read = reading  # type: ignore[method-assign]
     if status:
         lease.broken = Refusal(status=status, reason="Unreachable", message="away")
-    caplog.set_level("INFO", "goodput_operator.cluster.api.lease")
+    caplog.set_level("INFO", "goodput_operator.kube.lease")
     await mine.release()
     assert caplog.messages == [said]
 

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from goodput_core.errors import UsageError
-from goodput_operator.cluster.options import parse_options
+from goodput_operator.manager.options import parse_options
 
 IMAGES = ["--engine-image", "engine:1", "--router-image", "router:1"]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
-from goodput_operator.cluster.turns.tokens import LEAST_KEY_BYTES, control_token, read_key
+from goodput_operator.reconcile.tokens import LEAST_KEY_BYTES, control_token, read_key
 
 if TYPE_CHECKING:
     from pathlib import Path

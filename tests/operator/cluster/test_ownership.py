@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from goodput_operator.cluster.api.answers import Conflict
-from goodput_operator.cluster.api.ownership import taken_over
+from goodput_operator.kube.answers import Conflict
+from goodput_operator.kube.ownership import taken_over
 
 
 def entry(manager: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import pytest
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
-from goodput_operator.cluster.api.watching import WATCH_S
-from goodput_operator.cluster.health import Health
-from goodput_operator.cluster.metrics import OperatorMetrics
-from goodput_operator.cluster.probes import Probes
-from goodput_operator.cluster.turns.schedule import Pace, Schedule
-from goodput_operator.cluster.turns.workers import Turn, Workers
+from goodput_operator.kube.watch import WATCH_S
+from goodput_operator.manager.health import Health
+from goodput_operator.manager.probes import Probes
+from goodput_operator.reconcile.metrics import OperatorMetrics
+from goodput_operator.reconcile.work_queue import Pace, Schedule
+from goodput_operator.reconcile.workers import Turn, Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,10 +13,10 @@ from aiohttp.test_utils import TestServer
 
 from goodput_core.contract import PATH_CONTROL_LIMITS
 from goodput_core.units import NS_PER_MS
-from goodput_operator.cluster.errors import LeaseLostError
-from goodput_operator.cluster.turns.pushing import Pusher
-from goodput_operator.cluster.turns.tokens import control_token
-from goodput_operator.decide.actions import Push
+from goodput_operator.kube.errors import LeaseLostError
+from goodput_operator.reconcile.actions import Push
+from goodput_operator.reconcile.pushing import Pusher
+from goodput_operator.reconcile.tokens import control_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

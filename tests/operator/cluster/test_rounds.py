@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_operator.cluster.api.cache import Cache, Key, key_of, service_of, trimmed
-from goodput_operator.cluster.metrics import OperatorMetrics
-from goodput_operator.cluster.turns.apply import Applier
-from goodput_operator.cluster.turns.events import Events
-from goodput_operator.cluster.turns.observe import Observer
-from goodput_operator.cluster.turns.rounds import Rounds
 from goodput_operator.control.words import Change, Knob
-from goodput_operator.decide.actions import Action, Apply, Decision, WriteStatus
-from goodput_operator.decide.memory import Memory
+from goodput_operator.kube.cache import Cache, Key, key_of, service_of, trimmed
+from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
+from goodput_operator.reconcile.apply import Applier
+from goodput_operator.reconcile.event_recorder import Events
+from goodput_operator.reconcile.memory import Memory
+from goodput_operator.reconcile.metrics import OperatorMetrics
+from goodput_operator.reconcile.observe import Observer
+from goodput_operator.reconcile.reconciler import Rounds
 
 if TYPE_CHECKING:
-    from goodput_operator.decide.snapshot import Snapshot
+    from goodput_operator.reconcile.snapshot import Snapshot
 
 KEY = ("ns", "chat")
 CHAT = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"

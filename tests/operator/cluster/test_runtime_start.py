@@ -11,9 +11,9 @@ import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.errors import InputError, UnreachableError
-from goodput_operator.cluster.api.lease import FencingLock, LeaseTimes
-from goodput_operator.cluster.options import parse_options
-from goodput_operator.cluster.runtime import Operator, require_served
+from goodput_operator.kube.lease import FencingLock, LeaseTimes
+from goodput_operator.manager.options import parse_options
+from goodput_operator.manager.runtime import Operator, require_served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.cluster.turns.schedule import Pace, Schedule
+from goodput_operator.reconcile.work_queue import Pace, Schedule
 
 PACE = Pace(
     gap_ns=200 * NS_PER_MS,

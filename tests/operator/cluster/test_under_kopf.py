@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from goodput_operator.cluster.under_kopf import register
+from goodput_operator.manager.under_kopf import register
 
 KOPF = Path(sys.executable).with_name("kopf")
 SHORT = Path(__file__).parents[1] / "children" / "under_kopf.py"
@@ -74,7 +74,7 @@ def goodput_operator(options: str) -> subprocess.CompletedProcess[str]:
 def test_an_operator_that_cannot_start_says_why_in_one_sentence(how: str) -> None:
     options = f"{IMAGES} --namespace team-a --key-file /nowhere/key"
     if how == "kopf run":
-        module = ["-m", "goodput_operator.cluster.kopf_run"]
+        module = ["-m", "goodput_operator.manager.kopf_run"]
         ended = kopf_run("-n", "team-a", *module, options=options)
     else:
         ended = goodput_operator(options)

@@ -9,8 +9,8 @@ from typing import Any
 import kopf
 import pytest
 
-from goodput_operator.cluster.api.kinds import CHILDREN, LLMSERVICE, POD
-from goodput_operator.cluster.api.watching import WATCHED, configure, register_watches
+from goodput_operator.kube.kinds import CHILDREN, LLMSERVICE, POD
+from goodput_operator.kube.watch import WATCHED, configure, register_watches
 
 LABELS = {"goodput.dev/llmservice": "chat"}
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from goodput_core.units import NS_PER_MS
 from goodput_operator.backoff import BackOff
-from goodput_operator.cluster.clock import SystemClock
-from goodput_operator.cluster.turns.schedule import Pace, Schedule
-from goodput_operator.cluster.turns.workers import Turn, Workers
+from goodput_operator.kube.clock import SystemClock
+from goodput_operator.reconcile.work_queue import Pace, Schedule
+from goodput_operator.reconcile.workers import Turn, Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

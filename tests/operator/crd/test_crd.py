@@ -15,7 +15,7 @@ from goodput_core.spec.declared import declared_fields
 from goodput_core.spec.fields import rules_between
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.spec.status import LLMServiceStatus
-from goodput_operator.crd import render_crd
+from goodput_operator.render.crd import render_crd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_the_chart_installs_this_definition(request: pytest.FixtureRequest) -> N
 
 
 def test_the_command_prints_the_definition() -> None:
-    command = [sys.executable, "-m", "goodput_operator.crd"]
+    command = [sys.executable, "-m", "goodput_operator.render.crd"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert printed.stdout == TEXT
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml
 
-from goodput_operator.crd import render_crd
+from goodput_operator.render.crd import render_crd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

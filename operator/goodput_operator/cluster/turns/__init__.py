@@ -1,1 +1,0 @@
-"""A turn of one service: when it comes, what is observed for it, how its decision is applied."""

@@ -1,0 +1,1 @@
+"""The operator process: command line, Kopf handlers, leader election, probes and shutdown."""

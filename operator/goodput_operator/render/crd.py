@@ -1,0 +1,100 @@
+"""The CustomResourceDefinition of `LLMService`.
+
+`python -m goodput_operator.render.crd` prints it as YAML.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import yaml
+
+from goodput_core.contract import CRD_GROUP, CRD_VERSION, KIND_LLMSERVICE, PLURAL_LLMSERVICE
+from goodput_core.spec.declared import declared_fields
+from goodput_core.spec.llmservice import LLMServiceSpec, MetadataSpec
+from goodput_core.spec.status import LLMServiceStatus, SummaryStatus
+from goodput_operator.render.crd_schema import object_schema, text_schema
+
+__all__ = ["render_crd"]
+
+# Fields of the status' summary that are always printed.
+_SUMMARY: Final = ("replicas", "attainment", "goodput", "budget", "phase")
+# Name, path and meaning of what is printed with `-o wide` only.
+_WIDE: Final = (
+    ("Mode", ".spec.control.mode", "How the control laws are used."),
+    ("Model", ".spec.model.source", "Which weights are served."),
+    ("Revision", ".status.currentRevision", "The revision that serves."),
+)
+
+
+def render_crd() -> dict[str, Any]:
+    """The whole definition, as it is applied to a cluster."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL_LLMSERVICE}.{CRD_GROUP}"},
+        "spec": {
+            "group": CRD_GROUP,
+            "names": {
+                "kind": KIND_LLMSERVICE,
+                "listKind": f"{KIND_LLMSERVICE}List",
+                "plural": PLURAL_LLMSERVICE,
+                "singular": KIND_LLMSERVICE.lower(),
+                "shortNames": ["llmsvc"],
+                "categories": ["all", "goodput"],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": CRD_VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": _root()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": _columns(),
+                }
+            ],
+        },
+    }
+
+
+def _columns() -> list[dict[str, Any]]:
+    """What `kubectl get` prints, in the manner of an HPA's."""
+    documented = {field.name: field.rule.doc for field in declared_fields(SummaryStatus)}
+    said = [(name.capitalize(), f".status.summary.{name}", documented[name]) for name in _SUMMARY]
+    age = ("Age", ".metadata.creationTimestamp", "Since when it exists.")
+    columns = [*((*one, "string", 0) for one in said), (*age, "date", 0)]
+    columns += [(*one, "string", 1) for one in _WIDE]
+    return [
+        {"name": name, "type": kind, "jsonPath": path, "description": doc, "priority": priority}
+        for name, path, doc, kind, priority in columns
+    ]
+
+
+def _root() -> dict[str, Any]:
+    (name,) = (field for field in declared_fields(MetadataSpec) if field.name == "name")
+    return {
+        "description": "A language model that is served, and the latencies that are promised.",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            # Of the metadata, the API server lets a definition bound the names alone.
+            "metadata": {"type": "object", "properties": {"name": text_schema(name.rule)}},
+            "spec": object_schema(LLMServiceSpec, "What is asked for."),
+            "status": object_schema(LLMServiceStatus, "What the operator has seen and done."),
+        },
+    }
+
+
+if __name__ == "__main__":
+    yaml.safe_dump(render_crd(), sys.stdout, sort_keys=False, width=100, allow_unicode=True)

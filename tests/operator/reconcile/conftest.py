@@ -1,0 +1,392 @@
+"""A cluster made of dictionaries: it applies, defaults, deletes and runs Deployments.
+
+Only what `decide` can see of a cluster is modelled, with the habits that drift detection must
+bear: defaults are filled in, quantities rewritten, empty values dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.control import Signal, Traffic
+from goodput_core.units import NS_PER_S
+from goodput_operator.control.measures import Attained, EngineReading, Measures
+from goodput_operator.reconcile.actions import (
+    Apply,
+    CreateToken,
+    Decision,
+    Delete,
+    Emit,
+    Push,
+    WriteStatus,
+)
+from goodput_operator.reconcile.decide import decide
+from goodput_operator.reconcile.memory import Memory
+from goodput_operator.reconcile.snapshot import Snapshot
+from goodput_operator.render.installation import Installation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+NAME = "chat"
+UID = "service-uid"
+ROUND_NS = 5 * NS_PER_S
+INSTALLATION = Installation(engine_image="engine:1", router_image="engine:1")
+LEAST: dict[str, Any] = {
+    "model": {"source": "emulated://unit"},
+    "replicas": 2,
+    "slo": {"classes": [{"name": "a", "ttftMs": 500, "tpotMs": 50, "objective": "99%"}]},
+}
+
+
+@dataclass
+class Cluster:
+    """One service in a cluster.
+
+    Attributes:
+        spec: of the service; `ask` changes it.
+        broken: revisions whose pods never become ready.
+        secrets: names of those that were made.
+        kept_back: how many pods may become ready in a step.
+    """
+
+    spec: dict[str, Any] = field(default_factory=lambda: copy.deepcopy(LEAST))
+    installation: Installation = INSTALLATION
+    objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    secrets: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
+    memory: Memory = field(default_factory=Memory)
+    failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    delayed: dict[tuple[str, str], str] = field(default_factory=dict)
+    now_ns: int = 1_000 * NS_PER_S
+    generation: int = 1
+    counter: int = 0
+    events: list[Emit] = field(default_factory=list)
+    pushed: list[Push] = field(default_factory=list)
+    touched: list[tuple[str, str]] = field(default_factory=list)
+
+    # --- what tests do --------------------------------------------------------------------
+    def ask(self, **spec: Any) -> None:
+        """Change the spec; None takes a field away."""
+        self.spec = {k: v for k, v in {**self.spec, **spec}.items() if v is not None}
+        self.generation += 1
+
+    def restart_operator(self) -> None:
+        self.memory = Memory()
+        self.failures, self.delayed = {}, {}
+
+    def put(self, body: dict[str, Any]) -> None:
+        """Somebody creates an object of theirs."""
+        self.counter += 1
+        body["metadata"]["uid"] = f"theirs-{self.counter}"
+        self.objects[body["kind"], body["metadata"]["name"]] = body
+        self._touch(body)
+
+    def edit(self, kind: str, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+        """Somebody edits an object by hand."""
+        body = self.objects[kind, name]
+        change(body)
+        self._touch(body)
+
+    def remove(self, kind: str, name: str) -> None:
+        del self.objects[kind, name]
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        (one,) = [c for c in self.status["conditions"] if c["type"] == kind]
+        return one["status"], one["reason"]
+
+    def message(self, kind: str) -> str:
+        (one,) = [c for c in self.status["conditions"] if c["type"] == kind]
+        return str(one.get("message", ""))
+
+    def secrets_read(self) -> set[str]:
+        """From which engines take their token."""
+        return {
+            variable["valueFrom"]["secretKeyRef"]["name"]
+            for (kind, name), body in self.objects.items()
+            if kind == "Deployment" and not name.endswith("-router")
+            for variable in body["spec"]["template"]["spec"]["containers"][0]["env"]
+            if variable["name"] == "GOODPUT_CONTROL_TOKEN"
+        }
+
+    def engines(self, *, ready: bool | None = None) -> list[dict[str, Any]]:
+        return [
+            pod
+            for pod in self.pods.values()
+            if pod["metadata"]["labels"]["goodput.dev/role"] == "engine"
+            and (ready is None or _ready(pod) == ready)
+        ]
+
+    def deployments(self, role: str = "engine") -> dict[str, int]:
+        return {
+            name: body["spec"]["replicas"]
+            for (kind, name), body in self.objects.items()
+            if kind == "Deployment"
+            and body["spec"]["selector"]["matchLabels"]["goodput.dev/role"] == role
+        }
+
+    # --- rounds ---------------------------------------------------------------------------
+    def snapshot(self, measures: Measures | None = None) -> Snapshot:
+        service = {
+            "apiVersion": "goodput.dev/v1alpha1",
+            "kind": "LLMService",
+            "metadata": {
+                "name": NAME,
+                "namespace": "models",
+                "uid": UID,
+                "generation": self.generation,
+                "resourceVersion": "1",
+                "labels": {"team": "x"},
+            },
+            "spec": self.spec,
+            "status": self.status,
+        }
+        return Snapshot(
+            now_ns=self.now_ns,
+            unix_s=1_800_000_000 + self.now_ns // NS_PER_S,
+            service=copy.deepcopy(service),
+            objects=tuple(copy.deepcopy(list(self.objects.values()))),
+            pods=tuple(copy.deepcopy(list(self.pods.values()))),
+            measures=measures,
+            memory=self.memory,
+            failures=self.failures,
+            delayed=self.delayed,
+        )
+
+    def decide(self, measures: Measures | None = None) -> Decision:
+        """Decide and apply, without anything else happening in the cluster."""
+        decision = decide(self.snapshot(measures), self.installation)
+        self.failures, self.delayed = {}, {}
+        for action in decision.actions:
+            self._carry_out(action)
+        self.memory = decision.memory
+        return decision
+
+    def round(self, measures: Measures | None = None, *, ready: int = 99) -> Decision:
+        """One round, and then Deployments and pods get on."""
+        decision = self.decide(measures)
+        self.run_deployments(ready=ready)
+        self.now_ns += ROUND_NS
+        return decision
+
+    def settle(self, rounds: int = 60) -> int:
+        """Rounds until one has nothing to do; how many."""
+        for count in range(rounds):
+            if not self.round().actions and not self.round().actions:
+                return count
+        raise AssertionError(f"no end: {self.round().actions}")
+
+    # --- the API server -------------------------------------------------------------------
+    def _carry_out(self, action: object) -> None:
+        match action:
+            case Apply():
+                self._apply(action)
+            case CreateToken():
+                self.secrets.add(action.body["metadata"]["name"])
+            case Delete():
+                body = self.objects.get((action.kind, action.name))
+                if body is not None and body["metadata"]["uid"] == action.uid:
+                    del self.objects[action.kind, action.name]
+                    self.touched.append((action.kind, action.name))
+            case WriteStatus():
+                self.status = copy.deepcopy(dict(action.status))
+            case Emit():
+                self.events.append(action)
+            case Push():
+                self.pushed.append(action)
+            case _:
+                raise AssertionError(action)
+
+    def _apply(self, action: Apply) -> None:
+        body = copy.deepcopy(dict(action.body))
+        key = (body["kind"], body["metadata"]["name"])
+        self.touched.append(key)
+        live = self.objects.get(key)
+        if live is None:
+            self.objects[key] = self._stored(body)
+            return
+        merged = _merged(live, _normal(body))
+        if "data" in body and body["kind"] == "ConfigMap":
+            merged["data"] = body["data"]
+        if merged != live:
+            self.objects[key] = merged
+            self._touch(merged)
+
+    def _stored(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.counter += 1
+        body = _normal(body)
+        body["metadata"] |= {"uid": f"uid-{self.counter}", "generation": 0}
+        if body["kind"] == "Deployment":
+            spec = body["spec"]
+            spec.setdefault("progressDeadlineSeconds", 600)
+            spec["template"]["spec"].setdefault("dnsPolicy", "ClusterFirst")
+            for container in spec["template"]["spec"]["containers"]:
+                container.setdefault("imagePullPolicy", "IfNotPresent")
+                for probe in ("livenessProbe", "readinessProbe"):
+                    container[probe].setdefault("successThreshold", 1)
+        if body["kind"] == "ControllerRevision":
+            body["data"] = json.loads(json.dumps(body["data"], sort_keys=True))
+        if body["kind"] == "Service":
+            body["spec"].setdefault("sessionAffinity", "None")
+        self._touch(body)
+        return body
+
+    def _touch(self, body: dict[str, Any]) -> None:
+        self.counter += 1
+        body["metadata"]["resourceVersion"] = str(self.counter)
+        body["metadata"]["generation"] = body["metadata"].get("generation", 0) + 1
+
+    # --- Deployments and kubelets ---------------------------------------------------------
+    def run_deployments(self, *, ready: int = 99) -> None:
+        ours = [
+            body
+            for (kind, _), body in self.objects.items()
+            if kind == "Deployment" and not body["metadata"]["uid"].startswith("theirs")
+        ]
+        for body in ours:
+            self._run(body)
+        for pod in list(self.pods.values()):
+            owner = pod["metadata"]["deployment"]
+            if ("Deployment", owner) not in self.objects:
+                del self.pods[pod["metadata"]["name"]]
+            elif ready and not _ready(pod) and self._revision(pod) not in self.broken:
+                pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+                ready -= 1
+        for body in ours:
+            self._report(body)
+
+    def _run(self, body: dict[str, Any]) -> None:
+        mine = self._pods_of(body)
+        wanted = body["spec"]["replicas"]
+        # As the real controller: those that are not ready go first.
+        for pod in sorted(mine, key=_ready)[: max(0, len(mine) - wanted)]:
+            del self.pods[pod["metadata"]["name"]]
+        for _ in range(wanted - len(mine)):
+            self.counter += 1
+            name = f"{body['metadata']['name']}-{self.counter}"
+            labels = body["spec"]["template"]["metadata"]["labels"]
+            self.pods[name] = {
+                "kind": "Pod",
+                "metadata": {
+                    "name": name,
+                    "uid": f"pod-{self.counter}",
+                    "labels": dict(labels),
+                    "deployment": body["metadata"]["name"],
+                },
+                "status": {"podIP": f"10.0.0.{self.counter % 250}"},
+            }
+
+    def _report(self, body: dict[str, Any]) -> None:
+        mine = self._pods_of(body)
+        ready = sum(map(_ready, mine))
+        conditions = body.get("status", {}).get("conditions", [])
+        body["status"] = {
+            "observedGeneration": body["metadata"]["generation"],
+            "replicas": len(mine),
+            "updatedReplicas": len(mine),
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+            "conditions": conditions,
+        }
+
+    def _pods_of(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        name = body["metadata"]["name"]
+        return [pod for pod in self.pods.values() if pod["metadata"]["deployment"] == name]
+
+    def _revision(self, pod: Mapping[str, Any]) -> str:
+        return str(pod["metadata"]["labels"]["goodput.dev/revision"])
+
+    # --- what was measured ----------------------------------------------------------------
+    def measured(
+        self,
+        good: int = 0,
+        total: int = 0,
+        *,
+        signal: Signal = Signal.FRESH,
+        limits: int = 1,
+        **reading: Any,
+    ) -> Measures:
+        """An interval of ten seconds in which every ready engine answered."""
+        return Measures(
+            interval_ns=10 * NS_PER_S,
+            traffic=Traffic(signal=signal, arrivals=total),
+            attained=(Attained(name="a", good=good, total=total),),
+            engines=tuple(
+                EngineReading(
+                    pod=pod["metadata"]["name"],
+                    signal=Signal.FRESH,
+                    limits_revision=limits,
+                    **reading,
+                )
+                for pod in self.engines(ready=True)
+            ),
+        )
+
+
+def _ready(pod: Mapping[str, Any]) -> bool:
+    return any(c["status"] == "True" for c in pod["status"].get("conditions", ()))
+
+
+def _normal(value: Any, key: str = "") -> Any:
+    """As the API server writes it: nothing empty, quantities in its own way."""
+    if isinstance(value, dict):
+        return {
+            k: _normal(v, k)
+            for k, v in value.items()
+            if v not in ([], "", None) or key in {"data", "matchLabels"}
+        }
+    if isinstance(value, list):
+        return [_normal(one) for one in value]
+    return {"0.5": "500m", "1000m": "1", "1024Mi": "1Gi"}.get(value, value)
+
+
+_MAPS = {"containers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath"}
+
+
+def _merged(live: Any, wanted: Any, key: str = "") -> Any:
+    """A forced server-side apply: our fields over what there is."""
+    if isinstance(live, dict) and isinstance(wanted, dict) and key != "selector":
+        return {
+            k: _merged(live[k], wanted[k], k)
+            if k in live and k in wanted
+            else copy.deepcopy(wanted.get(k, live.get(k)))
+            for k in {**live, **wanted}
+        }
+    if key in _MAPS:
+        by = {one[_MAPS[key]]: one for one in live}
+        mine = [_merged(by.get(one[_MAPS[key]], {}), one) for one in wanted]
+        names = {one[_MAPS[key]] for one in wanted}
+        return mine + [one for one in live if one[_MAPS[key]] not in names]
+    return copy.deepcopy(wanted)
+
+
+@pytest.fixture(scope="session")
+def new_cluster() -> type[Cluster]:
+    """Makes clusters; for tests that make several."""
+    return Cluster
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """An empty cluster with a service of two engines."""
+    return Cluster()
+
+
+@pytest.fixture
+def running(cluster: Cluster) -> Cluster:
+    """The same, settled."""
+    cluster.settle()
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def other_installation() -> Installation:
+    """Of a later version of everything."""
+    return replace(INSTALLATION, engine_image="engine:2", router_image="engine:2")

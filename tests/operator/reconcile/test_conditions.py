@@ -1,0 +1,372 @@
+"""What conditions, Events and the status say, and in whose words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.control import Signal
+from goodput_core.spec.decode import decode
+from goodput_core.spec.status import LLMServiceStatus
+from goodput_core.units import NS_PER_S
+from goodput_operator.control.measures import Silence
+from goodput_operator.reconcile.actions import Emit
+
+if TYPE_CHECKING:
+    from tests.operator.reconcile.conftest import Cluster
+
+    from goodput_operator.control.measures import Measures
+
+GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "says"),
+    [
+        ({"minReplicas": 9, "maxReplicas": 2}, "InvalidSpec", "spec.minReplicas: 9 is above"),
+        ({"engine": {"policy": "magic"}}, "InvalidSpec", "spec.engine.policy: must be one of"),
+        ({"model": None}, "InvalidSpec", "spec.model: is required"),
+        ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate: gated rollouts are not built yet"),
+        (
+            {"model": {"source": "hf://a/b"}},
+            "NotBuilt",
+            "spec.model.source: torch execution",
+        ),
+    ],
+    ids=["between fields", "a word", "a missing field", "a gate", "weights"],
+)
+@pytest.mark.parametrize("before", [False, True], ids=["new", "running"])
+def test_a_spec_that_cannot_be_followed_stalls_and_changes_nothing(
+    cluster: Cluster, before: bool, spec: dict[str, Any], reason: str, says: str
+) -> None:
+    if before:
+        cluster.settle()
+    cluster.ask(**spec)
+    cluster.touched.clear()
+    cluster.settle()
+    assert cluster.condition("Stalled") == ("True", reason)
+    assert cluster.message("Stalled").startswith(says)
+    assert cluster.condition("Ready")[0] == str(before)
+    assert cluster.touched == []
+    assert cluster.status["observedGeneration"] == cluster.generation
+    assert cluster.status["summary"]["phase"] == reason
+    assert reason in [e.reason for e in cluster.events if e.warning]
+
+
+def waiting(reason: str, message: str, /, **last: Any) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    one = {"name": "engine", "state": state, "lastState": last and {"terminated": last}}
+    return {"containerStatuses": [one]}
+
+
+POD_TROUBLES = [
+    (
+        waiting("ImagePullBackOff", 'Back-off pulling image "x:1": not found'),
+        ("True", "ImagePullFailed"),
+        'Back-off pulling image "x:1": not found',
+    ),
+    (
+        waiting("CreateContainerConfigError", 'secret "hub" not found'),
+        ("True", "ContainerConfig"),
+        'secret "hub" not found',
+    ),
+    (
+        waiting("CrashLoopBackOff", "back-off 10s", exitCode=64, message="a\nerror: no profile\n"),
+        ("True", "CrashLooping"),
+        "the engine ended with code 64: error: no profile",
+    ),
+    (
+        waiting("CrashLoopBackOff", "back-off 10s", exitCode=137, reason="OOMKilled"),
+        ("True", "CrashLooping"),
+        "the engine was killed for want of memory",
+    ),
+    (waiting("ContainerCreating", ""), ("False", "Unhindered"), ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "stalled", "says"),
+    POD_TROUBLES,
+    ids=["image", "secret", "crash", "memory", "starting"],
+)
+def test_a_pod_that_cannot_start_is_told_in_the_clusters_words(
+    running: Cluster, status: dict[str, Any], stalled: tuple[str, str], says: str
+) -> None:
+    pod = running.engines()[0]
+    pod["status"] = status
+    running.broken = set(running.deployments())
+    running.round()
+    assert running.condition("Stalled") == stalled
+    assert says in running.message("Stalled")
+    running.broken = set()
+    running.settle()
+    pod["status"].pop("containerStatuses")
+    running.settle()
+    assert running.condition("Stalled") == ("False", "Unhindered")
+
+
+def test_a_prometheus_server_that_is_not_allowed_stalls_and_changes_nothing_else(
+    running: Cluster,
+) -> None:
+    running.ask(control={"prometheus": {"url": "http://prometheus:9090"}})
+    running.settle()
+    assert running.condition("Stalled") == ("True", "PrometheusNotAllowed")
+    assert running.condition("Ready") == ("True", "Serving")
+    allowed = frozenset({"http://prometheus:9090"})
+    running.installation = replace(running.installation, prometheus_urls=allowed)
+    running.touched.clear()
+    running.settle()
+    assert running.condition("Stalled") == ("False", "Unhindered")
+    assert running.touched == [], "no pod is replaced by what the operator may ask"
+
+
+def test_a_pod_without_a_node_reconciles_and_limits_scaling(running: Cluster) -> None:
+    message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    running.broken = set(running.deployments())
+    running.ask(replicas=3)
+    running.round()
+    (pod,) = running.engines(ready=False)
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    pod["status"] = {"conditions": [{**unscheduled, "message": message}]}
+    running.round()
+    assert running.condition("Stalled") == ("False", "Unhindered")
+    assert running.condition("Reconciling") == ("True", "Unschedulable")
+    assert running.condition("ScalingLimited") == ("True", "Unschedulable")
+    assert message in running.message("ScalingLimited")
+    assert running.condition("Ready") == ("True", "Serving")
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        (
+            {"type": "ReplicaFailure", "status": "True", "message": 'exceeded quota: "gpu"'},
+            "QuotaExceeded",
+        ),
+        (
+            {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity"},
+            "Refused",
+        ),
+        (
+            {
+                "type": "Progressing",
+                "status": "False",
+                "reason": "ProgressDeadlineExceeded",
+                "message": "has timed out progressing",
+            },
+            "ProgressDeadlineExceeded",
+        ),
+    ],
+    ids=["quota", "admission", "deadline"],
+)
+def test_what_a_deployment_complains_of_stalls(
+    running: Cluster, condition: dict[str, Any], reason: str
+) -> None:
+    (name,) = running.deployments()
+    running.objects["Deployment", name]["status"]["conditions"] = [condition]
+    running.round()
+    assert running.condition("Stalled") == ("True", reason)
+    assert condition["message"] in running.message("Stalled")
+    limited = "False" if reason == "ProgressDeadlineExceeded" else "True"
+    assert running.condition("ScalingLimited")[0] == limited
+
+
+def test_a_refused_object_stalls_in_the_servers_words(running: Cluster) -> None:
+    running.remove("Service", "chat")
+    running.round()
+    running.remove("Service", "chat")
+    running.failures = {("Service", "chat"): 'exceeded quota: "few", requested: services=1'}
+    running.round()
+    assert running.condition("Stalled") == ("True", "QuotaExceeded")
+    assert running.message("Stalled").startswith("Service chat: exceeded quota")
+    assert running.condition("Reconciling") == ("True", "Creating")
+    running.settle()
+    assert [e.reason for e in running.events][-1] == "Recovered"
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["missing", "edited"])
+def test_what_the_server_is_not_able_to_do_just_now_stalls_nothing(
+    running: Cluster, gone: bool
+) -> None:
+    words = "the API server did not answer within 10 s"
+    key = ("Service", "chat")
+    before = len(running.events)
+    if gone:
+        running.remove(*key)
+    running.delayed = {key: words, ("Event", "Scaled"): "busy", ("LLMService", "chat"): "busy"}
+    running.round()
+    assert running.condition("Stalled") == ("False", "Unhindered")
+    assert running.condition("Reconciling") == ("True", "Creating" if gone else "Retrying")
+    assert running.message("Reconciling").endswith(f"Service chat: {words}")
+    running.settle()
+    assert running.condition("Reconciling") == ("False", "Settled")
+    assert running.events[before:] == [], "nothing had happened"
+
+
+WINDOWS = [
+    ([(0, 0)], ("Unknown", "NoTraffic")),
+    ([(3, 3)], ("Unknown", "TooFew")),
+    ([(300, 300)], ("True", "Attained")),
+    ([(10, 10)] * 3, ("True", "Attained")),
+    ([(50, 100)], ("False", "Missed")),
+    ([(97, 99)], ("Unknown", "TooFew")),
+    ([(0, 5)], ("Unknown", "TooFew")),
+]
+
+
+@pytest.mark.parametrize(("counts", "says"), WINDOWS, ids=[str(c) for c, _ in WINDOWS])
+def test_attainment_is_told_when_there_is_enough_to_tell(
+    running: Cluster, counts: list[tuple[int, int]], says: tuple[str, str]
+) -> None:
+    for good, total in counts:
+        running.round(running.measured(good, total))
+    assert running.condition("SLOAttained") == says
+    if says[1] != "NoTraffic":
+        assert "5 minutes" in running.message("SLOAttained")
+
+
+@pytest.mark.parametrize(
+    ("signal", "reason"),
+    [(Signal.FAILED, "ScrapeFailed"), (Signal.MISSING, "MetricsMissing")],
+    ids=["no answer", "no numbers"],
+)
+def test_what_could_not_be_measured_is_not_no_traffic(
+    running: Cluster, signal: Signal, reason: str
+) -> None:
+    running.round(running.measured(300, 300))
+    running.round(running.measured(0, 0, signal=signal))
+    assert running.condition("SLOAttained") == ("Unknown", reason)
+
+
+@pytest.mark.parametrize(
+    ("signal", "reason"),
+    [(Signal.FAILED, "ScrapeFailed"), (Signal.MISSING, "MetricsMissing")],
+    ids=["no answer", "no numbers"],
+)
+def test_a_pod_without_numbers_is_named_and_an_engine_s_are_not_the_promise_s(
+    running: Cluster, signal: Signal, reason: str
+) -> None:
+    engine = Silence(role="engine", pod="chat-1", signal=signal, detail="it hangs")
+    running.round(replace(running.measured(300, 300), silent=(engine,)))
+    assert running.condition("SLOAttained") == ("True", "Attained")
+    assert running.events[-1] == Emit(
+        warning=True, reason=reason, message="engine chat-1: it hangs"
+    )
+    router = Silence(role="router", pod="chat-r", signal=signal, detail="it hangs too")
+    running.round(replace(running.measured(0, 0, signal=signal), silent=(router, engine)))
+    assert running.condition("SLOAttained") == ("Unknown", reason)
+    assert running.message("SLOAttained") == "it hangs too"
+
+
+def test_pods_that_stay_silent_are_told_of_once_and_all_in_one_event(running: Cluster) -> None:
+    def silent(*pods: str) -> Measures:
+        those = (Silence(role="engine", pod=p, signal=Signal.FAILED, detail="hangs") for p in pods)
+        return replace(running.measured(300, 300), silent=tuple(those))
+
+    def told() -> list[str]:
+        return [one.message for one in running.events if one.reason == "ScrapeFailed"]
+
+    for _ in range(3):
+        running.round(silent("chat-1", "chat-2", "chat-3"))
+        running.round()
+    assert told() == ["engine chat-1: hangs; and 2 more"]
+    running.round(silent("chat-2", "chat-3", "chat-4"))
+    assert told()[1:] == ["engine chat-4: hangs"]
+    running.round(silent())
+    running.round(silent("chat-2"))
+    assert told()[2:] == ["engine chat-2: hangs"], "it had answered in between"
+
+
+def test_before_anything_is_counted_nobody_says_that_nothing_came(cluster: Cluster) -> None:
+    cluster.settle()
+    assert cluster.condition("SLOAttained") == ("Unknown", "MetricsMissing")
+    cluster.round(cluster.measured(0, 0))
+    assert cluster.condition("SLOAttained") == ("Unknown", "NoTraffic")
+    cluster.round()
+    assert cluster.condition("SLOAttained") == ("Unknown", "NoTraffic"), "as it was measured"
+
+
+def test_a_suspended_service_keeps_no_numbers_of_before(running: Cluster) -> None:
+    running.ask(replicas=None, minReplicas=2)
+    running.round(running.measured(300, 300))
+    assert running.status["goodput"] == "30/s"
+    assert running.status["summary"]["attainment"] == "100.00%/99%"
+    running.round()
+    assert {"goodput", "classes", "recommendedReplicas"} <= running.status.keys()
+    running.ask(suspend=True)
+    running.round()
+    assert not {"goodput", "classes", "recommendedReplicas"} & running.status.keys()
+    assert not {"goodput", "attainment"} & running.status["summary"].keys()
+    assert running.condition("SLOAttained") == ("Unknown", "Suspended")
+    running.ask(suspend=None)
+    running.round()
+    assert running.condition("SLOAttained") == ("Unknown", "MetricsMissing")
+
+
+def test_what_ended_long_ago_is_forgotten(running: Cluster) -> None:
+    running.round(running.measured(0, 100))
+    assert running.condition("SLOAttained") == ("False", "Missed")
+    running.now_ns += 301 * NS_PER_S
+    running.round(running.measured(0, 0))
+    assert running.condition("SLOAttained") == ("Unknown", "NoTraffic")
+
+
+def test_classes_and_columns_say_how_promises_fare(running: Cluster) -> None:
+    running.round(running.measured(90, 100))
+    (one,) = running.status["classes"]
+    assert one == {
+        "name": "a", "good": 90, "total": 100, "attainment": "90.00%", "objective": "99%",
+    }  # fmt: skip
+    assert running.status["goodput"] == "9/s"
+    summary = running.status["summary"]
+    assert summary["attainment"] == "90.00%/99%"
+    assert summary["goodput"] == "9/s"
+    running.round()
+    assert running.status["summary"] == summary, "nothing new was measured"
+
+
+def test_a_suspension_that_was_asked_for_is_no_warning(running: Cluster) -> None:
+    running.events.clear()
+    running.ask(suspend=True)
+    running.settle()
+    assert running.condition("Ready") == ("False", "Suspended")
+    assert [(e.reason, e.warning) for e in running.events if e.reason == "Suspended"] == [
+        ("Suspended", False)
+    ]
+
+
+def test_goodput_of_a_thousand_a_second_is_a_plain_number(running: Cluster) -> None:
+    running.round(running.measured(12_345, 12_345))
+    assert running.status["summary"]["goodput"] == "1234/s"
+
+
+def test_a_status_is_what_the_schema_says(running: Cluster) -> None:
+    running.ask(replicas=None, minReplicas=3)
+    running.settle()
+    running.round(running.measured(90, 100))
+    decode(LLMServiceStatus, running.status, "status")
+    assert all(one["message"] for one in running.status["conditions"]), "no default is filled in"
+
+
+def test_conditions_keep_the_time_since_when_they_hold(running: Cluster) -> None:
+    since = {c["type"]: c["lastTransitionTime"] for c in running.status["conditions"]}
+    running.now_ns += 100 * NS_PER_S
+    running.ask(replicas=3)
+    running.round()
+    now = {c["type"]: c["lastTransitionTime"] for c in running.status["conditions"]}
+    assert now["Ready"] == since["Ready"]
+    assert now["Reconciling"] > since["Reconciling"]
+    assert {c["observedGeneration"] for c in running.status["conditions"]} == {2}
+
+
+def test_a_service_that_stops_answering_warns_once(running: Cluster) -> None:
+    running.events.clear()
+    running.broken = set(running.deployments())
+    for pod in running.engines():
+        pod["status"]["conditions"] = []
+    for _ in range(3):
+        running.round()
+    assert running.condition("Ready") == ("False", "NoEngine")
+    assert [(e.reason, e.warning) for e in running.events] == [("NoEngine", True)]

@@ -1,0 +1,263 @@
+"""What the control laws decided: pushed to engines, written down, kept by the next operator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from goodput_core.contract import MAX_LIMITS_REVISION
+from goodput_core.control import ClassWindow, PromiseCounts
+from goodput_core.units import NS_PER_S
+from goodput_operator.reconcile.actions import Apply, CreateToken, Delete
+
+if TYPE_CHECKING:
+    from tests.operator.reconcile.conftest import Cluster
+
+AUTO = {"replicas": None, "minReplicas": 2}
+SLOW = ClassWindow(
+    name="a", ttft=PromiseCounts(judged=100), tpot=PromiseCounts(judged=100, missed=50)
+)
+
+
+def test_limits_are_pushed_until_every_engine_has_them(running: Cluster) -> None:
+    running.round(running.measured(limits=1))
+    assert running.pushed == [], "engines began with them"
+    running.round(running.measured(limits=0, paced=True))
+    assert [p.limits["revision"] for p in running.pushed] == [1, 1]
+    assert {p.pod for p in running.pushed} == {p["metadata"]["name"] for p in running.engines()}
+    assert all(
+        p.url.startswith("http://10.0.0.") and p.url.endswith(":9000") for p in running.pushed
+    )
+    assert running.pushed[0].limits["safety_percent"] == 90
+    running.round(running.measured(limits=1))
+    assert len(running.pushed) == 2
+
+
+def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    (name,) = running.deployments()
+    memory = running.memory
+    assert memory.decided is not None
+    bounds = replace(memory.decided.bounds, max_tokens=512)
+    decided = replace(memory.decided, limits_revision=8, bounds=bounds, replicas=5)
+    running.memory = replace(memory, decided=decided)
+    running.settle()
+    assert running.deployments() == {name: 5}
+    running.restart_operator()
+    running.touched.clear()
+    running.settle()
+    assert running.touched == []
+    assert running.memory.decided == decided
+    running.round(running.measured(limits=8))
+    assert running.memory.decided == decided
+    assert running.status["tokenBudget"] == 512
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told"),
+    [
+        pytest.param(7, 8, [8, 8], id="a number"),
+        pytest.param(18 * 10**17, 18 * 10**17 + 1, [18 * 10**17 + 1] * 2, id="nanoseconds"),
+        pytest.param(MAX_LIMITS_REVISION, 2, [], id="the last there is: left alone"),
+    ],
+)
+def test_limits_that_somebody_else_set_are_outdone_and_cost_the_next_operator_nothing(
+    running: Cluster, theirs: int, ours: int, told: list[int]
+) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    running.round(replace(running.measured(50, 100, limits=theirs), classes=(SLOW,)))
+    assert [push.limits["revision"] for push in running.pushed] == told
+    decided = running.memory.decided
+    assert decided is not None
+    assert (decided.limits_revision, decided.bounds.max_tokens) == (ours, 1536)
+    running.restart_operator()
+    running.settle()
+    assert running.memory.decided == decided
+
+
+def test_a_changed_budget_reaches_running_engines_and_makes_no_revision(running: Cluster) -> None:
+    (name,) = running.deployments()
+    running.ask(engine={"tokenBudget": {"initial": 1024}}, control={"mode": "Manual"})
+    running.settle()
+    assert list(running.deployments()) == [name]
+    running.round(running.measured(limits=1))
+    assert {p.limits["token_budget"] for p in running.pushed} == {1024}
+    assert {p.limits["revision"] for p in running.pushed} == {2}
+    assert running.status["tokenBudget"] == 1024
+
+
+def test_kubectl_scale_holds_at_once_and_the_law_only_recommends(running: Cluster) -> None:
+    running.ask(replicas=6)
+    running.round()
+    assert list(running.deployments().values()) == [6]
+    running.settle()
+    running.round(running.measured())
+    assert list(running.deployments().values()) == [6]
+    assert running.status["recommendedReplicas"] >= 1
+
+
+def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    running.round(replace(running.measured(50, 100), classes=(SLOW,)))
+    (decision,) = running.status["decisions"]
+    assert (decision["knob"], decision["reason"]) == ("TokenBudget", "TPOTMissed")
+    assert decision["applied"] is True
+    assert running.events[-1].reason == "TokenBudget"
+    config = running.objects["ConfigMap", "chat-config"]["data"]["limits.json"]
+    assert json.loads(config)["token_budget"] == running.status["tokenBudget"] == 1536
+    assert {p.limits["revision"] for p in running.pushed} == {2}
+
+
+def test_status_keeps_the_last_ten_decisions_the_newest_first(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
+    late = ClassWindow(name="a", ttft=missed, tpot=kept)
+    slow = ClassWindow(name="a", ttft=kept, tpot=missed)
+    told: list[str] = []
+    # The budget rises six times and then falls six times.
+    for _ in range(100):
+        classes = (late if len(told) < 6 else slow,)
+        decision = running.round(replace(running.measured(50, 100), classes=classes))
+        told += [one.message for one in decision.changes]
+        if len(told) == 12:
+            break
+    assert len(set(told)) == 12
+    assert [one["message"] for one in running.status["decisions"]] == told[:-11:-1]
+
+
+def test_what_is_only_recommended_stands_in_status_and_events_and_nowhere_else(
+    running: Cluster,
+) -> None:
+    running.ask(**AUTO, control={"mode": "Recommend"})
+    running.settle()
+    for _ in range(2):
+        running.round(replace(running.measured(50, 100), classes=(SLOW,)))
+    (decision,) = running.status["decisions"]
+    assert decision["applied"] is False
+    told = [event for event in running.events if event.reason == "Recommended"]
+    assert [event.message for event in told] == [f"{decision['message']} (TPOTMissed)"]
+    assert running.status["tokenBudget"] == 2048
+    assert running.pushed == []
+
+
+def test_engines_that_refuse_their_limits_are_named(running: Cluster) -> None:
+    running.failures = {("Pod", "chat-1"): "limits refused: wrong token"}
+    running.round()
+    assert running.events[-1].reason == "LimitsNotTaken"
+    assert "chat-1" in running.events[-1].message
+    assert running.condition("Stalled") == ("False", "Unhindered")
+
+
+def test_engines_that_go_on_refusing_are_told_of_once(running: Cluster) -> None:
+    names = sorted(pod["metadata"]["name"] for pod in running.engines())
+
+    def told() -> list[str]:
+        return [one.message for one in running.events if one.reason == "LimitsNotTaken"]
+
+    def refused() -> None:
+        running.round(running.measured(300, 300, limits=0))
+        running.failures = {("Pod", name): "limits refused: no" for name in names}
+        running.round()
+
+    for _ in range(3):
+        refused()
+    assert len(running.pushed) == 6, "they are asked again"
+    assert told() == [f"pod {names[0]}: limits refused: no; and 1 more"]
+    running.round(running.measured(300, 300, limits=1))
+    refused()
+    assert len(told()) == 2, "they had taken them in between"
+
+
+def test_start_up_times_are_learnt_from_pods_that_start(running: Cluster) -> None:
+    running.ask(replicas=3)
+    running.round(ready=0)
+    running.round(ready=0)
+    running.now_ns += 40 * NS_PER_S
+    running.round()
+    running.round()
+    (startup_ns,) = running.memory.startups_ns
+    assert 40 * NS_PER_S < startup_ns < 60 * NS_PER_S
+    assert {at_ns for _, at_ns in running.memory.created_ns} == {None}
+
+
+def test_a_pod_that_misses_probes_has_not_started_again(running: Cluster) -> None:
+    (pod, _) = running.engines()
+    for _ in range(3):
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+        decision = running.round(ready=0)
+        assert not [one for one in decision.actions if isinstance(one, CreateToken)]
+        running.run_deployments()
+        running.round()
+    assert running.memory.startups_ns == ()
+
+
+def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    for _ in range(60):
+        decision = running.round(running.measured(20, 20))
+        assert not [a for a in decision.actions if isinstance(a, Apply | Delete)]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["measured then", "measured later"])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param(
+            {"engine": {"tokenBudget": {"max": 1024, "initial": 1024}}},
+            "token budget 2048 → 1024: the spec has changed (SpecChanged)",
+            id="a lower budget",
+        ),
+        pytest.param(
+            {"minReplicas": 3}, "replicas 2 → 3: the floor is 3 (BelowFloor)", id="a higher floor"
+        ),
+        pytest.param(
+            {"maxReplicas": 1, "minReplicas": 1},
+            "replicas 2 → 1: the ceiling is 1 (AboveCeiling)",
+            id="a lower ceiling",
+        ),
+    ],
+)
+def test_what_a_changed_spec_puts_in_force_is_told_once(
+    running: Cluster, spec: dict[str, Any], message: str, at_once: bool
+) -> None:
+    running.ask(**AUTO)
+    running.settle()
+    running.round(running.measured(20, 20))
+    running.events.clear()
+    running.ask(**spec)
+    if not at_once:
+        running.round()
+        running.round()
+    counted = [running.round(running.measured(20, 20)).changes for _ in range(3)]
+    (decision,) = running.status["decisions"]
+    told = [one.message for one in running.events if one.reason in {"TokenBudget", "Scaled"}]
+    assert told == [message] == [f"{decision['message']} ({decision['reason']})"]
+    assert [len(changes) for changes in counted] == [1, 0, 0]
+    decided = running.memory.decided
+    assert decided is not None
+    assert list(running.deployments().values()) == [decided.replicas]
+    assert {push.limits["revision"] for push in running.pushed} <= {decided.limits_revision}
+
+
+@pytest.mark.parametrize("interval_s", [1, 10, 3600])
+def test_the_next_round_is_due_when_the_interval_is_over(running: Cluster, interval_s: int) -> None:
+    running.ask(control={"mode": "Manual", "intervalSeconds": interval_s})
+    running.settle()
+    measured_ns = running.now_ns
+    over_ns = measured_ns + interval_s * NS_PER_S
+    running.decide(running.measured(20, 20))
+    for now_ns in (measured_ns, over_ns - NS_PER_S // 2):
+        running.now_ns = now_ns
+        assert running.decide().wake_at_ns == over_ns
+    running.now_ns = over_ns
+    again_ns = running.decide().wake_at_ns
+    assert again_ns is not None
+    assert again_ns > over_ns, "whoever measures takes it for not over yet: no round would wait"
