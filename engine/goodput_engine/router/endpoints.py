@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.router.upstreams import Upstream
 
-__all__ = ["EndpointsWatch", "Pace", "parse_service"]
+__all__ = ["EndpointsWatch", "WatchIntervals", "parse_service"]
 
 _PAGE: Final = 500
 _MAX_SLICES: Final = 1_000
@@ -37,7 +37,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class WatchIntervals:
     """How long everything may take, in nanoseconds.
 
     Args:
@@ -104,7 +104,7 @@ class EndpointsWatch:
         service: str,
         rng: random.Random,
         clock: Callable[[], int],
-        pace: Pace = Pace(),
+        pace: WatchIntervals = WatchIntervals(),
     ) -> None:
         self._api = api
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"

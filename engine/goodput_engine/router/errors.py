@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from goodput_core.errors import GoodputError
 
 if TYPE_CHECKING:
-    from goodput_engine.router.fleet import Replica
+    from goodput_engine.router.replicas import Replica
 
 __all__ = [
     "ClientFault",

@@ -14,12 +14,12 @@ import aiohttp
 
 from goodput_core.contract import PATH_CONTROL_STATE, PATH_READY
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.fleet import read_report
+from goodput_engine.router.replicas import read_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from goodput_engine.router.fleet import Replica
+    from goodput_engine.router.replicas import Replica
     from goodput_engine.router.settings import ProbeSettings
 
 __all__ = ["Prober"]

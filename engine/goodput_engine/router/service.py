@@ -12,13 +12,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from goodput_engine.listening import listen
-from goodput_engine.router.apps import admin_app, serving_app
+from goodput_engine.router.app import admin_app, serving_app
 from goodput_engine.router.errors import RetryReason
-from goodput_engine.router.fleet import Fleet
-from goodput_engine.router.ledger import Ledger
+from goodput_engine.router.outcomes import OutcomeCounts
 from goodput_engine.router.probing import Prober
-from goodput_engine.router.relay import Relay
-from goodput_engine.router.sending import Sender
+from goodput_engine.router.proxy import Proxy
+from goodput_engine.router.replicas import ReplicaPool
+from goodput_engine.router.upstream_client import UpstreamClient
 from goodput_engine.router.upstreams import merge
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RouterService:
     """A router that listens for as long as the context lasts.
 
     Args:
-        settings: classes, policy, time-outs and bounds.
+        settings: classes, policy, time-outs and limits.
         upstreams: replicas that were named once and for all.
         source: of replicas that are followed while it runs.
         host: address of both ports.
@@ -72,15 +72,15 @@ class RouterService:
         self._source = source
         self._address = (host, port, admin_port)
         self._stack = AsyncExitStack()
-        self.fleet: Final = Fleet(settings.policy)
+        self.replicas: Final = ReplicaPool(settings.policy)
         self._registry = CollectorRegistry()
-        self.ledger: Final = Ledger(
+        self.outcomes: Final = OutcomeCounts(
             self._registry, llmservice=settings.llmservice, classes=settings.classes
         )
         self.vital: tuple[asyncio.Task[None], ...] = ()
         self.url = ""
         self.admin_url = ""
-        self._relay: Relay
+        self._proxy: Proxy
         self._prober: Prober
         self._serving: web.AppRunner
 
@@ -114,12 +114,12 @@ class RouterService:
         hurry = hurry or asyncio.Event()
         server, parting_ns = self._serving.server, self._settings.timeouts.parting_ns
         assert server is not None, "it listens for as long as the context lasts"
-        self._relay.take_leave(server.connections)
-        _log.info("draining", extra={"in_flight": self.ledger.in_flight})
+        self._proxy.take_leave(server.connections)
+        _log.info("draining", extra={"in_flight": self.outcomes.in_flight})
         began_ns = quiet_ns = now_ns = self._clock()
         while now_ns < began_ns + grace_ns and not hurry.is_set():
-            self._relay.refusing = now_ns >= began_ns + parting_ns
-            if self.ledger.in_flight:
+            self._proxy.refusing = now_ns >= began_ns + parting_ns
+            if self.outcomes.in_flight:
                 quiet_ns = now_ns
             elif not server.connections or now_ns >= quiet_ns + parting_ns:
                 break
@@ -127,14 +127,14 @@ class RouterService:
                 async with asyncio.timeout(_LOOK_S):
                     await hurry.wait()
             now_ns = self._clock()
-        self._relay.take_leave(())
-        self._relay.refusing = True
-        cut_short = self.ledger.in_flight
+        self._proxy.take_leave(())
+        self._proxy.refusing = True
+        cut_short = self.outcomes.in_flight
         if cut_short:
-            self._relay.stop_all()
+            self._proxy.stop_all()
             try:
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    await self.ledger.idle.wait()
+                    await self.outcomes.idle.wait()
             except TimeoutError:
                 pass
         _log.info("stopped", extra={"cut_short": cut_short})
@@ -143,17 +143,23 @@ class RouterService:
         settings = self._settings
         listed = await self._source.first() if self._source is not None else ()
         upstreams = merge(listed, self._options)
-        sender = Sender(settings.timeouts, lambda: self.ledger.retry(RetryReason.STALE_CONNECTION))
-        self._stack.push_async_callback(sender.close)
-        self._prober = Prober(sender.session, settings.probe, self._clock)
+        upstream_client = UpstreamClient(
+            settings.timeouts, lambda: self.outcomes.retry(RetryReason.STALE_CONNECTION)
+        )
+        self._stack.push_async_callback(upstream_client.close)
+        self._prober = Prober(upstream_client.session, settings.probe, self._clock)
         self._stack.push_async_callback(self._prober.close)
-        self._relay = Relay(
-            settings, fleet=self.fleet, sender=sender, ledger=self.ledger, clock=self._clock
+        self._proxy = Proxy(
+            settings,
+            replicas=self.replicas,
+            upstream_client=upstream_client,
+            outcomes=self.outcomes,
+            clock=self._clock,
         )
         host, port, admin_port = self._address
         # Bodies pass as they are, and a client that leaves ends its request at once.
         self._serving = web.AppRunner(
-            serving_app(self._relay, self.fleet),
+            serving_app(self._proxy, self.replicas),
             access_log=None,
             handler_cancellation=True,
             auto_decompress=False,
@@ -166,9 +172,9 @@ class RouterService:
                 admin_app(
                     self._registry,
                     llmservice=settings.llmservice,
-                    relay=self._relay,
-                    fleet=self.fleet,
-                    ledger=self.ledger,
+                    proxy=self._proxy,
+                    replicas=self.replicas,
+                    outcomes=self.outcomes,
                     clock=self._clock,
                 ),
                 access_log=None,
@@ -186,11 +192,11 @@ class RouterService:
             self.vital = (following,)
 
     def _apply(self, upstreams: Sequence[Upstream]) -> None:
-        added, left = self.fleet.set_upstreams(upstreams)
+        added, left = self.replicas.set_upstreams(upstreams)
         self._prober.follow(added, left)
         _log.info(
             "upstreams",
-            extra={"replicas": len(self.fleet), "added": len(added), "left": len(left)},
+            extra={"replicas": len(self.replicas), "added": len(added), "left": len(left)},
         )
 
 

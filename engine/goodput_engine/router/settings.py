@@ -1,4 +1,4 @@
-"""What a router is told once, at its start: classes, policy, time-outs and bounds."""
+"""What a router is told once, at its start: classes, policy, time-outs and limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.llmservice import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
-__all__ = ["Bounds", "ProbeSettings", "RouterSettings", "Timeouts"]
+__all__ = ["ProbeSettings", "RouterLimits", "RouterSettings", "Timeouts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class RouterLimits:
     """How much the router holds.
 
     Args:
@@ -95,5 +95,5 @@ class RouterSettings:
     classes: Mapping[str, SLOClass]
     default_class: str
     timeouts: Timeouts = Timeouts()
-    bounds: Bounds = Bounds()
+    limits: RouterLimits = RouterLimits()
     probe: ProbeSettings = ProbeSettings()

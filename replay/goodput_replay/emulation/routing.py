@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from goodput_core.placement import PLACEMENTS, PlacementReason, PlacementState
 from goodput_engine.router.retry import RetryBudget
-from goodput_engine.router.settings import Bounds
+from goodput_engine.router.settings import RouterLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ class VirtualRouter:
     def __init__(self, policy: RouterPolicy, *, seed: int) -> None:
         self._place = PLACEMENTS[policy]
         self._state = PlacementState(seed=seed)
-        bounds = Bounds()
+        bounds = RouterLimits()
         self._budget = RetryBudget(percent=bounds.retry_percent, burst=bounds.retry_burst)
 
     def first(self, replicas: Iterable[Replica], keys: Sequence[int], now_ns: int) -> Replica | str:

@@ -25,7 +25,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.llmservice import RouterPolicy
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.service import RouterService
-from goodput_engine.router.settings import Bounds, ProbeSettings, RouterSettings, Timeouts
+from goodput_engine.router.settings import ProbeSettings, RouterLimits, RouterSettings, Timeouts
 from goodput_engine.router.upstreams import Upstream
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "chat.yaml"
@@ -270,11 +270,11 @@ class Bench:
     async def settled(self) -> dict[str, int]:
         """Outcomes of the default class, once nothing is in flight; zeros left out."""
         async with asyncio.timeout(PATIENCE_S):
-            await self.router.ledger.idle.wait()
+            await self.router.outcomes.idle.wait()
         return self.outcomes()
 
     def outcomes(self, slo_class: str = "interactive") -> dict[str, int]:
-        counts = self.router.ledger.outcomes()[slo_class]
+        counts = self.router.outcomes.by_class()[slo_class]
         return {name: count for name, count in counts.items() if count}
 
 
@@ -284,7 +284,7 @@ class StartBench(Protocol):
         replicas: int = 1,
         *,
         timeouts: Timeouts | None = None,
-        bounds: Bounds | None = None,
+        limits: RouterLimits | None = None,
         probe: ProbeSettings | None = None,
         policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
     ) -> Bench: ...
@@ -299,7 +299,7 @@ async def start() -> AsyncIterator[StartBench]:
             replicas: int = 1,
             *,
             timeouts: Timeouts | None = None,
-            bounds: Bounds | None = None,
+            limits: RouterLimits | None = None,
             probe: ProbeSettings | None = None,
             policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
         ) -> Bench:
@@ -307,7 +307,7 @@ async def start() -> AsyncIterator[StartBench]:
                 SETTINGS,
                 policy=policy,
                 timeouts=timeouts or SETTINGS.timeouts,
-                bounds=bounds or SETTINGS.bounds,
+                limits=limits or SETTINGS.limits,
                 probe=probe or SETTINGS.probe,
             )
             fakes = [FakeReplica(f"r{i}") for i in range(replicas)]
@@ -322,7 +322,7 @@ async def start() -> AsyncIterator[StartBench]:
             client = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             )
-            await until(lambda: all(r.ready for r in router.fleet))
+            await until(lambda: all(r.ready for r in router.replicas))
             return Bench(router, fakes, client)
 
         yield build

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.units import NS_PER_MS
-from goodput_engine.router.settings import Bounds, Timeouts
+from goodput_engine.router.settings import RouterLimits, Timeouts
 
 if TYPE_CHECKING:
     from tests.engine.router.conftest import Bench, Call, StartBench
@@ -35,8 +35,8 @@ async def test_the_client_s_own_mistakes_are_no_missed_promise(
         replica.behave = behave
     assert await bench.post() == (int(status[:3]), b'{"error":{"message":"no"}}')
     assert await bench.settled() == {}
-    assert bench.router.ledger.client_errors == 1
-    assert bench.router.ledger.retries == {}
+    assert bench.router.outcomes.client_errors == 1
+    assert bench.router.outcomes.retries == {}
     assert f'goodput_router_client_errors_total{{llmservice="chat",status="{status[:3]}"}} 1.0' in (
         await bench.metrics()
     )
@@ -77,7 +77,7 @@ async def test_a_body_that_does_not_come_is_refused(start: StartBench) -> None:
     )
     assert answer.startswith(b"HTTP/1.1 408")
     assert await bench.settled() == {}
-    assert bench.router.ledger.client_errors == 1
+    assert bench.router.outcomes.client_errors == 1
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ async def test_a_body_that_does_not_come_is_refused(start: StartBench) -> None:
     ],
 )
 async def test_a_body_that_is_too_large_is_refused(start: StartBench, request_: bytes) -> None:
-    bench = await start(bounds=Bounds(body_bytes=1024))
+    bench = await start(limits=RouterLimits(body_bytes=1024))
     answer = await _raw(bench, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + request_)
     assert answer.startswith(b"HTTP/1.1 413")
     assert await bench.settled() == {}
-    assert bench.router.ledger.client_errors == 1
+    assert bench.router.outcomes.client_errors == 1

@@ -17,14 +17,14 @@ from tests.engine.router.slices_server import Cluster, endpoint, line, serve, sl
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.router.api_server import ApiServer, in_cluster
-from goodput_engine.router.endpoints import EndpointsWatch, Pace, parse_service
+from goodput_engine.router.endpoints import EndpointsWatch, WatchIntervals, parse_service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from goodput_engine.router.upstreams import Upstream
 
-QUICK = Pace(first_ns=5 * NS_PER_MS, most_ns=20 * NS_PER_MS)
+QUICK = WatchIntervals(first_ns=5 * NS_PER_MS, most_ns=20 * NS_PER_MS)
 PATIENCE_S = 10.0
 
 
@@ -55,7 +55,7 @@ class Setting:
     token_file: Path
     runner: web.AppRunner
 
-    def watch(self, pace: Pace = QUICK) -> EndpointsWatch:
+    def watch(self, pace: WatchIntervals = QUICK) -> EndpointsWatch:
         return EndpointsWatch(
             self.api,
             namespace="models",
@@ -66,7 +66,7 @@ class Setting:
         )
 
     @asynccontextmanager
-    async def following(self, pace: Pace = QUICK) -> AsyncIterator[Following]:
+    async def following(self, pace: WatchIntervals = QUICK) -> AsyncIterator[Following]:
         watch = self.watch(pace)
         following = Following()
         following.apply(await watch.first())
@@ -237,12 +237,14 @@ async def test_nonsense_in_a_watch_leads_to_a_new_list(setting: Setting, nonsens
 @pytest.mark.parametrize(
     "pace",
     [
-        Pace(first_ns=5 * NS_PER_MS, silence_ns=50 * NS_PER_MS),
-        Pace(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S, resync_ns=50 * NS_PER_MS),
+        WatchIntervals(first_ns=5 * NS_PER_MS, silence_ns=50 * NS_PER_MS),
+        WatchIntervals(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S, resync_ns=50 * NS_PER_MS),
     ],
     ids=["a connection that nobody holds", "a change that was never told"],
 )
-async def test_what_a_silent_watch_hides_is_found_in_time(setting: Setting, pace: Pace) -> None:
+async def test_what_a_silent_watch_hides_is_found_in_time(
+    setting: Setting, pace: WatchIntervals
+) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
     async with setting.following(pace) as following:
@@ -270,7 +272,7 @@ async def test_the_token_is_read_for_each_request(setting: Setting) -> None:
 async def test_a_bookmark_moves_the_watch_on(setting: Setting) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
-    watch = setting.watch(Pace(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S))
+    watch = setting.watch(WatchIntervals(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S))
     await watch.first()
     bookmark = {"kind": "EndpointSlice", "metadata": {"resourceVersion": "99"}}
     cluster.raw = line("BOOKMARK", bookmark)

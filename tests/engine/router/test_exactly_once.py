@@ -16,7 +16,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.llmservice import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.router.service import RouterService
-from goodput_engine.router.settings import Bounds, ProbeSettings, RouterSettings, Timeouts
+from goodput_engine.router.settings import ProbeSettings, RouterLimits, RouterSettings, Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ async def _each_has_one(
         classes={"only": promise},
         default_class="only",
         timeouts=Timeouts(first_byte_ns=50 * NS_PER_MS, idle_ns=50 * NS_PER_MS),
-        bounds=Bounds(retry_burst=3),
+        limits=RouterLimits(retry_burst=3),
         probe=ProbeSettings(interval_ns=NS_PER_S, quick_ns=NS_PER_MS),
     )
     arrived = [asyncio.Event() for _ in requests]
@@ -121,7 +121,7 @@ async def _each_has_one(
         ) as router,
         aiohttp.ClientSession() as client,
     ):
-        while not all(replica.ready for replica in router.fleet):  # noqa: ASYNC110 - no event
+        while not all(replica.ready for replica in router.replicas):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
         await asyncio.gather(
             *(
@@ -130,10 +130,10 @@ async def _each_has_one(
             )
         )
         async with asyncio.timeout(5):
-            await router.ledger.idle.wait()
-        counted = sum(router.ledger.outcomes()["only"].values()) + router.ledger.client_errors
+            await router.outcomes.idle.wait()
+        counted = sum(router.outcomes.by_class()["only"].values()) + router.outcomes.client_errors
         assert counted == len(requests)
-        assert [replica.in_flight for replica in router.fleet] == [0, 0]
+        assert [replica.in_flight for replica in router.replicas] == [0, 0]
     for replica in replicas:
         await replica.refuse()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.router.settings import Bounds, Timeouts
+from goodput_engine.router.settings import RouterLimits, Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -109,8 +109,8 @@ async def test_a_replica_that_fails_before_the_first_token_is_replaced(
     assert b"assistant" not in body
     assert [c.body for r in bench.replicas for c in r.calls] == [b'{"prompt":"again"}'] * 2
     assert await bench.settled() == {"attained": 1}
-    assert bench.router.ledger.retries == {reason: 1}
-    assert [r.in_flight for r in bench.router.fleet] == [0, 0]
+    assert bench.router.outcomes.retries == {reason: 1}
+    assert [r.in_flight for r in bench.router.replicas] == [0, 0]
 
 
 @pytest.mark.parametrize(("behave", "reason"), BEFORE_THE_TOKEN)
@@ -136,15 +136,15 @@ async def test_a_replica_that_refuses_connections_is_left_alone(start: StartBenc
     for _ in range(4):
         assert (await bench.post())[0] == 200
     assert await bench.settled() == {"attained": 4}
-    assert bench.router.ledger.retries in ({"connect": 1}, {"stale_connection": 1, "connect": 1})
-    first = next(iter(bench.router.fleet))
+    assert bench.router.outcomes.retries in ({"connect": 1}, {"stale_connection": 1, "connect": 1})
+    first = next(iter(bench.router.replicas))
     assert not first.ready
     assert "cannot connect" in first.detail
 
 
 async def test_without_a_ready_replica_requests_are_shed(start: StartBench) -> None:
     bench = await start()
-    next(iter(bench.router.fleet)).mark_gone("test")
+    next(iter(bench.router.replicas)).mark_gone("test")
     async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
         assert answer.status == 503
         assert answer.headers["Retry-After"] == "1"
@@ -270,7 +270,7 @@ async def test_a_line_of_ten_megabytes_passes(start: StartBench) -> None:
 
 
 async def test_a_connection_that_was_closed_meanwhile_costs_no_retry(start: StartBench) -> None:
-    bench = await start(bounds=Bounds(retry_percent=0, retry_burst=0))
+    bench = await start(limits=RouterLimits(retry_percent=0, retry_burst=0))
     assert (await bench.post())[0] == 200
     old = bench.replicas[0].calls[0].connection
 
@@ -286,14 +286,14 @@ async def test_a_connection_that_was_closed_meanwhile_costs_no_retry(start: Star
     assert (await bench.post())[0] == 200
     assert bench.replicas[0].calls[1].connection == old
     assert await bench.settled() == {"attained": 2}
-    assert bench.router.ledger.retries == {"stale_connection": 1}
+    assert bench.router.outcomes.retries == {"stale_connection": 1}
 
 
 async def test_retries_end_with_their_budget(start: StartBench) -> None:
-    bench = await start(2, bounds=Bounds(retry_percent=0))
+    bench = await start(2, limits=RouterLimits(retry_percent=0))
     bench.replicas[0].behave = say_500
     statuses = [(await bench.post())[0] for _ in range(24)]
-    assert bench.router.ledger.retries == {"server_error": 10}
+    assert bench.router.outcomes.retries == {"server_error": 10}
     assert statuses.count(500) > 0
     settled = await bench.settled()
     assert settled["attained"] + settled["error"] == 24

@@ -55,7 +55,7 @@ async def test_a_promise_that_cannot_be_is_refused(
     assert status == 400
     assert says in json.loads(answer)["error"]["message"]
     assert await bench.settled() == {}
-    assert bench.router.ledger.client_errors == 1
+    assert bench.router.outcomes.client_errors == 1
     assert bench.replicas[0].calls == []
 
 

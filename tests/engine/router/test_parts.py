@@ -14,8 +14,8 @@ from goodput_core.errors import InputError, UsageError
 from goodput_core.placement import PlacementReason
 from goodput_core.spec.llmservice import RouterPolicy
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.exchange import Timings, read_timings
-from goodput_engine.router.fleet import EngineReport, Fleet
+from goodput_engine.router.replicas import EngineReport, ReplicaPool
+from goodput_engine.router.request_state import Timings, read_timings
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.upstreams import (
     Upstream,
@@ -59,30 +59,30 @@ A = Upstream("a", "http://127.0.0.1:1")
 B = Upstream("b", "http://127.0.0.1:2")
 
 
-def ready_fleet(*upstreams: Upstream) -> Fleet:
-    fleet = Fleet(RouterPolicy.LEAST_LOADED)
-    fleet.set_upstreams(upstreams)
-    for replica in fleet:
+def ready_fleet(*upstreams: Upstream) -> ReplicaPool:
+    replicas = ReplicaPool(RouterPolicy.LEAST_LOADED)
+    replicas.set_upstreams(upstreams)
+    for replica in replicas:
         replica.mark_ready()
-    return fleet
+    return replicas
 
 
 async def test_a_full_queue_keeps_requests_away_until_one_ends() -> None:
-    fleet = ready_fleet(A)
-    (a,) = fleet
+    replicas = ready_fleet(A)
+    (a,) = replicas
     a.begin("a visit", lambda: None)
     a.take_report(EngineReport(waiting=4, max_waiting=4), 0, valid_ns=10)
-    assert fleet.place(5)[1].reason is PlacementReason.ALL_SATURATED
+    assert replicas.place(5)[1].reason is PlacementReason.ALL_SATURATED
     a.end("a visit", served=True)
-    assert fleet.place(5)[0] is a
+    assert replicas.place(5)[0] is a
 
 
 async def test_saturation_is_forgotten_in_time() -> None:
-    fleet = ready_fleet(A)
-    (a,) = fleet
+    replicas = ready_fleet(A)
+    (a,) = replicas
     a.mark_saturated(0)
-    assert fleet.place(1)[0] is None
-    assert fleet.place(NS_PER_S)[0] is a
+    assert replicas.place(1)[0] is None
+    assert replicas.place(NS_PER_S)[0] is a
 
 
 @pytest.mark.parametrize(
@@ -102,19 +102,19 @@ def test_what_an_engine_says_of_itself_wins(report: EngineReport, full: bool) ->
 
 
 async def test_a_draining_replica_gets_nothing_new() -> None:
-    fleet = ready_fleet(A, B)
-    a, b = fleet
+    replicas = ready_fleet(A, B)
+    a, b = replicas
     a.take_report(EngineReport(draining=True), 0, valid_ns=1)
     assert not a.ready
-    assert {fleet.place(0)[0] for _ in range(4)} == {b}
+    assert {replicas.place(0)[0] for _ in range(4)} == {b}
 
 
 async def test_a_new_list_keeps_the_replicas_that_stay() -> None:
-    fleet = ready_fleet(A, B)
-    a, b = fleet
+    replicas = ready_fleet(A, B)
+    a, b = replicas
     moved = Upstream("b", "http://127.0.0.1:3")
-    added, left = fleet.set_upstreams([A, moved])
-    kept, new = fleet
+    added, left = replicas.set_upstreams([A, moved])
+    kept, new = replicas
     assert kept is a
     assert list(left) == [b]
     assert list(added) == [new]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from goodput_engine.router.settings import Bounds
+from goodput_engine.router.settings import RouterLimits
 
 if TYPE_CHECKING:
     from tests.engine.router.conftest import Call, StartBench
@@ -73,7 +73,7 @@ async def test_a_request_line_that_names_a_host_does_not_leave_the_fleet(
 ) -> None:
     bench = await start(2)
     bait = bench.replicas[1]
-    bench.router.fleet.set_upstreams([bench.replicas[0].upstream])
+    bench.router.replicas.set_upstreams([bench.replicas[0].upstream])
     host, _, port = bench.router.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
@@ -160,7 +160,7 @@ async def test_a_slow_client_slows_the_reading_from_the_replica(start: StartBenc
 
 
 async def test_the_bodies_of_all_requests_together_are_bounded(start: StartBench) -> None:
-    bench = await start(bounds=Bounds(all_bodies_bytes=300_000))
+    bench = await start(limits=RouterLimits(all_bodies_bytes=300_000))
     begin, end = asyncio.Event(), asyncio.Event()
 
     async def behave(call: Call) -> None:
@@ -189,7 +189,7 @@ async def test_the_bodies_of_all_requests_together_are_bounded(start: StartBench
     assert (await second)[0] == 200
     await answer.read()
     assert await bench.settled() == {"attained": 2, "shed": 1}
-    assert bench.router._relay._room.held_bytes == 0
+    assert bench.router._proxy._room.held_bytes == 0
 
 
 async def test_a_client_that_leaves_ends_its_request_at_the_replica(start: StartBench) -> None:
@@ -208,7 +208,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_replica(start: Start
     async with asyncio.timeout(5):
         await call.hung_up.wait()
     assert await bench.settled() == {"cancelled": 1}
-    assert next(iter(bench.router.fleet)).in_flight == 0
+    assert next(iter(bench.router.replicas)).in_flight == 0
 
 
 async def test_a_client_that_leaves_before_the_head_is_noticed(start: StartBench) -> None:
@@ -269,7 +269,7 @@ async def test_health_tells_of_ready_replicas(start: StartBench) -> None:
         assert answer.status == 200
     async with bench.client.get(bench.router.url + "/health/ready") as answer:
         assert (await answer.json())["ready_replicas"] == 2
-    for replica in bench.router.fleet:
+    for replica in bench.router.replicas:
         replica.mark_gone("test")
     async with bench.client.get(bench.router.url + "/health/ready") as answer:
         assert answer.status == 503

@@ -16,7 +16,7 @@ from goodput_core.placement import PLACEMENTS, ReplicaLoad
 from goodput_core.placement.blockhash import block_hashes
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.fleet import EngineReport, Fleet
+from goodput_engine.router.replicas import EngineReport, ReplicaPool
 from goodput_engine.router.upstreams import Upstream
 from goodput_replay.emulation.routing import VirtualRouter
 
@@ -76,7 +76,7 @@ async def test_the_router_decides_as_in_virtual_time_on_the_same_keys_and_loads(
             ended, stub, task = running.pop(random.randrange(len(running)))
             release[ended].set()
             assert (await task)[0] == 200
-            await until(lambda: sum(r.in_flight for r in bench.router.fleet) == len(running))
+            await until(lambda: sum(r.in_flight for r in bench.router.replicas) == len(running))
             stub.in_flight -= 1
     assert len(set(taken)) == 4, "nothing was compared"
     for ended, _, task in running:
@@ -119,7 +119,7 @@ async def test_a_replica_that_says_with_an_answer_that_it_is_full_gets_no_more_u
     full, other = bench.replicas
     full.behave = slow = Full()
     first = asyncio.ensure_future(bench.post())
-    await until(lambda: next(iter(bench.router.fleet)).saturated)
+    await until(lambda: next(iter(bench.router.replicas)).saturated)
     for _ in range(5):
         assert (await bench.post())[0] == 200
     assert (len(full.calls), len(other.calls)) == (1, 5)
@@ -135,7 +135,7 @@ async def test_all_full_is_told_at_once(start: StartBench) -> None:
     for replica in bench.replicas:
         replica.behave = slow
     running = [asyncio.ensure_future(bench.post()) for _ in range(2)]
-    await until(lambda: all(replica.saturated for replica in bench.router.fleet))
+    await until(lambda: all(replica.saturated for replica in bench.router.replicas))
     async with bench.client.post(bench.router.url + "/v1/completions", json={}) as answer:
         assert answer.status == 429
         assert int(answer.headers["Retry-After"]) >= 1
@@ -150,7 +150,7 @@ async def test_the_account_of_a_replica_is_kept_from_the_client(start: StartBenc
     bench.replicas[0].behave = telling('{"waiting":2}')
     async with bench.client.post(bench.router.url + "/v1/completions", json={}) as answer:
         assert HEADER_LOAD not in answer.headers
-    (replica,) = bench.router.fleet
+    (replica,) = bench.router.replicas
     assert replica.report.waiting == 2
 
 
@@ -168,12 +168,12 @@ async def test_nonsense_in_an_answer_s_header_changes_nothing(start: StartBench,
     bench = await start(1)
     bench.replicas[0].behave = telling(load)
     assert [(await bench.post())[0] for _ in range(2)] == [200] * 2
-    assert next(iter(bench.router.fleet)).report == EngineReport()
+    assert next(iter(bench.router.replicas)).report == EngineReport()
 
 
 async def test_an_answer_that_came_while_a_poll_was_under_way_is_newer(start: StartBench) -> None:
     bench = await start(1)
-    (replica,), (fake,) = bench.router.fleet, bench.replicas
+    (replica,), (fake,) = bench.router.replicas, bench.replicas
     fake.state = b'{"waiting":1}'
     fake.may_tell.clear()
     asked = fake.asked
@@ -192,14 +192,14 @@ async def test_an_answer_that_came_while_a_poll_was_under_way_is_newer(start: St
 
 
 async def test_of_two_accounts_the_newer_one_stands() -> None:
-    fleet = Fleet(RouterPolicy.LEAST_LOADED)
-    fleet.set_upstreams([Upstream("a", "http://127.0.0.1:1")])
-    (replica,) = fleet
+    replicas = ReplicaPool(RouterPolicy.LEAST_LOADED)
+    replicas.set_upstreams([Upstream("a", "http://127.0.0.1:1")])
+    (replica,) = replicas
     replica.mark_ready()
     header, poll = EngineReport(saturated=True, waiting=7), EngineReport(saturated=False)
     replica.take_report(header, 20, valid_ns=NS_PER_S)
     replica.take_report(poll, 10, valid_ns=NS_PER_S)  # asked for before that answer came
     assert replica.load(30).waiting == 7
-    assert fleet.place(30)[0] is None
+    assert replicas.place(30)[0] is None
     replica.take_report(poll, 40, valid_ns=NS_PER_S)
-    assert fleet.place(50)[0] is replica
+    assert replicas.place(50)[0] is replica

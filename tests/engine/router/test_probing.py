@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.units import NS_PER_MS
-from goodput_engine.router.settings import Bounds, ProbeSettings
+from goodput_engine.router.settings import ProbeSettings, RouterLimits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 async def test_a_replica_that_is_not_ready_gets_nothing_until_it_is(start: StartBench) -> None:
     bench = await start(2, probe=FAST)
-    first, _ = bench.router.fleet
+    first, _ = bench.router.replicas
     bench.replicas[0].ready = False
     await until(lambda: not first.ready)
     assert "503" in first.detail
@@ -42,7 +42,7 @@ async def test_a_replica_that_is_not_ready_gets_nothing_until_it_is(start: Start
 
 async def test_a_replica_that_comes_back_is_found(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
-    (replica,) = bench.router.fleet
+    (replica,) = bench.router.replicas
     await bench.replicas[0].refuse()
     await until(lambda: not replica.ready)
     assert "cannot connect" in replica.detail
@@ -53,7 +53,7 @@ async def test_a_replica_that_comes_back_is_found(start: StartBench) -> None:
 
 async def test_a_failed_request_has_the_replica_asked_at_once(start: StartBench) -> None:
     bench = await start(1)  # the next probe is due in an hour
-    (replica,) = bench.router.fleet
+    (replica,) = bench.router.replicas
     await bench.replicas[0].refuse()
     replica.wake.set()
     await until(lambda: not replica.ready)
@@ -61,7 +61,7 @@ async def test_a_failed_request_has_the_replica_asked_at_once(start: StartBench)
 
 async def test_load_is_taken_over(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
-    (replica,) = bench.router.fleet
+    (replica,) = bench.router.replicas
     bench.replicas[0].state = json.dumps(
         {"waiting": 3, "running": 5, "kv_total_blocks": 10, "kv_free_blocks": 4, "new": [1]}
     ).encode()
@@ -73,7 +73,7 @@ async def test_load_is_taken_over(start: StartBench) -> None:
 
 async def test_load_may_come_in_pieces(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
-    (replica,) = bench.router.fleet
+    (replica,) = bench.router.replicas
     padding = "x" * 700_000
     bench.replicas[0].state = json.dumps({"padding": padding, "waiting": 7}).encode()
     await until(lambda: replica.report.waiting == 7)
@@ -81,7 +81,7 @@ async def test_load_may_come_in_pieces(start: StartBench) -> None:
 
 async def test_a_replica_that_says_it_is_full_gets_nothing(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
-    (replica,) = bench.router.fleet
+    (replica,) = bench.router.replicas
     bench.replicas[0].state = b'{"saturated":true}'
     await until(lambda: replica.saturated)
     assert (await bench.post())[0] == 429
@@ -95,7 +95,7 @@ async def test_a_replica_that_says_it_is_full_gets_nothing(start: StartBench) ->
 )
 async def test_nonsense_about_load_changes_nothing(start: StartBench, state: bytes) -> None:
     bench = await start(1, probe=FAST)
-    (replica,) = bench.router.fleet
+    (replica,) = bench.router.replicas
     bench.replicas[0].state = b'{"waiting":3}'
     await until(lambda: replica.report.waiting == 3)
     bench.replicas[0].state = state
@@ -138,14 +138,14 @@ async def test_what_waits_at_a_replica_that_hangs_is_answered_by_another(
     assert (await asked)[0] == 200
     await asyncio.wait_for(call.hung_up.wait(), 5)
     assert await bench.settled() == {"attained": 1}
-    assert bench.router.ledger.retries == {"hung": 1}
-    assert [r.in_flight for r in bench.router.fleet] == [0, 0]
+    assert bench.router.outcomes.retries == {"hung": 1}
+    assert [r.in_flight for r in bench.router.replicas] == [0, 0]
 
 
 async def test_without_a_retry_to_spend_a_request_waits_for_the_replica_to_wake_up(
     start: StartBench,
 ) -> None:
-    bench = await start(2, probe=FAST, bounds=Bounds(retry_percent=0, retry_burst=0))
+    bench = await start(2, probe=FAST, limits=RouterLimits(retry_percent=0, retry_burst=0))
     hanging, _ = bench.replicas
     awake = asyncio.Event()
 
@@ -157,11 +157,11 @@ async def test_without_a_retry_to_spend_a_request_waits_for_the_replica_to_wake_
     asked = asyncio.create_task(bench.post())
     await hanging.arrived.get()
     hanging.silent = True
-    replica, _ = bench.router.fleet
+    replica, _ = bench.router.replicas
     await until(lambda: not replica.ready)
     awake.set()
     assert (await asked)[0] == 200
-    assert bench.router.ledger.retries == {}
+    assert bench.router.outcomes.retries == {}
 
 
 async def test_a_stream_that_began_stays_with_a_replica_that_answers_no_probe(
@@ -182,9 +182,9 @@ async def test_a_stream_that_began_stays_with_a_replica_that_answers_no_probe(
     asked = asyncio.create_task(bench.post())
     await hanging.arrived.get()
     hanging.silent = True
-    replica, _ = bench.router.fleet
+    replica, _ = bench.router.replicas
     await until(lambda: not replica.ready)
     awake.set()
     status, body = await asked
     assert (status, body.count(TOKEN)) == (200, 2)
-    assert bench.router.ledger.retries == {}
+    assert bench.router.outcomes.retries == {}

@@ -282,13 +282,13 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[str]:
 
 
 async def test_a_real_server_tells_what_a_router_counted(tmp_path: Path) -> None:
-    from goodput_engine.router.ledger import Ledger
+    from goodput_engine.router.outcomes import OutcomeCounts
 
     registry = CollectorRegistry()
-    ledger = Ledger(registry, llmservice="chat", classes=["chat", "batch"])
-    settle(ledger, ttft_ms=100)
-    settle(ledger, ttft_ms=900)
-    ledger.begin()
+    outcomes = OutcomeCounts(registry, llmservice="chat", classes=["chat", "batch"])
+    settle(outcomes, ttft_ms=100)
+    settle(outcomes, ttft_ms=900)
+    outcomes.begin()
     async with (
         serving(generate_latest(registry)) as at,
         prometheus(tmp_path, at) as server,
@@ -311,7 +311,7 @@ async def test_a_real_server_tells_what_a_router_counted(tmp_path: Path) -> None
     assert told.classes["batch"].total == 0
 
 
-def settle(ledger: Any, *, ttft_ms: int) -> None:
+def settle(outcomes: Any, *, ttft_ms: int) -> None:
     """A request of class chat, promised its first token within half a second."""
     from types import SimpleNamespace
 
@@ -323,8 +323,8 @@ def settle(ledger: Any, *, ttft_ms: int) -> None:
         first_token_ns=ttft_ms * 1_000_000, last_token_ns=ttft_ms * 1_000_000,
         end_ns=ttft_ms * 1_000_000, output_tokens=1,
     )  # fmt: skip
-    ledger.begin()
-    ledger.settle(
+    outcomes.begin()
+    outcomes.settle(
         SimpleNamespace(
             client_fault=None,
             measurable=targets,

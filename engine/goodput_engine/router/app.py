@@ -33,37 +33,37 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from goodput_engine.router.fleet import Fleet, Replica
-    from goodput_engine.router.ledger import Ledger
-    from goodput_engine.router.relay import Relay
+    from goodput_engine.router.outcomes import OutcomeCounts
+    from goodput_engine.router.proxy import Proxy
+    from goodput_engine.router.replicas import Replica, ReplicaPool
 
 __all__ = ["admin_app", "serving_app"]
 
 
-def serving_app(relay: Relay, fleet: Fleet) -> web.Application:
+def serving_app(proxy: Proxy, replicas: ReplicaPool) -> web.Application:
     """What clients see."""
 
     async def live(_request: web.Request) -> web.Response:
         return web.json_response({"status": "live"})
 
     async def ready(_request: web.Request) -> web.Response:
-        if relay.draining:
+        if proxy.draining:
             return _not_ready("draining")
-        count = sum(replica.ready for replica in fleet)
+        count = sum(replica.ready for replica in replicas)
         if not count:
             return _not_ready("no replica is ready")
         return web.json_response({"status": "ready", "ready_replicas": count})
 
     async def last_on_its_connection(_: web.Request, response: web.StreamResponse) -> None:
-        if relay.draining:
+        if proxy.draining:
             response.force_close()
             response.headers["Connection"] = "close"
 
     app = web.Application()
     app.on_response_prepare.append(last_on_its_connection)
-    app.router.add_post(PATH_COMPLETIONS, relay.inference)
-    app.router.add_post(PATH_CHAT_COMPLETIONS, relay.inference)
-    app.router.add_get(PATH_MODELS, relay.models)
+    app.router.add_post(PATH_COMPLETIONS, proxy.inference)
+    app.router.add_post(PATH_CHAT_COMPLETIONS, proxy.inference)
+    app.router.add_get(PATH_MODELS, proxy.models)
     app.router.add_get(PATH_LIVE, live)
     app.router.add_get(PATH_READY, ready)
     app.router.add_route("*", "/{path:.*}", _no_such_path)
@@ -74,9 +74,9 @@ def admin_app(
     registry: CollectorRegistry,
     *,
     llmservice: str,
-    relay: Relay,
-    fleet: Fleet,
-    ledger: Ledger,
+    proxy: Proxy,
+    replicas: ReplicaPool,
+    outcomes: OutcomeCounts,
     clock: Callable[[], int],
 ) -> web.Application:
     """What operators see.
@@ -84,9 +84,9 @@ def admin_app(
     Args:
         registry: the router's metrics.
         llmservice: the service's name.
-        relay: for whether it drains.
-        fleet: the replicas.
-        ledger: the outcomes.
+        proxy: for whether it drains.
+        replicas: the replicas.
+        outcomes: the outcomes.
         clock: nanoseconds, monotonic; the router starts now.
     """
     up = Gauge(
@@ -101,7 +101,7 @@ def admin_app(
 
     async def metrics(_request: web.Request) -> web.Response:
         up.clear()
-        for replica in fleet:
+        for replica in replicas:
             up.labels(llmservice, replica.name).set(replica.ready)
         return web.Response(
             body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
@@ -113,16 +113,16 @@ def admin_app(
             "epoch": epoch,
             "uptime_seconds": (clock() - began_ns) / NS_PER_S,
             "llmservice": llmservice,
-            "policy": fleet.policy.value,
-            "draining": relay.draining,
-            "arrivals": ledger.arrivals,
-            "in_flight": ledger.in_flight,
-            "replicas": [_replica_state(replica) for replica in fleet],
-            "outcomes": ledger.outcomes(),
-            "promises": ledger.promises(),
-            "client_errors": ledger.client_errors,
-            "judged_on_e2e_only": ledger.e2e_only,
-            "retries": ledger.retries,
+            "policy": replicas.policy.value,
+            "draining": proxy.draining,
+            "arrivals": outcomes.arrivals,
+            "in_flight": outcomes.in_flight,
+            "replicas": [_replica_state(replica) for replica in replicas],
+            "outcomes": outcomes.by_class(),
+            "promises": outcomes.promises(),
+            "client_errors": outcomes.client_errors,
+            "judged_on_e2e_only": outcomes.e2e_only,
+            "retries": outcomes.retries,
         }
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 

@@ -26,11 +26,11 @@ from goodput_engine.router.errors import (
     RetryReason,
     Stopping,
 )
-from goodput_engine.router.exchange import Exchange
-from goodput_engine.router.fleet import read_report
 from goodput_engine.router.intake import Promise, promise_of, read_body
-from goodput_engine.router.passing import SATURATED, Passing
+from goodput_engine.router.replicas import read_report
 from goodput_engine.router.replies import error_response
+from goodput_engine.router.request_state import RequestState
+from goodput_engine.router.response_stream import SATURATED, ResponseStream
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.room import Room
 from goodput_engine.router.watchdog import Watchdog
@@ -38,24 +38,24 @@ from goodput_engine.router.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from goodput_engine.router.fleet import Fleet, Replica
-    from goodput_engine.router.ledger import Ledger
-    from goodput_engine.router.sending import Sender
+    from goodput_engine.router.outcomes import OutcomeCounts
+    from goodput_engine.router.replicas import Replica, ReplicaPool
     from goodput_engine.router.settings import RouterSettings
+    from goodput_engine.router.upstream_client import UpstreamClient
 
-__all__ = ["Relay"]
+__all__ = ["Proxy"]
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Relay:
+class Proxy:
     """Answers client requests.
 
     Args:
-        settings: classes, time-outs and bounds.
-        fleet: the replicas.
-        sender: sends to them.
-        ledger: counts.
+        settings: classes, time-outs and limits.
+        replicas: the replicas.
+        upstream_client: sends to them.
+        outcomes: counts.
         clock: nanoseconds, monotonic.
     """
 
@@ -63,9 +63,9 @@ class Relay:
         self,
         settings: RouterSettings,
         *,
-        fleet: Fleet,
-        sender: Sender,
-        ledger: Ledger,
+        replicas: ReplicaPool,
+        upstream_client: UpstreamClient,
+        outcomes: OutcomeCounts,
         clock: Callable[[], int],
     ) -> None:
         self._classes = settings.classes
@@ -73,17 +73,17 @@ class Relay:
             settings.default_class, settings.classes[settings.default_class].targets
         )
         self._timeouts = settings.timeouts
-        self._bounds = settings.bounds
+        self._limits = settings.limits
         self._report_valid_ns = settings.probe.report_valid_ns
-        self._fleet = fleet
-        self._sender = sender
-        self._ledger = ledger
+        self._replicas = replicas
+        self._upstream_client = upstream_client
+        self._outcomes = outcomes
         self._clock = clock
-        self._passing = Passing(settings, clock)
+        self._responses = ResponseStream(settings, clock)
         self._budget = RetryBudget(
-            percent=settings.bounds.retry_percent, burst=settings.bounds.retry_burst
+            percent=settings.limits.retry_percent, burst=settings.limits.retry_burst
         )
-        self._room = Room(settings.bounds.all_bodies_bytes)
+        self._room = Room(settings.limits.all_bodies_bytes)
         self._live: set[Watchdog] = set()
         self._known: frozenset[object] = frozenset()
         self.draining = False
@@ -107,87 +107,87 @@ class Relay:
 
     async def inference(self, request: web.Request) -> web.StreamResponse:
         """Handle a completion: counted, once, whatever becomes of it."""
-        exchange = Exchange(self._clock(), self._default, self._room)
-        self._ledger.begin()
+        state = RequestState(self._clock(), self._default, self._room)
+        self._outcomes.begin()
         try:
-            return await self._judged(request, exchange)
+            return await self._judged(request, state)
         except ClientFault as fault:
-            exchange.client_fault = fault.status
+            state.client_fault = fault.status
             return error_response(fault.status, str(fault), fault.code)
         except Crowded as crowded:
-            return _refused(exchange, 429, str(crowded), "rate_limit_exceeded")
+            return _refused(state, 429, str(crowded), "rate_limit_exceeded")
         except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
             # Many clients hang up on reading "[DONE]": they have what they came for.
-            exchange.outcome = Outcome.OK if exchange.said_all else Outcome.CANCELLED
+            state.outcome = Outcome.OK if state.said_all else Outcome.CANCELLED
             raise
         except Exception:  # noqa: BLE001 - a bug too is one outcome and one answer
             _log.exception("request failed")
-            exchange.outcome = Outcome.ERROR
-            return await self._passing.break_off(
-                request, exchange, 500, "the router failed", "internal_error"
+            state.outcome = Outcome.ERROR
+            return await self._responses.abort(
+                request, state, 500, "the router failed", "internal_error"
             )
         finally:
-            exchange.drop_body()
-            self._ledger.settle(exchange, self._clock())
+            state.drop_body()
+            self._outcomes.settle(state, self._clock())
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """Pass on a question about the models: no promise, not counted."""
-        return await self._answer(request, Exchange(self._clock(), self._default, self._room))
+        return await self._answer(request, RequestState(self._clock(), self._default, self._room))
 
-    async def _judged(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
-        exchange.body = await read_body(
+    async def _judged(self, request: web.Request, state: RequestState) -> web.StreamResponse:
+        state.body = await read_body(
             request,
-            limit_bytes=self._bounds.body_bytes,
+            limit_bytes=self._limits.body_bytes,
             timeout_ns=self._timeouts.body_ns,
-            make_room=exchange.make_room,
+            make_room=state.make_room,
         )
-        exchange.promise = promise_of(
+        state.promise = promise_of(
             request.headers,
-            exchange.body,
+            state.body,
             classes=self._classes,
             default_class=self._default.slo_class,
         )
         if "Content-Encoding" not in request.headers:
-            exchange.keys = self._fleet.keys_of(exchange.body)
+            state.keys = self._replicas.keys_of(state.body)
         self._budget.earn()
-        return await self._answer(request, exchange)
+        return await self._answer(request, state)
 
-    async def _answer(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, state: RequestState) -> web.StreamResponse:
         if self.refusing and request.protocol not in self._known:
-            return _refused(exchange, 503, "the router is stopping", "draining")
-        replica, placement = self._fleet.place(self._clock(), exchange.keys)
+            return _refused(state, 503, "the router is stopping", "draining")
+        replica, placement = self._replicas.place(self._clock(), state.keys)
         if replica is None:
             if placement.reason is PlacementReason.ALL_SATURATED:
-                return _refused(exchange, 429, "every replica is full", "rate_limit_exceeded")
-            return _refused(exchange, 503, "no replica is ready", "no_replica_ready")
+                return _refused(state, 429, "every replica is full", "rate_limit_exceeded")
+            return _refused(state, 503, "no replica is ready", "no_replica_ready")
         first_byte_by_ns = self._clock() + self._timeouts.first_byte_ns
         try:
             while True:
                 watchdog = Watchdog(self._clock, limit_ns=first_byte_by_ns - self._clock())
                 try:
-                    result = await self._attempt(request, exchange, replica, watchdog)
+                    result = await self._attempt(request, state, replica, watchdog)
                 except Diverted as diverted:
                     result = diverted.to
                 if isinstance(result, web.StreamResponse):
                     return result
                 replica = result
         except Expired:
-            return await self._expired(request, exchange)
+            return await self._expired(request, state)
         except Stopping:
-            exchange.outcome = Outcome.ERROR
-            return await self._passing.break_off(
-                request, exchange, 503, "the router stopped before the answer ended", "draining"
+            state.outcome = Outcome.ERROR
+            return await self._responses.abort(
+                request, state, 503, "the router stopped before the answer ended", "draining"
             )
         except ReplicaLost as lost:
-            exchange.outcome = Outcome.ERROR
-            return await self._passing.break_off(
-                request, exchange, 502, f"{lost}; try again", "replica_lost"
+            state.outcome = Outcome.ERROR
+            return await self._responses.abort(
+                request, state, 502, f"{lost}; try again", "replica_lost"
             )
 
     async def _attempt(
         self,
         request: web.Request,
-        exchange: Exchange,
+        state: RequestState,
         replica: Replica,
         watchdog: Watchdog,
     ) -> web.StreamResponse | Replica:
@@ -202,29 +202,29 @@ class Relay:
             Expired: nothing came in time.
             Stopping: the router's time to drain is over.
         """
-        exchange.tried.add(replica.name)
-        exchange.observer = None
+        state.tried.add(replica.name)
+        state.observer = None
         upstream: aiohttp.ClientResponse | None = None
         served = False
-        replica.begin(watchdog, partial(self._leave, exchange, watchdog))
+        replica.begin(watchdog, partial(self._leave, state, watchdog))
         self._live.add(watchdog)
         try:
             with watchdog:
-                exchange.sent_ns = self._clock()
-                upstream = await self._sender.send(request, exchange, replica)
+                state.sent_ns = self._clock()
+                upstream = await self._upstream_client.send(request, state, replica)
                 told = self._hear(replica, upstream.headers.get(HEADER_LOAD))
                 if upstream.status >= 500 or upstream.status in SATURATED:
                     reason = self._refused_by(replica, upstream.status, told=told)
-                    other = self._elsewhere(exchange, reason)
+                    other = self._elsewhere(state, reason)
                     if other is not None:
                         return other
                 else:
                     served = True
-                return await self._passing.whole_answer(request, exchange, upstream, watchdog)
+                return await self._responses.forward(request, state, upstream, watchdog)
         except ReplicaLost as lost:
             _lost(replica, lost)
-            if exchange.response is None:
-                other = self._elsewhere(exchange, lost.reason)
+            if state.response is None:
+                other = self._elsewhere(state, lost.reason)
                 if other is not None:
                     return other
             raise
@@ -236,25 +236,25 @@ class Relay:
             self._live.discard(watchdog)
             replica.end(watchdog, served=served)
 
-    def _leave(self, exchange: Exchange, watchdog: Watchdog) -> None:
+    def _leave(self, state: RequestState, watchdog: Watchdog) -> None:
         """Take a request away from a replica that hangs, if nothing of its answer has come.
 
         Without another replica or a retry to spend it stays: the replica may wake up.
         """
-        if exchange.response is None:
-            other = self._elsewhere(exchange, RetryReason.HUNG)
+        if state.response is None:
+            other = self._elsewhere(state, RetryReason.HUNG)
             if other is not None:
                 watchdog.end(Diverted(other))
 
-    def _elsewhere(self, exchange: Exchange, reason: RetryReason) -> Replica | None:
+    def _elsewhere(self, state: RequestState, reason: RetryReason) -> Replica | None:
         """The replica to ask instead, already paid for; None: the client hears of the failure."""
-        if exchange.retried:
+        if state.retried:
             return None
-        replica, _ = self._fleet.place(self._clock(), exchange.keys, but=exchange.tried)
+        replica, _ = self._replicas.place(self._clock(), state.keys, but=state.tried)
         if replica is None or not self._budget.spend():
             return None
-        exchange.retried = True
-        self._ledger.retry(reason)
+        state.retried = True
+        self._outcomes.retry(reason)
         return replica
 
     def _hear(self, replica: Replica, account: str | None) -> bool:
@@ -274,17 +274,17 @@ class Relay:
             return RetryReason.SATURATED if status == 503 else RetryReason.SERVER_ERROR
         return RetryReason.SATURATED
 
-    async def _expired(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+    async def _expired(self, request: web.Request, state: RequestState) -> web.StreamResponse:
         transport = request.transport
         if transport is None or transport.get_write_buffer_size():
             # It is the client that does not move: its buffers are full and stay so.
-            exchange.outcome = Outcome.CANCELLED
+            state.outcome = Outcome.CANCELLED
             if transport is not None:
                 transport.abort()
             raise aiohttp.ClientConnectionResetError("the client stopped reading")
-        exchange.outcome = Outcome.TIMEOUT
-        return await self._passing.break_off(
-            request, exchange, 504, "the replica did not answer in time", "replica_timeout"
+        state.outcome = Outcome.TIMEOUT
+        return await self._responses.abort(
+            request, state, 504, "the replica did not answer in time", "replica_timeout"
         )
 
 
@@ -296,6 +296,6 @@ def _lost(replica: Replica, lost: ReplicaLost) -> None:
     replica.wake.set()
 
 
-def _refused(exchange: Exchange, status: int, message: str, code: str) -> web.Response:
-    exchange.outcome = Outcome.SHED
+def _refused(state: RequestState, status: int, message: str, code: str) -> web.Response:
+    state.outcome = Outcome.SHED
     return error_response(status, f"{message}; try again shortly", code, retry_after_s=1)

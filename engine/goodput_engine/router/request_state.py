@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from goodput_engine.router.intake import Promise
     from goodput_engine.router.room import Room
 
-__all__ = ["Exchange", "Timings", "read_timings"]
+__all__ = ["RequestState", "Timings", "read_timings"]
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ def read_timings(text: str | None) -> Timings | None:
     return None if any(v is not None and not 0 <= v < 1e9 for v in values) else timings
 
 
-class Exchange:
+class RequestState:
     """The mutable state of one client request; its handler is the only writer.
 
     Args:

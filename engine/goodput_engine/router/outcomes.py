@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from goodput_core.control import PromiseCounts
     from goodput_core.slo.record import RequestRecord
     from goodput_engine.router.errors import RetryReason
-    from goodput_engine.router.exchange import Exchange
+    from goodput_engine.router.request_state import RequestState
 
-__all__ = ["Ledger"]
+__all__ = ["OutcomeCounts"]
 
 # Seconds. OpenTelemetry's gen_ai buckets, finer where promises usually lie.
 _TTFT_S: Final = (
@@ -88,16 +88,16 @@ class _Class:
 
     __slots__ = ("counts", "e2e", "outcomes", "tpot", "ttft")
 
-    def __init__(self, name: str, ledger: Ledger) -> None:
-        requests = ledger.requests
+    def __init__(self, name: str, outcomes: OutcomeCounts) -> None:
+        requests = outcomes.requests
         self.counts = dict.fromkeys(CLIENT_OUTCOMES, 0)
-        self.outcomes = {o: requests.labels(ledger.llmservice, name, o) for o in CLIENT_OUTCOMES}
-        self.ttft = ledger.ttft.labels(ledger.llmservice, name)
-        self.tpot = ledger.tpot.labels(ledger.llmservice, name)
-        self.e2e = ledger.e2e.labels(ledger.llmservice, name)
+        self.outcomes = {o: requests.labels(outcomes.llmservice, name, o) for o in CLIENT_OUTCOMES}
+        self.ttft = outcomes.ttft.labels(outcomes.llmservice, name)
+        self.tpot = outcomes.tpot.labels(outcomes.llmservice, name)
+        self.e2e = outcomes.e2e.labels(outcomes.llmservice, name)
 
 
-class Ledger:
+class OutcomeCounts:
     """The router's books.
 
     Args:
@@ -169,7 +169,7 @@ class Ledger:
         self._promises = WindowTally()
         registry.register(_Promises(llmservice, self._promises))
 
-    def outcomes(self) -> dict[str, dict[str, int]]:
+    def by_class(self) -> dict[str, dict[str, int]]:
         """Requests by class and outcome since the start."""
         return {name: dict(entry.counts) for name, entry in self._classes.items()}
 
@@ -190,20 +190,20 @@ class Ledger:
         self.retries[reason.value] = self.retries.get(reason.value, 0) + 1
         self._retries.labels(self.llmservice, reason.value).inc()
 
-    def settle(self, exchange: Exchange, now_ns: int) -> None:
+    def settle(self, state: RequestState, now_ns: int) -> None:
         """A client request is over: count it, once."""
         self.in_flight -= 1
         self._in_flight.dec()
         if not self.in_flight:
             self.idle.set()
-        if exchange.client_fault is not None:
+        if state.client_fault is not None:
             self.client_errors += 1
-            self._client_errors.labels(self.llmservice, str(exchange.client_fault)).inc()
+            self._client_errors.labels(self.llmservice, str(state.client_fault)).inc()
             return
-        targets = exchange.measurable
-        if targets is not exchange.promise.targets:
+        targets = state.measurable
+        if targets is not state.promise.targets:
             self.e2e_only += 1
-        record = exchange.record(now_ns)
+        record = state.record(now_ns)
         entry = self._classes[record.slo_class]
         outcome = _outcome(record.outcome, judge(record, targets).kind)
         entry.counts[outcome] += 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.router.upstreams import Upstream
 
-__all__ = ["EngineReport", "Fleet", "Replica", "read_report"]
+__all__ = ["EngineReport", "Replica", "ReplicaPool", "read_report"]
 
 # A replica that said 429 is left alone this long, unless one of its requests ends sooner: a
 # full queue moves by one then. Longer, and a busy replica would idle for want of requests.
@@ -191,7 +191,7 @@ class Replica:
         self._load = None
 
 
-class Fleet:
+class ReplicaPool:
     """The replicas and the placement of requests on them.
 
     Args:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from aiohttp import web
     from multidict import CIMultiDictProxy
 
-    from goodput_engine.router.exchange import Exchange
-    from goodput_engine.router.fleet import Replica
+    from goodput_engine.router.replicas import Replica
+    from goodput_engine.router.request_state import RequestState
     from goodput_engine.router.settings import Timeouts
 
-__all__ = ["Sender", "end_to_end"]
+__all__ = ["UpstreamClient", "end_to_end"]
 
 # RFC 9110, 7.6.1: these belong to one connection. Host and the length are the new
 # connection's own; Expect was answered when the body was read.
@@ -60,7 +60,7 @@ def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     return passed
 
 
-class Sender:
+class UpstreamClient:
     """The router's one pool of connections to replicas.
 
     Args:
@@ -88,7 +88,7 @@ class Sender:
         await self.session.close()
 
     async def send(
-        self, request: web.BaseRequest, exchange: Exchange, replica: Replica
+        self, request: web.BaseRequest, state: RequestState, replica: Replica
     ) -> aiohttp.ClientResponse:
         """Send the request as it came and wait for the answer's head.
 
@@ -106,14 +106,14 @@ class Sender:
         reused: list[bool] = []
         try:
             try:
-                return await self._open(request.method, url, headers, exchange.body, reused)
+                return await self._open(request.method, url, headers, state.body, reused)
             except _GONE as error:
                 connecting = isinstance(error, aiohttp.ClientConnectorError)
-                if connecting or not reused or exchange.met_stale:
+                if connecting or not reused or state.met_stale:
                     raise
-            exchange.met_stale = True
+            state.met_stale = True
             self._on_stale()
-            return await self._open(request.method, url, headers, exchange.body, reused)
+            return await self._open(request.method, url, headers, state.body, reused)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ReplicaLost(
                 RetryReason.CONNECT, f"cannot connect to replica {replica.name}"

@@ -18,18 +18,18 @@ from goodput_core.contract import HEADER_LOAD, HEADER_TIMINGS
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.errors import ReplicaLost, RetryReason
-from goodput_engine.router.exchange import read_timings
 from goodput_engine.router.replies import error_event, error_response
-from goodput_engine.router.sending import end_to_end
+from goodput_engine.router.request_state import read_timings
+from goodput_engine.router.upstream_client import end_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from goodput_engine.router.exchange import Exchange
+    from goodput_engine.router.request_state import RequestState
     from goodput_engine.router.settings import RouterSettings
     from goodput_engine.router.watchdog import Watchdog
 
-__all__ = ["SATURATED", "Passing"]
+__all__ = ["SATURATED", "ResponseStream"]
 
 SATURATED: Final = frozenset({429, 503})
 """Statuses with which a replica refuses for load, or for now."""
@@ -37,30 +37,30 @@ SATURATED: Final = frozenset({429, 503})
 _STREAM: Final = "text/event-stream"
 
 
-class Passing:
+class ResponseStream:
     """Passes answers on.
 
     Args:
-        settings: time-outs and bounds.
+        settings: time-outs and limits.
         clock: nanoseconds, monotonic.
     """
 
     def __init__(self, settings: RouterSettings, clock: Callable[[], int]) -> None:
         self._idle_ns = settings.timeouts.idle_ns
-        self._held_bytes = settings.bounds.held_bytes
+        self._held_bytes = settings.limits.held_bytes
         self._clock = clock
 
-    async def whole_answer(
+    async def forward(
         self,
         request: web.Request,
-        exchange: Exchange,
+        state: RequestState,
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
         """Pass on an answer to its end and note its outcome.
 
         Raises:
-            ReplicaLost: it broke; `exchange.response` tells whether the client saw any of it.
+            ReplicaLost: it broke; `state.response` tells whether the client saw any of it.
             ClientConnectionResetError: the client is gone.
         """
         good = 200 <= upstream.status < 300
@@ -68,9 +68,9 @@ class Passing:
         streamed = readable and upstream.content_type == _STREAM
         try:
             if streamed:
-                response = await self._pass_stream(request, exchange, upstream, watchdog)
+                response = await self._pass_stream(request, state, upstream, watchdog)
             else:
-                response = await self._pass_body(request, exchange, upstream, watchdog)
+                response = await self._pass_body(request, state, upstream, watchdog)
             await response.write_eof()
         except aiohttp.ClientConnectionResetError:
             raise  # the client's side, not the replica's
@@ -78,18 +78,18 @@ class Passing:
             raise ReplicaLost(
                 RetryReason.LOST, "the replica closed the connection before its answer ended"
             ) from error
-        _note_outcome(exchange, upstream)
+        _note_outcome(state, upstream)
         return response
 
-    async def break_off(
-        self, request: web.Request, exchange: Exchange, status: int, message: str, code: str
+    async def abort(
+        self, request: web.Request, state: RequestState, status: int, message: str, code: str
     ) -> web.StreamResponse:
         """Tell the client that no answer, or no more of it, will come."""
-        response = exchange.response
+        response = state.response
         if response is None:
             return error_response(status, message, code)
         response.force_close()
-        if exchange.observer is not None:
+        if state.observer is not None:
             try:
                 async with asyncio.timeout(self._idle_ns / NS_PER_S):
                     await response.write(error_event(message, code))
@@ -105,12 +105,12 @@ class Passing:
     async def _pass_stream(
         self,
         request: web.Request,
-        exchange: Exchange,
+        state: RequestState,
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
         clock, read = self._clock, upstream.content.readany
-        observer = exchange.watch_tokens()
+        observer = state.watch_tokens()
         look = observer.feed
         held: list[bytes] = []
         room = self._held_bytes
@@ -120,7 +120,7 @@ class Passing:
             room -= len(chunk)
         if observer.first_ns is None and room > 0 and not observer.finished:
             raise ReplicaLost(RetryReason.LOST, "the replica's answer ended before it began")
-        response = await self._begin(request, exchange, upstream, watchdog)
+        response = await self._begin(request, state, upstream, watchdog)
         write, at_end = response.write, upstream.content.at_eof
         await write(b"".join(held))
         held.clear()
@@ -137,13 +137,13 @@ class Passing:
     async def _pass_body(
         self,
         request: web.Request,
-        exchange: Exchange,
+        state: RequestState,
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
         read = upstream.content.readany
         chunk = await read()
-        response = await self._begin(request, exchange, upstream, watchdog)
+        response = await self._begin(request, state, upstream, watchdog)
         while chunk:
             watchdog.touched_ns = self._clock()
             if upstream.content.at_eof():
@@ -156,7 +156,7 @@ class Passing:
     async def _begin(
         self,
         request: web.Request,
-        exchange: Exchange,
+        state: RequestState,
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
@@ -166,26 +166,26 @@ class Passing:
         response = web.StreamResponse(
             status=upstream.status, reason=upstream.reason, headers=headers
         )
-        exchange.response = response
-        exchange.drop_body()  # no retry can need it now
+        state.response = response
+        state.drop_body()  # no retry can need it now
         watchdog.allow(self._idle_ns)
         await response.prepare(request)
         return response
 
 
-def _note_outcome(exchange: Exchange, upstream: aiohttp.ClientResponse) -> None:
+def _note_outcome(state: RequestState, upstream: aiohttp.ClientResponse) -> None:
     """How an answer that came to its end is to be counted."""
     status = upstream.status
     if 200 <= status < 300:
-        if exchange.observer is not None:
-            whole = exchange.said_all
+        if state.observer is not None:
+            whole = state.said_all
         else:
-            exchange.timings = read_timings(upstream.headers.get(HEADER_TIMINGS))
+            state.timings = read_timings(upstream.headers.get(HEADER_TIMINGS))
             whole = upstream.content_type in {"application/json", _STREAM}
-        exchange.outcome = Outcome.OK if whole else Outcome.ERROR
+        state.outcome = Outcome.OK if whole else Outcome.ERROR
     elif status in SATURATED:
-        exchange.outcome = Outcome.SHED
+        state.outcome = Outcome.SHED
     elif 400 <= status < 500:
-        exchange.client_fault = status
+        state.client_fault = status
     else:
-        exchange.outcome = Outcome.ERROR
+        state.outcome = Outcome.ERROR
