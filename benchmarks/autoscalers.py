@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.control import ReplicaPhase, Signal
 from goodput_core.control.capacity import carried
-from goodput_core.control.lengths import LengthMix
+from goodput_core.histogram import LengthMix
 from goodput_core.steptime import StepShape
 from goodput_core.units import NS_PER_MS, NS_PER_S
 

@@ -9,7 +9,6 @@ before each step. Nothing here reads a clock, a metric or a file.
 from __future__ import annotations
 
 from goodput_core.control.bounds import Bounds, BoundsDecision, BoundsState, bounds_law
-from goodput_core.control.lengths import LengthBin, LengthMix
 from goodput_core.control.observation import (
     DeviceCapacity,
     ReplicaPhase,
@@ -32,6 +31,7 @@ from goodput_core.control.share import (
     share_law,
 )
 from goodput_core.control.weighing import ReplicaState
+from goodput_core.histogram import LengthBin, LengthMix
 
 __all__ = [
     "QUANTUM_TOKENS",

@@ -18,7 +18,7 @@ from goodput_core.steptime import StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from goodput_core.control.lengths import LengthMix
+    from goodput_core.histogram import LengthMix
 
 __all__ = ["Carried", "carried"]
 

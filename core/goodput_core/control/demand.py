@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.control.lengths import LengthMix
+from goodput_core.histogram import LengthMix
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from goodput_core.control.lengths import LengthMix
 from goodput_core.control.promises import ClassWindow
+from goodput_core.histogram import LengthMix
 from goodput_core.steptime import StepTimeForm
 
 if TYPE_CHECKING:

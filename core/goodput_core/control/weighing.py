@@ -15,9 +15,9 @@ from typing import Final
 from goodput_core.control.bounds import BoundsDecision
 from goodput_core.control.capacity import carried
 from goodput_core.control.demand import LONG_NS, Arrivals, growth, load, mix_of
-from goodput_core.control.lengths import LengthMix
 from goodput_core.control.observation import ServiceObservation, Signal
 from goodput_core.control.params import ServiceParams
+from goodput_core.histogram import LengthMix
 from goodput_core.quantiles import quantile
 from goodput_core.units import NS_PER_S
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import sys
-import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -16,7 +14,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from goodput_core.control import ServiceParams
-from goodput_core.errors import ExitCode, GoodputError, SpecError, UsageError
+from goodput_core.errors import GoodputError, SpecError, UsageError
+from goodput_core.signals import StopCause, watch_stop_requests
 from goodput_core.spec.choices import ControlMode
 from goodput_core.support import require_built
 from goodput_core.units import NS_PER_S
@@ -38,19 +37,13 @@ from goodput_operator.local.workspace import Workspace, open_workspace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from goodput_core.errors import ExitCode
     from goodput_core.spec.llmservice import LLMService
     from goodput_operator.local.commands import Commands
 
     MakeCommands = Callable[[Workspace, LLMService, Options], Commands]
 
 __all__ = ["main", "run_up"]
-
-_ENDED_BY = {
-    "SIGINT": ExitCode.INTERRUPTED,
-    "SIGHUP": ExitCode.INTERRUPTED,
-    "SIGTERM": ExitCode.PASS,
-    "stdin closed": ExitCode.PASS,
-}
 
 
 def main(argv: list[str]) -> int:
@@ -92,7 +85,7 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
             commands = make_commands(workspace, service, options)
             control = _control(service, options, commands.token, reporter)
             try:
-                reason = asyncio.run(
+                return asyncio.run(
                     _serve(
                         options,
                         desired=desired,
@@ -108,7 +101,6 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
                 raise type(error)(sentence) from error
     finally:
         reporter.close()
-    return _ENDED_BY[reason]
 
 
 async def _serve(
@@ -119,10 +111,9 @@ async def _serve(
     control: FleetControl | None,
     workspace: Workspace,
     reporter: Reporter,
-) -> str:
-    """Run the fleet; returns who asked first for its end."""
-    loop = asyncio.get_running_loop()
-    reasons: list[str] = []
+) -> ExitCode:
+    """Run the fleet to its end; return the exit code of the first stop request."""
+    causes: list[StopCause] = []
     async with aiohttp.ClientSession() as session:
 
         async def routable(address: Address) -> None:
@@ -144,39 +135,16 @@ async def _serve(
             control=None if control is None else partial(control.run, session),
         )
 
-        def asked(reason: str) -> None:
-            reasons.append(reason)
-            if reason == signal.SIGINT.name:
-                fleet.interrupt("Ctrl-C")
+        def stop(cause: StopCause) -> None:
+            causes.append(cause)
+            if cause is StopCause.CTRL_C:
+                fleet.interrupt(cause)
             else:
-                fleet.stop(reason)
+                fleet.stop(cause)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked, number.name)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` leaves it
-            loop.add_signal_handler(signal.SIGHUP, asked, signal.SIGHUP.name)
-        if options.exit_with_parent:
-            _watch_stdin(loop, asked)
+        watch_stop_requests(stop, exit_with_parent=options.exit_with_parent)
         await fleet.run()
-    return reasons[0]
-
-
-def _watch_stdin(loop: asyncio.AbstractEventLoop, asked: Callable[[str], None]) -> None:
-    """Call `asked` once stdin is at its end: the parent that held it is gone or lets go."""
-
-    def read() -> None:
-        try:
-            while os.read(0, 4096):
-                pass
-        except OSError:
-            pass  # no stdin at all is a closed one
-        try:
-            loop.call_soon_threadsafe(asked, "stdin closed")
-        except RuntimeError:
-            pass  # the loop has ended first
-
-    # A thread, because stdin may be a file or a terminal, which event loops cannot all watch.
-    threading.Thread(target=read, name="stdin", daemon=True).start()
+    return causes[0].exit_code
 
 
 def _desired(service: LLMService, options: Options) -> Desired:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from goodput_core.files import write_atomically
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,10 +36,8 @@ class Workspace:
     upstreams: Path
 
     def publish(self, upstreams: tuple[Upstream, ...]) -> None:
-        """Replace the router's file at once: a reader sees the old list or the new one."""
-        part = self.upstreams.with_suffix(".part")
-        part.write_text(json.dumps([asdict(u) for u in upstreams]), encoding="utf-8")
-        part.replace(self.upstreams)
+        """Replace the router's file of upstreams."""
+        write_atomically(self.upstreams, json.dumps([asdict(u) for u in upstreams]).encode())
 
 
 @contextmanager

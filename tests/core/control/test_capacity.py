@@ -170,4 +170,5 @@ def test_mixes_add_up_whatever_the_order(requests: list[tuple[int, int, int]]) -
     assert sum(b.output_tokens for b in parts.bins) == sum(r[2] for r in requests)
     assert len({b.key for b in parts.bins}) == len(parts.bins) <= 15 * 11
     one = LengthBin(requests=1, input_tokens=5, cached_tokens=0, output_tokens=5)
-    assert LengthMix.of([one, one]).bins == (one + one,)
+    two = LengthBin(requests=2, input_tokens=10, cached_tokens=0, output_tokens=10)
+    assert LengthMix.of([one, one]).bins == (two,)

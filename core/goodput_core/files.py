@@ -1,0 +1,78 @@
+"""Files that are complete or absent: written under a temporary name and renamed at the end.
+
+The only module that replaces files. A reader sees the old content or the new content, never a
+part of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["PARTIAL_SUFFIX", "atomic_file", "is_disk_full", "partial_path", "write_atomically"]
+
+PARTIAL_SUFFIX: Final = ".partial"
+"""Ends the name of a file that is not complete yet."""
+
+
+def partial_path(path: Path) -> Path:
+    """Return the temporary name beside `path`, the same for every process."""
+    return path.with_name(path.name + PARTIAL_SUFFIX)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the content of a small file; the system decides when the bytes reach the disk.
+
+    For files with a single writer. Space that was allocated under `partial_path(path)` is used,
+    so that a file can be replaced on a disk that became full.
+
+    Raises:
+        OSError: the file could not be written; no temporary file is left behind.
+    """
+    partial = partial_path(path)
+    try:
+        # Without O_TRUNC, which would give the allocated space back.
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+            file.write(data)
+            file.truncate()
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new binary file that replaces `path` when the block ends, with its bytes on the disk.
+
+    The temporary name is hidden and contains the process's id, so that two processes may write
+    the same file: the last one to finish wins. If the block raises, no file is left behind.
+
+    Raises:
+        OSError: the file could not be created or written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    file = partial.open("wb")
+    try:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):  # on a full disk closing fails as well
+            file.close()
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def is_disk_full(error: OSError) -> bool:
+    """True if no more bytes fit on the disk: it is full, or a quota is used up."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}

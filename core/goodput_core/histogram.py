@@ -1,0 +1,167 @@
+"""Histograms in bounded memory: of durations, and of the lengths of requests.
+
+They can be added and compared long after the single values are gone. Verdicts never use them:
+they read request records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["DurationHistogram", "LengthBin", "LengthHistogram", "LengthMix"]
+
+_BUCKETS_PER_E: Final = 50
+"""Buckets per factor of e, so that a quantile is within 1 % of the true one."""
+
+
+class DurationHistogram:
+    """Durations in buckets that grow by 2 %. Nanoseconds; negative durations count as 0.
+
+    Attributes:
+        count: durations added.
+        max_ns: the longest of them, exactly.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: Counter[int] = Counter()
+        self.count = 0
+        self.max_ns = 0
+
+    def add(self, ns: int) -> None:
+        """Add one duration."""
+        ns = max(ns, 1)
+        self._buckets[int(math.log(ns) * _BUCKETS_PER_E)] += 1
+        self.count += 1
+        self.max_ns = max(self.max_ns, ns)
+
+    def quantile_ns(self, share: float) -> int:
+        """Return the nearest-rank quantile within 1 %; 0 if the histogram is empty."""
+        rank, seen = math.ceil(share * self.count), 0
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            if seen >= rank:
+                return min(self.max_ns, int(math.exp((bucket + 0.5) / _BUCKETS_PER_E)))
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBin:
+    """Requests of similar prompt and output length, with the sums of their tokens.
+
+    Args:
+        requests: at least 1.
+        input_tokens: prompt tokens.
+        cached_tokens: prompt tokens found in a prefix cache.
+        output_tokens: output tokens.
+    """
+
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The bin: bit lengths of the mean prompt and of the mean output."""
+        return _key(self.requests, self.input_tokens, self.output_tokens)
+
+
+class LengthHistogram:
+    """Lengths of requests in bins: powers of two of the mean prompt and of the mean output.
+
+    A mean length hides the cost of long prompts beside long outputs, and how much requests
+    differ. The bins keep both, and bound the memory.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, int], list[int]] = {}
+
+    def add(
+        self, *, input_tokens: int, cached_tokens: int, output_tokens: int, requests: int = 1
+    ) -> None:
+        """Add requests of similar lengths.
+
+        Args:
+            input_tokens: prompt tokens of all of them together.
+            cached_tokens: prompt tokens found in a prefix cache.
+            output_tokens: output tokens.
+            requests: at least 1.
+        """
+        key = _key(requests, input_tokens, output_tokens)
+        sums = self._sums.setdefault(key, [0, 0, 0, 0])
+        sums[0] += requests
+        sums[1] += input_tokens
+        sums[2] += cached_tokens
+        sums[3] += output_tokens
+
+    def rows(self) -> list[list[int]]:
+        """Return requests and input, cached and output tokens of each bin, in no order."""
+        return list(self._sums.values())
+
+    def mix(self) -> LengthMix:
+        """Return the bins as a value, in the order of their lengths."""
+        return LengthMix(
+            bins=tuple(
+                LengthBin(
+                    requests=sums[0],
+                    input_tokens=sums[1],
+                    cached_tokens=sums[2],
+                    output_tokens=sums[3],
+                )
+                for _, sums in sorted(self._sums.items())
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthMix:
+    """A frozen `LengthHistogram`.
+
+    Args:
+        bins: one for each pair of lengths, shortest first.
+    """
+
+    bins: tuple[LengthBin, ...] = ()
+
+    @classmethod
+    def of(cls, bins: Iterable[LengthBin]) -> LengthMix:
+        """Merge bins, those of single requests too, by their lengths."""
+        histogram = LengthHistogram()
+        for one in bins:
+            histogram.add(
+                requests=one.requests,
+                input_tokens=one.input_tokens,
+                cached_tokens=one.cached_tokens,
+                output_tokens=one.output_tokens,
+            )
+        return histogram.mix()
+
+    @classmethod
+    def of_requests(cls, requests: Iterable[tuple[int, int, int]]) -> LengthMix:
+        """Return the mix of single requests, given as (input, cached, output) tokens."""
+        histogram = LengthHistogram()
+        for input_tokens, cached_tokens, output_tokens in requests:
+            histogram.add(
+                input_tokens=input_tokens,
+                cached_tokens=cached_tokens,
+                output_tokens=output_tokens,
+            )
+        return histogram.mix()
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return sum(one.requests for one in self.bins)
+
+    def __add__(self, other: LengthMix) -> LengthMix:
+        return LengthMix.of((*self.bins, *other.bins))
+
+
+def _key(requests: int, input_tokens: int, output_tokens: int) -> tuple[int, int]:
+    return (input_tokens // requests).bit_length(), (output_tokens // requests).bit_length()

@@ -1,0 +1,76 @@
+"""Files that are replaced as a whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.files import atomic_file, is_disk_full, partial_path, write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_file_is_replaced_by_its_new_content(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(b"a longer old content")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_keeps_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(b"old")
+    partial_path(path).mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_a_reader_sees_the_old_content_until_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(b"old")
+    with atomic_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_block_that_raises_leaves_no_file(tmp_path: Path) -> None:
+    def fail() -> None:
+        with atomic_file(tmp_path / "trace.parquet") as file:
+            file.write(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_bytes_are_on_the_disk_before_the_file_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "trace.parquet", []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_size, path.exists()))
+
+    monkeypatch.setattr("goodput_core.files.os.fsync", fsync)
+    with atomic_file(path) as file:
+        file.write(b"1234")
+    assert synced == [(4, False)]
+
+
+@pytest.mark.parametrize(
+    ("number", "full"),
+    [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EACCES, False)],
+    ids=["full-disk", "quota", "permission"],
+)
+def test_a_full_disk_is_recognised(number: int, full: bool) -> None:
+    assert is_disk_full(OSError(number, "")) is full
