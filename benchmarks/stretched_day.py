@@ -21,13 +21,13 @@ from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.prompts import PromptKey
 from goodput_replay.run.facts import Promise
-from goodput_traces.reader import open_trace
+from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan, apply, parse_class_rules
 
 if TYPE_CHECKING:
     from goodput_replay.emulation.settings import FleetSettings
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.schema import TraceRow
 
 SEED = 1
 DEVICE = Path(__file__).with_name("llama-3-8b-l4.yaml")

@@ -37,7 +37,7 @@ from goodput_replay.emulation.emulating import emulate
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import Plan
 from goodput_replay.promises import promise_of
-from goodput_traces.reader import open_trace
+from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan
 

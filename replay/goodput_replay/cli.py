@@ -26,7 +26,7 @@ from goodput_replay.promises import promise_of, read_promise
 from goodput_replay.run.facts import Promise, TraceFacts
 from goodput_replay.sending.quiet import open_file_limit
 from goodput_replay.target import require_permission
-from goodput_traces.reader import open_trace
+from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.run.folder import RunWriter
     from goodput_replay.run.summary import Summary
-    from goodput_traces.reader import Trace
+    from goodput_traces.format.reader import Trace
 
 __all__ = ["main"]
 

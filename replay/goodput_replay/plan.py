@@ -18,8 +18,8 @@ from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
 from goodput_replay.prompts import PromptKey
 from goodput_replay.run.facts import Promise
-from goodput_traces.reader import Trace
-from goodput_traces.schema import Clock
+from goodput_traces.format.reader import Trace
+from goodput_traces.format.schema import Clock
 from goodput_traces.transforms import TransformPlan, apply
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.schema import TraceRow
 
 __all__ = ["Plan", "PlanStats", "PlannedRequest", "survey"]
 

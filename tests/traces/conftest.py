@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from goodput_core.dispatch import run_command
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import TRACE_SCHEMA
+from goodput_traces.format.columns import TRACE_SCHEMA
+from goodput_traces.format.schema import TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from goodput_traces import source as source_module
+from goodput_traces.importers import source as source_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from goodput_traces.schema import TraceMetadata
-from goodput_traces.writer import write_trace
+from goodput_traces.format.schema import TraceMetadata
+from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.traces.conftest import Outcome
 
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.schema import TraceRow
 
 NAN = float("nan")
 GOOD: dict[str, list[Any]] = {

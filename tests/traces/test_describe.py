@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from goodput_core.units import NS_PER_S
 from goodput_traces.describe import describe
-from goodput_traces.distinct import DistinctCounter
-from goodput_traces.reader import open_trace
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import Clock, TraceMetadata
-from goodput_traces.writer import write_trace
+from goodput_traces.describe.counters import DistinctCounter
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
+from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,13 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_traces.exporters.run import export_trace
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
+from goodput_traces.format.writer import write_trace
 from goodput_traces.importers.base import ImportOptions
 from goodput_traces.importers.run import ImportRequest, import_trace
-from goodput_traces.reader import open_trace
-from goodput_traces.row import TraceRow
 from goodput_traces.sample import sample_path
-from goodput_traces.schema import Clock, HashSemantics, TraceMetadata
-from goodput_traces.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from goodput_core.slo.targets import Targets
 from goodput_traces.errors import RowError, TraceError
-from goodput_traces.reader import open_trace
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import TRACE_SCHEMA, Clock, HashSemantics, TraceMetadata
-from goodput_traces.writer import write_trace
+from goodput_traces.format.columns import TRACE_SCHEMA
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
+from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata
+from goodput_traces.format.writer import write_trace
+from goodput_traces.importers import FORMATS
 from goodput_traces.importers.base import ImportOptions
-from goodput_traces.importers.registry import FORMATS
 from goodput_traces.importers.run import ImportRequest, import_trace
-from goodput_traces.reader import open_trace
-from goodput_traces.schema import Clock, HashSemantics, TraceMetadata
-from goodput_traces.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.traces.conftest import Outcome
 
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.schema import TraceRow
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"

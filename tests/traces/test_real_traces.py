@@ -9,9 +9,9 @@ import pytest
 
 from goodput_traces.describe import describe
 from goodput_traces.exporters.run import export_trace
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.schema import Clock, HashSemantics
 from goodput_traces.importers.run import ImportRequest, import_trace
-from goodput_traces.reader import open_trace
-from goodput_traces.schema import Clock, HashSemantics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import pytest
 
 from goodput_core.units import NS_PER_S
 from goodput_traces.describe import describe
-from goodput_traces.reader import open_trace
+from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.synthesis import SynthesisOptions, synthesize
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.units import NS_PER_S
-from goodput_traces.row import TraceRow
+from goodput_traces.format.schema import TraceRow
 from goodput_traces.transforms import (
     TransformPlan,
     Window,

@@ -1,51 +1,40 @@
-"""`goodput trace`: import, export, describe, synthesize.
+"""Arguments of `goodput trace`; `goodput_traces.commands` runs them.
 
-Arguments in, one call, a result on stdout; notes and progress on stderr.
+Building the parser imports neither pyarrow nor numpy, so `--help` and shell completion are fast.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 from goodput_core.cli import CommandParser, argument_type
-from goodput_core.units import NS_PER_S, format_duration, parse_duration
-from goodput_traces.describe import describe
-from goodput_traces.describe_view import print_description, to_json
-from goodput_traces.exporters.run import EXPORTS, export_trace
-from goodput_traces.importers.base import ImportOptions
-from goodput_traces.importers.registry import FORMATS
-from goodput_traces.importers.run import ImportRequest, import_trace
-from goodput_traces.reader import open_trace
+from goodput_core.units import NS_PER_S, parse_duration
+from goodput_traces.exporters import EXPORTS
+from goodput_traces.importers import FORMATS
 from goodput_traces.sample import sample_path
-from goodput_traces.synthesis import SynthesisOptions, synthesize, synthetic_metadata
-from goodput_traces.writer import write_trace
+from goodput_traces.synthesis import SynthesisOptions
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-__all__ = ["main"]
+__all__ = ["SAMPLE", "build_parser", "main"]
 
+SAMPLE: Final = "sample"
+"""The name that stands for the trace shipped with Goodput."""
 _MAX_DURATION_NS: Final = 31 * 86_400 * NS_PER_S
-_SAMPLE: Final = "sample"
 
 
 def main(argv: list[str]) -> int:
     """Run `goodput trace ARGV` and return its exit code."""
-    arguments = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = arguments.run
-    return run(arguments)
+    arguments = build_parser().parse_args(argv)
+    from goodput_traces.commands import COMMANDS  # noqa: PLC0415 - loads pyarrow
+
+    return COMMANDS[arguments.command](arguments)
 
 
-def _parser() -> CommandParser:
+def build_parser() -> CommandParser:
+    """The parser of `goodput trace` with all its commands."""
     parser = CommandParser(
         "goodput trace",
         summary="Import, export, describe and synthesize traces of requests.",
@@ -97,7 +86,6 @@ def _add_import(commands: Any) -> None:
         "--source", dest="origin", metavar="TEXT", help="where the requests are from"
     )
     parser.add_argument("--licence", default="", metavar="TEXT", help="the source's licence")
-    parser.set_defaults(run=_import)
 
 
 def _add_export(commands: Any) -> None:
@@ -117,7 +105,6 @@ def _add_export(commands: Any) -> None:
     parser.add_argument(
         "--format", choices=tuple(EXPORTS), required=True, help="the format to write"
     )
-    parser.set_defaults(run=_export)
 
 
 def _add_describe(commands: Any) -> None:
@@ -129,7 +116,6 @@ def _add_describe(commands: Any) -> None:
     )
     _add_trace(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.set_defaults(run=_describe)
 
 
 def _add_synthesize(commands: Any) -> None:
@@ -176,114 +162,22 @@ def _add_synthesize(commands: Any) -> None:
             default=default,
             help=f"{what} (%(default)s)",
         )
-    parser.set_defaults(run=_synthesize)
 
 
 def _add_trace(parser: CommandParser) -> None:
     parser.add_argument(
         "trace",
-        type=lambda text: sample_path() if text == _SAMPLE else Path(text),
+        type=lambda text: sample_path() if text == SAMPLE else Path(text),
         metavar="TRACE",
-        help=f"a trace; `{_SAMPLE}` is the one that comes with goodput",
+        help=f"a trace; `{SAMPLE}` is the one that comes with goodput",
     )
 
 
 def _add_out(parser: CommandParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="FILE", help="file to write"
+    )
     parser.add_argument("--force", action="store_true", help="replace the file when it exists")
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    request = ImportRequest(
-        source=arguments.source,
-        out=arguments.out,
-        format=arguments.format,
-        options=ImportOptions(
-            source=arguments.origin or f"imported from {arguments.source.name}",
-            licence=arguments.licence,
-            block_size=arguments.block_size,
-        ),
-        sort=arguments.sort,
-        overwrite=arguments.force,
-    )
-    with _progress(arguments.source) as on_bytes:
-        result = import_trace(request, on_bytes)
-    _note(result.notes)
-    sys.stdout.write(
-        f"{arguments.out}: {result.num_rows:,} rows from {result.container} "
-        f"in the format {result.format}\n"
-    )
-    return 0
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    result = export_trace(
-        arguments.trace, arguments.out, arguments.format, overwrite=arguments.force
-    )
-    _note(result.notes)
-    sys.stdout.write(
-        f"{arguments.out}: {result.num_rows:,} rows in the format {arguments.format}\n"
-    )
-    return 0
-
-
-def _describe(arguments: argparse.Namespace) -> int:
-    description = describe(open_trace(arguments.trace))
-    if arguments.json:
-        json.dump(to_json(arguments.trace, description), sys.stdout, indent=2)
-        sys.stdout.write("\n")
-    else:
-        sample = arguments.trace == sample_path()
-        print_description(Console(), _SAMPLE if sample else str(arguments.trace), description)
-    return 0
-
-
-def _synthesize(arguments: argparse.Namespace) -> int:
-    options = SynthesisOptions(
-        seed=arguments.seed,
-        duration_ns=arguments.duration,
-        rate_per_s=arguments.rate,
-        burst_factor=arguments.burst_factor,
-        batch_share=arguments.batch_share,
-        session_share=arguments.session_share,
-    )
-    command = shlex.join(
-        [
-            *("goodput", "trace", "synthesize", "--out", arguments.out.name),
-            *("--seed", str(options.seed), "--duration", f"{options.duration_ns / NS_PER_S:g}s"),
-            *("--rate", f"{options.rate_per_s:g}", "--burst-factor", f"{options.burst_factor:g}"),
-            *("--batch-share", f"{options.batch_share:g}"),
-            *("--session-share", f"{options.session_share:g}"),
-        ]
-    )
-    rows = write_trace(
-        arguments.out,
-        synthesize(options),
-        synthetic_metadata(command),
-        overwrite=arguments.force,
-    )
-    sys.stdout.write(
-        f"{arguments.out}: {rows:,} synthetic rows over {format_duration(options.duration_ns)}\n"
-    )
-    return 0
-
-
-@contextmanager
-def _progress(source: Path) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr that shows how much of the source has been read; none in a pipe."""
-    console = Console(stderr=True)
-    if not console.is_terminal or not source.is_file():
-        yield None
-        return
-    columns = (TextColumn("importing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("import", total=source.stat().st_size)
-        yield lambda position: progress.update(task, completed=position)
-
-
-def _note(notes: tuple[str, ...]) -> None:
-    for note in notes:
-        sys.stderr.write(f"note: {note}\n")
 
 
 def _block_size(text: str) -> int:

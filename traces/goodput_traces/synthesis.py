@@ -26,8 +26,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_S
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import Clock, HashSemantics, TraceMetadata
+from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from goodput_replay.emulation.topology import apply_topology, read_topology
 from goodput_replay.plan import Plan, survey
 from goodput_replay.promises import promise_of
 from goodput_replay.statistics.evidence import gather
-from goodput_traces.reader import open_trace
+from goodput_traces.format.reader import open_trace
 from goodput_traces.transforms import TransformPlan
 
 if TYPE_CHECKING:

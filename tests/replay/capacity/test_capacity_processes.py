@@ -18,9 +18,8 @@ import yaml
 from goodput_core.errors import Interrupted
 from goodput_core.units import NS_PER_S
 from goodput_replay.capacity.replays import replays
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import Clock, TraceMetadata
-from goodput_traces.writer import write_trace
+from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
+from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

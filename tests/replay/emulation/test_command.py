@@ -17,9 +17,8 @@ from goodput_replay.report.page import render
 from goodput_replay.run.facts import Promise
 from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.records import read_judged
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import Clock, TraceMetadata
-from goodput_traces.writer import write_trace
+from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
+from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

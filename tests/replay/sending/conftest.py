@@ -13,14 +13,14 @@ from goodput_core.slo.targets import Targets
 from goodput_replay.body import PreparedRequest
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.prompts import PromptKey
-from goodput_traces.schema import Clock, TraceMetadata
-from goodput_traces.writer import write_trace
+from goodput_traces.format.schema import Clock, TraceMetadata
+from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from pathlib import Path
 
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.schema import TraceRow
 
     Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
     Serve = Callable[[Script], Awaitable[str]]

@@ -10,9 +10,8 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
 from goodput_replay.plan import Plan, survey
 from goodput_replay.run.facts import Promise
-from goodput_traces.reader import open_trace
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import Clock
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.schema import Clock, TraceRow
 from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from goodput_core.dispatch import run_command
 from goodput_core.units import NS_PER_S
 from goodput_replay.run.records import read_judged
-from goodput_traces.row import TraceRow
+from goodput_traces.format.schema import TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

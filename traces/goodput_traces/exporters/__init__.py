@@ -1,1 +1,20 @@
-"""Traces in the formats of other tools, with what they cannot hold said aloud."""
+"""Exporters to other tools' trace formats, one module each; each reports what its format drops.
+
+Nothing here imports pyarrow: the argument parser lists the formats.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from goodput_traces.exporters.baseten import BasetenExport
+from goodput_traces.exporters.mooncake import MooncakeExport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["EXPORTS"]
+
+EXPORTS: Final[Mapping[str, type[MooncakeExport | BasetenExport]]] = {
+    export.name: export for export in (MooncakeExport, BasetenExport)
+}

@@ -1,8 +1,8 @@
-"""AIPerf's `baseten_trace` Parquet: our own columns, with the `prompt` that AIPerf requires.
+"""Export to AIPerf's `baseten_trace` Parquet: our own columns plus the `prompt` AIPerf requires.
 
-Rows without text get words: one common short word per token, which most tokenizers keep as one
-token each, the same words for the same hash, so shared prefixes stay shared. Our own columns
-and metadata stay in the file; AIPerf ignores them, and an import finds them again.
+A row without text gets one common short word per token, which most tokenizers encode as one
+token each. Equal hashes get equal words, so shared prefixes stay shared. Our own columns and
+metadata stay in the file: AIPerf ignores them, and an import restores them.
 """
 
 from __future__ import annotations
@@ -12,87 +12,26 @@ from hashlib import shake_128
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_MS
-from goodput_traces.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from goodput_traces.reader import Trace
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.reader import Trace
+    from goodput_traces.format.schema import TraceRow
 
 __all__ = ["BasetenExport"]
 
-_WORDS: Final = (
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "it",
-    "was",
-    "for",
-    "on",
-    "are",
-    "as",
-    "with",
-    "his",
-    "they",
-    "at",
-    "be",
-    "this",
-    "from",
-    "have",
-    "or",
-    "by",
-    "one",
-    "had",
-    "not",
-    "but",
-    "what",
-    "all",
-    "were",
-    "when",
-    "we",
-    "there",
-    "can",
-    "an",
-    "your",
-    "which",
-    "their",
-    "said",
-    "if",
-    "do",
-    "will",
-    "each",
-    "about",
-    "how",
-    "up",
-    "out",
-    "them",
-    "then",
-    "she",
-    "many",
-    "some",
-    "so",
-    "these",
-    "would",
-    "other",
-    "into",
-    "has",
-    "more",
-    "her",
-    "two",
-    "like",
-    "him",
-    "see",
-)
+_WORDS: Final = """
+the of and to in is that it was for on are as
+with his they at be this from have or by one had not
+but what all were when we there can an your which their said
+if do will each about how up out them then she many some
+so these would other into has more her two like him see
+""".split()  # noqa: SIM905 - one word a line would be a page
 
 
 class BasetenExport:
-    """One export; `write`, then `notes`."""
+    """One export: consume `rows`, then read `notes`."""
 
     name = "baseten"
     summary = "AIPerf's baseten_trace Parquet, prompts filled in"
@@ -101,16 +40,18 @@ class BasetenExport:
         self._trace = trace
         self._filled = self._rounded = 0
 
-    def write(self, out: Path, *, overwrite: bool) -> int:
-        """Write the file and return the number of rows.
-
-        Raises:
-            TraceError: the trace cannot be read, or the file not be written.
-        """
-        return write_trace(out, self._rows(), self._trace.metadata, overwrite=overwrite)
+    def rows(self) -> Iterator[TraceRow]:
+        """The trace's rows, each with a prompt."""
+        for row in self._trace.rows():
+            self._rounded += row.timestamp_start_unix_ns % NS_PER_MS != 0
+            if row.prompt is None:
+                self._filled += 1
+                yield replace(row, prompt=_prompt(row))
+            else:
+                yield row
 
     def notes(self) -> list[str]:
-        """What was lost or made up."""
+        """Sentences for the user about lost or invented values."""
         notes = []
         if self._rounded:
             notes.append(
@@ -123,15 +64,6 @@ class BasetenExport:
                 "count them a little differently"
             )
         return notes
-
-    def _rows(self) -> Iterator[TraceRow]:
-        for row in self._trace.rows():
-            self._rounded += row.timestamp_start_unix_ns % NS_PER_MS != 0
-            if row.prompt is None:
-                self._filled += 1
-                yield replace(row, prompt=_prompt(row))
-            else:
-                yield row
 
 
 def _prompt(row: TraceRow) -> str:

@@ -1,7 +1,7 @@
-"""Mooncake's JSON lines, as AIPerf's `mooncake_trace` reads them.
+"""Export to Mooncake's JSON lines, as AIPerf's `mooncake_trace` reads them.
 
-AIPerf wants as many hashes as the prompt has blocks, the partial last one included; a trace
-that hashes full blocks only gets a hash of its own for each tail.
+AIPerf requires as many hashes as the prompt has blocks, including a partial last block. If a
+trace hashes only full blocks, each tail gets a unique hash.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from goodput_core.units import NS_PER_MS
 from goodput_traces.errors import TraceError
-from goodput_traces.output import whole_file
-from goodput_traces.schema import Clock
+from goodput_traces.format.schema import Clock
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from goodput_traces.reader import Trace
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.reader import Trace
+    from goodput_traces.format.schema import TraceRow
 
 __all__ = ["MooncakeExport"]
 
@@ -28,7 +25,7 @@ _DEFAULT_BLOCK: Final = 512
 
 
 class MooncakeExport:
-    """One export; `write`, then `notes`."""
+    """One export: consume `lines`, then read `notes`."""
 
     name = "mooncake"
     summary = "Mooncake and AIPerf JSON lines: timestamp (ms), input_length, output_length, …"
@@ -37,25 +34,20 @@ class MooncakeExport:
         self._trace = trace
         self._block: int | None = None
         self._rounded = self._texts = self._tails = self._cut = 0
-        # Milliseconds since 1970 would put the first request half a century into the run.
+        # Milliseconds since 1970 would place the first request half a century into the run.
         self._zero_ns = trace.first_ns if trace.metadata.clock is Clock.ABSOLUTE else 0
 
-    def write(self, out: Path, *, overwrite: bool) -> int:
-        """Write the file and return the number of rows.
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The file's JSON objects, one per row.
 
         Raises:
-            TraceError: the trace has blocks of two sizes, or cannot be read or written.
+            TraceError: the trace cannot be read, or has blocks of two sizes.
         """
-        encoder = msgspec.json.Encoder()
-        rows = 0
-        with whole_file(out, overwrite=overwrite) as sink:
-            for row in self._trace.rows():
-                rows += 1
-                sink.write(encoder.encode(self._line(row, rows)) + b"\n")
-        return rows
+        for number, row in enumerate(self._trace.rows(), start=1):
+            yield self._line(row, number)
 
     def notes(self) -> list[str]:
-        """What was lost or changed."""
+        """Sentences for the user about lost or changed values."""
         notes = ["request ids, classes, targets and recorded outcomes have no field and are lost"]
         if self._zero_ns:
             notes.append("timestamps count from the first arrival; the wall clock is lost")
@@ -107,10 +99,10 @@ class MooncakeExport:
         self._cut += len(row.total_hashes) > blocks
         if len(hashes) < blocks:
             self._tails += 1
-            hashes += [_own_hash(row.request_id, at) for at in range(len(hashes), blocks)]
+            hashes += [_unique_hash(row.request_id, at) for at in range(len(hashes), blocks)]
         return hashes
 
 
-def _own_hash(request_id: str, block: int) -> int:
+def _unique_hash(request_id: str, block: int) -> int:
     digest = blake2b(f"{request_id}/{block}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

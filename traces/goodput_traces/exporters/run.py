@@ -1,31 +1,31 @@
-"""One export, from a trace to another tool's file."""
+"""Export a trace to another tool's file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from goodput_traces.errors import TraceError
+from goodput_traces.exporters import EXPORTS
 from goodput_traces.exporters.baseten import BasetenExport
-from goodput_traces.exporters.mooncake import MooncakeExport
-from goodput_traces.output import refuse_existing
-from goodput_traces.reader import open_trace
-from goodput_traces.schema import Clock
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.schema import Clock
+from goodput_traces.format.writer import write_trace
+from goodput_traces.output import refuse_existing, whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
     from pathlib import Path
+    from typing import Any
 
-__all__ = ["EXPORTS", "ExportResult", "export_trace"]
-
-EXPORTS: Final[Mapping[str, type[MooncakeExport | BasetenExport]]] = {
-    export.name: export for export in (MooncakeExport, BasetenExport)
-}
+__all__ = ["ExportResult", "export_trace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """How many rows were written, and notes for a person on what was lost."""
+    """Number of rows written, and notes for the user on what was lost."""
 
     num_rows: int
     notes: tuple[str, ...]
@@ -41,7 +41,7 @@ def export_trace(source: Path, out: Path, form: str, *, overwrite: bool = False)
         overwrite: replace an existing file.
 
     Raises:
-        TraceError: the trace or the output is wrong; no file is left behind.
+        TraceError: the trace or the output is invalid; no file is left behind.
     """
     refuse_existing(out, overwrite=overwrite)
     trace = open_trace(source)
@@ -49,8 +49,21 @@ def export_trace(source: Path, out: Path, form: str, *, overwrite: bool = False)
         raise TraceError(
             source,
             "its sessions share no clock and other tools would start them all at once; "
-            "export is for traces with one clock",
+            "only a trace with one clock can be exported",
         )
     export = EXPORTS[form](trace)
-    num_rows = export.write(out, overwrite=overwrite)
+    if isinstance(export, BasetenExport):
+        num_rows = write_trace(out, export.rows(), trace.metadata, overwrite=overwrite)
+    else:
+        num_rows = _write_json_lines(out, export.lines(), overwrite=overwrite)
     return ExportResult(num_rows=num_rows, notes=tuple(export.notes()))
+
+
+def _write_json_lines(out: Path, lines: Iterable[dict[str, Any]], *, overwrite: bool) -> int:
+    encode = msgspec.json.Encoder().encode
+    written = 0
+    with whole_file(out, overwrite=overwrite) as sink:
+        for line in lines:
+            sink.write(encode(line) + b"\n")
+            written += 1
+    return written

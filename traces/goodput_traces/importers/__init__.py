@@ -1,1 +1,62 @@
-"""Other people's trace formats, one module each, and the import that drives them."""
+"""Importers of other tools' trace formats, one module each, and the detection of a format.
+
+Nothing here imports pyarrow: the argument parser lists the formats.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from goodput_traces.errors import NotATraceError
+from goodput_traces.importers.azure import AzureImporter
+from goodput_traces.importers.baseten import BasetenImporter
+from goodput_traces.importers.mooncake import MooncakeImporter
+from goodput_traces.importers.weka import WekaImporter
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+    from goodput_traces.importers.base import Importer
+
+__all__ = ["FORMATS", "detect_format", "require_columns"]
+
+FORMATS: Final[Mapping[str, type[Importer]]] = {
+    importer.name: importer
+    for importer in (AzureImporter, MooncakeImporter, WekaImporter, BasetenImporter)
+}
+
+
+def detect_format(columns: Collection[str], path: Path) -> type[Importer]:
+    """The first format whose columns are all there.
+
+    Raises:
+        NotATraceError: no format matches; names the columns and the formats.
+    """
+    for importer in FORMATS.values():
+        if importer.fingerprint.issubset(columns):
+            return importer
+    shown = ", ".join(sorted(map(str, columns))[:8])
+    formats = ", ".join(FORMATS)
+    raise NotATraceError(
+        path,
+        f"the format is not recognised from its columns ({shown[:200]}); "
+        f"say which it is with --format ({formats}) or rename the columns",
+    )
+
+
+def require_columns(importer: type[Importer], columns: Collection[str], path: Path) -> None:
+    """Refuse a file that lacks a column of the format the user named.
+
+    Raises:
+        NotATraceError: names the missing columns.
+    """
+    missing = sorted(importer.fingerprint.difference(columns))
+    if missing:
+        plural = "columns" if len(missing) > 1 else "column"
+        verb = "are" if len(missing) > 1 else "is"
+        raise NotATraceError(
+            path,
+            f"not a file of the format {importer.name}, {plural} {', '.join(missing)} {verb} "
+            "missing; name another --format, or leave it out to have it recognised",
+        )

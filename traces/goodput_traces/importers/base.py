@@ -9,15 +9,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from goodput_traces.checks import disorder
-from goodput_traces.schema import Clock
+from goodput_traces.format.schema import Clock, order_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from goodput_traces.record import Record
-    from goodput_traces.row import TraceRow
-    from goodput_traces.schema import TraceMetadata
+    from goodput_traces.format.schema import TraceMetadata, TraceRow
+    from goodput_traces.importers.record import Record
 
 __all__ = ["ImportOptions", "Importer"]
 
@@ -76,7 +74,7 @@ class Importer(ABC):
                 if ordered:
                     session = (row.provided_session_id or "") if by_session else ""
                     now = (session, row.timestamp_start_unix_ns)
-                    problem = disorder(before, now, _SORT_REMEDY)
+                    problem = order_problem(before, now, _SORT_REMEDY)
                     if problem is not None:
                         record.refuse(self.order_column(record), problem)
                     before = now

@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from goodput_core.units import NS_PER_MS
-from goodput_traces.importers.base import Importer, ImportOptions
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import (
+from goodput_traces.format.schema import (
     COLUMN_MS,
     COLUMN_NS,
-    TRACE_SCHEMA,
+    ROW_FIELDS,
     Clock,
     HashSemantics,
     TraceMetadata,
+    TraceRow,
 )
+from goodput_traces.importers.base import Importer, ImportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from goodput_traces.record import Record
+    from goodput_traces.importers.record import Record
 
 __all__ = ["BasetenImporter"]
 
@@ -35,7 +35,7 @@ class BasetenImporter(Importer):
     summary = "AIPerf's baseten_trace: timestamp_start_unix_ms, input_tokens, output_tokens, …"
     fingerprint: ClassVar[frozenset[str]] = frozenset({"input_tokens", "output_tokens"})
     ordered_by: ClassVar[str] = COLUMN_MS
-    known: ClassVar[frozenset[str]] = frozenset(TRACE_SCHEMA.names)
+    known: ClassVar[frozenset[str]] = frozenset({*ROW_FIELDS, COLUMN_MS})
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from goodput_traces.errors import TraceError
+from goodput_traces.format.writer import sort_trace, write_trace
+from goodput_traces.importers import FORMATS, detect_format, require_columns
 from goodput_traces.importers.base import ImportOptions
 from goodput_traces.importers.baseten import BasetenImporter
-from goodput_traces.importers.registry import FORMATS, detect_format, require_columns
+from goodput_traces.importers.source import Container, parquet_metadata, read_records, recognise
 from goodput_traces.output import refuse_existing
-from goodput_traces.sorting import sort_trace
-from goodput_traces.source import Container, parquet_metadata, read_records, recognise
-from goodput_traces.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

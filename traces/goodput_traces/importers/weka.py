@@ -13,14 +13,13 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
 from goodput_traces.importers.base import Importer, ImportOptions
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import Clock, HashSemantics, TraceMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from goodput_traces.record import Record
+    from goodput_traces.importers.record import Record
 
 __all__ = ["WekaImporter"]
 

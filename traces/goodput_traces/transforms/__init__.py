@@ -1,12 +1,18 @@
-"""What a replay may do to a trace: pure functions from rows to rows, applied as they stream."""
+"""Transforms of a trace for a replay: pure functions from rows to rows, applied as they stream."""
 
 from __future__ import annotations
 
 from goodput_traces.transforms.classes import ClassRule, assign_classes, parse_class_rules
-from goodput_traces.transforms.plan import TransformPlan, apply
+from goodput_traces.transforms.plan import (
+    TransformPlan,
+    Window,
+    apply,
+    cut_window,
+    parse_factor,
+    parse_window,
+    warp_time,
+)
 from goodput_traces.transforms.scale import scale_rate
-from goodput_traces.transforms.speed import parse_factor, warp_time
-from goodput_traces.transforms.window import Window, cut_window, parse_window
 
 __all__ = [
     "ClassRule",

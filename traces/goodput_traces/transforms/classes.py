@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.schema import TraceRow
 
 __all__ = ["ClassRule", "Comparison", "assign_classes", "parse_class_rules"]
 

@@ -1,23 +1,48 @@
-"""Everything a replay does to a trace, as one value, and the one function that does it."""
+"""Everything that a replay can do to a trace, as one value, and the function that applies it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from goodput_core.units import parse_duration
 from goodput_traces.transforms.classes import ClassRule, assign_classes
 from goodput_traces.transforms.scale import scale_rate
-from goodput_traces.transforms.speed import warp_time
-from goodput_traces.transforms.window import Window, cut_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.schema import TraceRow
 
-__all__ = ["TransformPlan", "apply"]
+__all__ = [
+    "TransformPlan",
+    "Window",
+    "apply",
+    "cut_window",
+    "parse_factor",
+    "parse_window",
+    "warp_time",
+]
+
+_FACTOR: Final = re.compile(r"\d{1,6}(\.\d{1,9})?(/\d{1,6})?", re.ASCII)
+_LEAST: Final = Fraction(1, 10_000)
+_MOST: Final = Fraction(10_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Arrivals from `start_ns` up to, not including, `end_ns`, since the trace's first arrival.
+
+    Args:
+        start_ns: where the replay's zero lies, nanoseconds.
+        end_ns: where it ends; None: with the trace.
+    """
+
+    start_ns: int = 0
+    end_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +107,71 @@ def apply(rows: Iterable[TraceRow], plan: TransformPlan) -> Iterator[TraceRow]:
     if plan.speed != 1:
         rows = warp_time(rows, plan.speed, zero_ns=plan.zero_ns(first_ns))
     yield from rows
+
+
+def parse_window(text: str) -> Window:
+    """A window as people write it: `10m..20m`, `90s..`, `..5m`.
+
+    Raises:
+        ValueError: no `..`, a wrong duration, or an end that is not after the start.
+    """
+    start_text, dots, end_text = text.partition("..")
+    if not dots or not text.strip(". "):
+        raise ValueError(f"{text!r} is not a window; write for example 10m..20m, 90s.. or ..5m")
+    start = parse_duration(start_text) if start_text.strip() else 0
+    end = parse_duration(end_text) if end_text.strip() else None
+    if end is not None and end <= start:
+        raise ValueError(f"{text!r} ends before it starts; write the earlier time first")
+    return Window(start_ns=start, end_ns=end)
+
+
+def cut_window(rows: Iterable[TraceRow], window: Window, *, first_ns: int) -> Iterator[TraceRow]:
+    """The rows inside the window; timestamps stay as they are.
+
+    Args:
+        rows: in order of arrival.
+        window: what to keep.
+        first_ns: the trace's first arrival, nanoseconds on the trace's clock.
+    """
+    start = first_ns + window.start_ns
+    end = None if window.end_ns is None else first_ns + window.end_ns
+    for row in rows:
+        if end is not None and row.timestamp_start_unix_ns >= end:
+            return
+        if row.timestamp_start_unix_ns >= start:
+            yield row
+
+
+def parse_factor(text: str) -> Fraction:
+    """An exact positive factor: `2`, `0.5`, `3/2`.
+
+    Raises:
+        ValueError: not a number from 1/10000 to 10000.
+    """
+    if not _FACTOR.fullmatch(text.strip()) or text.strip().endswith("/0"):
+        raise ValueError(f"{text!r} is not a factor; write for example 2, 0.5 or 3/2")
+    whole, _, below = text.strip().partition("/")
+    divisor = Fraction(below or 1)
+    if divisor == 0:
+        raise ValueError(f"{text!r} divides by zero; write for example 2, 0.5 or 3/2")
+    factor = Fraction(whole) / divisor
+    if not _LEAST <= factor <= _MOST:
+        raise ValueError(f"{text!r} is out of bounds; a factor lies between 0.0001 and 10000")
+    return factor
+
+
+def warp_time(rows: Iterable[TraceRow], speed: Fraction, *, zero_ns: int) -> Iterator[TraceRow]:
+    """Move every arrival towards (above 1) or away from (below 1) the replay's zero.
+
+    Exact: integer arithmetic, rounded down, so ties stay ties and order is kept. Promises,
+    patience and recorded outcomes are not arrivals and stay as they are.
+
+    Args:
+        rows: in order of arrival.
+        speed: above 1 is faster.
+        zero_ns: the instant that does not move.
+    """
+    up, down = speed.numerator, speed.denominator
+    for row in rows:
+        since = row.timestamp_start_unix_ns - zero_ns
+        yield replace(row, timestamp_start_unix_ns=zero_ns + since * down // up)

@@ -1,27 +1,55 @@
-"""Rows to Arrow columns and back: the one place that knows both sides.
+"""The Arrow schema of a trace, and the conversion of rows to Arrow columns and back.
 
-Reading a row costs a few microseconds, because a replay in virtual time reads hundreds of
-thousands of them a second: columns become Python lists in bulk, absent ones are skipped.
+Reading a row must cost only a few microseconds, because a replay in virtual time reads hundreds
+of thousands of rows per second: columns become Python lists in bulk, absent ones are skipped.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from goodput_core.units import NS_PER_MS
-from goodput_traces.row import TraceRow
-from goodput_traces.schema import COLUMN_MS, COLUMN_NS, TRACE_SCHEMA
+from goodput_traces.format.schema import COLUMN_MS, COLUMN_NS, ROW_FIELDS, TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["arrivals_ns", "rows_from_columns", "rows_to_batch"]
+__all__ = ["TRACE_SCHEMA", "arrivals_ns", "rows_from_columns", "rows_to_batch"]
 
-_ROW_FIELDS: Final = tuple(field.name for field in fields(TraceRow))
+TRACE_SCHEMA: Final[pa.Schema] = pa.schema(
+    [
+        pa.field("request_id", pa.string(), nullable=False),
+        pa.field(COLUMN_MS, pa.int64(), nullable=False),
+        pa.field(COLUMN_NS, pa.int64(), nullable=False),
+        pa.field("input_tokens", pa.int64(), nullable=False),
+        pa.field("output_tokens", pa.int64(), nullable=False),
+        pa.field("max_output_tokens", pa.int64()),
+        pa.field("prompt", pa.string()),
+        pa.field("total_hashes", pa.list_(pa.int64())),
+        pa.field("block_size", pa.int32()),
+        pa.field("provided_session_id", pa.string()),
+        pa.field("poor_man_session_id", pa.int64()),
+        pa.field("turn", pa.int32()),
+        pa.field("parent_request_id", pa.string()),
+        pa.field("delay_ms", pa.float64()),
+        pa.field("slo_class", pa.string()),
+        pa.field("ttft_target_ms", pa.float64()),
+        pa.field("tpot_target_ms", pa.float64()),
+        pa.field("e2e_target_ms", pa.float64()),
+        pa.field("priority", pa.int32()),
+        pa.field("request_canceled", pa.int8()),
+        pa.field("cancel_after_ms", pa.float64()),
+        pa.field("duration_ttft_ms", pa.int64()),
+        pa.field("duration_e2e_ms", pa.int64()),
+        pa.field("model_name", pa.string()),
+        pa.field("org_id", pa.string()),
+        pa.field("request_type", pa.string()),
+        pa.field("output_text", pa.string()),
+    ]
+)
 
 
 def arrivals_ns(columns: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -40,7 +68,7 @@ def rows_from_columns(columns: Mapping[str, Any]) -> Iterator[TraceRow]:
     """
     values: dict[str, list[Any]] = {
         name: _python_values(columns[name], name)
-        for name in _ROW_FIELDS
+        for name in ROW_FIELDS
         if name in columns and columns[name].null_count < len(columns[name])
     }
     values[COLUMN_NS] = arrivals_ns(columns).tolist()

@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from goodput_traces.checks import OrderCheck, check_columns
-from goodput_traces.columns import arrivals_ns, rows_to_batch
 from goodput_traces.errors import TraceError
+from goodput_traces.format.checks import OrderCheck, check_columns
+from goodput_traces.format.columns import TRACE_SCHEMA, arrivals_ns, rows_to_batch
+from goodput_traces.format.schema import COLUMN_NS, Clock, TraceMetadata
 from goodput_traces.output import whole_file
-from goodput_traces.schema import TRACE_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from goodput_traces.row import TraceRow
-    from goodput_traces.schema import TraceMetadata
+    from goodput_traces.format.schema import TraceRow
 
-__all__ = ["write_trace"]
+__all__ = ["sort_trace", "write_trace"]
 
 _SORT_REMEDY: Final = "sort them first"
 _GROUP_ROWS: Final = 8192
@@ -96,3 +96,30 @@ def _groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
             group, size = [], 0
     if group:
         yield group
+
+
+def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
+    """Write the rows of a trace in the format's order; rows that tie keep theirs.
+
+    Args:
+        unsorted: a trace that `TraceWriter` wrote.
+        out: where the sorted one goes.
+        overwrite: replace it when it exists.
+    """
+    with pq.ParquetFile(unsorted) as file:
+        metadata = TraceMetadata.from_key_values(file.metadata.metadata or {}, has_ns=True)
+        table = file.read()
+    keys = [(COLUMN_NS, "ascending")]
+    if metadata.clock is Clock.SESSION_RELATIVE:
+        keys.insert(0, ("provided_session_id", "ascending"))
+    order = pc.sort_indices(table, sort_keys=keys)  # stable
+    rows_per_group = max(1, min(8192, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
+    with (
+        whole_file(out, overwrite=overwrite) as sink,
+        pq.ParquetWriter(
+            sink, table.schema, compression="zstd", write_page_checksum=True
+        ) as writer,
+    ):
+        for start in range(0, len(order), rows_per_group):
+            writer.write_table(table.take(order[start : start + rows_per_group]))
+        writer.add_key_value_metadata(metadata.to_key_values())

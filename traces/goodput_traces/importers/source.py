@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from goodput_traces.errors import TraceError
-from goodput_traces.parquet_file import batch_rows, first_line
-from goodput_traces.record import Record
+from goodput_traces.format.parquet_file import batch_rows, first_line
+from goodput_traces.importers.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

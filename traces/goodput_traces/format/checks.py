@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow.compute as pc
 
-from goodput_core.units import NS_PER_S
 from goodput_traces.errors import RowError
-from goodput_traces.schema import (
+from goodput_traces.format.schema import (
     COLUMN_MS,
     COLUMN_NS,
     FLOAT_BOUNDS,
@@ -25,9 +24,10 @@ from goodput_traces.schema import (
     REQUIRED_COLUMNS,
     TEXT_BOUNDS,
     Clock,
+    order_problem,
 )
 
-__all__ = ["OrderCheck", "check_columns", "disorder"]
+__all__ = ["OrderCheck", "check_columns"]
 
 
 def check_columns(columns: Mapping[str, Any], *, path: Path | str, first_row: int) -> None:
@@ -171,28 +171,6 @@ def _check_hashes(batch: _Batch) -> None:
         )
 
 
-def disorder(before: tuple[str, int], now: tuple[str, int], remedy: str) -> str | None:
-    """What is wrong with the order of two rows that follow each other; None: nothing.
-
-    Args:
-        before: session and arrival (nanoseconds) of the first; sessions are empty where all
-            share one clock.
-        now: of the second.
-        remedy: what to do about it.
-    """
-    if before <= now:
-        return None
-    if before[0] or now[0]:
-        return (
-            "rows are not sorted by session and then time, this one belongs above the one before "
-            f"it; {remedy}"
-        )
-    behind_s = (before[1] - now[1]) / NS_PER_S
-    return (
-        f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it; {remedy}"
-    )
-
-
 class OrderCheck:
     """Rows must come by arrival, or by session and then arrival where sessions share no clock.
 
@@ -237,7 +215,7 @@ class OrderCheck:
         late = np.flatnonzero(arrivals_ns < before)
         if len(late):
             at = int(late[0])
-            problem = disorder(("", int(before[at])), ("", int(arrivals_ns[at])), self._remedy)
+            problem = order_problem(("", int(before[at])), ("", int(arrivals_ns[at])), self._remedy)
             assert problem is not None
             raise RowError(self._path, first_row + at, self._column, problem)
         self._last_ns = int(arrivals_ns[-1])
@@ -252,7 +230,7 @@ class OrderCheck:
                     "it is missing although the clock is session-relative; name the session",
                 )
             before = (self._last_session, self._last_ns)
-            problem = disorder(before, (session, now), self._remedy)
+            problem = order_problem(before, (session, now), self._remedy)
             if problem is not None:
                 raise RowError(self._path, first_row + at, self._column, problem)
             self._last_session, self._last_ns = session, now

@@ -1,31 +1,33 @@
-"""What a trace looks like: one streaming pass, bounded memory.
+"""Describe a trace in one streaming pass with bounded memory.
 
-How it is shown is the business of `describe_view`. Lengths have exact quantiles, because they
-are small whole numbers that can be counted; distinct sessions and blocks are exact up to two
-million and estimated beyond, and say so.
+Lengths have exact quantiles, because they are small whole numbers that can be counted. Distinct
+sessions and blocks are exact up to two million and estimated beyond, and say so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from goodput_traces.describe_counts import (
+from goodput_traces.describe.counters import (
     ArrivalCounts,
+    Arrivals,
     LengthCounts,
+    LengthSummary,
     PrefixCounts,
+    PrefixReuse,
     SessionCounts,
     integers,
 )
-from goodput_traces.description import TraceDescription
-from goodput_traces.schema import Clock
+from goodput_traces.format.schema import Clock, TraceMetadata
 
 if TYPE_CHECKING:
-    from goodput_traces.reader import Trace
+    from goodput_traces.format.reader import Trace
 
-__all__ = ["describe"]
+__all__ = ["TraceDescription", "describe"]
 
 _MAX_CLASSES: Final = 1000
 _COLUMNS: Final = (
@@ -36,6 +38,37 @@ _COLUMNS: Final = (
     "poor_man_session_id",
     "slo_class",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceDescription:
+    """Everything `goodput trace describe` shows.
+
+    Args:
+        rows: requests.
+        metadata: what the file says about itself.
+        floored_output_rows: zero-length answers that are read as one token.
+        arrivals: None for a session-relative clock: there is no common time.
+        prompt: lengths of prompts.
+        answer: lengths of answers.
+        sessions: different sessions; rows without one are not counted.
+        session_rows: rows that belong to a session.
+        sessions_exact: whether `sessions` is counted rather than estimated.
+        prefixes: prefix reuse.
+        classes: rows per SLO class; the empty name stands for rows without one.
+    """
+
+    rows: int
+    metadata: TraceMetadata
+    floored_output_rows: int
+    arrivals: Arrivals | None
+    prompt: LengthSummary
+    answer: LengthSummary
+    sessions: int
+    session_rows: int
+    sessions_exact: bool
+    prefixes: PrefixReuse
+    classes: tuple[tuple[str, int], ...]
 
 
 def describe(trace: Trace) -> TraceDescription:

@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.compute as pc
 
 from goodput_core.units import NS_PER_MS
-from goodput_traces.checks import OrderCheck, check_columns
-from goodput_traces.columns import arrivals_ns, rows_from_columns
 from goodput_traces.errors import RowError, TraceError
-from goodput_traces.parquet_file import (
+from goodput_traces.format.checks import OrderCheck, check_columns
+from goodput_traces.format.columns import TRACE_SCHEMA, arrivals_ns, rows_from_columns
+from goodput_traces.format.parquet_file import (
     batch_rows,
     open_parquet,
     read_column,
     require_columns,
     typed_columns,
 )
-from goodput_traces.schema import (
+from goodput_traces.format.schema import (
     COLUMN_MS,
     COLUMN_NS,
     REQUIRED_COLUMNS,
-    TRACE_SCHEMA,
     Clock,
     TraceMetadata,
 )
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow.parquet as pq
 
-    from goodput_traces.row import TraceRow
+    from goodput_traces.format.schema import TraceRow
 
 __all__ = ["Trace", "open_trace"]
 

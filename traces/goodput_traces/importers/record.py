@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from goodput_traces.errors import RowError
-from goodput_traces.schema import FLOAT_BOUNDS, INT_BOUNDS, MAX_HASHES, TEXT_BOUNDS
+from goodput_traces.format.schema import FLOAT_BOUNDS, INT_BOUNDS, MAX_HASHES, TEXT_BOUNDS
 
 __all__ = ["Record"]
 

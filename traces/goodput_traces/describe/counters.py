@@ -6,22 +6,156 @@ They know Arrow columns and arithmetic, and nothing of files or of how results a
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from goodput_core.units import NS_PER_S
-from goodput_traces.description import Arrivals, LengthSummary, PrefixReuse
-from goodput_traces.distinct import DistinctCounter
 
 if TYPE_CHECKING:
-    from goodput_traces.reader import Trace
+    from goodput_traces.format.reader import Trace
 
-__all__ = ["ArrivalCounts", "LengthCounts", "PrefixCounts", "SessionCounts", "integers"]
+__all__ = [
+    "ArrivalCounts",
+    "Arrivals",
+    "DistinctCounter",
+    "LengthCounts",
+    "LengthSummary",
+    "PrefixCounts",
+    "PrefixReuse",
+    "SessionCounts",
+    "integers",
+]
 
 _Int64 = np.ndarray[Any, np.dtype[np.int64]]
+_U64 = np.ndarray[Any, np.dtype[np.uint64]]
 _TIME_BINS: Final = 60
+_REMEMBERED: Final = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthSummary:
+    """Lengths in tokens; quantiles are nearest-rank and exact.
+
+    Args:
+        total: the sum over all rows.
+        p50, p90, p99, max: quantiles.
+        histogram: (lowest, highest, rows) per power of two, without empty ends.
+    """
+
+    total: int
+    p50: int
+    p90: int
+    p99: int
+    max: int
+    histogram: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """When requests arrive, on one clock.
+
+    Args:
+        span_ns: from the first to the last arrival.
+        mean_rate_per_s: rows over the span; None when all arrive at once.
+        peak_1s: most arrivals in any whole second, counted from the first arrival.
+        peak_60s: most arrivals in any whole minute, counted likewise.
+        gap_cv: standard deviation of the gaps between arrivals over their mean: 1 for a
+            Poisson process, above it bursty; None with fewer than two gaps or no mean.
+        distinct_instants: different arrival times.
+        tied_rows: rows that share their instant with another.
+        largest_tie: most rows at one instant.
+        histogram: arrivals in equal parts of the span.
+    """
+
+    span_ns: int
+    mean_rate_per_s: float | None
+    peak_1s: int
+    peak_60s: int
+    gap_cv: float | None
+    distinct_instants: int
+    tied_rows: int
+    largest_tie: int
+    histogram: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixReuse:
+    """How much of the prompts was seen before: the best that a prefix cache could do.
+
+    Args:
+        blocks: hashes in all rows.
+        distinct_blocks: different ones.
+        block_sizes: tokens per hash, as found.
+        rows: rows with hashes.
+        exact: whether `distinct_blocks` is counted rather than estimated.
+    """
+
+    blocks: int
+    distinct_blocks: int
+    block_sizes: tuple[int, ...]
+    rows: int
+    exact: bool
+
+    @property
+    def reused(self) -> float | None:
+        """Share of blocks that an earlier row, or the same one, already had."""
+        return None if self.blocks == 0 else max(0.0, 1 - self.distinct_blocks / self.blocks)
+
+
+class DistinctCounter:
+    """Count distinct 64-bit values in bounded memory.
+
+    Exact up to the limit. Beyond it, only values whose scrambled form ends in enough zero bits are
+    kept, and their number is scaled up: with a million kept, the error is a fraction of a per
+    cent.
+
+    Source: Wegman's adaptive sampling, in Flajolet, "On adaptive sampling", Computing 43, 1990.
+
+    Args:
+        limit: values remembered at most.
+    """
+
+    def __init__(self, limit: int = _REMEMBERED) -> None:
+        self._limit = limit
+        self._shift = 0
+        self._seen: _U64 = np.empty(0, dtype=np.uint64)
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing had to be left out."""
+        return self._shift == 0
+
+    @property
+    def count(self) -> int:
+        """Distinct values so far; an estimate unless `exact`."""
+        return len(self._seen) << self._shift
+
+    def add(self, values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Add a batch of values, in any order, with repeats."""
+        new = self._kept(_scramble(values.view(np.uint64)))
+        # Sorted rather than `np.unique`, whose hash table is fifty times slower on these.
+        merged = np.sort(np.concatenate((self._seen, new)))
+        first = np.ones(len(merged), dtype=np.bool_)
+        np.not_equal(merged[1:], merged[:-1], out=first[1:])
+        self._seen = merged[first]
+        while len(self._seen) > self._limit:
+            self._shift += 1
+            self._seen = self._kept(self._seen)
+
+    def _kept(self, values: _U64) -> _U64:
+        mask = np.uint64((1 << self._shift) - 1)
+        return values[(values & mask) == 0] if self._shift else values
+
+
+def _scramble(values: _U64) -> _U64:
+    """One-to-one and well mixed: the finalizer of splitmix64."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 class LengthCounts:

@@ -9,14 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from goodput_core.units import NS_PER_S, format_duration
-from goodput_traces.schema import Clock, HashSemantics
+from goodput_traces.format.schema import Clock, HashSemantics
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
-    from goodput_traces.description import Arrivals, LengthSummary, TraceDescription
+    from goodput_traces.describe.counters import Arrivals, LengthSummary
+    from goodput_traces.describe.description import TraceDescription
 
 __all__ = ["print_description", "to_json"]
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from goodput_traces.errors import NotATraceError, TraceError
-from goodput_traces.schema import COLUMN_MS, COLUMN_NS, REQUIRED_COLUMNS, TRACE_SCHEMA
+from goodput_traces.format.columns import TRACE_SCHEMA
+from goodput_traces.format.schema import COLUMN_MS, COLUMN_NS, REQUIRED_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

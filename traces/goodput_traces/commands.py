@@ -1,0 +1,132 @@
+"""What `goodput trace` does with its arguments: one call, a result on stdout, notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from goodput_core.units import NS_PER_S, format_duration
+from goodput_traces.cli import SAMPLE
+from goodput_traces.describe import describe
+from goodput_traces.describe.view import print_description, to_json
+from goodput_traces.exporters.run import export_trace
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.writer import write_trace
+from goodput_traces.importers.base import ImportOptions
+from goodput_traces.importers.run import ImportRequest, import_trace
+from goodput_traces.sample import sample_path
+from goodput_traces.synthesis import SynthesisOptions, synthesize, synthetic_metadata
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["COMMANDS"]
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    request = ImportRequest(
+        source=arguments.source,
+        out=arguments.out,
+        format=arguments.format,
+        options=ImportOptions(
+            source=arguments.origin or f"imported from {arguments.source.name}",
+            licence=arguments.licence,
+            block_size=arguments.block_size,
+        ),
+        sort=arguments.sort,
+        overwrite=arguments.force,
+    )
+    with _progress(arguments.source) as on_bytes:
+        result = import_trace(request, on_bytes)
+    _note(result.notes)
+    sys.stdout.write(
+        f"{arguments.out}: {result.num_rows:,} rows from {result.container} "
+        f"in the format {result.format}\n"
+    )
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    result = export_trace(
+        arguments.trace, arguments.out, arguments.format, overwrite=arguments.force
+    )
+    _note(result.notes)
+    sys.stdout.write(
+        f"{arguments.out}: {result.num_rows:,} rows in the format {arguments.format}\n"
+    )
+    return 0
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    description = describe(open_trace(arguments.trace))
+    if arguments.json:
+        json.dump(to_json(arguments.trace, description), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        sample = arguments.trace == sample_path()
+        print_description(Console(), SAMPLE if sample else str(arguments.trace), description)
+    return 0
+
+
+def _synthesize(arguments: argparse.Namespace) -> int:
+    options = SynthesisOptions(
+        seed=arguments.seed,
+        duration_ns=arguments.duration,
+        rate_per_s=arguments.rate,
+        burst_factor=arguments.burst_factor,
+        batch_share=arguments.batch_share,
+        session_share=arguments.session_share,
+    )
+    command = shlex.join(
+        [
+            *("goodput", "trace", "synthesize", "--out", arguments.out.name),
+            *("--seed", str(options.seed), "--duration", f"{options.duration_ns / NS_PER_S:g}s"),
+            *("--rate", f"{options.rate_per_s:g}", "--burst-factor", f"{options.burst_factor:g}"),
+            *("--batch-share", f"{options.batch_share:g}"),
+            *("--session-share", f"{options.session_share:g}"),
+        ]
+    )
+    rows = write_trace(
+        arguments.out,
+        synthesize(options),
+        synthetic_metadata(command),
+        overwrite=arguments.force,
+    )
+    sys.stdout.write(
+        f"{arguments.out}: {rows:,} synthetic rows over {format_duration(options.duration_ns)}\n"
+    )
+    return 0
+
+
+@contextmanager
+def _progress(source: Path) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr that shows how much of the source has been read; none in a pipe."""
+    console = Console(stderr=True)
+    if not console.is_terminal or not source.is_file():
+        yield None
+        return
+    columns = (TextColumn("importing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("import", total=source.stat().st_size)
+        yield lambda position: progress.update(task, completed=position)
+
+
+def _note(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+
+
+COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
+    "import": _import,
+    "export": _export,
+    "describe": _describe,
+    "synthesize": _synthesize,
+}

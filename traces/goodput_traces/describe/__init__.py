@@ -1,0 +1,5 @@
+"""What a trace holds: counted in one pass, shown as tables or JSON."""
+
+from goodput_traces.describe.description import TraceDescription, describe
+
+__all__ = ["TraceDescription", "describe"]

@@ -1,0 +1,1 @@
+"""The Parquet trace format: its schema, its rules, a reader and a writer."""

@@ -1,0 +1,303 @@
+"""The trace format without any I/O: rows, columns, bounds, order, and the file's own metadata.
+
+Columns shared with AIPerf's `baseten_trace` reader keep its names and meaning. This module must
+not import pyarrow: importers, transforms and argument parsers load it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from goodput_core.slo.targets import Targets
+from goodput_core.units import NS_PER_MS, NS_PER_S, ms_to_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "COLUMN_MS",
+    "COLUMN_NS",
+    "FLOAT_BOUNDS",
+    "FORMAT_VERSION",
+    "INT_BOUNDS",
+    "MAX_HASHES",
+    "MAX_TOKENS",
+    "REQUIRED_COLUMNS",
+    "ROW_FIELDS",
+    "TEXT_BOUNDS",
+    "Clock",
+    "HashSemantics",
+    "TraceMetadata",
+    "TraceRow",
+    "order_problem",
+]
+
+FORMAT_VERSION: Final = "1"
+COLUMN_NS: Final = "timestamp_start_unix_ns"
+COLUMN_MS: Final = "timestamp_start_unix_ms"
+# In addition, one of the two timestamps is required.
+REQUIRED_COLUMNS: Final = ("request_id", "input_tokens", "output_tokens")
+
+# Prompts are built from these numbers, so a hostile file must not be able to request a
+# terabyte. The largest context length on the market is ten million tokens.
+MAX_TOKENS: Final = 10_000_000
+MAX_HASHES: Final = 10_000_000
+_MAX_MS: Final = 366 * 86_400_000  # a year; a longer target or pause has the wrong unit
+_INT32: Final = (-(2**31), 2**31 - 1)
+_INT64: Final = (-(2**63), 2**63 - 1)
+_MAX_NAME: Final = 512
+_MAX_TEXT: Final = 64 << 20
+
+# Column → (lowest, highest).
+INT_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
+    COLUMN_NS: (0, _INT64[1]),
+    COLUMN_MS: (0, _INT64[1] // NS_PER_MS),
+    "input_tokens": (1, MAX_TOKENS),
+    "output_tokens": (0, MAX_TOKENS),  # zeros are read as 1 and counted
+    "max_output_tokens": (1, MAX_TOKENS),
+    "block_size": (1, 1 << 20),
+    "poor_man_session_id": _INT64,
+    "turn": (0, _INT32[1]),
+    "priority": _INT32,
+    "request_canceled": (0, 1),
+    "duration_ttft_ms": (0, _MAX_MS),
+    "duration_e2e_ms": (0, _MAX_MS),
+}
+# Column → (lowest, True if the lowest itself is allowed, highest), milliseconds.
+FLOAT_BOUNDS: Final[Mapping[str, tuple[float, bool, float]]] = {
+    "ttft_target_ms": (0.0, False, _MAX_MS),
+    "tpot_target_ms": (0.0, False, _MAX_MS),
+    "e2e_target_ms": (0.0, False, _MAX_MS),
+    "delay_ms": (0.0, True, _MAX_MS),
+    "cancel_after_ms": (0.0, True, _MAX_MS),
+}
+# Column → longest value, bytes.
+TEXT_BOUNDS: Final[Mapping[str, int]] = {
+    "request_id": _MAX_NAME,
+    "prompt": _MAX_TEXT,
+    "provided_session_id": _MAX_NAME,
+    "parent_request_id": _MAX_NAME,
+    "slo_class": 63,
+    "model_name": _MAX_NAME,
+    "org_id": _MAX_NAME,
+    "request_type": _MAX_NAME,
+    "output_text": _MAX_TEXT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRow:
+    """One request of a trace. Field names equal the columns of the Parquet format.
+
+    Args:
+        request_id: unique within the trace; pairs two runs of one trace.
+        timestamp_start_unix_ns: arrival, nanoseconds. Since the Unix epoch for an absolute
+            clock, since the start of the trace or the session for a relative one.
+        input_tokens: prompt length, at least 1.
+        output_tokens: answer length, at least 1 (zeros are read as 1 and counted).
+        max_output_tokens: the limit that the client set; policies see no other length.
+        prompt: the prompt's text, if the trace has it.
+        total_hashes: one hash per block of the prompt, in order; equal hashes are equal
+            prefixes. Empty if the prefix structure is unknown. Hashes beyond the prompt's blocks
+            belong to the answer.
+        block_size: tokens per hash; present if `total_hashes` is not empty.
+        provided_session_id: the session id given by the source.
+        poor_man_session_id: a session id that the source derived because none was given.
+        turn: position within the session, from 0.
+        parent_request_id: the request whose answer this request follows.
+        delay_ms: think time between the parent's answer and this request, milliseconds.
+        slo_class: the SLO class.
+        ttft_target_ms: the row's own TTFT target, milliseconds.
+        tpot_target_ms: the row's own TPOT target, milliseconds.
+        e2e_target_ms: the row's own end-to-end target, milliseconds.
+        priority: larger is more urgent.
+        request_canceled: True if the source's client cancelled the request.
+        cancel_after_ms: time of the cancellation, milliseconds after arrival.
+        duration_ttft_ms: recorded TTFT, milliseconds; not used by a replay.
+        duration_e2e_ms: recorded duration, milliseconds; not used by a replay.
+        model_name: the model that served the request.
+        org_id: the organisation that sent the request.
+        request_type: the source's name for the kind of request.
+        output_text: the answer's text, if the trace has it.
+    """
+
+    request_id: str
+    timestamp_start_unix_ns: int
+    input_tokens: int
+    output_tokens: int
+    max_output_tokens: int | None = None
+    prompt: str | None = None
+    total_hashes: tuple[int, ...] = ()
+    block_size: int | None = None
+    provided_session_id: str | None = None
+    poor_man_session_id: int | None = None
+    turn: int | None = None
+    parent_request_id: str | None = None
+    delay_ms: float | None = None
+    slo_class: str | None = None
+    ttft_target_ms: float | None = None
+    tpot_target_ms: float | None = None
+    e2e_target_ms: float | None = None
+    priority: int | None = None
+    request_canceled: bool | None = None
+    cancel_after_ms: float | None = None
+    duration_ttft_ms: int | None = None
+    duration_e2e_ms: int | None = None
+    model_name: str | None = None
+    org_id: str | None = None
+    request_type: str | None = None
+    output_text: str | None = None
+
+    @property
+    def targets(self) -> Targets:
+        """The row's own targets; they override those of its class."""
+        return Targets(
+            ttft_ns=None if self.ttft_target_ms is None else ms_to_ns(self.ttft_target_ms),
+            tpot_ns=None if self.tpot_target_ms is None else ms_to_ns(self.tpot_target_ms),
+            e2e_ns=None if self.e2e_target_ms is None else ms_to_ns(self.e2e_target_ms),
+        )
+
+    @property
+    def session_id(self) -> str | None:
+        """The provided session id, else the derived one, else None."""
+        if self.provided_session_id is not None:
+            return self.provided_session_id
+        return None if self.poor_man_session_id is None else str(self.poor_man_session_id)
+
+    @property
+    def cancel_after_ns(self) -> int | None:
+        """Time of the client's cancellation, nanoseconds after arrival; None if it waits."""
+        return None if self.cancel_after_ms is None else ms_to_ns(self.cancel_after_ms)
+
+
+ROW_FIELDS: Final = tuple(field.name for field in fields(TraceRow))
+
+
+def order_problem(before: tuple[str, int], now: tuple[str, int], remedy: str) -> str | None:
+    """Describe a violation of the row order, or return None if the two rows are in order.
+
+    Args:
+        before: session and arrival (nanoseconds) of a row; the session is empty if all rows
+            share one clock.
+        now: the same of the next row.
+        remedy: how the user can mend the order.
+    """
+    if before <= now:
+        return None
+    if before[0] or now[0]:
+        return (
+            "rows are not sorted by session and then time, this one belongs above the one before "
+            f"it; {remedy}"
+        )
+    behind_s = (before[1] - now[1]) / NS_PER_S
+    return (
+        f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it; {remedy}"
+    )
+
+
+class Clock(StrEnum):
+    """Origin of a trace's timestamps."""
+
+    ABSOLUTE = "absolute"
+    """The Unix epoch."""
+    TRACE_RELATIVE = "trace-relative"
+    """The start of the trace."""
+    SESSION_RELATIVE = "session-relative"
+    """The start of each session. Sessions share no clock, so a replay refuses the trace."""
+
+
+class HashSemantics(StrEnum):
+    """Part of the prompt that a row's hashes cover."""
+
+    NONE = "none"
+    """No hashes."""
+    FULL_BLOCKS = "full-blocks"
+    """Full blocks only: a row has input_tokens // block_size of them."""
+    LAST_PARTIAL = "last-partial"
+    """The last block may be partial: a row has ceil(input_tokens / block_size) of them."""
+    UNSPECIFIED = "unspecified"
+    """The source does not state it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMetadata:
+    """Key-value metadata of a trace file.
+
+    Args:
+        source: origin of the requests, free text.
+        licence: licence of the source; empty if unknown.
+        clock: origin of the timestamps.
+        timestamp_resolution_ns: tick of the source's timestamps, nanoseconds.
+        hash_semantics: coverage of `total_hashes`.
+        floored_output_rows: rows whose zero output tokens became 1 at import.
+    """
+
+    source: str = ""
+    licence: str = ""
+    clock: Clock = Clock.ABSOLUTE
+    timestamp_resolution_ns: int = 1
+    hash_semantics: HashSemantics = HashSemantics.UNSPECIFIED
+    floored_output_rows: int = 0
+
+    def to_key_values(self) -> dict[str, str]:
+        """The Parquet file's key-value metadata."""
+        return {
+            f"{_PREFIX}version": FORMAT_VERSION,
+            f"{_PREFIX}source": self.source,
+            f"{_PREFIX}licence": self.licence,
+            f"{_PREFIX}clock": self.clock.value,
+            f"{_PREFIX}timestamp_resolution_ns": str(self.timestamp_resolution_ns),
+            f"{_PREFIX}hash_semantics": self.hash_semantics.value,
+            f"{_PREFIX}floored_output_rows": str(self.floored_output_rows),
+        }
+
+    @classmethod
+    def from_key_values(cls, pairs: Mapping[bytes, bytes], *, has_ns: bool) -> TraceMetadata:
+        """Decode the metadata; absent keys get the defaults for files of other tools.
+
+        Raises:
+            ValueError: a key has an unknown value; names the key.
+        """
+
+        def text(key: str, default: str) -> str:
+            raw = pairs.get(f"{_PREFIX}{key}".encode())
+            return default if raw is None else raw.decode("utf-8", "replace")[:4096]
+
+        def number(key: str, default: int) -> int:
+            raw = text(key, str(default))
+            if not (raw.isascii() and raw.isdigit() and len(raw) < 19):
+                raise ValueError(f"metadata {_PREFIX}{key} is {raw[:40]!r}, not a whole number")
+            return int(raw)
+
+        version = text("version", FORMAT_VERSION)
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"metadata {_PREFIX}version is {version[:40]!r}, this version of goodput reads "
+                f"{FORMAT_VERSION!r}; upgrade goodput"
+            )
+        return cls(
+            source=text("source", ""),
+            licence=text("licence", ""),
+            clock=_member(Clock, "clock", text("clock", Clock.ABSOLUTE)),
+            timestamp_resolution_ns=number("timestamp_resolution_ns", 1 if has_ns else NS_PER_MS),
+            hash_semantics=_member(
+                HashSemantics, "hash_semantics", text("hash_semantics", HashSemantics.UNSPECIFIED)
+            ),
+            floored_output_rows=number("floored_output_rows", 0),
+        )
+
+
+_PREFIX: Final = "goodput.trace."
+_E = TypeVar("_E", bound=StrEnum)
+
+
+def _member(kind: type[_E], key: str, value: str) -> _E:
+    try:
+        return kind(value)
+    except ValueError as error:
+        allowed = ", ".join(kind)
+        raise ValueError(
+            f"metadata {_PREFIX}{key} is {value[:40]!r}, not one of {allowed}"
+        ) from error
