@@ -29,10 +29,10 @@ from goodput_engine.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from goodput_core.engine_state import EngineState
     from goodput_core.errors import GoodputError
     from goodput_engine.messages import (
         Configure,
-        EngineState,
         FollowManifest,
         FrontMessage,
         RequestOutput,

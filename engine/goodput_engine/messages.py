@@ -11,12 +11,13 @@ from collections.abc import Sequence  # noqa: TC003 - msgspec reads the annotati
 
 import msgspec
 
+from goodput_core.engine_state import EngineState  # noqa: TC001 - msgspec reads the annotations
+
 __all__ = [
     "Cancel",
     "Configure",
     "CoreMessage",
     "Drain",
-    "EngineState",
     "ExecutorInput",
     "Failed",
     "FollowManifest",
@@ -193,69 +194,6 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
     finish_reason: str | None = None
     cached_tokens: int = 0
     first_scheduled_ns: int = 0
-
-
-class EngineState(_Value, frozen=True, kw_only=True):
-    """A snapshot of the core for `GET /control/state` and metrics; counters since its start.
-
-    Args:
-        at_ns: when it was taken.
-        running, waiting: requests.
-        kv_total_blocks, kv_free_blocks, kv_cached_blocks: `free` may be handed out at once and
-            includes `cached`, which still hold a reusable prefix.
-        block_size: tokens per KV block.
-        limits_revision: of the bounds in force.
-        token_budget, max_num_seqs, max_waiting: the bounds in force.
-        budget_law, safety_percent: which law sizes the prompts' share of a step, and the share of
-            the tightest time per token that it plans a step to take; empty and 0: none does.
-        prompt_tokens, prompt_reason: its latest decision, and why; 0 and empty before any.
-        steps, step_ns: steps committed and their summed device time.
-        scheduled_tokens, output_tokens: computed and emitted.
-        preemptions: requests sent back to wait.
-        recomputed_tokens, swapped_tokens: of these: computed tokens that are computed again, or
-            were copied to host memory.
-        prefix_queried_tokens, prefix_hit_tokens: of admitted prompts.
-        shed: requests refused.
-        draining: whether new requests are refused.
-        behind_ns: by how much an emulated device's clock trails real time.
-        host_total_blocks, host_free_blocks: host memory for copies of KV blocks.
-        predicted_lengths, length_error: answers whose length was predicted, and the mean of
-            |ln(predicted / true)| over the recent ones; 0 where the policy predicts nothing.
-        step_time_error: recent mean of |measured / predicted − 1| of step times; likewise.
-    """
-
-    at_ns: int
-    running: int
-    waiting: int
-    kv_total_blocks: int
-    kv_free_blocks: int
-    kv_cached_blocks: int
-    block_size: int
-    limits_revision: int
-    token_budget: int
-    max_num_seqs: int
-    max_waiting: int
-    steps: int
-    step_ns: int
-    scheduled_tokens: int
-    output_tokens: int
-    preemptions: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    shed: int
-    draining: bool
-    behind_ns: int = 0
-    recomputed_tokens: int = 0
-    swapped_tokens: int = 0
-    host_total_blocks: int = 0
-    host_free_blocks: int = 0
-    predicted_lengths: int = 0
-    length_error: float = 0.0
-    step_time_error: float = 0.0
-    budget_law: str = ""
-    safety_percent: int = 0
-    prompt_tokens: int = 0
-    prompt_reason: str = ""
 
 
 class Ready(_Message, frozen=True, kw_only=True):

@@ -7,14 +7,13 @@ two calls, a simulation jumps. It knows nothing of sockets, HTTP or text.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Final
 
-from msgspec import structs
-
+from goodput_core.engine_state import EngineState, EngineStatistics
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import BudgetLaw
-from goodput_engine.messages import EngineState, Rejected, RequestOutput, StepOutputs
+from goodput_engine.messages import Rejected, RequestOutput, StepOutputs
 from goodput_engine.scheduler.pacing import Pacer
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.prediction import PredictionError
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineCore"]
 
 _NO_PREDICTIONS: Final = PredictionError()
+_COUNTERS: Final = tuple(f.name for f in fields(EngineStatistics) if f.name != "shed")
 
 
 class EngineCore:
@@ -262,7 +262,11 @@ class EngineCore:
         waiting, limits = len(scheduler.waiting), scheduler.limits
         host_free, host_total = scheduler.host_blocks
         predicted = scheduler.prediction_error or _NO_PREDICTIONS
-        state = EngineState(
+        pacer = scheduler.pacer
+        latest = None if pacer is None else pacer.latest
+        return EngineState(
+            **{name: getattr(stats, name) for name in _COUNTERS},
+            shed=stats.shed + self._refused_draining,
             at_ns=now_ns,
             running=scheduler.num_requests - waiting,
             waiting=waiting,
@@ -270,29 +274,22 @@ class EngineCore:
             kv_free_blocks=scheduler.free_blocks,
             kv_cached_blocks=scheduler.cached_blocks,
             block_size=scheduler.block_size,
+            host_total_blocks=host_total,
+            host_free_blocks=host_free,
             limits_revision=self._limits_revision,
             token_budget=limits.token_budget,
             max_num_seqs=limits.max_num_seqs,
             max_waiting=limits.max_waiting,
-            steps=stats.steps,
-            step_ns=stats.step_ns,
-            scheduled_tokens=stats.scheduled_tokens,
-            output_tokens=stats.output_tokens,
-            preemptions=stats.preemptions,
-            prefix_queried_tokens=stats.prefix_queried_tokens,
-            prefix_hit_tokens=stats.prefix_hit_tokens,
-            shed=stats.shed + self._refused_draining,
             draining=self._draining,
             behind_ns=self._executor.behind_ns,
-            recomputed_tokens=stats.recomputed_tokens,
-            swapped_tokens=stats.swapped_tokens,
-            host_total_blocks=host_total,
-            host_free_blocks=host_free,
             predicted_lengths=predicted.judged,
             length_error=predicted.mean_abs_log_ratio,
-            step_time_error=scheduler.policy.step_time_error,
+            step_time_error=(scheduler.policy if pacer is None else pacer).step_time_error,
+            budget_law="" if pacer is None else pacer.law,
+            safety_percent=0 if pacer is None else pacer.safety_percent,
+            prompt_tokens=0 if latest is None else latest.tokens,
+            prompt_reason="" if latest is None else latest.reason,
         )
-        return state if scheduler.pacer is None else _paced(state, scheduler.pacer)
 
     def _within_bounds(self, token_budget: int) -> int:
         if self._max_token_budget is not None:
@@ -343,17 +340,4 @@ def _scheduled(submit: Submit, *, keeps_blocks: bool = False) -> ScheduledReques
         ),
         priority=submit.priority,
         keeps_blocks=keeps_blocks,
-    )
-
-
-def _paced(state: EngineState, pacer: Pacer) -> EngineState:
-    """With what sizes the prompts' share of its steps."""
-    latest = pacer.latest
-    return structs.replace(
-        state,
-        budget_law=pacer.law,
-        safety_percent=pacer.safety_percent,
-        step_time_error=pacer.step_time_error,
-        prompt_tokens=0 if latest is None else latest.tokens,
-        prompt_reason="" if latest is None else latest.reason,
     )

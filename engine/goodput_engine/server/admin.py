@@ -6,6 +6,7 @@ A port of its own, so that what clients can reach never shows or steers the engi
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,7 +102,7 @@ def _state(front: Front) -> dict[str, Any]:
     }
     if front.core is not None and front.ready is not None:
         core = front.core.state
-        state |= {name: getattr(core, name) for name in core.__struct_fields__}
+        state |= asdict(core)
         state["max_model_tokens"] = front.ready.max_model_tokens
         state["startup_seconds"] = front.startup_s
         state["tokenizer"] = TOKENIZER_EMULATED

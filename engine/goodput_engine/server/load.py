@@ -14,8 +14,8 @@ from goodput_core.contract import HEADER_LOAD
 from goodput_core.placement import is_saturated
 
 if TYPE_CHECKING:
+    from goodput_core.engine_state import EngineState
     from goodput_engine.core_client import CoreClient
-    from goodput_engine.messages import EngineState
     from goodput_engine.server.front import Front
 
 __all__ = ["LoadHeader", "load_of"]

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from goodput_engine.messages import EngineState, StepOutputs
+    from goodput_core.engine_state import EngineState
+    from goodput_engine.messages import StepOutputs
     from goodput_engine.server.settings import Names
 
 __all__ = ["CONTENT_TYPE", "EngineMetrics"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
+from goodput_core.engine_state import EngineState
 from goodput_engine.core.outbox import Outbox
 from goodput_engine.core.wire import core_reader
-from goodput_engine.messages import EngineState, Rejected, RequestOutput, StepOutputs
+from goodput_engine.messages import Rejected, RequestOutput, StepOutputs
 
 if TYPE_CHECKING:
     from goodput_engine.messages import CoreMessage
@@ -15,26 +16,7 @@ if TYPE_CHECKING:
 
 def _step(number: int, *outputs: RequestOutput) -> StepOutputs:
     state = EngineState(
-        at_ns=number,
-        running=1,
-        waiting=0,
-        kv_total_blocks=1,
-        kv_free_blocks=1,
-        kv_cached_blocks=0,
-        block_size=16,
-        limits_revision=0,
-        token_budget=1,
-        max_num_seqs=1,
-        max_waiting=1,
-        steps=number,
-        step_ns=0,
-        scheduled_tokens=0,
-        output_tokens=0,
-        preemptions=0,
-        prefix_queried_tokens=0,
-        prefix_hit_tokens=0,
-        shed=0,
-        draining=False,
+        at_ns=number, running=1, kv_total_blocks=1, kv_free_blocks=1, block_size=16, steps=number
     )
     return StepOutputs(at_ns=number, step_ns=1, outputs=list(outputs), state=state)
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goodput_core.engine_state import EngineState
 from goodput_engine.core.wire import MAX_FRAME_BYTES, WireError, core_reader, encode, front_reader
 from goodput_engine.messages import (
     Cancel,
@@ -17,8 +18,10 @@ from goodput_engine.messages import (
     Failed,
     FrontMessage,
     Limits,
+    RequestOutput,
     SetLimits,
     Shutdown,
+    StepOutputs,
     Submit,
 )
 
@@ -78,3 +81,11 @@ def test_the_core_cannot_be_mistaken_for_the_front() -> None:
         front_reader().feed(encode(Failed(detail="x", exit_code=70)))
     (message,) = core_reader().feed(encode(Failed(detail="x", exit_code=70)))
     assert message == Failed(detail="x", exit_code=70)
+
+
+def test_the_state_of_the_engine_survives_a_frame() -> None:
+    state = EngineState(at_ns=7, running=1, preemptions=2, prompt_reason="Ceiling", draining=True)
+    step = StepOutputs(
+        at_ns=7, step_ns=3, outputs=[RequestOutput(rid=1, new_tokens=1)], state=state
+    )
+    assert core_reader().feed(encode(step)) == [step]

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from goodput_core.slo.targets import SLOClass
 from goodput_engine.core_client import CoreClient
-from goodput_engine.messages import Configure, EngineState, FollowManifest
+from goodput_engine.messages import Configure, FollowManifest
 from goodput_engine.server.following import Followed
 from goodput_engine.server.front import Front
 from goodput_engine.server.promise import SLOBook
@@ -31,6 +31,8 @@ from goodput_engine.tokens import answer_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from goodput_core.engine_state import EngineState
 
 PATIENCE_S = 20.0
 
