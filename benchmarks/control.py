@@ -44,7 +44,7 @@ from goodput_core.control.capacity import carried
 from goodput_core.slo.judging import JudgementKind, judge, targets_for
 from goodput_core.units import NS_PER_S
 from goodput_replay.emulation.control import ControlLoop
-from goodput_replay.emulation.emulating import emulate
+from goodput_replay.emulation.emulate import emulate
 from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.llmservice import LLMService, Policy
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.registry import POLICIES
-from goodput_replay.emulation.emulating import emulate
+from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import Plan
 from goodput_replay.run.facts import Promise

@@ -19,8 +19,8 @@ from goodput_core.spec.llmservice import LLMService
 from goodput_core.units import NS_PER_S
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import PlannedRequest
-from goodput_replay.prompts import PromptKey
 from goodput_replay.run.facts import Promise
+from goodput_replay.sending.prompts import PromptKey
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan, apply, parse_class_rules

@@ -33,10 +33,10 @@ import msgspec
 from goodput_core.dispatch import run_command
 from goodput_core.units import NS_PER_S
 from goodput_engine.manifest_file import read_manifest
-from goodput_replay.emulation.emulating import emulate
+from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import Plan
-from goodput_replay.promises import promise_of
+from goodput_replay.run.slo import promise_of
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan

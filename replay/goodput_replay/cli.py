@@ -18,14 +18,14 @@ from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_engine.manifest_file import read_manifest
+from goodput_replay.arguments import ReplayOptions, parse_options
 from goodput_replay.dry_run import print_plan
 from goodput_replay.job import Finished, Job
-from goodput_replay.options import ReplayOptions, parse_options
 from goodput_replay.plan import Plan, PlanStats, survey
-from goodput_replay.promises import promise_of, read_promise
 from goodput_replay.run.facts import Promise, TraceFacts
-from goodput_replay.sending.quiet import open_file_limit
-from goodput_replay.target import require_permission
+from goodput_replay.run.slo import promise_of, read_promise
+from goodput_replay.sending.process import open_file_limit
+from goodput_replay.sending.target import require_permission
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
         return report(argv[1:])
     if argv[:1] == ["capacity"]:
-        from goodput_replay.capacity.command import main as capacity  # noqa: PLC0415
+        from goodput_replay.sweep.capacity import main as capacity  # noqa: PLC0415
 
         return capacity(argv[1:])
     options = parse_options(argv)
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
 def _run(job: Job, fleet: FleetSettings | None) -> Summary:
     from goodput_replay.run.folder import RunWriter, default_folder  # noqa: PLC0415
     from goodput_replay.run.summary import encode_summary  # noqa: PLC0415
-    from goodput_replay.run.view import print_summary  # noqa: PLC0415
+    from goodput_replay.run.terminal import print_summary  # noqa: PLC0415
 
     options = job.options
     host = "" if options.target is None else options.target.host
@@ -132,10 +132,10 @@ def _carry_out(
 ) -> Finished:
     # Each brings what the other does without: a scheduler, or an HTTP client and its loop.
     if fleet is not None:
-        from goodput_replay.emulation.command import emulated_run  # noqa: PLC0415
+        from goodput_replay.emulation.virtual_time import emulated_run  # noqa: PLC0415
 
         return emulated_run(job, fleet, writer, console)
-    from goodput_replay.replaying import replay  # noqa: PLC0415
+    from goodput_replay.sending.real_time import replay  # noqa: PLC0415
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(replay(job, writer, console))
@@ -162,8 +162,11 @@ def _fleet(
     """What to emulate, if anything."""
     if options.emulate is None or service is None:
         return None
-    from goodput_replay.emulation.settings import fleet_settings  # noqa: PLC0415
-    from goodput_replay.emulation.topology import apply_topology, read_topology  # noqa: PLC0415
+    from goodput_replay.emulation.settings import (  # noqa: PLC0415
+        apply_topology,
+        fleet_settings,
+        read_topology,
+    )
 
     settings = fleet_settings(
         service,
@@ -257,12 +260,10 @@ def _transform_texts(options: ReplayOptions) -> tuple[str, ...]:
 
 
 def _without_secrets(argv: Sequence[str]) -> list[str]:
-    """The arguments with the values of headers left out."""
-    kept: list[str] = []
-    for argument in argv:
-        if kept and kept[-1] == "--header":
-            argument = f"{argument.partition(':')[0]}: ***"  # noqa: PLW2901 - the same, blacked out
-        elif argument.startswith("--header="):
-            argument = f"{argument.partition(':')[0]}: ***"  # noqa: PLW2901
-        kept.append(argument)
-    return kept
+    """Return the arguments with the values of headers left out."""
+    return [
+        f"{text.partition(':')[0]}: ***"
+        if before == "--header" or text.startswith("--header=")
+        else text
+        for before, text in zip(("", *argv), argv, strict=False)
+    ]

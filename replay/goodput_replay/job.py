@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from goodput_core.errors import AbortedRun, Interrupted
-from goodput_replay.options import ReplayOptions
+from goodput_replay.arguments import ReplayOptions
 from goodput_replay.plan import Plan, PlanStats
 from goodput_replay.run.facts import Promise, TraceFacts
 from goodput_replay.run.summary import Summary

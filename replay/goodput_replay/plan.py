@@ -16,8 +16,8 @@ import numpy as np
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_replay.prompts import PromptKey
 from goodput_replay.run.facts import Promise
+from goodput_replay.sending.prompts import PromptKey
 from goodput_traces.format.reader import Trace
 from goodput_traces.format.schema import Clock
 from goodput_traces.transforms import TransformPlan, apply

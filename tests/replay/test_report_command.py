@@ -8,8 +8,8 @@ import pytest
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import ExitCode
+from goodput_replay.run.files import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
 from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.names import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

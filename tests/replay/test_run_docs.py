@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from goodput_replay.run.schema import RECORDS_SCHEMA, column_help
+from goodput_replay.run.records import RECORDS_SCHEMA, column_help
 from goodput_replay.run.summary import schema_json
 
 if TYPE_CHECKING:

@@ -17,10 +17,17 @@ import pytest
 
 from goodput_core.errors import ExitCode, InputError
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.disk import DiskFullError, SurvivingFile, set_aside, write_atomically
 from goodput_replay.run.facts import Promise
+from goodput_replay.run.files import (
+    RECORDS_FILE,
+    REPORT_FILE,
+    SUMMARY_FILE,
+    DiskFullError,
+    SurvivingFile,
+    set_aside,
+    write_atomically,
+)
 from goodput_replay.run.folder import RunWriter, default_folder
-from goodput_replay.run.names import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
 from goodput_replay.run.records import read_judged, read_records
 from goodput_replay.run.summary import read_summary, write_summary
 

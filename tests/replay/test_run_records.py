@@ -17,13 +17,14 @@ from goodput_core.quantiles import P99, quantile
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason, judge, targets_for
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
-from goodput_replay.run.names import RECORDS_FILE
+from goodput_replay.run.files import RECORDS_FILE
 from goodput_replay.run.records import (
+    RECORDS_SCHEMA,
     RecordWriter,
+    column_help,
     read_judged,
     read_records,
 )
-from goodput_replay.run.schema import RECORDS_SCHEMA, column_help
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,9 @@ from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.facts import Promise
+from goodput_replay.run.files import SUMMARY_FILE
 from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.names import SUMMARY_FILE
+from goodput_replay.run.formatting import percent_words
 from goodput_replay.run.summarise import cut_share
 from goodput_replay.run.summary import (
     Summary,
@@ -31,7 +32,6 @@ from goodput_replay.run.summary import (
     schema_json,
     write_summary,
 )
-from goodput_replay.run.words import percent_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

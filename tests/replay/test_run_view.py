@@ -12,7 +12,7 @@ from rich.console import Console
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.run.facts import LengthPinning
 from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.view import print_summary
+from goodput_replay.run.terminal import print_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

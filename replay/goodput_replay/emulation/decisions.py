@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from goodput_replay.emulation.control import ControlLoop, decision_line
-from goodput_replay.run.names import DECISIONS_FILE, PARTIAL_SUFFIX
+from goodput_replay.run.files import DECISIONS_FILE, PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

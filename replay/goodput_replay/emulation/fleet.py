@@ -10,18 +10,19 @@ the same requests and settings give the same records, in the same order.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Protocol
 
+from goodput_core.placement import PLACEMENTS, PlacementReason, PlacementState
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
-from goodput_replay.emulation.deadlines import Deadlines
-from goodput_replay.emulation.prefixes import block_keys
-from goodput_replay.emulation.records import record_of
+from goodput_engine.router.retry import RetryBudget
+from goodput_engine.router.settings import RouterLimits
 from goodput_replay.emulation.replica import Replica, Visit
-from goodput_replay.emulation.routing import VirtualRouter
-from goodput_replay.emulation.totals import Totals
+from goodput_replay.emulation.requests import Deadlines, block_keys, record_of
+from goodput_replay.emulation.settings import FleetOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.targets import Targets
+    from goodput_core.spec.choices import RouterPolicy
     from goodput_engine.messages import Configure, Rejected
-    from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
+    from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["Actor", "Fleet"]
+__all__ = ["Actor", "Fleet", "Totals", "VirtualRouter"]
 
 
 class Actor(Protocol):
@@ -336,3 +338,105 @@ class Fleet:
         if replica.draining and not replica.in_flight:
             self.replicas = [r for r in self.replicas if r is not replica]
             self._totals.add(replica, now_ns)
+
+
+_SUMMED: Final = (
+    "steps",
+    "step_ns",
+    "scheduled_tokens",
+    "output_tokens",
+    "preemptions",
+    "recomputed_tokens",
+    "swapped_tokens",
+    "prefix_queried_tokens",
+    "prefix_hit_tokens",
+)
+
+
+class Totals:
+    """Sums over replicas and requests.
+
+    Attributes:
+        end_ns: when the last request so far ended.
+    """
+
+    def __init__(self) -> None:
+        self.end_ns = 0
+        self._peak = 0
+        self._peak_replicas = 0
+        self._replica_ns = 0
+        self._events = 0
+        self._sums: Counter[str] = Counter()
+
+    def in_flight(self, count: int) -> None:
+        """So many requests are on replicas now."""
+        self._peak = max(self._peak, count)
+
+    def replicas(self, count: int) -> None:
+        """So many replicas exist now."""
+        self._peak_replicas = max(self._peak_replicas, count)
+
+    def ended(self, at_ns: int) -> None:
+        """A request ended; in the order of time."""
+        self.end_ns = at_ns
+
+    def add(self, replica: Replica, gone_ns: int) -> None:
+        """A replica is gone, or the run is over."""
+        self._replica_ns += max(0, gone_ns - replica.created_ns)
+        self._events += replica.events
+        stats = replica.core.scheduler.stats
+        self._sums.update({name: getattr(stats, name) for name in _SUMMED})
+
+    def outcome(self, *, requests: int, final_replicas: int) -> FleetOutcome:
+        """The run's."""
+        return FleetOutcome(
+            end_ns=self.end_ns,
+            requests=requests,
+            peak_in_flight=self._peak,
+            replica_ns=self._replica_ns,
+            peak_replicas=self._peak_replicas,
+            final_replicas=final_replicas,
+            events=requests + self._events,
+            **{name: self._sums[name] for name in _SUMMED},
+        )
+
+
+_FULL = "every replica is full; try again shortly"
+_NONE_READY = "no replica is ready; try again shortly"
+
+
+class VirtualRouter:
+    """Places requests.
+
+    Args:
+        policy: by which law.
+        seed: of what the law draws at random.
+    """
+
+    def __init__(self, policy: RouterPolicy, *, seed: int) -> None:
+        self._place = PLACEMENTS[policy]
+        self._state = PlacementState(seed=seed)
+        bounds = RouterLimits()
+        self._budget = RetryBudget(percent=bounds.retry_percent, burst=bounds.retry_burst)
+
+    def first(self, replicas: Iterable[Replica], keys: Sequence[int], now_ns: int) -> Replica | str:
+        """Where a new request goes, or why nowhere."""
+        self._budget.earn()
+        return self._choose({r.name: r for r in replicas}, keys, now_ns)
+
+    def elsewhere(
+        self, replicas: Iterable[Replica], tried: Replica, keys: Sequence[int], now_ns: int
+    ) -> Replica | None:
+        """Where a request goes that was refused for load, if anywhere."""
+        others = {r.name: r for r in replicas if r is not tried}
+        chosen = self._choose(others, keys, now_ns)
+        return None if isinstance(chosen, str) or not self._budget.spend() else chosen
+
+    def _choose(
+        self, replicas: dict[str, Replica], keys: Sequence[int], now_ns: int
+    ) -> Replica | str:
+        loads = [replica.load(now_ns) for replica in replicas.values()]
+        self._state, placement = self._place(self._state, loads, keys, now_ns)
+        if placement.replica is not None:
+            return replicas[placement.replica]
+        return _FULL if placement.reason is PlacementReason.ALL_SATURATED else _NONE_READY

@@ -11,19 +11,21 @@ section 4.2. A replica takes part in one move at a time, so a link has one trans
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.request import RequestState
-from goodput_replay.emulation.balance import Occupancy, pair_up, shrinks_gap
 from goodput_replay.emulation.replica import Replica, Visit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from goodput_engine.scheduler.request import ScheduledRequest
     from goodput_replay.emulation.fleet import Fleet
     from goodput_replay.emulation.settings import MigrationRules
 
-__all__ = ["Migration"]
+__all__ = ["Migration", "Occupancy", "pair_up", "shrinks_gap"]
 
 _STOP_BELOW_BLOCKS: Final = 16
 """With at most so many left to copy, the request stops."""
@@ -239,3 +241,60 @@ def _chosen(replica: Replica, source: Occupancy, target: Occupancy) -> Scheduled
         if shrinks_gap(source, target, blocks):
             return request
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """How full a replica is.
+
+    Args:
+        name: of the replica.
+        free_blocks: KV blocks that can be handed out at once.
+        demanded_blocks: what the head of the queue waits for.
+        requests: that run, and the head of the queue.
+    """
+
+    name: str
+    free_blocks: int
+    demanded_blocks: int
+    requests: int
+
+    @property
+    def freeness(self) -> float:
+        """Blocks per request; negative where the queue cannot move on."""
+        return (self.free_blocks - self.demanded_blocks) / max(1, self.requests)
+
+
+def pair_up(
+    replicas: Sequence[Occupancy], *, below_blocks: int
+) -> list[tuple[Occupancy, Occupancy]]:
+    """The least free with the most free, the second least with the second most, and so on.
+
+    Args:
+        replicas: those that may give or take.
+        below_blocks: a replica gives only while its freeness is less than this.
+    """
+    ranked = sorted(replicas, key=lambda r: (r.freeness, r.name))
+    half = len(ranked) // 2
+    pairs = zip(ranked[:half], reversed(ranked), strict=False)
+    return [pair for pair in pairs if pair[0].freeness < below_blocks]
+
+
+def shrinks_gap(source: Occupancy, target: Occupancy, blocks: int) -> bool:
+    """Whether a request of so many blocks, moved, brings the two closer.
+
+    Then it is not moved back: that would take them apart again.
+    """
+    given = Occupancy(
+        name=source.name,
+        free_blocks=source.free_blocks + blocks,
+        demanded_blocks=source.demanded_blocks,
+        requests=source.requests - 1,
+    )
+    taken = Occupancy(
+        name=target.name,
+        free_blocks=target.free_blocks - blocks,
+        demanded_blocks=target.demanded_blocks,
+        requests=target.requests + 1,
+    )
+    return abs(taken.freeness - given.freeness) < target.freeness - source.freeness

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError
 from goodput_replay.report.page import write_report
-from goodput_replay.run.disk import is_disk_full
+from goodput_replay.run.files import is_disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

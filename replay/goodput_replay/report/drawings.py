@@ -29,7 +29,7 @@ from goodput_replay.run.summary import PromiseSummary
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from goodput_replay.run.gaps import GapCounts
+    from goodput_replay.run.columns import GapCounts
     from goodput_replay.run.summary import Summary
 
 __all__ = ["Drawings", "LatencyDrawing", "draw_all"]

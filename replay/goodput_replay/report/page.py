@@ -23,17 +23,9 @@ from goodput_replay.report.drawings import draw_all
 from goodput_replay.report.figures.canvas import COLOURS
 from goodput_replay.report.slowest import find_slowest
 from goodput_replay.run.columns import count_gaps, load_columns
-from goodput_replay.run.disk import write_atomically
 from goodput_replay.run.facts import LengthPinning
-from goodput_replay.run.names import REPORT_FILE
-from goodput_replay.run.summary import (
-    ClassSummary,
-    PromiseSummary,
-    Quantiles,
-    Summary,
-    read_summary,
-)
-from goodput_replay.run.words import (
+from goodput_replay.run.files import REPORT_FILE, write_atomically
+from goodput_replay.run.formatting import (
     confidence_words,
     count_words,
     duration_words,
@@ -41,6 +33,13 @@ from goodput_replay.run.words import (
     ms_words,
     percent_words,
     rate_words,
+)
+from goodput_replay.run.summary import (
+    ClassSummary,
+    PromiseSummary,
+    Quantiles,
+    Summary,
+    read_summary,
 )
 
 if TYPE_CHECKING:

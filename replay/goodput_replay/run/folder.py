@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Final, Self
 from goodput_core.errors import InputError
 from goodput_core.slo.judging import judge, targets_for
 from goodput_core.slo.record import Outcome, RequestRecord
-from goodput_replay.run.disk import DiskFullError, SurvivingFile, is_disk_full, set_aside
-from goodput_replay.run.names import (
+from goodput_replay.run.files import (
     DECISIONS_FILE,
     PARTIAL_SUFFIX,
     RECORDS_FILE,
     REPORT_FILE,
     SUMMARY_FILE,
+    DiskFullError,
+    SurvivingFile,
+    is_disk_full,
+    set_aside,
 )
 from goodput_replay.run.records import RecordWriter
 from goodput_replay.run.summarise import summarise

@@ -19,8 +19,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.columns import count_gaps, load_columns
-from goodput_replay.run.gaps import GapCounts
+from goodput_replay.run.columns import GapCounts, count_gaps, load_columns
 from goodput_replay.run.records import read_records
 from goodput_replay.run.summary import (
     SUMMARY_VERSION,

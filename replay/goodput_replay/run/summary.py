@@ -16,9 +16,8 @@ from msgspec import Meta
 from goodput_core.errors import InputError
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.disk import write_atomically
 from goodput_replay.run.facts import LengthPinning
-from goodput_replay.run.names import SUMMARY_FILE
+from goodput_replay.run.files import SUMMARY_FILE, write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

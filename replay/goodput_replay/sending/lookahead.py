@@ -18,8 +18,8 @@ from goodput_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from goodput_replay.body import PreparedRequest
     from goodput_replay.plan import PlannedRequest
+    from goodput_replay.sending.body import PreparedRequest
 
 __all__ = ["Lookahead"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from goodput_core.slo.record import RequestRecord
-    from goodput_replay.body import PreparedRequest
+    from goodput_replay.sending.body import PreparedRequest
     from goodput_replay.sending.lookahead import Lookahead
     from goodput_replay.sending.pacer import Pacer
 

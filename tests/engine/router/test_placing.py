@@ -18,7 +18,7 @@ from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.replicas import EngineReport, ReplicaPool
 from goodput_engine.router.upstreams import Upstream
-from goodput_replay.emulation.routing import VirtualRouter
+from goodput_replay.emulation.fleet import VirtualRouter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,11 +15,11 @@ from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.device.load import load_profile
 from goodput_engine.messages import Configure
-from goodput_replay.emulation.emulating import emulate
+from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
 from goodput_replay.plan import PlannedRequest
-from goodput_replay.prompts import PromptKey
 from goodput_replay.run.facts import Promise
+from goodput_replay.sending.prompts import PromptKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

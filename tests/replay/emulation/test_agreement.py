@@ -16,7 +16,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_US
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.scheduler.policies.registry import POLICIES
-from goodput_replay.emulation.prefixes import block_keys
+from goodput_replay.emulation.requests import block_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ import pytest
 from goodput_core.dispatch import run_command
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.emulation.interrupt import Stopped, stoppable
+from goodput_replay.emulation.virtual_time import Stopped, stoppable
 from goodput_replay.report.page import render
 from goodput_replay.run.facts import Promise
 from goodput_replay.run.folder import RunWriter

@@ -16,7 +16,7 @@ from goodput_core.spec.choices import ControlMode, RouterPolicy
 from goodput_core.steptime import UnitForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.control import ControlLoop, decision_line
-from goodput_replay.emulation.emulating import emulate
+from goodput_replay.emulation.emulate import emulate
 from goodput_replay.run.facts import Promise
 
 if TYPE_CHECKING:

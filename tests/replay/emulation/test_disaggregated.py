@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from goodput_core.errors import SpecError
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
-from goodput_replay.emulation.disaggregated import DisaggregatedFleet
-from goodput_replay.emulation.settings import DecodePool
-from goodput_replay.emulation.topology import apply_topology, read_topology
+from goodput_replay.emulation.pools import DisaggregatedFleet
+from goodput_replay.emulation.settings import DecodePool, apply_topology, read_topology
 from goodput_replay.run.facts import Promise
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from typing import TYPE_CHECKING
 
-from goodput_replay.emulation.emulating import emulate
+from goodput_replay.emulation.emulate import emulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_S
-from goodput_replay.emulation import progress
+from goodput_replay.emulation import virtual_time
 from goodput_replay.plan import PlanStats
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ def _records(count: int) -> Iterator[RequestRecord]:
 def test_it_says_how_far_a_run_has_come_and_how_fast(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_LINE_EVERY_NS", 0)
-    monkeypatch.setattr(progress, "_BAR_EVERY_NS", 0)
+    monkeypatch.setattr(virtual_time, "_LINE_EVERY_NS", 0)
+    monkeypatch.setattr(virtual_time, "_BAR_EVERY_NS", 0)
     said = io.StringIO()
     console = Console(file=said, force_terminal=terminal, width=120)
-    with progress.display(PlanStats(rows=1_000), console) as ended:
+    with virtual_time.display(PlanStats(rows=1_000), console) as ended:
         for record in _records(640):
             ended(record)
     assert "10 min 39 s of virtual time, 640 of 1,000 requests, " in said.getvalue()
@@ -45,7 +45,7 @@ def test_it_says_how_far_a_run_has_come_and_how_fast(
 
 def test_a_short_run_is_silent_where_nobody_watches() -> None:
     said = io.StringIO()
-    with progress.display(PlanStats(rows=300), Console(file=said)) as ended:
+    with virtual_time.display(PlanStats(rows=300), Console(file=said)) as ended:
         for record in _records(300):
             ended(record)
     assert said.getvalue() == ""

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from goodput_replay.client.answer import MalformedChunkError, decode_chunk, error_sentence
-from goodput_replay.client.exchange import _printable
+from goodput_replay.sending.client.answer import MalformedChunkError, decode_chunk, error_sentence
+from goodput_replay.sending.client.exchange import _printable
 
 DEEP = b'{"choices":' + b"[" * 100_000
 

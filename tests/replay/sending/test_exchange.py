@@ -13,13 +13,13 @@ from yarl import URL
 from goodput_core.contract import HEADER_REPLICA
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.client.connection import open_session
-from goodput_replay.client.exchange import Exchange
+from goodput_replay.sending.client.connection import open_session
+from goodput_replay.sending.client.exchange import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from goodput_replay.body import PreparedRequest
+    from goodput_replay.sending.body import PreparedRequest
 
     Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
     Serve = Callable[[Script], Awaitable[str]]

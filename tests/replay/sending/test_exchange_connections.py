@@ -10,9 +10,9 @@ from yarl import URL
 
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
-from goodput_replay.body import PreparedRequest
-from goodput_replay.client.connection import open_session
-from goodput_replay.client.exchange import Exchange
+from goodput_replay.sending.body import PreparedRequest
+from goodput_replay.sending.client.connection import open_session
+from goodput_replay.sending.client.exchange import Exchange
 
 if TYPE_CHECKING:
     import asyncio

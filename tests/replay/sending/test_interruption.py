@@ -16,7 +16,7 @@ import pytest
 
 from goodput_core.units import NS_PER_S
 from goodput_replay.run.records import read_judged
-from goodput_replay.service import running_service
+from goodput_replay.sending.local_service import running_service
 from goodput_traces.format.schema import TraceRow
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from goodput_replay.body import PreparedRequest
+from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.lookahead import Lookahead
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ import pytest
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
-from goodput_replay.arguments import Pinning
-from goodput_replay.body import Endpoint
-from goodput_replay.options import parse_options
+from goodput_replay.arguments import Pinning, parse_options
+from goodput_replay.sending.body import Endpoint
 
 EMULATED = ["--trace", "t.parquet", "--emulate", "chat.yaml"]
 HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.errors import UnreachableError, UsageError
-from goodput_replay import preflight
-from goodput_replay.client.connection import open_session
-from goodput_replay.preflight import Served, ask, choose_models
-from goodput_replay.target import parse_target
+from goodput_replay.sending import preflight
+from goodput_replay.sending.client.connection import open_session
+from goodput_replay.sending.preflight import Served, ask, choose_models
+from goodput_replay.sending.target import parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

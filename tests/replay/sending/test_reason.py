@@ -12,7 +12,7 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import BadStatusLine
 
-from goodput_replay.client.reason import reason_of
+from goodput_replay.sending.client.reason import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,11 +14,11 @@ from goodput_core.errors import InputError
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_replay.body import PreparedRequest
 from goodput_replay.plan import PlannedRequest
-from goodput_replay.prompts import PromptKey
+from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import LoopPacer, Pacer, TimerFdPacer, open_pacer
+from goodput_replay.sending.prompts import PromptKey
 from goodput_replay.sending.sender import Sender
 
 if TYPE_CHECKING:

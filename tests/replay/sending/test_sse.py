@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_replay.client.sse import LineTooLongError, SSEParser
+from goodput_replay.sending.client.sse import LineTooLongError, SSEParser
 
 STREAMS = {
     "what servers send": (b'data: {"a":1}\n\ndata: [DONE]\n\n', [b'{"a":1}', b"[DONE]"]),

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from goodput_core.errors import UnreachableError, UsageError
-from goodput_replay.target import Target, parse_header, parse_target, require_permission
+from goodput_replay.sending.target import Target, parse_header, parse_target, require_permission
 
 
 @pytest.mark.parametrize(

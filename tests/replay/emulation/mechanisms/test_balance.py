@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goodput_replay.emulation.balance import Occupancy, pair_up, shrinks_gap
+from goodput_replay.emulation.migration import Occupancy, pair_up, shrinks_gap
 
 
 def replica(name: str, free: int, requests: int, *, demanded: int = 0) -> Occupancy:

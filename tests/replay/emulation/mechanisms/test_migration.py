@@ -21,8 +21,7 @@ from goodput_core.spec.llmservice import Policy
 from goodput_core.units import NS_PER_MS
 from goodput_replay.emulation.fleet import Fleet
 from goodput_replay.emulation.migration import Migration
-from goodput_replay.emulation.settings import MigrationRules
-from goodput_replay.emulation.topology import apply_topology, read_topology
+from goodput_replay.emulation.settings import MigrationRules, apply_topology, read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -1,1 +1,0 @@
-"""The highest rate at which promises are kept: `replay capacity`."""

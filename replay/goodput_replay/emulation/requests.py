@@ -1,0 +1,164 @@
+"""From what happened to a request in virtual time to the record that every judge reads."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from numpy.typing import NDArray
+
+    from goodput_replay.plan import PlannedRequest
+    from goodput_replay.sending.prompts import PromptKey
+
+__all__ = ["Deadlines", "block_keys", "record_of"]
+
+_MAX_GAP_US: Final = 2**31 - 1
+_NOTHING: Final[NDArray[np.int64]] = np.empty(0, dtype=np.int64)
+
+
+def record_of(
+    planned: PlannedRequest,
+    outcome: Outcome,
+    end_ns: int,
+    *,
+    times: NDArray[np.int64] = _NOTHING,
+    replica: str = "",
+    cached_tokens: int | None = None,
+    detail: str = "",
+) -> RequestRecord:
+    """The record of a request.
+
+    Args:
+        planned: it; sent exactly when scheduled.
+        outcome: how it ended.
+        end_ns: when.
+        times: of its tokens, shape `[num_tokens]`.
+        replica: who served it; empty: nobody.
+        cached_tokens: prompt tokens found in the prefix cache; None: unknown.
+        detail: what went wrong.
+    """
+    tokens = len(times)
+    return RequestRecord(
+        request_id=planned.request_id,
+        slo_class=planned.slo_class,
+        scheduled_ns=planned.scheduled_ns,
+        outcome=outcome,
+        sent_ns=planned.scheduled_ns,
+        first_token_ns=int(times[0]) if tokens else None,
+        last_token_ns=int(times[-1]) if tokens else None,
+        end_ns=end_ns,
+        gaps_us=_gaps_us(times) if tokens > 1 else (),
+        input_tokens=planned.prompt.input_tokens,
+        output_tokens=tokens,
+        pinned_output_tokens=planned.output_tokens,
+        targets=planned.targets,
+        cancel_after_ns=planned.cancel_after_ns,
+        detail=detail,
+        replica=replica,
+        cached_tokens=cached_tokens,
+    )
+
+
+def _gaps_us(times: NDArray[np.int64]) -> array[int]:
+    """Whole microseconds between tokens, as a client that stamps them would count."""
+    gaps = np.minimum((times[1:] - times[:-1]) // NS_PER_US, _MAX_GAP_US)
+    found = array("i")
+    found.frombytes(gaps.astype(np.int32).tobytes())
+    return found
+
+
+_BYTES: Final = 8
+# Odd, and without structure: positions of one chain stay apart, and so do chains.
+_STRIDE: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+def block_keys(prompt: PromptKey, block_size: int) -> Sequence[int]:
+    """One unsigned 64-bit key for each full block of a prompt.
+
+    Args:
+        prompt: its length, its own name and the trace's hashes.
+        block_size: tokens per block of the engine, whatever the trace's is.
+    """
+    blocks = prompt.input_tokens // block_size
+    shared = 0
+    if prompt.hashes:
+        hashed = min(prompt.input_tokens, len(prompt.hashes) * prompt.block_size)
+        shared = hashed // block_size
+    own = int.from_bytes(blake2b(prompt.request_id.encode(), digest_size=_BYTES).digest(), "little")
+    # Its own blocks are found by itself alone, after a preemption: a range costs nothing.
+    own >>= 1
+    if not shared:
+        return range(own, own + blocks)
+    return [*_shared_keys(prompt, block_size, shared), *range(own + shared, own + blocks)]
+
+
+def _shared_keys(prompt: PromptKey, block_size: int, count: int) -> list[int]:
+    positions: NDArray[np.int64] = np.arange(1, count + 1)
+    covering = -(-positions * block_size // prompt.block_size) - 1
+    chain: list[int] = []
+    previous = b""
+    for trace_hash in prompt.hashes[: int(covering[-1]) + 1]:
+        previous = blake2b(previous + str(trace_hash).encode(), digest_size=_BYTES).digest()
+        chain.append(int.from_bytes(previous, "little"))
+    keys = np.array(chain, dtype=np.uint64)[covering] + positions.astype(np.uint64) * _STRIDE
+    found: list[int] = keys.tolist()
+    return found
+
+
+class Deadlines:
+    """When requests are given up, unless they have ended.
+
+    Time-outs come in the order of the arrivals, so they need no sorting; only cancellations do.
+
+    Args:
+        timeout_ns: from each scheduled arrival.
+    """
+
+    __slots__ = ("_cancels", "_timeout_ns", "_timeouts")
+
+    def __init__(self, timeout_ns: int) -> None:
+        self._timeout_ns = timeout_ns
+        self._timeouts: deque[tuple[int, int]] = deque()
+        self._cancels: list[tuple[int, int]] = []
+
+    def add(self, planned: PlannedRequest, rid: int) -> None:
+        """A request arrives; later ones never have an earlier time-out."""
+        cancel_ns = planned.cancel_after_ns
+        if cancel_ns is not None and cancel_ns < self._timeout_ns:
+            heapq.heappush(self._cancels, (planned.scheduled_ns + cancel_ns, rid))
+        else:
+            self._timeouts.append((planned.scheduled_ns + self._timeout_ns, rid))
+
+    def next_ns(self, live: Container[int]) -> int | None:
+        """The next instant at which one of the live requests is given up.
+
+        Those that have ended are let go of here, as soon as nothing older is live.
+        """
+        timeouts, cancels = self._timeouts, self._cancels
+        while timeouts and timeouts[0][1] not in live:
+            timeouts.popleft()
+        while cancels and cancels[0][1] not in live:
+            heapq.heappop(cancels)
+        if not cancels:
+            return timeouts[0][0] if timeouts else None
+        return cancels[0][0] if not timeouts else min(cancels[0][0], timeouts[0][0])
+
+    def take(self, now_ns: int) -> list[tuple[int, Outcome]]:
+        """Who is given up now, by rid; some may have ended."""
+        taken: list[tuple[int, Outcome]] = []
+        while self._cancels and self._cancels[0][0] <= now_ns:
+            taken.append((heapq.heappop(self._cancels)[1], Outcome.CANCELLED))
+        while self._timeouts and self._timeouts[0][0] <= now_ns:
+            taken.append((self._timeouts.popleft()[1], Outcome.TIMEOUT))
+        return taken

@@ -1,0 +1,210 @@
+"""`replay capacity` over HTTP: real processes, real signals, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import yaml
+
+from goodput_core.errors import Interrupted
+from goodput_core.units import NS_PER_S
+from goodput_replay.sweep.probe import replays
+from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
+from goodput_traces.format.writer import write_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+GOODPUT = [sys.executable, "-m", "goodput_core"]
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """One replica, and promises that a busy machine keeps, too."""
+    service = yaml.safe_load((ROOT / "examples/chat.yaml").read_text(encoding="utf-8"))
+    service["spec"]["replicas"] = 1
+    service["spec"]["slo"] = {
+        "classes": [{"name": "chat", "ttftMs": 20_000, "tpotMs": 2_000, "objective": "50%"}],
+        "default": "chat",
+    }
+    path = tmp_path / "chat.yaml"
+    path.write_text(yaml.safe_dump(service), encoding="utf-8")
+    return path
+
+
+def _trace(folder: Path, *, seconds: int) -> Path:
+    rows = (
+        TraceRow(
+            request_id=f"row-{i}",
+            timestamp_start_unix_ns=i * NS_PER_S // 20,
+            input_tokens=20,
+            output_tokens=2,
+        )
+        for i in range(20 * seconds)
+    )
+    path = folder / "trace.parquet"
+    write_trace(path, rows, TraceMetadata(source="test", clock=Clock.TRACE_RELATIVE))
+    return path
+
+
+def _search(*arguments: str | Path, cwd: Path) -> tuple[int, dict[str, Any]]:
+    command = [*GOODPUT, "replay", "capacity", "--json", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    assert "each rate takes 1 s of real time and more" in done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, answer
+
+
+def _check(answer: dict[str, Any], folder: Path) -> None:
+    assert [p["rate_scale"] for p in answer["probes"]] == [1, 2]
+    rates = [p["offered_per_s"] for p in answer["probes"]]
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.1)
+    for probe in answer["probes"]:
+        assert probe["attainment"] == {"chat": 1.0}
+        summary = json.loads((folder / probe["run"] / "summary.json").read_text(encoding="utf-8"))
+        assert summary["target"]["url"].startswith("http://127.0.0.1:")
+
+
+@pytest.mark.slow
+def test_each_rate_is_tried_on_a_service_of_its_own(manifest: Path, tmp_path: Path) -> None:
+    asked: list[str | Path] = [
+        "--trace",
+        _trace(tmp_path, seconds=1),
+        "-f",
+        manifest,
+        "--probes",
+        "2",
+    ]
+    code, answer = _search(*asked, "--out", "probes", cwd=tmp_path)
+    assert code == 2, answer  # a second is too short to show anything
+    _check(answer, tmp_path)
+    urls = {
+        json.loads((tmp_path / p["run"] / "summary.json").read_text())["target"]["url"]
+        for p in answer["probes"]
+    }
+    assert len(urls) == 2
+
+
+@pytest.mark.slow
+def test_a_server_elsewhere_is_asked_at_one_rate_after_another(
+    manifest: Path, tmp_path: Path
+) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text(yaml.safe_dump(yaml.safe_load(manifest.read_text())["spec"]["slo"]))
+    with _serving(manifest) as url:
+        asked: list[str | Path] = [
+            "--trace",
+            _trace(tmp_path, seconds=1),
+            "--target",
+            url,
+            "--slo",
+            slo,
+        ]
+        code, answer = _search(*asked, "--probes", "2", "--out", "probes", cwd=tmp_path)
+    assert code == 2, answer
+    _check(answer, tmp_path)
+
+
+def test_a_server_that_is_not_there_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    command = [*GOODPUT, "replay", "capacity", "--trace", str(_trace(tmp_path, seconds=1))]
+    command += ["--target", "http://127.0.0.1:9"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert "error: at 1 times the trace's rate: " in done.stderr
+    assert "127.0.0.1:9" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, False)],
+    ids=["ctrl-c", "sigterm", "hang-up"],
+)
+def test_a_signal_ends_the_search_and_all_that_it_has_started(
+    manifest: Path, tmp_path: Path, number: signal.Signals, to_group: bool
+) -> None:
+    command = [*GOODPUT, "replay", "capacity", "--trace", str(_trace(tmp_path, seconds=300))]
+    command += ["-f", str(manifest), "--out", "probes"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            _until_sending(process)
+            started = psutil.Process(process.pid).children(recursive=True)
+            assert len(started) >= 5  # replay, up, an engine and its core, a router
+            if to_group:
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1].startswith("error: at 1 times the trace's rate: interrupted by ")
+    assert "Traceback" not in said
+    assert [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_what_was_found_before_an_interruption_is_printed(manifest: Path, tmp_path: Path) -> None:
+    command = [*GOODPUT, "replay", "capacity", "--trace", str(_trace(tmp_path, seconds=5))]
+    command += ["--emulate", str(manifest), "--precision", "0.1", "--json", "--out", "probes"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "1 × the trace's rate" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        told, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1].startswith("error: ")
+    assert "interrupted" in said
+    assert json.loads(told)["probes"][0]["rate_scale"] == 1
+
+
+def test_once_interrupted_no_replay_is_started() -> None:
+    with replays() as run:
+        signal.raise_signal(signal.SIGTERM)
+        assert run.interrupted
+        with pytest.raises(Interrupted):
+            run.run(["--help"])
+
+
+def _until_sending(process: subprocess.Popen[str]) -> None:
+    """Return once the replay talks to the service that was started for it."""
+    search = psutil.Process(process.pid)
+    for _ in range(10 * PATIENCE_S):
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+        for replay in search.children():
+            with suppress(psutil.NoSuchProcess):
+                if any(c.status == psutil.CONN_ESTABLISHED for c in replay.net_connections()):
+                    return
+    pytest.fail("nothing was sent")
+
+
+@contextmanager
+def _serving(manifest: Path) -> Iterator[str]:
+    command = [*GOODPUT, "up", "-f", str(manifest), "--port", "0", "--json", "--exit-with-parent"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            events = (json.loads(line) for line in process.stdout)
+            yield next(event["url"] for event in events if event["event"] == "ready")
+        finally:
+            process.stdin.close()
+            process.wait(PATIENCE_S)

@@ -1,0 +1,219 @@
+"""Which candidate is recommended, and in which words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from goodput_core.slo.verdict import VerdictKind
+from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
+from goodput_core.spec.manifest import parse_manifest, strict_documents
+from goodput_replay.sweep.candidates import Candidate, ClassResult, Evaluation, grid
+from goodput_replay.sweep.picture import draw
+from goodput_replay.sweep.recommendation import ranked, recommend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MANIFEST = """
+apiVersion: goodput.dev/v1alpha1
+kind: LLMService
+metadata: {name: chat}
+spec:
+  model: {source: "emulated://llama-3-8b-h100"}
+  engine:
+    policy: vllm
+    tokenBudget: {min: 256, max: 8192, initial: 512}
+  router: {policy: round-robin, replicas: 3}
+  slo:
+    classes: [{name: chat, ttftMs: 500, tpotMs: 50, objective: "95%"}]
+  control: {mode: Manual}
+"""
+
+
+def _parsed(text: str) -> Any:
+    return parse_manifest(text, source="chat.yaml", parse_documents=strict_documents(yaml)).spec
+
+
+SPEC = _parsed(MANIFEST)
+AUTO = replace(SPEC, control=replace(SPEC.control, mode=ControlMode.AUTO))
+
+
+def _evaluation(
+    policy: Policy,
+    *,
+    passed: bool,
+    hours: float,
+    goodput: float,
+    good: int = 99,
+    topology: str = "",
+) -> Evaluation:
+    one = ClassResult(
+        name="chat",
+        objective=0.95,
+        good=good,
+        total=100,
+        low=0.9,
+        high=1.0,
+        verdict="PASS" if passed else "INCONCLUSIVE",
+        ttft_p99_ms=1.0,
+        tpot_p99_ms=1.0,
+        tbt_p99_ms=1.0,
+    )
+    return Evaluation(
+        candidate=Candidate(
+            policy=policy,
+            token_budget=2048,
+            replicas=0 if topology else 2,
+            preemption=Preemption.HYBRID,
+            placement=RouterPolicy.LEAST_LOADED,
+            topology=topology,
+        ),
+        classes=(one,),
+        verdict=VerdictKind.PASS if passed else VerdictKind.INCONCLUSIVE,
+        reason="Attained",
+        requests=100,
+        goodput_per_s=goodput,
+        device_hours=hours,
+        preemptions=0,
+        recomputed_tokens=0,
+        swapped_tokens=0,
+        shed=0,
+        illustrative=False,
+    )
+
+
+CHEAP = _evaluation(Policy.SLO, passed=True, hours=1.0, goodput=5.0)
+DEAR = _evaluation(Policy.SARATHI, passed=True, hours=2.0, goodput=9.0)
+FAST = _evaluation(Policy.VLLM, passed=False, hours=0.5, goodput=20.0, good=50)
+
+
+def test_the_cheapest_that_is_shown_to_keep_every_objective_is_chosen() -> None:
+    found = recommend([FAST, DEAR, CHEAP], SPEC)
+    assert found.chosen is CHEAP
+    assert found.sentence.startswith(
+        "slo, budget 2048, hybrid, 2 replicas, least-loaded is the cheapest of 2"
+    )
+    applied = _parsed(_merged(MANIFEST, found.lines))
+    assert applied == CHEAP.candidate.applied(SPEC)
+    assert (applied.engine.policy, applied.replicas) == (Policy.SLO, 2)
+    assert applied.router.policy is RouterPolicy.LEAST_LOADED
+    assert applied.router.replicas == 3
+
+
+@pytest.mark.parametrize("budget", [64, 20_000], ids=["below the bounds", "above them"])
+def test_the_lines_to_apply_hold_a_budget_outside_the_manifests_bounds(budget: int) -> None:
+    chosen = replace(CHEAP, candidate=replace(CHEAP.candidate, token_budget=budget))
+    lines = recommend([chosen], SPEC).lines
+    assert _parsed(_merged(MANIFEST, lines)).engine.token_budget.initial == budget
+
+
+def test_a_manifest_under_a_control_law_is_told_that_candidates_were_held_fixed() -> None:
+    found = recommend([CHEAP], AUTO)
+    assert "control.mode, Auto, was taken as Manual" in found.sentence
+    auto = MANIFEST.replace("Manual", "Auto")
+    assert _parsed(_merged(auto, found.lines)) == CHEAP.candidate.applied(AUTO)
+    assert "Manual" not in recommend([CHEAP], SPEC).sentence
+
+
+def test_of_those_that_cost_the_same_the_one_with_the_most_goodput_is_chosen() -> None:
+    better = replace(CHEAP, goodput_per_s=6.0, device_hours=1.001)
+    assert recommend([CHEAP, better], SPEC).chosen is better
+
+
+def test_costs_of_minutes_are_told_apart_too() -> None:
+    one, two = replace(CHEAP, device_hours=0.0071), replace(CHEAP, device_hours=0.0141)
+    two = replace(two, goodput_per_s=5.1)
+    assert recommend([two, one], SPEC).chosen is one
+
+
+def test_without_any_that_passes_the_most_goodput_is_chosen_and_said_to_be_too_little() -> None:
+    found = recommend([FAST, replace(FAST, goodput_per_s=1.0)], SPEC)
+    assert found.chosen is FAST
+    assert found.sentence.startswith("no candidate is shown to keep every objective")
+    assert found.sentence.endswith("add replicas, or promise less")
+
+
+def test_what_only_lacks_data_is_told_to_look_longer() -> None:
+    seems = replace(CHEAP, verdict=VerdictKind.INCONCLUSIVE)
+    assert recommend([seems], SPEC).sentence.endswith("a longer window would show more")
+
+
+def test_a_topology_is_recommended_as_virtual_only() -> None:
+    pools = _evaluation(Policy.SLO, passed=True, hours=0.1, goodput=5.0, topology="pools.yaml")
+    found = recommend([CHEAP, pools], SPEC)
+    assert found.chosen is pools
+    assert "virtual only" in found.sentence
+    assert not found.lines
+
+
+def test_the_ranking_puts_those_that_pass_first_and_the_cheaper_before_the_dearer() -> None:
+    assert ranked([FAST, DEAR, CHEAP]) == [CHEAP, DEAR, FAST]
+
+
+def _grid(**changes: Any) -> tuple[Candidate, ...]:
+    fields: dict[str, Any] = {
+        "policies": [Policy.SLO, Policy.VLLM],
+        "budgets": [512, 2048],
+        "preemptions": [Preemption.SWAP],
+        "replicas": [2, 3],
+        "placements": [RouterPolicy.ROUND_ROBIN, RouterPolicy.POWER_OF_TWO],
+    }
+    return grid(**fields | changes)
+
+
+def test_every_combination_is_a_candidate() -> None:
+    candidates = _grid(pools=["pools.yaml"])
+    assert len(candidates) == len(set(candidates)) == 2 * 2 * 2 * 2 + 2 * 2 * 2
+    assert sum(c.topology == "pools.yaml" for c in candidates) == 8
+    assert {c.replicas for c in candidates if c.topology} == {0}
+
+
+def test_replicas_that_give_each_other_requests_are_as_many_as_is_asked_for() -> None:
+    moving = [c for c in _grid(migrations=["move.yaml"]) if c.topology]
+    assert {c.replicas for c in moving} == {2, 3}
+    assert len(moving) == 2 * 2 * 2 * 2
+
+
+def test_a_router_with_one_replica_is_tried_with_one_placement() -> None:
+    alone = [c for c in _grid(replicas=[1, 2]) if c.replicas == 1]
+    assert {c.placement for c in alone} == {RouterPolicy.ROUND_ROBIN}
+    assert len(alone) == 2 * 2
+
+
+UNJUDGED = replace(CHEAP.classes[0], objective=None, good=0, total=0, low=None, high=None)
+
+
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        [FAST, DEAR, CHEAP],
+        [replace(CHEAP, goodput_per_s=0.0)],
+        [replace(CHEAP, classes=(replace(CHEAP.classes[0], objective=None),))],
+        [replace(CHEAP, classes=(UNJUDGED,))],
+        [_evaluation(Policy.SLO, passed=True, hours=0.1, goodput=5.0, topology="pools.yaml")],
+        [replace(CHEAP, candidate=replace(CHEAP.candidate, replicas=n)) for n in range(60)],
+    ],
+    ids=["some", "no goodput", "no objective", "nothing judged", "a topology", "many"],
+)
+def test_any_comparison_can_be_drawn(evaluations: list[Evaluation], tmp_path: Path) -> None:
+    draw(evaluations, evaluations[0], tmp_path / "it.png")
+    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _merged(manifest: str, lines: str) -> str:
+    """The manifest with these lines applied, as a person would: field by field."""
+    document = yaml.safe_load(manifest)
+    _merge(document, yaml.safe_load(lines))
+    return yaml.safe_dump(document)
+
+
+def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
