@@ -15,7 +15,7 @@ export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_CACHE_DIR ?= $(CACHE)/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-RUNTIME := replay,engine,operator
+RUNTIME := replay,engine,operator,completion
 TESTS ?=
 # Most tests wait for something half of the time. Each worker takes whole files, and starts a
 # cluster of its own for those that need one. WORKERS=0: one after the other.

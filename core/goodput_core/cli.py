@@ -1,12 +1,14 @@
-"""How every Goodput command parses its arguments: argparse with our exit codes and examples.
+"""The argument parser of all commands: argparse with our exit codes, examples and `--version`.
 
-Only the conventions live here, so that `goodput trace` and `goodput up` fail and help alike;
-each component keeps its own options.
+Options belong to the commands; this module holds only the conventions they share.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
+import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -14,11 +16,12 @@ from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "CommandParser",
     "argument_type",
+    "closest",
     "installed_version",
     "parse_port",
     "parse_whole",
@@ -26,6 +29,7 @@ __all__ = [
 ]
 
 _MAX_PORT: Final = 65_535
+_INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.+)' \(choose from (.+)\)")
 
 
 def installed_version() -> str:
@@ -33,12 +37,20 @@ def installed_version() -> str:
     return version(DISTRIBUTION)
 
 
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean …?` with the known word most like `word`, or an empty text."""
+    # Wrong case is the most frequent mistake: sloclass, auto, TTFTMs.
+    by_case = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word[:80].casefold(), by_case, n=1, cutoff=0.6)
+    return f"; did you mean {by_case[close[0]]}?" if close else ""
+
+
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are `UsageError` (exit 64) and whose help ends in examples.
+    """An `ArgumentParser` that raises `UsageError` (exit 64), and whose help ends in examples.
 
     Args:
-        prog: the words a person types: `goodput trace import`.
-        summary: one sentence; the help's first line.
+        prog: the command as it is typed: `goodput trace import`.
+        summary: one sentence; the first line of the help.
         examples: command lines that work as written.
     """
 
@@ -51,14 +63,33 @@ class CommandParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(prog=prog, **kwargs)
+        if not kwargs.get("parents"):  # a parent brings the option along
+            self.add_argument(
+                "--version", action=_PrintVersion, nargs=0, help="show the version and exit"
+            )
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and exiting with argparse's own code."""
+        if match := _INVALID_CHOICE.search(message):
+            message += closest(match[1], (word.strip("' ") for word in match[2].split(",")))
         raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
 
 
+class _PrintVersion(argparse.Action):
+    # argparse's own action takes the text when the parser is built; reading the metadata then
+    # would slow down every command.
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        sys.stdout.write(f"{parser.prog.partition(' ')[0]} {installed_version()}\n")
+        parser.exit()
+
+
 def argument_type(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
-    """Wrap a parser that raises `ValueError` so that argparse repeats its sentence to the user."""
+    """Wrap a parser that raises `ValueError` so that argparse shows its message to the user.
+
+    Args:
+        parse: the parser of one argument.
+        name: the type's name in argparse's own messages.
+    """
 
     def convert(text: str) -> Any:
         try:
@@ -71,10 +102,16 @@ def argument_type(parse: Callable[[str], Any], name: str) -> Callable[[str], Any
 
 
 def parse_whole(text: str, low: int, high: int, what: str) -> int:
-    """A whole number within bounds; `what` it is, for the sentence: "a port".
+    """Return a whole number from `low` to `high`.
+
+    Args:
+        text: decimal digits without sign, spaces or underscores.
+        low: the least value, inclusive.
+        high: the greatest value, inclusive.
+        what: the number's name in the error, such as "a port".
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a number.
     """
     # int() alone would take '1_0' and ' 1 '.
     if not (text.isascii() and text.isdigit()) or len(text) > 9 or not low <= int(text) <= high:
@@ -83,19 +120,19 @@ def parse_whole(text: str, low: int, high: int, what: str) -> int:
 
 
 def parse_port(text: str) -> int:
-    """A port; 0 takes any free one.
+    """Return a port number; 0 selects any free port.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a port number.
     """
     return parse_whole(text, 0, _MAX_PORT, "a port")
 
 
 def require_two_ports(args: argparse.Namespace, parser: CommandParser) -> None:
-    """Refuse `--port` and `--admin-port` that name the same port.
+    """Refuse equal values of `--port` and `--admin-port`, unless both are 0.
 
     Raises:
-        UsageError: they do.
+        UsageError: the ports are equal.
     """
     if args.port == args.admin_port != 0:
         raise UsageError(

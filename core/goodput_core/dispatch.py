@@ -1,7 +1,7 @@
-"""The `goodput` and `replay` commands: find a component's entry point by name, load only that.
+"""The `goodput` and `replay` commands: load the entry point of the command typed, and no other.
 
-The dispatcher is the one place where an exception becomes a sentence and an exit code, so a
-traceback can reach a user only when they ask for it (`GOODPUT_DEBUG=1`).
+Only this module turns an exception into a sentence and an exit code, so that a user sees a
+traceback only on request (`GOODPUT_DEBUG=1`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import sys
 import traceback
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from goodput_core.cli import installed_version
+from goodput_core.cli import closest, installed_version
 from goodput_core.contract import DISTRIBUTION, ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError
 from goodput_core.signals import interrupt_by_signals
@@ -21,40 +21,47 @@ from goodput_core.signals import interrupt_by_signals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["main", "replay", "run_command"]
+__all__ = ["COMMANDS", "Command", "main", "replay", "run_command"]
 
-_GROUP = "goodput.commands"
+_GROUP: Final = "goodput.commands"
 
 
-class _Command(NamedTuple):
+class Command(NamedTuple):
+    """One command: its line in the usage, and the extra that installs what it imports."""
+
     summary: str
     extra: str
 
 
-_COMMANDS = {
-    "up": _Command("run an LLMService on this machine: replicas and a router", "up"),
-    "operator": _Command("look after the LLMServices of a Kubernetes cluster", "operator"),
-    "replay": _Command("fire a trace at a service and judge every request", "replay"),
-    "trace": _Command("import, describe, export and synthesize traces", "replay"),
-    "engine": _Command("run one serving replica", "engine"),
-    "router": _Command("run the router in front of replicas", "engine"),
-    "policies": _Command("compare policies, budgets and replicas on a trace", "replay"),
-    "device": _Command("list, show and fit device profiles", "engine"),
+COMMANDS: Final = {
+    "up": Command("run an LLMService on this machine: replicas and a router", "up"),
+    "operator": Command("run the Kubernetes operator for LLMServices", "operator"),
+    "replay": Command("replay a trace against a service and judge every request", "replay"),
+    "trace": Command("import, describe, export and synthesize traces", "replay"),
+    "policies": Command("compare policies, budgets and replica counts on a trace", "replay"),
+    "engine": Command("run one serving replica", "engine"),
+    "router": Command("run the router in front of replicas", "engine"),
+    "device": Command("list, show and fit device profiles", "engine"),
+    "completion": Command("print a completion script for bash, zsh or tcsh", "completion"),
 }
 
-_USAGE = """\
+_USAGE: Final = """\
 usage: goodput COMMAND [ARGUMENT ...]
 
-Serve LLMs, replay production traces, and see which requests kept their promise.
+Serve LLMs, replay production traces, and see which requests met their latency objectives.
 
 commands:
 {commands}
 
+options:
+  -h, --help  show this help and exit; `goodput help COMMAND` shows a command's
+  --version   show the version and exit
+
 examples:
   goodput up -f examples/chat.yaml
-  goodput replay --trace prod.parquet -f examples/chat.yaml
-  goodput trace describe prod.parquet
-  goodput COMMAND --help
+  goodput replay --trace sample -f examples/chat.yaml
+  goodput trace describe sample
+  goodput help trace import
 """
 
 
@@ -65,7 +72,7 @@ def main() -> None:
 
 
 def replay() -> None:
-    """Entry point of `replay`: the same command as `goodput replay`."""
+    """Entry point of `replay`, the same command as `goodput replay`."""
     interrupt_by_signals()
     sys.exit(run_command(["replay", *sys.argv[1:]]))
 
@@ -75,24 +82,27 @@ def run_command(argv: list[str]) -> int:
     try:
         code = _run(argv)
     except BrokenPipeError:
-        # The reader of a command's output went away before its end. That is nobody's mistake,
-        # but a gate piped into `head` must not look as if it had passed.
+        # The reader of stdout left early. This is no error of the user's, but a gate piped into
+        # `head` must not look as if it had passed.
         code = ExitCode.INTERNAL
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Point stdout at nothing so that the interpreter's own flush at exit does not raise.
+        # Redirect stdout so that the interpreter's own flush at exit does not raise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def _run(argv: list[str]) -> int:
-    if not argv or argv[0] in {"-h", "--help", "help"}:
-        sys.stdout.write(_usage())
-        return ExitCode.PASS if argv else ExitCode.USAGE
-    if argv[0] == "--version":
-        sys.stdout.write(f"goodput {installed_version()}\n")
-        return ExitCode.PASS
+    match argv:
+        case ["help", command, *rest] if not command.startswith("-"):
+            return _guarded(command, [*rest, "--help"])
+        case [] | ["-h" | "--help" | "help", *_]:
+            sys.stdout.write(_usage())
+            return ExitCode.PASS if argv else ExitCode.USAGE
+        case ["--version", *_]:
+            sys.stdout.write(f"goodput {installed_version()}\n")
+            return ExitCode.PASS
     return _guarded(argv[0], argv[1:])
 
 
@@ -100,30 +110,40 @@ def _guarded(name: str, argv: list[str]) -> int:
     try:
         command = _load(name)
         if command is None:
-            known = ", ".join(_COMMANDS)
-            return _fail(f"goodput: no command {name!r}; commands are {known}", ExitCode.USAGE)
+            return _fail(
+                f"goodput: no command {name!r}{closest(name, COMMANDS)}; "
+                f"commands are {', '.join(COMMANDS)}",
+                ExitCode.USAGE,
+            )
         return int(command(argv))
     except GoodputError as error:
-        _trace_when_asked()
+        _print_traceback_if_debugging()
         return _fail(f"{error}", error.exit_code)
+    except ModuleNotFoundError as error:
+        _print_traceback_if_debugging()
+        if error.name is None or error.name.startswith("goodput_"):
+            return _fail(_internal(error), ExitCode.INTERNAL)
+        return _fail(_missing(name, error.name), ExitCode.USAGE)
     except KeyboardInterrupt:
         return _fail("interrupted", ExitCode.INTERRUPTED)
     except SystemExit as stop:
-        # argparse ends so after `--help`, and rich, with 1, when a pipe breaks: a library's own
-        # exit must not look like a verdict.
+        # argparse exits with 0 after `--help`, and rich with 1 when a pipe breaks: a library's
+        # exit code must not look like a verdict.
         return ExitCode.INTERNAL if stop.code else ExitCode.PASS
     except BrokenPipeError:
         raise
     except MemoryError:
-        return _fail("out of memory; use --window or --limit to take less", ExitCode.INTERNAL)
+        return _fail("out of memory; use --window or --limit to read less", ExitCode.INTERNAL)
     except OSError as error:
-        _trace_when_asked()
+        _print_traceback_if_debugging()
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             where = f" at {error.filename}" if error.filename else ""
-            return _fail(f"the disk is full{where}; free some space and run again", 70)
+            return _fail(
+                f"the disk is full{where}; free some space and run again", ExitCode.INTERNAL
+            )
         return _fail(_internal(error), ExitCode.INTERNAL)
-    except Exception as error:  # noqa: BLE001 - the last stop before a user would see a traceback
-        _trace_when_asked()
+    except Exception as error:  # noqa: BLE001 - the last place to catch it before a user sees it
+        _print_traceback_if_debugging()
         return _fail(_internal(error), ExitCode.INTERNAL)
 
 
@@ -131,31 +151,20 @@ def _load(name: str) -> Callable[[list[str]], int] | None:
     found = list(entry_points(group=_GROUP, name=name))
     if not found:
         return None
-    try:
-        loaded: Callable[[list[str]], int] = found[0].load()
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("goodput_"):
-            raise
-        extra = _COMMANDS[name].extra if name in _COMMANDS else "all"
-        raise MissingExtraError(name, extra, error.name or str(error)) from error
+    loaded: Callable[[list[str]], int] = found[0].load()
     return loaded
 
 
-class MissingExtraError(GoodputError):
-    """A command whose component was not installed."""
-
-    exit_code = ExitCode.USAGE
-
-    def __init__(self, command: str, extra: str, module: str) -> None:
-        super().__init__(
-            f"`goodput {command}` needs the package {module!r}: "
-            f"pip install '{DISTRIBUTION}[{extra}]'"
-        )
+def _missing(command: str, module: str) -> str:
+    extra = COMMANDS[command].extra if command in COMMANDS else "all"
+    return (
+        f"`goodput {command}` needs the package {module!r}: pip install '{DISTRIBUTION}[{extra}]'"
+    )
 
 
 def _usage() -> str:
-    width = max(map(len, _COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {c.summary}" for name, c in _COMMANDS.items())
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())
     return _USAGE.format(commands=rows)
 
 
@@ -166,7 +175,7 @@ def _internal(error: BaseException) -> str:
     )
 
 
-def _trace_when_asked() -> None:
+def _print_traceback_if_debugging() -> None:
     if os.environ.get(ENV_DEBUG):
         traceback.print_exc()
 

@@ -238,7 +238,7 @@ class Pinning(StrEnum):
 
 
 def make_parser() -> CommandParser:
-    """The parser of `replay`, with its help."""
+    """Build the parser of `replay`."""
     parser = CommandParser(
         "replay",
         summary="Fire a trace at a service at its real timestamps, or at a model of it in "

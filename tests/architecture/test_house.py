@@ -51,7 +51,12 @@ def test_each_package_ships_its_types(folder: str) -> None:
     assert (ROOT / folder / f"goodput_{folder}" / "py.typed").is_file()
 
 
-EXTRAS = {"core": [], "traces": ["replay"], "engine": ["engine", "torch"], "replay": ["replay"]}
+EXTRAS = {
+    "core": ["completion"],
+    "traces": ["replay"],
+    "engine": ["engine", "torch"],
+    "replay": ["replay"],
+}
 PART_OF = {"multidict": "aiohttp", "yarl": "aiohttp", "markupsafe": "jinja2"}
 
 

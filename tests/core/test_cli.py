@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
-from goodput_core.cli import CommandParser, argument_type
+from goodput_core.cli import CommandParser, argument_type, closest
+from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import ExitCode, UsageError
 from goodput_core.units import parse_duration
 
@@ -40,6 +43,39 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_64(
     assert said in str(caught.value)
     assert "goodput wait --help" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_choice_is_answered_with_the_closest_one() -> None:
+    parser = CommandParser("goodput trace")
+    commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog)
+    for name in ("import", "describe"):
+        commands.add_parser(name)
+    with pytest.raises(UsageError, match=r"invalid choice: 'descrbe'.*; did you mean describe\?;"):
+        parser.parse_args(["descrbe"])
+    with pytest.raises(UsageError) as caught:
+        parser.parse_args(["xyz"])
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        pytest.param("auto", "; did you mean Auto?", id="case"),
+        pytest.param("Recomend", "; did you mean Recommend?", id="letter"),
+        pytest.param("x" * 10_000, "", id="long"),
+    ],
+)
+def test_the_closest_word_is_suggested(word: str, found: str) -> None:
+    assert closest(word, ["Auto", "Recommend"]) == found
+
+
+def test_the_version_is_that_of_the_distribution(
+    parser: CommandParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"goodput {version(DISTRIBUTION)}\n"
 
 
 def test_help_ends_with_examples(parser: CommandParser, capsys: pytest.CaptureFixture[str]) -> None:

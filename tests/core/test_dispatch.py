@@ -58,6 +58,12 @@ def rich_on_a_broken_pipe(argv):
 
 def asked_for_help(argv):
     raise SystemExit(0)
+
+def lazy(argv):
+    import a_package_that_is_not_installed
+
+def broken(argv):
+    import goodput_core.a_module_that_is_missing
 """
 
 
@@ -96,7 +102,10 @@ def test_a_command_gets_its_arguments_and_gives_its_exit_code(
         pytest.param("out_of_memory", 70, "--window or --limit", id="out-of-memory"),
         pytest.param("bug", 70, "internal error: ZeroDivisionError", id="a-bug"),
         pytest.param("nonsense", 64, "no command 'nonsense'; commands are up,", id="unknown"),
+        pytest.param("relpay", 64, "no command 'relpay'; did you mean replay?;", id="misspelt"),
         pytest.param("uninstalled", 64, "pip install 'goodput-llm[all]'", id="missing-extra"),
+        pytest.param("lazy", 64, "pip install 'goodput-llm[all]'", id="missing-extra-later"),
+        pytest.param("broken", 70, "internal error: ModuleNotFoundError", id="our-module-missing"),
     ],
 )
 def test_an_error_is_one_sentence_and_an_exit_code(
@@ -196,6 +205,25 @@ def test_usage_lists_every_command(
     printed = capsys.readouterr().out
     for name in ("up", "operator", "replay", "trace", "engine", "router", "device"):
         assert f"  {name} " in printed
+
+
+@pytest.mark.parametrize(
+    ("argv", "passed"),
+    [
+        pytest.param(["help", "echo"], "--help", id="command"),
+        pytest.param(["help", "echo", "sub"], "sub --help", id="subcommand"),
+    ],
+)
+def test_help_of_a_command_is_the_commands_own(
+    argv: list[str], passed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(argv) == 2
+    assert capsys.readouterr().out == f"{passed}\n"
+
+
+def test_help_of_an_unknown_command_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["help", "trce"]) == 64
+    assert "did you mean trace?" in capsys.readouterr().err
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

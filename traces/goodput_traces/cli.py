@@ -18,7 +18,7 @@ from goodput_traces.synthesis import SynthesisOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SAMPLE", "build_parser", "main"]
+__all__ = ["SAMPLE", "main", "make_parser"]
 
 SAMPLE: Final = "sample"
 """The name that stands for the trace shipped with Goodput."""
@@ -27,14 +27,14 @@ _MAX_DURATION_NS: Final = 31 * 86_400 * NS_PER_S
 
 def main(argv: list[str]) -> int:
     """Run `goodput trace ARGV` and return its exit code."""
-    arguments = build_parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     from goodput_traces.commands import COMMANDS  # noqa: PLC0415 - loads pyarrow
 
     return COMMANDS[arguments.command](arguments)
 
 
-def build_parser() -> CommandParser:
-    """The parser of `goodput trace` with all its commands."""
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput trace`."""
     parser = CommandParser(
         "goodput trace",
         summary="Import, export, describe and synthesize traces of requests.",

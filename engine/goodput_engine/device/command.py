@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.device.profile import DeviceProfile
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 
 def main(argv: list[str]) -> int:
@@ -42,7 +42,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput device`."""
     parser = CommandParser(
         prog="goodput device",
         summary="Device profiles: what `--device` and emulated:// can name.",
@@ -86,7 +87,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     for action in (listing, show, fit):
         action.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    args = make_parser().parse_args(argv)
     if args.action == "fit":
         if (args.out is None) != (args.base is None):
             raise UsageError(

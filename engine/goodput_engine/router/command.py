@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.llmservice import LLMService
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,8 @@ async def _serve(options: _Options) -> int:
     return stops.exit_code
 
 
-def _parse(argv: list[str]) -> _Options:
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput router`."""
     parser = CommandParser(
         "goodput router",
         summary="Run the router in front of replicas: place, pass on, count one outcome each.",
@@ -193,6 +194,11 @@ def _parse(argv: list[str]) -> _Options:
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
     )
+    return parser
+
+
+def _parse(argv: list[str]) -> _Options:
+    parser = make_parser()
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
     if args.upstreams is not None and args.endpoints is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ def main(argv: list[str]) -> int:
         return runner.run(serve(settings))
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput engine`."""
     parser = CommandParser(
         prog="goodput engine",
         summary="Run one serving replica: OpenAI's API on one port, metrics and control on "
@@ -112,6 +113,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
     )
+    return parser
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = make_parser()
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
     return args

@@ -18,7 +18,7 @@ from goodput_core.units import parse_some_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_REPLICAS", "Options", "parse_options"]
+__all__ = ["MAX_REPLICAS", "Options", "make_parser", "parse_options"]
 
 MAX_REPLICAS: Final = 64
 
@@ -52,12 +52,8 @@ class Options:
     grace_ns: int
 
 
-def parse_options(argv: Sequence[str]) -> Options:
-    """Parse the arguments after `goodput up`.
-
-    Raises:
-        UsageError: an argument that cannot be.
-    """
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput up`."""
     parser = CommandParser(
         "goodput up",
         summary="Run an LLMService on this machine: its replicas, and a router in front of them.",
@@ -101,6 +97,16 @@ def parse_options(argv: Sequence[str]) -> Options:
         "--grace", type=duration, default="30s", metavar="TIME",
         help="at the end, how long running requests may take to finish (%(default)s)",
     )  # fmt: skip
+    return parser
+
+
+def parse_options(argv: Sequence[str]) -> Options:
+    """Parse the arguments after `goodput up`.
+
+    Raises:
+        UsageError: an argument that cannot be.
+    """
+    parser = make_parser()
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
     return Options(

@@ -16,7 +16,7 @@ from goodput_operator.render.installation import Installation
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Options", "parse_options"]
+__all__ = ["Options", "make_parser", "parse_options"]
 
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _IMAGES: Final = "--engine-image goodput-engine:0.1.0 --router-image goodput-router:0.1.0"
@@ -62,12 +62,8 @@ class Options:
     verbose: bool
 
 
-def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) -> Options:
-    """Parse the command line.
-
-    Raises:
-        UsageError: it makes no sense.
-    """
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput operator`."""
     parser = CommandParser(
         "goodput operator",
         summary="Look after the LLMServices of a cluster.",
@@ -163,7 +159,16 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         help="services looked after at once (default: %(default)s)",
     )
     parser.add_argument("--verbose", action="store_true", help="log the phases of every turn")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) -> Options:
+    """Parse the command line.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    args = make_parser().parse_args(argv)
     if any(not name for name in args.namespace):
         raise UsageError(
             "goodput operator: --namespace is empty; name one, or leave the option out for all"

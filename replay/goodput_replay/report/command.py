@@ -14,7 +14,7 @@ from goodput_replay.run.files import is_disk_full
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         UsageError: a wrong argument.
         InputError: the folder holds no readable run, or the file cannot be written.
     """
-    given = _parser().parse_args(argv)
+    given = make_parser().parse_args(argv)
     out: Path | None = given.out
     try:
         written = write_report(given.folder, out)
@@ -41,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     return ExitCode.PASS
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Build the parser of `replay report`."""
     parser = CommandParser(
         "replay report",
         summary="Write the HTML report of a run again from its records and its summary.",

@@ -31,7 +31,7 @@ from goodput_traces.transforms import parse_factor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Capacity", "as_json", "conclude", "main", "table"]
+__all__ = ["Capacity", "as_json", "conclude", "main", "make_parser", "table"]
 
 # A limit counts requests after the rate is scaled: rates would not be nested any more.
 _NOT_HERE: Final = {"--limit": "cut the trace by time with --window, so that rates stay nested"}
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         GoodputError: the search could not begin, or a replay failed.
         Interrupted: by a signal; what was found until then has been printed.
     """
-    given, rest = _parser().parse_known_args(argv)
+    given, rest = make_parser().parse_known_args(argv)
     for option in _OURS:
         if any(text == option or text.startswith(f"{option}=") for text in rest):
             raise UsageError(f"replay capacity: {option} is the search's own; leave it out")
@@ -148,7 +148,8 @@ def _conclude(tried: Sequence[Tried], console: Console, out: Path, *, as_text: b
     return ExitCode.INVALID if invalid is not None else capacity.exit_code
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Build the parser of `replay capacity`."""
     parser = CommandParser(
         "replay capacity",
         summary="Find the highest rate of a trace at which every class keeps its objective, by "

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _MOST: Final = 2000
 _WIDEST: Final = 1000
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         UsageError: an option, or a combination, that cannot be.
         InputError: the trace, the manifest or a topology cannot be used.
     """
-    given = _parser().parse_args(argv)
+    given = make_parser().parse_args(argv)
     service = read_manifest(given.file)
     candidates = _candidates(service.spec, given)
     if len(candidates) > _MOST:
@@ -165,7 +165,8 @@ def _check_device(service: LLMService, given: Any) -> None:
         )
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput policies`."""
     parser = CommandParser(
         "goodput policies",
         summary="Serve a trace in virtual time with every policy, budget, number of replicas and "

@@ -1,0 +1,118 @@
+"""`goodput completion`: print a static completion script for a shell.
+
+The script is generated from the parsers of all commands, which the entry points of the group
+`goodput.parsers` build. Completing a line therefore never starts Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.cli import CommandParser
+from goodput_core.contract import DISTRIBUTION
+from goodput_core.dispatch import COMMANDS
+from goodput_core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PARSERS_GROUP", "command_parsers", "main", "make_parser"]
+
+PARSERS_GROUP: Final = "goodput.parsers"
+_SHELLS: Final = ("bash", "zsh", "tcsh")
+
+
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput completion`."""
+    parser = CommandParser(
+        "goodput completion",
+        summary="Print a completion script for a shell.",
+        examples=(
+            'eval "$(goodput completion bash)"          # in ~/.bashrc',
+            'eval "$(goodput completion bash replay)"',
+            "goodput completion zsh > ~/.zfunc/_goodput  # a folder of $fpath",
+        ),
+    )
+    parser.add_argument("shell", choices=_SHELLS, help="the shell")
+    parser.add_argument(
+        "program",
+        nargs="?",
+        choices=("goodput", "replay"),
+        default="goodput",
+        help="the program to complete (default: %(default)s)",
+    )
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Print the script.
+
+    Raises:
+        ModuleNotFoundError: shtab is not installed.
+        UsageError: an unknown shell or program.
+    """
+    args = make_parser().parse_args(argv)
+    # The only third-party package of core, needed for this command alone.
+    import shtab  # noqa: PLC0415
+
+    root = _with_subcommands("replay") if args.program == "replay" else _everything()
+    for action in _all_actions(root):
+        if action.type is Path:
+            action.complete = shtab.FILE  # type: ignore[attr-defined] # shtab reads it
+    sys.stdout.write(shtab.complete(root, shell=args.shell, root_prefix=args.program))
+    return ExitCode.PASS
+
+
+def command_parsers() -> dict[str, CommandParser]:
+    """Build the parsers of all installed commands.
+
+    Returns:
+        Parsers by command name; those of subcommands that their command's parser does not know
+        by both names, such as `replay.report`.
+    """
+    found: dict[str, CommandParser] = {}
+    for one in entry_points(group=PARSERS_GROUP):
+        try:
+            found[one.name] = one.load()()
+        except ModuleNotFoundError as error:
+            # A command whose extra is not installed is completed by its name alone.
+            if (error.name or "").startswith("goodput_"):
+                raise
+    return found
+
+
+def _everything() -> CommandParser:
+    root = CommandParser(
+        "goodput", summary=f"{DISTRIBUTION}: serve LLMs and replay production traces."
+    )
+    commands = root.add_subparsers(metavar="COMMAND", prog="goodput")
+    for name, command in COMMANDS.items():
+        parser = _with_subcommands(name)
+        commands.add_parser(name, help=command.summary, parents=[parser], add_help=False)
+    return root
+
+
+def _with_subcommands(name: str) -> CommandParser:
+    """Return the parser of a command with its own subcommands below it."""
+    parsers = command_parsers()
+    parser = parsers.get(name) or CommandParser(f"goodput {name}")
+    below = {
+        full.partition(".")[2]: one for full, one in parsers.items() if full.startswith(f"{name}.")
+    }
+    if below:
+        commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog)
+        for sub, one in below.items():
+            commands.add_parser(sub, help=one.description, parents=[one], add_help=False)
+    return parser
+
+
+def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public listing
+        yield action
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for below in action.choices.values():
+                yield from _all_actions(below)

@@ -1,0 +1,139 @@
+"""The extra that a missing package's error names installs everything that the command imports."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points, packages_distributions
+from pathlib import Path
+
+import pytest
+
+from goodput_core.contract import DISTRIBUTION
+from goodput_core.dispatch import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+# Installed as a dependency of another one, whose API it is part of.
+PART_OF = {"multidict": "aiohttp", "yarl": "aiohttp", "markupsafe": "jinja2"}
+# Commands that a command starts as processes of their own.
+STARTS = {"up": ("engine", "router")}
+
+
+def declared(extra: str) -> set[str]:
+    """Return the distributions that an extra names, those of extras within it included."""
+    found = set()
+    for line in EXTRAS[extra] if extra else ():
+        if inner := re.fullmatch(rf"{DISTRIBUTION}\[(.+)\]", line):
+            found |= {name for one in inner[1].split(",") for name in declared(one)}
+        else:
+            found.add(re.split(r"[^A-Za-z0-9._-]", line)[0].lower())
+    return found
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Return the modules that a module imports when it runs, in its functions too."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                for other in node.orelse:
+                    found |= imported(other)
+            case ast.Import(names=names):
+                found |= {one.name for one in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                # A name may be a module of a package.
+                found |= {module, *(f"{module}.{one.name}" for one in names)}
+            case _:
+                found |= imported(node)
+    return found
+
+
+def third_parties(module: str) -> set[str]:
+    """Return the top-level names of other projects that a module imports, itself or by ours."""
+    found, seen, left = set(), set(), [module]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if not name.startswith("goodput_"):
+            found.add(name.partition(".")[0])
+            continue
+        parent = name.rpartition(".")[0]
+        if parent:
+            left.append(parent)
+        try:
+            spec = importlib.util.find_spec(name)
+        except ModuleNotFoundError:
+            continue  # a name within a module
+        if spec is None or spec.origin is None:
+            continue
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        left += imported(tree)
+    return found - sys.stdlib_module_names - {"_typeshed"}
+
+
+def needed(command: str) -> set[str]:
+    """Return the distributions that a command imports, those of its child processes included."""
+    (entry,) = entry_points(group="goodput.commands", name=command)
+    names = third_parties(entry.module)
+    for child in STARTS.get(command, ()):
+        names |= needed(child)
+    homes = packages_distributions()
+    return {
+        PART_OF.get(name, homes.get(name, [name])[0]).lower().replace("_", "-") for name in names
+    }
+
+
+def test_imports_are_followed_into_functions_and_not_into_type_checking() -> None:
+    tree = ast.parse("import a\nif TYPE_CHECKING:\n    import b\ndef f():\n    from c.d import e\n")
+    assert imported(tree) == {"a", "c.d", "c.d.e"}
+
+
+def test_the_engine_is_seen_to_need_uvloop_and_the_operator_kopf() -> None:
+    assert "uvloop" in needed("engine")
+    assert "kopf" in needed("operator")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_hinted_extra_installs_what_the_command_imports(command: str) -> None:
+    assert needed(command) - declared(COMMANDS[command].extra) == set()
+
+
+CHAT = str(ROOT / "examples" / "chat.yaml")
+# A command may parse its arguments before it imports third parties.
+ARGUMENTS = {
+    "up": ["-f", CHAT],
+    "operator": [],
+    "replay": ["--trace", "sample", "--emulate", CHAT, "--dry-run"],
+    "trace": ["describe", "sample"],
+    "policies": ["--trace", "sample", "-f", CHAT],
+    "engine": ["-f", CHAT],
+    "router": ["-f", CHAT, "--upstream", "r0=http://127.0.0.1:1"],
+    "device": ["list"],
+    "completion": ["bash"],
+}
+
+
+@pytest.mark.parametrize("command", [name for name, one in COMMANDS.items() if one.extra])
+def test_a_command_without_its_extra_names_it(command: str) -> None:
+    blocked = sorted(
+        third_parties(entry_points(group="goodput.commands", name=command)[command].module)
+    )
+    code = (
+        "import sys\n"
+        f"for name in {blocked!r}: sys.modules[name] = None\n"
+        "from goodput_core.dispatch import run_command\n"
+        f"sys.exit(run_command({[command, *ARGUMENTS[command]]!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (64, ""), done.stderr
+    assert f"pip install '{DISTRIBUTION}[{COMMANDS[command].extra}]'" in done.stderr
