@@ -43,8 +43,11 @@ from benchmarks.recorded_pods import record  # noqa: E402
 from benchmarks.stand_in_nodes import PROFILE, Cluster, administrator, manifest  # noqa: E402
 from tests.e2e.cluster import binaries  # noqa: E402
 
-from goodput_operator.kube.kinds import CHILDREN, POD  # noqa: E402
-from goodput_operator.kube.objects import ADMIN_PORT  # noqa: E402
+from goodput_operator.kube.objects import (  # noqa: E402
+    ADMIN_PORT,
+    CHILDREN,
+    POD,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,11 +19,9 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_ROLE
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.answers import Refusal
-from goodput_operator.kube.client import Client
-from goodput_operator.kube.clock import SystemClock
-from goodput_operator.kube.fence import Fence
-from goodput_operator.kube.kinds import CHILDREN, LLMSERVICE, POD
+from goodput_operator.kube.client import Client, Refusal
+from goodput_operator.kube.fence import Fence, SystemClock
+from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, POD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

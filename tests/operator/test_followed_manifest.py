@@ -20,9 +20,8 @@ from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.following import followed
 from goodput_operator.control.decided import Decided
 from goodput_operator.render.config_map import config_map
-from goodput_operator.render.engine_pod import manifest_key
-from goodput_operator.render.installation import Installation
 from goodput_operator.render.metadata import Owner
+from goodput_operator.render.pods import Installation, manifest_key
 from goodput_operator.render.revisions import Revision, engine_revision
 
 if TYPE_CHECKING:

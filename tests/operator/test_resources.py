@@ -13,17 +13,18 @@ from goodput_core.control import Bounds, ServiceParams
 from goodput_core.spec.llmservice import LLMService
 from goodput_engine.manifest_file import read_manifest
 from goodput_operator.control.decided import Decided
+from goodput_operator.render.base_resources import base_resources
 from goodput_operator.render.config_map import config_map, read_decided
-from goodput_operator.render.installation import Installation
 from goodput_operator.render.metadata import Owner
+from goodput_operator.render.pods import Installation
 from goodput_operator.render.revisions import (
+    engine_deployment,
     engine_revision,
     read_revision,
+    router_deployment,
     router_revision,
 )
 from goodput_operator.render.secrets import secret_name, secret_of, token_secret
-from goodput_operator.render.standing import standing_objects
-from goodput_operator.render.workloads import engine_deployment, router_deployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ def rendered(llmservice: LLMService, owner: Owner = OWNER) -> list[dict[str, Any
     bounds = Bounds.initial(ServiceParams.of(spec))
     decided = Decided(limits_revision=1, bounds=bounds, replicas=spec.initial_replicas)
     return [
-        *standing_objects(owner),
+        *base_resources(owner),
         engines.render(owner),
         routers.render(owner),
         config_map(owner, spec, [engines], decided),

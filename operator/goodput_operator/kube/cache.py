@@ -1,12 +1,9 @@
-"""What the API server lists and tells of the cluster, trimmed, and how it is looked up.
+"""A cache of the watched objects, indexed by service, filled by Kopf's lists and events.
 
-Objects are found by the service that they belong to. What is kept is what decisions read: who
-manages which field is never asked, and often half of an object.
-
-Kopf's own indexes are not used. They forget an object only when they hear of its deletion, which
-nobody tells of after a gap (the API server was restarted, or keeps too little of what happened):
-then all is listed anew, and what is not in the list is gone. And while they fill, every object
-wakes all that came before it, which grows with the square of their number (docs/benchmarks.md).
+Kopf's own indexes are not used. They forget an object only at its deletion event, which does not
+come after a gap in the watch (the API server was restarted, or its watch history is too short):
+then Kopf lists again, and an object missing from the list has been deleted. While Kopf's indexes
+fill, each object also wakes all waiting tasks, which takes quadratic time (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -14,41 +11,46 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
-from goodput_operator.kube.kinds import LLMSERVICE, POD
+from goodput_operator.kube.managed_fields import entries_of_others
+from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, MANAGER, POD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from goodput_operator.kube.objects import Object
 
-__all__ = ["Cache", "Key", "key_of", "service_of", "trimmed"]
+__all__ = ["Cache", "Key", "key_of", "service_of", "trim"]
 
 Key = tuple[str, str]
-"""A service: its namespace and its name."""
+"""Namespace and name of a service."""
+
+_CHILD_KINDS = frozenset(kind.name for kind in CHILDREN)
 
 
 def key_of(body: Object) -> Key:
-    """The key of a service."""
+    """Return the key of an LLMService."""
     return body["metadata"]["namespace"], body["metadata"]["name"]
 
 
 def service_of(body: Object) -> Key | None:
-    """The key of the service that an object is labelled with; None: with none."""
+    """Return the key of the service that an object is labelled with; None without the label."""
     name = (body["metadata"].get("labels") or {}).get(OBJECT_LABEL_LLMSERVICE)
     return None if name is None else (body["metadata"]["namespace"], name)
 
 
-def trimmed(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object without what nobody here reads."""
+def trim(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop `managedFields`, often half of an object, except for other managers of our children."""
     metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
+    if body["kind"] in _CHILD_KINDS and (others := entries_of_others(body, MANAGER)):
+        metadata["managedFields"] = others
     return {**body, "metadata": metadata}
 
 
 class _List:
-    """All of one kind in one namespace, or in all.
+    """The objects of one kind in one namespace, or in all.
 
     Attributes:
-        version: of the last list; whatever has a higher one came later. None: not listed yet.
+        version: resourceVersion of the last list; None before the first list.
         objects: by uid.
     """
 
@@ -60,83 +62,83 @@ class _List:
 
 
 class Cache:
-    """The watched objects, as they were last listed or told of.
+    """The watched objects as last listed or reported by an event.
 
     Args:
-        lists: each kind and namespace that is listed; an empty namespace: all.
+        lists: each watched kind and namespace; an empty namespace stands for all.
     """
 
     def __init__(self, lists: Iterable[tuple[str, str]]) -> None:
         self._lists = {one: _List() for one in lists}
-        self._of: dict[Key, dict[str, Object]] = {}
+        self._by_service: dict[Key, dict[str, Object]] = {}
 
     @property
     def complete(self) -> bool:
-        """Whether everything has been listed: before, what is missing may only be unknown."""
+        """True once every kind has been listed; before that, a missing object may exist."""
         return all(one.version is not None for one in self._lists.values())
 
     def services(self) -> list[Key]:
-        """The key of every service."""
-        return [key for key in self._of if self.service(key) is not None]
+        """Return the keys of all services."""
+        return [key for key in self._by_service if self.service(key) is not None]
 
     def service(self, key: Key) -> Object | None:
-        """The service as it was last seen; None: there is none."""
-        found = (body for body in self._standing(key) if body["kind"] == LLMSERVICE.name)
-        # A namesake may be seen before the end of the one before it: the later one counts.
+        """Return the LLMService; None if it does not exist."""
+        found = (body for body in self._objects(key) if body["kind"] == LLMSERVICE.name)
+        # A service that was deleted and created again may be cached twice: the later one counts.
         return max(found, key=_version, default=None)
 
     def children(self, key: Key) -> tuple[Object, ...]:
-        """The objects that are labelled with a service, pods apart."""
+        """Return the objects labelled with a service, except pods."""
         others = (LLMSERVICE.name, POD.name)
-        return tuple(body for body in self._standing(key) if body["kind"] not in others)
+        return tuple(body for body in self._objects(key) if body["kind"] not in others)
 
     def pods(self, key: Key) -> tuple[Object, ...]:
-        """The pods that are labelled with a service."""
-        return tuple(body for body in self._standing(key) if body["kind"] == POD.name)
+        """Return the pods labelled with a service."""
+        return tuple(body for body in self._objects(key) if body["kind"] == POD.name)
 
-    def listed(self, kind: str, namespace: str, content: Object) -> set[Key]:
-        """Take in a list: what it lacks and is older stands no more.
+    def replace(self, kind: str, namespace: str, content: Object) -> set[Key]:
+        """Take a list: cached objects that it lacks have been deleted, unless they are newer.
 
         Args:
-            kind: of the objects, which do not name it themselves.
-            namespace: that was listed; empty: all.
-            content: the API server's answer, complete.
+            kind: of the objects; items of a list do not name it.
+            namespace: that was listed; empty for all.
+            content: the API server's complete response.
 
         Returns:
-            The services that lack an object now. Of the others Kopf tells.
+            The services of the deleted objects. Kopf reports the listed objects as events.
         """
         into = self._lists[kind, namespace]
         into.version = _version(content)
         items = {item["metadata"]["uid"]: item for item in content["items"]}
-        gone = [
+        deleted = [
             body
             for uid, body in into.objects.items()
             if uid not in items and _version(body) <= into.version
         ]
-        for body in gone:
+        for body in deleted:
             self._drop(into, body)
-        named = {"apiVersion": content["apiVersion"], "kind": kind}
+        header = {"apiVersion": content["apiVersion"], "kind": kind}
         for item in items.values():
-            self._put(into, {**named, **item})
-        return {key for body in gone if (key := _owner(body)) is not None}
+            self._put(into, {**header, **item})
+        return {key for body in deleted if (key := _owner(body)) is not None}
 
-    def told(self, body: Object, *, deleted: bool) -> None:
-        """Take in what Kopf tells of one object.
+    def update(self, body: Object, *, deleted: bool) -> None:
+        """Take an event.
 
         Args:
-            body: as it is, or was last.
-            deleted: whether it stands no more, or is not among ours any more.
+            body: the object's current or last state.
+            deleted: True if it was deleted or lost our label.
         """
         kind, namespace = body["kind"], body["metadata"]["namespace"]
         into = self._lists.get((kind, namespace)) or self._lists[kind, ""]
         if deleted:
             self._drop(into, body)
-        # Kopf may come late with an object that is older than a list without it.
+        # Kopf may deliver an object that is older than a list without it.
         elif body["metadata"]["uid"] in into.objects or _version(body) > (into.version or 0):
             self._put(into, body)
 
-    def _standing(self, key: Key) -> Iterable[Object]:
-        return self._of.get(key, {}).values()
+    def _objects(self, key: Key) -> Iterable[Object]:
+        return self._by_service.get(key, {}).values()
 
     def _put(self, into: _List, body: Object) -> None:
         uid = body["metadata"]["uid"]
@@ -145,18 +147,18 @@ class Cache:
             if _version(known) > _version(body):
                 return
             self._drop(into, known)
-        kept = into.objects[uid] = trimmed(body)
+        kept = into.objects[uid] = trim(body)
         if (key := _owner(kept)) is not None:
-            self._of.setdefault(key, {})[uid] = kept
+            self._by_service.setdefault(key, {})[uid] = kept
 
     def _drop(self, into: _List, body: Object) -> None:
         uid = body["metadata"]["uid"]
         known = into.objects.pop(uid, None)
         if known is None or (key := _owner(known)) is None:
             return
-        del self._of[key][uid]
-        if not self._of[key]:
-            del self._of[key]
+        del self._by_service[key][uid]
+        if not self._by_service[key]:
+            del self._by_service[key]
 
 
 def _owner(body: Object) -> Key | None:

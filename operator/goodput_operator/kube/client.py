@@ -1,38 +1,46 @@
-"""The calls that the operator makes to the API server, each with its own time-out.
+"""The operator's calls to the API server, each with a time limit, and their responses.
 
-Plain dictionaries in and out: typed models cost thirty times as much to decode. A refusal is a
-value (`answers`), and nothing is tried twice here: the queue decides when.
+A refused call is a value and not an exception, because a refusal is an ordinary outcome here: it
+becomes a condition. No call is retried; the work queue decides when to try again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.answers import UNREACHABLE, Refusal, read_answer
-from goodput_operator.kube.kinds import LEASE
-from goodput_operator.kube.objects import MANAGER
+from goodput_operator.kube.objects import LEASE, MANAGER, Object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kubernetes.aio.client import ApiClient
 
-    from goodput_operator.kube.answers import Answer
     from goodput_operator.kube.fence import Fence
-    from goodput_operator.kube.kinds import Kind
-    from goodput_operator.kube.objects import Object
+    from goodput_operator.kube.objects import Kind
 
-__all__ = ["Client", "LeaseCalls"]
+__all__ = [
+    "UNREACHABLE",
+    "ApiResponse",
+    "Client",
+    "Conflict",
+    "LeaseClient",
+    "Refusal",
+    "parse_response",
+]
 
+UNREACHABLE: Final = 0
+"""Status of a call that got no HTTP response."""
 _JSON: Final = "application/json"
-_MERGE: Final = "application/merge-patch+json"
-_STEPS: Final = "application/json-patch+json"
+_MERGE_PATCH: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
-
 _METHODS: Final = {
     "get": "GET",
     "create": "POST",
@@ -40,15 +48,109 @@ _METHODS: Final = {
     "patch": "PATCH",
     "delete": "DELETE",
 }
+_CONFLICTING_MANAGER: Final = re.compile(r'conflict with "([^"]*)"')
+_MAX_MESSAGE: Final = 1024
 
 
-class _Calls:
-    """One bounded call at a time; every outcome is an answer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """A field that another manager set to another value.
 
     Args:
-        api: the connection, credentials included.
+        manager: its name as the API server reports it.
+        field: path of the field.
+    """
+
+    manager: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A call that had no effect.
+
+    Args:
+        status: HTTP status, or `UNREACHABLE`.
+        reason: the API server's CamelCase reason, such as `AlreadyExists`.
+        message: the API server's message.
+        conflicts: of a server-side apply.
+    """
+
+    status: int
+    reason: str
+    message: str
+    conflicts: tuple[Conflict, ...] = ()
+
+    @property
+    def transient(self) -> bool:
+        """True if the same call may succeed later without a change of the cluster."""
+        # 401: an API server that has just started knows no tokens yet, and tokens are rotated.
+        return self.status in {UNREACHABLE, 401, 408, 429} or self.status >= 500
+
+    @property
+    def stale(self) -> bool:
+        """True if the cached object was out of date: another uid or resourceVersion."""
+        return self.status == 409 and self.reason == "Conflict" and not self.conflicts
+
+    @property
+    def invalid(self) -> bool:
+        """True if the resulting object would violate its schema."""
+        return self.status == 422
+
+    @property
+    def not_found(self) -> bool:
+        """True if the object does not exist."""
+        return self.status == 404
+
+
+ApiResponse = Object | Refusal
+
+
+def parse_response(status: int, body: bytes) -> ApiResponse:
+    """Return the object or the refusal in a response of the API server or a proxy.
+
+    Args:
+        status: HTTP status.
+        body: of the response.
+    """
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):  # a proxy may send anything
+        content = None
+    if status < 300 and isinstance(content, dict):
+        return content
+    known: dict[str, Any] = content if isinstance(content, dict) else {}
+    details = known.get("details")
+    details = details if isinstance(details, dict) else {}
+    message = known.get("message") or body[:_MAX_MESSAGE].decode(errors="replace").strip()
+    return Refusal(
+        status=status,
+        reason=str(known.get("reason") or "Unknown"),
+        message=str(message)[:_MAX_MESSAGE] or f"HTTP status {status} without a message",
+        conflicts=tuple(_conflicts(details.get("causes"))),
+    )
+
+
+def _conflicts(causes: Any) -> list[Conflict]:
+    found = []
+    for cause in causes if isinstance(causes, list) else ():
+        if isinstance(cause, dict) and cause.get("reason") == "FieldManagerConflict":
+            manager = _CONFLICTING_MANAGER.search(str(cause.get("message")))
+            found.append(
+                Conflict(
+                    manager=manager[1] if manager else "unknown", field=str(cause.get("field"))
+                )
+            )
+    return found
+
+
+class _BoundedClient:
+    """Calls with a time limit; every outcome is an `ApiResponse`.
+
+    Args:
+        api: the connection with its credentials.
         timeout_ns: of one call.
-        count: told of each call: verb, kind, status.
+        count: called after each call with verb, kind and status.
     """
 
     def __init__(
@@ -58,8 +160,8 @@ class _Calls:
         self._timeout_ns = timeout_ns
         self._count = count
 
-    async def read(self, kind: Kind, namespace: str, name: str) -> Answer:
-        """One object as it is now, past every cache of ours."""
+    async def read(self, kind: Kind, namespace: str, name: str) -> ApiResponse:
+        """Read one object from the API server, not from the cache."""
         return await self._call("get", kind, kind.path(namespace, name))
 
     async def _call(
@@ -72,27 +174,27 @@ class _Calls:
         content_type: str = _JSON,
         query: Mapping[str, str] | None = None,
         timeout_ns: int | None = None,
-    ) -> Answer:
+    ) -> ApiResponse:
         seconds = (timeout_ns or self._timeout_ns) / NS_PER_S
-        answer: Answer
+        response: ApiResponse
         try:
-            answer = await self._send(
+            response = await self._send(
                 verb, path, body, content_type=content_type, query=query or {}, seconds=seconds
             )
         except TimeoutError:
-            answer = Refusal(
+            response = Refusal(
                 status=UNREACHABLE,
                 reason="Timeout",
                 message=f"the API server did not answer within {seconds:g} s",
             )
         except (aiohttp.ClientError, OSError) as error:
-            answer = Refusal(
+            response = Refusal(
                 status=UNREACHABLE,
                 reason="Unreachable",
                 message=f"the API server cannot be reached: {error}",
             )
-        self._count(verb, kind.name, answer.status if isinstance(answer, Refusal) else 200)
-        return answer
+        self._count(verb, kind.name, response.status if isinstance(response, Refusal) else 200)
+        return response
 
     async def _send(
         self,
@@ -103,7 +205,7 @@ class _Calls:
         content_type: str,
         query: Mapping[str, str],
         seconds: float,
-    ) -> Answer:
+    ) -> ApiResponse:
         method, url, headers, _, _ = await self._api.param_serialize(
             method=_METHODS[verb],
             resource_path=path,
@@ -111,7 +213,7 @@ class _Calls:
             header_params={"Accept": _JSON, "Content-Type": content_type},
             auth_settings=["BearerToken"],
         )
-        # One limit over connecting, sending and reading.
+        # One limit for connecting, sending and reading.
         async with asyncio.timeout(seconds):
             response = await self._api.call_api(
                 method,
@@ -121,29 +223,31 @@ class _Calls:
                 _request_timeout=aiohttp.ClientTimeout(total=seconds),
             )
             content = await response.read()
-        return read_answer(response.status, content)
+        return parse_response(response.status, content)
 
 
-class LeaseCalls(_Calls):
-    """The calls of the election, which nothing fences: they move the fence."""
+class LeaseClient(_BoundedClient):
+    """Calls of the leader election. They are not fenced, since they move the fence."""
 
-    async def create_lease(self, namespace: str, body: Object) -> Answer:
+    async def create_lease(self, namespace: str, body: Object) -> ApiResponse:
         """Create the Lease."""
         return await self._call("create", LEASE, LEASE.path(namespace), body)
 
-    async def replace_lease(self, namespace: str, name: str, body: Object) -> Answer:
-        """Replace the Lease, unless it has changed since its `resourceVersion`."""
+    async def replace_lease(self, namespace: str, name: str, body: Object) -> ApiResponse:
+        """Replace the Lease unless it changed since the body's `resourceVersion`."""
         return await self._call("update", LEASE, LEASE.path(namespace, name), body)
 
 
-class Client(_Calls):
-    """The API server, as far as the operator needs it.
+class Client(_BoundedClient):
+    """The operator's client.
 
     Args:
-        api: the connection, credentials included.
-        fence: every write asks it first, and is given up when it closes.
+        api: the connection with its credentials.
+        fence: admits every write, and bounds its duration.
         timeout_ns: of one call.
-        count: told of each call: verb, kind, status.
+        count: called after each call with verb, kind and status.
+
+    Every method that writes raises `LeaseLostError` if the Lease is no longer held.
     """
 
     def __init__(
@@ -157,71 +261,59 @@ class Client(_Calls):
         super().__init__(api, timeout_ns=timeout_ns, count=count)
         self._fence = fence
 
-    async def serves(self, kind: Kind) -> Answer:
-        """What the API server says of the kind's group and version."""
+    async def discover(self, kind: Kind) -> ApiResponse:
+        """Read the discovery document of the kind's group and version."""
         root = "apis" if kind.group else "api"
         return await self._call("get", kind, f"/{root}/{kind.api_version}")
 
-    async def apply(self, kind: Kind, body: Object, *, force: bool, part: str = "") -> Answer:
+    async def apply(
+        self, kind: Kind, body: Object, *, force: bool, subresource: str = ""
+    ) -> ApiResponse:
         """Server-side apply under our field manager.
 
         Args:
             kind: of the object.
-            body: the fields that we own, all of them; with `metadata.uid` only this very object:
-                one of another uid, or none, is a conflict.
-            force: take fields from managers that set other values.
-            part: a subresource, such as `status`.
-
-        Raises:
-            LeaseLostError: another operator may write by now.
+            body: all fields that we own. With `metadata.uid`, an object of another uid, or a
+                missing one, is a conflict.
+            force: take over fields that other managers set to other values.
+            subresource: such as `status`.
         """
         metadata = body["metadata"]
         return await self._write(
             "patch",
             kind,
-            kind.path(metadata["namespace"], metadata["name"], part),
+            kind.path(metadata["namespace"], metadata["name"], subresource),
             body,
             content_type=_APPLY,
             query={"fieldManager": MANAGER, "force": "true" if force else "false"},
         )
 
-    async def create(self, kind: Kind, namespace: str, body: Object) -> Answer:
-        """Create an object that must not be there.
-
-        Raises:
-            LeaseLostError: another operator may write by now.
-        """
+    async def create(self, kind: Kind, namespace: str, body: Object) -> ApiResponse:
+        """Create an object."""
         query = {"fieldManager": MANAGER}
         return await self._write("create", kind, kind.path(namespace), body, query=query)
 
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Object) -> Answer:
-        """Change some fields of an object of our own.
-
-        Raises:
-            LeaseLostError: another operator may write by now.
-        """
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Object) -> ApiResponse:
+        """Apply a JSON merge patch."""
         query = {"fieldManager": MANAGER}
         path = kind.path(namespace, name)
-        return await self._write("patch", kind, path, patch, content_type=_MERGE, query=query)
+        return await self._write("patch", kind, path, patch, content_type=_MERGE_PATCH, query=query)
 
-    async def hand_over(
+    async def replace_managed_fields(
         self, kind: Kind, live: Object, managed_fields: Sequence[Mapping[str, Any]]
-    ) -> Answer:
-        """Set who owns which field of this very object, and nothing else, if it is as it was.
+    ) -> ApiResponse:
+        """Replace `metadata.managedFields` unless the object changed since it was read.
 
         Args:
             kind: of the object.
-            live: it, as it was read.
-            managed_fields: its `metadata.managedFields` from now on.
-
-        Raises:
-            LeaseLostError: another operator may write by now.
+            live: the object as it was read.
+            managed_fields: the new value.
         """
         metadata = live["metadata"]
         steps = [
             {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
             {"op": "replace", "path": "/metadata/managedFields", "value": managed_fields},
-            # The API server refuses another version than the latest.
+            # The API server refuses a resourceVersion other than the latest.
             {
                 "op": "replace",
                 "path": "/metadata/resourceVersion",
@@ -230,14 +322,10 @@ class Client(_Calls):
         ]
         path = kind.path(metadata["namespace"], metadata["name"])
         query = {"fieldManager": MANAGER}
-        return await self._write("patch", kind, path, steps, content_type=_STEPS, query=query)
+        return await self._write("patch", kind, path, steps, content_type=_JSON_PATCH, query=query)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> Answer:
-        """Delete this very object, and what it owns after it.
-
-        Raises:
-            LeaseLostError: another operator may write by now.
-        """
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> ApiResponse:
+        """Delete the object of this uid, and its dependents in the background."""
         options = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -255,9 +343,9 @@ class Client(_Calls):
         *,
         content_type: str = _JSON,
         query: Mapping[str, str] | None = None,
-    ) -> Answer:
-        left_ns = self._fence.admit(kind.name)
-        # What is still on its way when the Lease runs out is given up.
+    ) -> ApiResponse:
+        remaining_ns = self._fence.admit(kind.name)
+        # A write still in flight when the Lease expires is cancelled.
         return await self._call(
             verb,
             kind,
@@ -265,5 +353,5 @@ class Client(_Calls):
             body,
             content_type=content_type,
             query=query,
-            timeout_ns=min(left_ns, self._timeout_ns),
+            timeout_ns=min(remaining_ns, self._timeout_ns),
         )

@@ -1,10 +1,10 @@
-"""What ends the operator, each as one sentence.
+"""Errors that end the operator, each one sentence.
 
 GoodputError
 ├── InternalError
-│   ├── LeaseLostError      another operator may write now: this one must not
-│   └── WatchFailedError    Kopf gave up on a stream of events
-└── UnreachableError        no API server, or one that does not know LLMServices
+│   ├── LeaseLostError      the Lease is no longer held, so another operator may write
+│   └── WatchFailedError    Kopf gave up a watch
+└── UnreachableError        no API server, or one without LLMServices
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["LeaseLostError", "WatchFailedError"]
 
 
 class LeaseLostError(InternalError):
-    """The Lease is held no more; whoever holds it now writes."""
+    """The Lease is no longer held; its new holder may write."""
 
 
 class WatchFailedError(InternalError):
-    """The watch of the cluster ended; a fresh process starts a fresh one."""
+    """A watch of the cluster ended; a new process starts a new one."""

@@ -1,26 +1,48 @@
-"""Who may write: open only while the Lease is certainly ours.
+"""The clocks, and the fence that admits writes only while the Lease is certainly held.
 
-Closed by time alone, so that a process that was stopped for a minute, or hears nothing from the
-API server, writes nothing when it goes on.
+The fence closes by time alone, so a process that was suspended for a minute, or that gets no
+response from the API server, writes nothing when it resumes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import Protocol
 
 from goodput_operator.kube.errors import LeaseLostError
 
-if TYPE_CHECKING:
-    from goodput_operator.kube.clock import Clock
+__all__ = ["Clock", "Fence", "SystemClock"]
 
-__all__ = ["Fence"]
+
+class Clock(Protocol):
+    """A source of monotonic and calendar time."""
+
+    def now_ns(self) -> int:
+        """Monotonic nanoseconds, for intervals and deadlines."""
+        ...
+
+    def unix_ns(self) -> int:
+        """Nanoseconds since 1970, for timestamps in objects."""
+        ...
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    def now_ns(self) -> int:
+        """Monotonic nanoseconds."""
+        return time.monotonic_ns()
+
+    def unix_ns(self) -> int:
+        """Nanoseconds since 1970."""
+        return time.time_ns()
 
 
 class Fence:
-    """Open until an instant that each renewal of the Lease moves on.
+    """Admits writes until a deadline that each renewal of the Lease extends.
 
     Args:
-        clock: whose monotonic time counts.
+        clock: its monotonic time counts.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -29,36 +51,36 @@ class Fence:
 
     @property
     def open(self) -> bool:
-        """Whether a write may start."""
+        """True if a write may start."""
         return self.remaining_ns() > 0
 
     def remaining_ns(self) -> int:
-        """How long a write that starts now may take; 0 when none may start."""
+        """Time that a write starting now may take; 0 if none may start."""
         if self._until_ns is None:
             return 0
         return max(0, self._until_ns - self._clock.now_ns())
 
-    def admit(self, what: str) -> int:
-        """Let a write start.
+    def admit(self, name: str) -> int:
+        """Admit a write.
 
         Args:
-            what: is to be written.
+            name: of the written object, for the error.
 
         Returns:
-            After how many nanoseconds it must be given up.
+            Nanoseconds after which the write must be cancelled.
 
         Raises:
-            LeaseLostError: another operator may write by now.
+            LeaseLostError: the Lease is no longer held.
         """
-        left_ns = self.remaining_ns()
-        if left_ns <= 0:
-            raise LeaseLostError(f"{what} not written: the Lease is held no more")
-        return left_ns
+        remaining_ns = self.remaining_ns()
+        if remaining_ns <= 0:
+            raise LeaseLostError(f"{name} not written: the Lease is no longer held")
+        return remaining_ns
 
     def extend(self, until_ns: int) -> None:
-        """Open it until then."""
+        """Admit writes until this time."""
         self._until_ns = until_ns
 
     def close(self) -> None:
-        """Let nothing through any more."""
+        """Admit no further write."""
         self._until_ns = None

@@ -1,8 +1,8 @@
-"""The Lease: of all operators, one writes.
+"""Leader election by a Lease, so that only one operator writes.
 
-The election is `kubernetes.aio.leaderelection`'s. The lock under it is ours, because the one that
-comes with it makes calls without time-outs, lets broken connections end the election, and dates
-renewals in local time. Each renewal moves our `Fence`; nothing else does.
+The election is that of `kubernetes.aio.leaderelection`. Its lock is replaced, because the library's
+own lock makes calls without time limits, lets a broken connection end the election, and writes
+renewal times in local time. Each renewal extends the `Fence`.
 """
 
 from __future__ import annotations
@@ -22,37 +22,35 @@ from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRec
 from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.answers import Refusal
+from goodput_operator.kube.client import Refusal
 from goodput_operator.kube.errors import LeaseLostError
-from goodput_operator.kube.kinds import LEASE
+from goodput_operator.kube.objects import LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from goodput_operator.kube.answers import Answer
-    from goodput_operator.kube.client import LeaseCalls
-    from goodput_operator.kube.clock import Clock
-    from goodput_operator.kube.fence import Fence
+    from goodput_operator.kube.client import ApiResponse, LeaseClient
+    from goodput_operator.kube.fence import Clock, Fence
     from goodput_operator.kube.objects import Object
 
 __all__ = ["FencingLock", "LeaseTimes", "hold_lease"]
 
 _log = logging.getLogger(__name__)
 _MARGIN_NS: Final = NS_PER_S
-"""Clocks of two machines need not run equally fast."""
+"""Allows for clock drift between two machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """The times of the election, in whole seconds as the Lease keeps them.
+    """Times of the election, in whole seconds as the Lease stores them.
 
-    A leader that dies is followed after `duration_s` and two tries, so within 25 s; an API server
-    that is away for less than `renew_s` costs nobody the Lease.
+    A failed leader is replaced after `duration_s` and two attempts, so within 25 s. The leader
+    keeps the Lease if the API server is unavailable for less than `renew_s`.
 
     Args:
-        duration_s: how long others wait after the last renewal that they saw.
+        duration_s: how long other operators wait after the last renewal that they observed.
         renew_s: how long the leader tries to renew before it gives up.
-        retry_s: between two tries, and between two renewals.
+        retry_s: between two attempts, and between two renewals.
     """
 
     duration_s: int = 20
@@ -61,14 +59,14 @@ class LeaseTimes:
 
 
 async def hold_lease(lock: FencingLock, *, leading: Callable[[], None]) -> None:
-    """Wait for the Lease, hold it, and give it back when cancelled.
+    """Acquire the Lease, renew it, and release it when cancelled.
 
     Args:
         lock: the Lease.
-        leading: called once, when the Lease is ours.
+        leading: called once, when the Lease is acquired.
 
     Raises:
-        LeaseLostError: it was ours and is not any more.
+        LeaseLostError: the Lease was acquired and then lost.
     """
     times = lock.times
 
@@ -89,38 +87,38 @@ async def hold_lease(lock: FencingLock, *, leading: Callable[[], None]) -> None:
         await election.run()
     except asyncio.CancelledError:
         lock.fence.close()
-        # Others need not wait for the Lease to run out.
+        # The next leader then need not wait for the Lease to expire.
         with contextlib.suppress(TimeoutError):
             await asyncio.shield(asyncio.wait_for(lock.release(), times.retry_s))
         raise
     lock.fence.close()
     raise LeaseLostError(
         f"the Lease {lock.namespace}/{lock.name} was not renewed within {times.renew_s} s: "
-        f"{lock.trouble or 'no try succeeded'}; another operator may write now"
+        f"{lock.last_failure or 'no attempt succeeded'}; another operator may write now"
     )
 
 
 async def _nothing() -> None:
-    """The election calls it after a loss; `hold_lease` itself says what that means."""
+    """The election calls it after a loss; `hold_lease` raises the error."""
 
 
 class FencingLock(BaseLock):
-    """A Lease as the election's lock: plain dictionaries, bounded calls, refusals as values.
+    """A Lease as the election's lock, read and written by bounded calls.
 
     Args:
-        calls: the API server.
+        client: unfenced calls to the API server.
         name: of the Lease.
         namespace: of the Lease.
-        identity: of this process, like no other's that runs. A Lease that carries it already was
-            left by a predecessor that has ended, and is taken at once.
-        fence: opened by each renewal.
-        clock: both times.
+        identity: of this process, unique among running operators. A Lease that carries it already
+            was left by an earlier process of the same pod, and is taken over at once.
+        fence: extended by each renewal.
+        clock: monotonic and calendar time.
         times: of the election.
     """
 
     def __init__(
         self,
-        calls: LeaseCalls,
+        client: LeaseClient,
         *,
         name: str,
         namespace: str,
@@ -132,31 +130,32 @@ class FencingLock(BaseLock):
         super().__init__(name, namespace, identity)
         self.fence = fence
         self.times = times
-        self._calls = calls
+        self._client = client
         self._clock = clock
-        self._seen: Object | None = None
+        self._stored: Object | None = None
         self._has_held = False
-        self.trouble = ""
-        """What the last try failed of."""
+        self.last_failure = ""
+        """Message of the last failed attempt."""
 
     async def get(
         self, name: str, namespace: str
     ) -> tuple[bool, LeaderElectionRecord] | tuple[bool, Exception]:
-        """The record in the Lease, or why there is none.
+        """Read the Lease's record; an exception as value if there is none.
 
         Raises:
-            LeaseLostError: it was ours, and has been another's since or may have been.
+            LeaseLostError: this process held the Lease, and another operator has or may have held
+                it since.
         """
-        answer = await self._calls.read(LEASE, namespace, name)
-        if isinstance(answer, Refusal):
-            if answer.gone:
-                self._not_ours("deleted")
-            return False, self._failure(answer)
-        self._seen = answer
-        spec = answer.get("spec") or {}
+        response = await self._client.read(LEASE, namespace, name)
+        if isinstance(response, Refusal):
+            if response.not_found:
+                self._not_held("deleted")
+            return False, self._failure(response)
+        self._stored = response
+        spec = response.get("spec") or {}
         holder = spec.get("holderIdentity") or None
         if holder != self.identity:
-            self._not_ours(f"taken by {holder}" if holder else "given back by another operator")
+            self._not_held(f"taken by {holder}" if holder else "released by another operator")
         return True, LeaderElectionRecord(
             holder,
             str(spec["leaseDurationSeconds"]) if spec.get("leaseDurationSeconds") else None,
@@ -167,25 +166,25 @@ class FencingLock(BaseLock):
     async def create(
         self, name: str, namespace: str, election_record: LeaderElectionRecord
     ) -> bool:
-        """Make the Lease, ours from the start."""
-        del election_record  # dates in local time; ours say when this write was made
+        """Create the Lease with this process as its holder."""
+        del election_record  # it has local times; `_spec` writes UTC
         begun_ns = self._clock.now_ns()
-        answer = await self._calls.create_lease(
+        response = await self._client.create_lease(
             namespace, {"metadata": {"name": name}, "spec": self._spec({})}
         )
-        return self._held(answer, begun_ns)
+        return self._held(response, begun_ns)
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
-        """Take or renew the Lease, unless somebody changed it since it was read."""
+        """Acquire or renew the Lease unless it changed since it was read."""
         del updated_record  # as in `create`
-        assert self._seen is not None, "the election reads before it writes"
+        assert self._stored is not None, "the election reads before it writes"
         begun_ns = self._clock.now_ns()
-        body = {**self._seen, "spec": self._spec(self._seen.get("spec") or {})}
-        return self._held(await self._calls.replace_lease(namespace, name, body), begun_ns)
+        body = {**self._stored, "spec": self._spec(self._stored.get("spec") or {})}
+        return self._held(await self._client.replace_lease(namespace, name, body), begun_ns)
 
     async def release(self) -> None:
-        """Give the Lease back, if it is still ours."""
-        found = await self._calls.read(LEASE, self.namespace, self.name)
+        """Release the Lease if this process holds it."""
+        found = await self._client.read(LEASE, self.namespace, self.name)
         if isinstance(found, Refusal):
             _log.warning("lease not released", extra={"problem": found.message})
             return
@@ -193,19 +192,19 @@ class FencingLock(BaseLock):
         if held.get("holderIdentity") != self.identity:
             return
         body = {**found, "spec": {**held, "holderIdentity": ""}}
-        answer = await self._calls.replace_lease(self.namespace, self.name, body)
-        if isinstance(answer, Refusal):
-            _log.warning("lease not released", extra={"problem": answer.message})
+        response = await self._client.replace_lease(self.namespace, self.name, body)
+        if isinstance(response, Refusal):
+            _log.warning("lease not released", extra={"problem": response.message})
         else:
             _log.info("lease released")
 
-    def _not_ours(self, how: str) -> None:
-        """Whoever has it, or had it meanwhile, writes, however much of our own time is left."""
+    def _not_held(self, how: str) -> None:
+        """Close the fence: another holder may write, even before our own deadline."""
         self.fence.close()
         if self._has_held:
-            # What we remember of services is from before; a fresh process remembers nothing.
+            # The memory of services is out of date; a new process starts without any.
             raise LeaseLostError(
-                f"the Lease {self.namespace}/{self.name} was ours and has been {how}"
+                f"this operator held the Lease {self.namespace}/{self.name}, which was {how}"
             )
 
     def _spec(self, before: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,19 +221,19 @@ class FencingLock(BaseLock):
             "leaseTransitions": changes,
         }
 
-    def _held(self, answer: Answer, begun_ns: int) -> bool:
-        if isinstance(answer, Refusal):
-            self._failure(answer)
+    def _held(self, response: ApiResponse, begun_ns: int) -> bool:
+        if isinstance(response, Refusal):
+            self._failure(response)
             return False
-        self._seen = answer
+        self._stored = response
         self._has_held = True
-        # From when it was asked, not answered: others count from when they see it.
+        # From the request's start: others count from when they observe the renewal.
         self.fence.extend(begun_ns + self.times.duration_s * NS_PER_S - _MARGIN_NS)
         return True
 
     def _failure(self, refusal: Refusal) -> ApiException:
-        self.trouble = refusal.message
-        if not refusal.gone:
+        self.last_failure = refusal.message
+        if not refusal.not_found:
             _log.warning("lease not renewed", extra={"problem": refusal.message})
         failure = ApiException(status=refusal.status, reason=refusal.reason)
         # The election looks for the status in the body.

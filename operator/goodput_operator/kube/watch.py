@@ -1,112 +1,226 @@
-"""What Kopf is used for: it lists and watches, and tells us what changed and whose turn it may be.
+"""Connects to the API server, and registers the Kopf handlers that list and watch.
 
-Event handlers only. Kopf then writes nothing: no finalizer keeps a service from being deleted while
-no operator runs, and no annotation marks users' objects.
+Only event handlers are registered, so Kopf writes nothing: no finalizer blocks the deletion of a
+service while no operator runs, and no annotation is added to users' objects. Kopf watches with a
+session of ours, which shows that its watches are still renewed (`manager.health`) and what it
+lists (`kube.cache`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import aiohttp
 import kopf
+import yaml
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config.config_exception import ConfigException
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
+from goodput_core.errors import UnreachableError, UsageError
 from goodput_operator.kube.cache import key_of, service_of
-from goodput_operator.kube.kinds import CHILDREN, LLMSERVICE, POD
+from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, POD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from goodput_operator.kube.cache import Key
-    from goodput_operator.kube.kinds import Kind
+    from goodput_operator.kube.objects import Kind
 
-__all__ = ["WATCHED", "WATCH_S", "configure", "register_watches"]
+__all__ = ["WATCHED", "WATCH_S", "configure", "connect", "register_watches", "watch_session"]
 
 WATCH_S: Final = 240
-"""The API server ends each watch after so long, and each is begun again."""
+"""Duration after which the API server ends a watch and Kopf starts the next."""
 WATCHED: Final = (LLMSERVICE, POD, *CHILDREN)
+_CONNECTIONS: Final = 32
+"""More than workers and the election need at once."""
 _CONNECT_S: Final = 10
 _REQUEST_S: Final = 60
-_MOST_BACK_OFF_S: Final = 15
+_MAX_BACK_OFF_S: Final = 15
 _EXIT_S: Final = 30
+_KUBECONFIG_ERRORS: Final = (
+    ConfigException,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    yaml.YAMLError,
+)
+"""What the client raises for an invalid kubeconfig."""
 
 
-class _Forever:
-    """Back-offs without an end: while the API server is away, the operator waits for it."""
+async def connect(kubeconfig: Path | None) -> ApiClient:
+    """Return a client with the credentials of this pod or of a kubeconfig.
+
+    Args:
+        kubeconfig: None selects the pod's service account, or kubectl's configuration outside a
+            pod.
+
+    Raises:
+        UnreachableError: no credentials were found.
+        UsageError: the kubeconfig is invalid.
+    """
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    configuration.retries = None
+    try:
+        if kubeconfig is None and _in_cluster(configuration):
+            return ApiClient(configuration)
+        await config.load_kube_config(
+            config_file=None if kubeconfig is None else str(kubeconfig),
+            client_configuration=configuration,
+            persist_config=False,
+        )
+    except _KUBECONFIG_ERRORS as error:
+        if kubeconfig is not None:
+            raise UsageError(f"{kubeconfig}: not a usable kubeconfig: {error}") from error
+        raise UnreachableError(
+            "no cluster: this is not a pod with a service account, and kubectl's configuration "
+            f"is not usable either ({error}); name a file with --kubeconfig"
+        ) from error
+    return ApiClient(configuration)
+
+
+def _in_cluster(configuration: Configuration) -> bool:
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+    except ConfigException:
+        return False
+    return True
+
+
+async def watch_session(
+    api: ApiClient,
+    *,
+    requested: Callable[[str], None],
+    listed: Callable[[str, Any], None],
+) -> kopf.AiohttpSession:
+    """Return the session that Kopf lists and watches with.
+
+    Args:
+        api: its server and credentials are used.
+        requested: called with the path of each request that the API server accepted.
+        listed: called with the path and content of each response that is not a stream, before
+            Kopf processes it.
+    """
+    configuration = api.configuration
+    trace = aiohttp.TraceConfig()
+
+    async def started(
+        _: aiohttp.ClientSession, __: object, request: aiohttp.TraceRequestStartParams
+    ) -> None:
+        # Service account tokens are rotated within the hour.
+        request.headers.update(await _authorization(configuration))
+
+    async def ended(
+        _: aiohttp.ClientSession, __: object, request: aiohttp.TraceRequestEndParams
+    ) -> None:
+        if request.response.status < 300:
+            requested(request.url.path)
+
+    class Response(aiohttp.ClientResponse):
+        """Decoded once, for Kopf and for the cache."""
+
+        async def json(self, **options: Any) -> Any:
+            content = await super().json(**options)
+            if self.status < 300:
+                listed(self.url.path, content)
+            return content
+
+    trace.on_request_start.append(started)
+    trace.on_request_end.append(ended)
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=api.rest_client.ssl_context),
+        trace_configs=[trace],
+        response_class=Response,
+    )
+    return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
+
+
+async def _authorization(configuration: Configuration) -> dict[str, str]:
+    settings = (await configuration.auth_settings()).get("BearerToken")
+    value = None if settings is None else settings["value"]
+    return {} if value is None else {"Authorization": value}
+
+
+class _Backoffs:
+    """Endless back-off delays, so that the operator outlasts an unavailable API server."""
 
     def __iter__(self) -> Iterator[float]:
         seconds = 1
         while True:
             yield seconds
-            seconds = min(2 * seconds, _MOST_BACK_OFF_S)
+            seconds = min(2 * seconds, _MAX_BACK_OFF_S)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Bound everything that Kopf waits for, and keep it from writing."""
+    """Set time limits, and disable everything by which Kopf writes."""
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.watching.server_timeout = WATCH_S
     settings.watching.client_timeout = WATCH_S + _REQUEST_S
     settings.watching.connect_timeout = _CONNECT_S
-    # Each list is one answer, complete: what it lacks is gone (`Cache.listed`).
+    # Each list is one complete response, so objects that it lacks are deleted (`Cache.replace`).
     settings.watching.chunk_size = None
     settings.watching.initial_streaming = False
     settings.networking.connect_timeout = _CONNECT_S
     settings.networking.request_timeout = _REQUEST_S
-    settings.networking.error_backoffs = _Forever()
+    settings.networking.error_backoffs = _Backoffs()
     settings.process.ultimate_exiting_timeout = _EXIT_S
-    ours = {(kind.group, kind.plural) for kind in (POD, *CHILDREN)}
+    labelled = {(kind.group, kind.plural) for kind in (POD, *CHILDREN)}
     settings.watching.label_selectors[
-        lambda resource: (resource.group, resource.plural) in ours
+        lambda resource: (resource.group, resource.plural) in labelled
     ] = OBJECT_LABEL_LLMSERVICE
 
 
 def register_watches(
     registry: kopf.OperatorRegistry,
     *,
-    told: Callable[[Any, bool], None],
-    wanted: Callable[[Key], None],
+    changed: Callable[[Any, bool], None],
+    enqueue: Callable[[Key], None],
 ) -> None:
-    """Register the handlers.
+    """Register an event handler for each watched kind.
 
     Args:
         registry: Kopf's.
-        told: called at every event with the object, and whether it was deleted.
-        wanted: called then with the service that may want a turn.
+        changed: called for each event with the object, and True if it was deleted.
+        enqueue: called after it with the key of the service to reconcile.
     """
 
     async def service_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
         body, deleted = event["object"], event["type"] == "DELETED"
-        told(body, deleted)
-        cause = _cause(body)
-        if not deleted and memo.get("cause") == cause:
-            return  # a change of the status alone, which is our own
-        memo.cause = cause
-        wanted(key_of(body))
+        changed(body, deleted)
+        inputs = _reconciled_inputs(body)
+        if not deleted and memo.get("inputs") == inputs:
+            return  # only the status changed, by our own write
+        memo.inputs = inputs
+        enqueue(key_of(body))
 
-    async def part_event(event: kopf.RawEvent, **_: Any) -> None:
+    async def child_event(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        told(body, event["type"] == "DELETED")
+        changed(body, event["type"] == "DELETED")
         key = service_of(body)
         if key is not None:
-            wanted(key)
+            enqueue(key)
 
-    _on(registry, LLMSERVICE, service_event)
+    _on_event(registry, LLMSERVICE, service_event)
     for kind in (POD, *CHILDREN):
-        _on(registry, kind, part_event)
+        _on_event(registry, kind, child_event)
 
 
-def _on(registry: kopf.OperatorRegistry, kind: Kind, tell: Any) -> None:
+def _on_event(registry: kopf.OperatorRegistry, kind: Kind, handler: Any) -> None:
     version = kind.api_version.rpartition("/")[2]
     group, plural = kind.group, kind.plural
     kopf.on.event(
         group=group, version=version, plural=plural, id=f"{plural}-event", registry=registry
-    )(tell)
+    )(handler)
 
 
-def _cause(body: Any) -> object:
-    """What of a service makes a turn worth while when it changes."""
+def _reconciled_inputs(body: Any) -> object:
+    """Return the parts of a service whose change needs a reconciliation."""
     metadata = body["metadata"]
     return (
         metadata.get("generation"),

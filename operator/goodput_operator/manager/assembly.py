@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from goodput_operator.kube.clock import SystemClock
+from goodput_operator.kube.fence import SystemClock
 from goodput_operator.manager.runtime import Operator
 from goodput_operator.measure.gathering import Gatherer
 from goodput_operator.measure.services import ServiceMeasures

@@ -21,8 +21,7 @@ from goodput_operator.kube.watch import WATCH_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_operator.kube.clock import Clock
-    from goodput_operator.kube.fence import Fence
+    from goodput_operator.kube.fence import Clock, Fence
     from goodput_operator.reconcile.workers import Workers
 
 __all__ = ["Health"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.cli import CommandParser, argument_type, parse_port, parse_whole
 from goodput_core.errors import UsageError
-from goodput_operator.render.installation import Installation
+from goodput_operator.render.pods import Installation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

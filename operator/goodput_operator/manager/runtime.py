@@ -11,17 +11,15 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.errors import UnreachableError, root_of
+from goodput_core.errors import InputError, UnreachableError, root_of
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.kube.answers import Refusal
 from goodput_operator.kube.cache import Cache
-from goodput_operator.kube.client import Client, LeaseCalls
-from goodput_operator.kube.connect import connect, watch_session
+from goodput_operator.kube.client import Client, LeaseClient, Refusal
 from goodput_operator.kube.fence import Fence
-from goodput_operator.kube.kinds import LLMSERVICE
 from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
-from goodput_operator.kube.watch import WATCHED
+from goodput_operator.kube.objects import LLMSERVICE
+from goodput_operator.kube.watch import WATCHED, connect, watch_session
 from goodput_operator.manager.health import Health
 from goodput_operator.manager.probes import Probes
 from goodput_operator.manager.process_limits import collect_garbage_seldom, raise_open_files
@@ -32,27 +30,29 @@ from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
 from goodput_operator.reconcile.pushing import Pusher
 from goodput_operator.reconcile.reconciler import Rounds
-from goodput_operator.reconcile.tokens import read_key
 from goodput_operator.reconcile.work_queue import Pace, Schedule
 from goodput_operator.reconcile.workers import Turn, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     import aiohttp
     import kopf
     from kubernetes.aio.client import ApiClient
 
     from goodput_operator.kube.cache import Key
-    from goodput_operator.kube.clock import Clock
+    from goodput_operator.kube.fence import Clock
     from goodput_operator.manager.options import Options
     from goodput_operator.reconcile.actions import Decision
     from goodput_operator.reconcile.observe import Measure
     from goodput_operator.reconcile.snapshot import Snapshot
 
-__all__ = ["Operator", "require_served"]
+__all__ = ["LEAST_KEY_BYTES", "Operator", "read_key", "require_served"]
 
 _log = logging.getLogger(__name__)
+LEAST_KEY_BYTES: Final = 32
+_MOST_KEY_BYTES: Final = 4096
 _CALL_NS: Final = 10 * NS_PER_S
 _LOGIN_AGAIN_S: Final = 2
 _LEASE_CALL_NS: Final = 2 * NS_PER_S
@@ -145,7 +145,7 @@ class Operator:
         port = await probes.start(options.probe_host, options.probe_port)
         self._stack.push_async_callback(probes.stop)
         lock = FencingLock(
-            LeaseCalls(api, timeout_ns=_LEASE_CALL_NS, count=self._metrics.call),
+            LeaseClient(api, timeout_ns=_LEASE_CALL_NS, count=self._metrics.call),
             name=options.lease_name,
             namespace=options.lease_namespace,
             identity=options.identity,
@@ -179,11 +179,11 @@ class Operator:
         if self._logged_in:
             await asyncio.sleep(_LOGIN_AGAIN_S)
         self._logged_in = True
-        return await watch_session(self._api, heard=self._health.heard, listed=self._listed)
+        return await watch_session(self._api, requested=self._health.heard, listed=self._listed)
 
     def told(self, body: Any, *, deleted: bool) -> None:
         """Kopf delivered an event."""
-        self._cache.told(body, deleted=deleted)
+        self._cache.update(body, deleted=deleted)
         self._health.event()
 
     def wanted(self, key: Key) -> None:
@@ -196,7 +196,7 @@ class Operator:
         if path not in self._watched:
             return
         before = self._cache.complete
-        changed: Iterable[Key] = self._cache.listed(*self._watched[path], content)
+        changed: Iterable[Key] = self._cache.replace(*self._watched[path], content)
         for key in changed if before else self._cache.services():
             self.wanted(key)
 
@@ -231,12 +231,34 @@ async def require_served(client: Client) -> None:
     Raises:
         UnreachableError: the API server does not answer, or knows no LLMServices.
     """
-    answer = await client.serves(LLMSERVICE)
+    answer = await client.discover(LLMSERVICE)
     if not isinstance(answer, Refusal):
         return
-    if answer.gone:
+    if answer.not_found:
         raise UnreachableError(
             f"the API server knows no {LLMSERVICE.name} of {LLMSERVICE.api_version}; install its "
             "custom resource definition first"
         )
     raise UnreachableError(f"the cluster cannot be used: {answer.message}")
+
+
+def read_key(path: Path) -> bytes:
+    """Read the operator's key from the mounted Secret.
+
+    Raises:
+        InputError: the file cannot be read or is too short.
+    """
+    try:
+        with path.open("rb") as file:
+            key = file.read(_MOST_KEY_BYTES)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}; mount the Secret with the operator's key "
+            "there, or name the file with --key-file"
+        ) from error
+    if len(key) < LEAST_KEY_BYTES:
+        raise InputError(
+            f"{path}: has {len(key)} bytes; a key needs at least {LEAST_KEY_BYTES}, such as "
+            f"`head -c {LEAST_KEY_BYTES} /dev/urandom` writes"
+        )
+    return key

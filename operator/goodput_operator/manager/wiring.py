@@ -79,7 +79,7 @@ def wire(
     kopf.on.login(registry=registry)(login)
     register_watches(
         registry,
-        told=lambda body, deleted: running().told(body, deleted=deleted),
-        wanted=lambda key: running().wanted(key),
+        changed=lambda body, deleted: running().told(body, deleted=deleted),
+        enqueue=lambda key: running().wanted(key),
     )
     return wired

@@ -12,21 +12,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
-from goodput_operator.kube.answers import Refusal
-from goodput_operator.kube.kinds import KINDS, LLMSERVICE, POD, SECRET
-from goodput_operator.kube.objects import MANAGER, controlled_by
-from goodput_operator.kube.ownership import taken_over
+from goodput_operator.kube.client import Refusal
+from goodput_operator.kube.managed_fields import take_over
+from goodput_operator.kube.objects import KINDS, LLMSERVICE, MANAGER, POD, SECRET, controlled_by
 from goodput_operator.reconcile.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
-from goodput_operator.reconcile.tokens import control_token
-from goodput_operator.render.secrets import TOKEN_KEY
+from goodput_operator.render.secrets import TOKEN_KEY, control_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_operator.kube.answers import Answer, Conflict
-    from goodput_operator.kube.client import Client
-    from goodput_operator.kube.kinds import Kind
-    from goodput_operator.kube.objects import Object
+    from goodput_operator.kube.client import ApiResponse, Client, Conflict
+    from goodput_operator.kube.objects import Kind, Object
     from goodput_operator.reconcile.actions import Action
     from goodput_operator.reconcile.event_recorder import Events
     from goodput_operator.reconcile.pushing import Pusher
@@ -128,7 +124,7 @@ class Applier:
             found = await self._client.read(kind, service["metadata"]["namespace"], name)
             if not isinstance(found, Refusal):
                 live = found
-            elif not found.gone:
+            elif not found.not_found:
                 outcome.note(kind.name, name, found)
                 return
         if live is not None and not controlled_by(live, record.uid):
@@ -155,7 +151,7 @@ class Applier:
 
     async def _apply_alone(
         self, kind: Kind, body: Object, refused: Refusal, service_uid: str
-    ) -> tuple[Answer, Sequence[Conflict]]:
+    ) -> tuple[ApiResponse, Sequence[Conflict]]:
         """Apply to an object of ours to which others added what ours cannot stand beside.
 
         Returns:
@@ -165,11 +161,11 @@ class Applier:
         found = await self._client.read(kind, metadata["namespace"], metadata["name"])
         if isinstance(found, Refusal):
             return found, ()
-        taken, managed_fields = taken_over(found, MANAGER)
+        taken, managed_fields = take_over(found, MANAGER)
         same = found["metadata"]["uid"] == metadata["uid"]
         if not taken or not same or not controlled_by(found, service_uid):
             return refused, ()
-        handed = await self._client.hand_over(kind, found, managed_fields)
+        handed = await self._client.replace_managed_fields(kind, found, managed_fields)
         if isinstance(handed, Refusal):
             return handed, ()
         return await self._client.apply(kind, body, force=True), taken
@@ -204,10 +200,10 @@ class Applier:
             "status": action.status,
         }
         # Forced: the status has one writer, whoever else tried a hand at it.
-        answer = await self._client.apply(LLMSERVICE, body, force=True, part="status")
+        answer = await self._client.apply(LLMSERVICE, body, force=True, subresource="status")
         if not isinstance(answer, Refusal):
             record.written = answer
-        elif not answer.gone:
+        elif not answer.not_found:
             outcome.note(KIND_LLMSERVICE, metadata["name"], answer)
 
     async def _emit(self, service: Object, emit: Emit, outcome: Outcome) -> None:

@@ -9,7 +9,7 @@ from goodput_core.contract import ANNOTATION_APPLIED
 from goodput_operator.reconcile.actions import Apply
 from goodput_operator.reconcile.drift import differs
 from goodput_operator.reconcile.memory import Memory, Settled, Tried
-from goodput_operator.render.digest import digest_of
+from goodput_operator.render.metadata import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping

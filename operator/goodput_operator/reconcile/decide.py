@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
 from goodput_core.units import NS_PER_S
+from goodput_operator.kube.objects import format_time
 from goodput_operator.reconcile import events
 from goodput_operator.reconcile.actions import Action, Decision, Delete, WriteStatus
 from goodput_operator.reconcile.children import repairs
@@ -28,7 +29,6 @@ from goodput_operator.reconcile.saying import Known, conditions_of, refused_cond
 from goodput_operator.reconcile.starting import begun
 from goodput_operator.reconcile.status import due_ns
 from goodput_operator.reconcile.view import view_of
-from goodput_operator.render.dates import date_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from goodput_operator.reconcile.plan import Rollout
     from goodput_operator.reconcile.snapshot import Snapshot
     from goodput_operator.reconcile.view import View
-    from goodput_operator.render.installation import Installation
+    from goodput_operator.render.pods import Installation
 
 __all__ = ["decide"]
 
@@ -161,7 +161,7 @@ def _closed(
 ) -> Decision:
     """What is said of the round, after what is done."""
     stored, now_ns, told = view.status, snapshot.now_ns, snapshot.memory.told
-    status = status_of(view, said, known, at=date_of(snapshot.unix_s))
+    status = status_of(view, said, known, at=format_time(snapshot.unix_s))
     due = due_ns(status, stored, written_ns=memory.status_written_ns, now_ns=now_ns)
     if due == now_ns:
         actions.append(WriteStatus(status=status))

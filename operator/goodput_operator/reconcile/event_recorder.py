@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.answers import Refusal
-from goodput_operator.kube.kinds import EVENT
-from goodput_operator.kube.objects import MANAGER
-from goodput_operator.render.dates import date_of
+from goodput_operator.kube.client import Refusal
+from goodput_operator.kube.objects import EVENT, MANAGER, format_time
 
 if TYPE_CHECKING:
-    from goodput_operator.kube.answers import Answer
-    from goodput_operator.kube.client import Client
-    from goodput_operator.kube.clock import Clock
+    from goodput_operator.kube.client import ApiResponse, Client
+    from goodput_operator.kube.fence import Clock
     from goodput_operator.kube.objects import Object
     from goodput_operator.reconcile.actions import Emit
 
@@ -72,14 +69,14 @@ class Events:
         said.written_ns = now_ns
         patch = {"count": said.count, "lastTimestamp": self._stamp()}
         answer = await self._client.merge(EVENT, service["metadata"]["namespace"], said.name, patch)
-        return answer if isinstance(answer, Refusal) and not answer.gone else None
+        return answer if isinstance(answer, Refusal) and not answer.not_found else None
 
     async def _say(
         self, service: Object, emit: Emit, key: tuple[str, bool, str, str], now_ns: int
     ) -> Refusal | None:
         metadata = service["metadata"]
         name = f"{metadata['name']}.{self._clock.unix_ns():x}.{len(self._said):x}"
-        answer: Answer = await self._client.create(
+        answer: ApiResponse = await self._client.create(
             EVENT, metadata["namespace"], self._body(service, emit, name)
         )
         if isinstance(answer, Refusal):
@@ -117,4 +114,4 @@ class Events:
         }
 
     def _stamp(self) -> str:
-        return date_of(self._clock.unix_ns() // NS_PER_S)
+        return format_time(self._clock.unix_ns() // NS_PER_S)

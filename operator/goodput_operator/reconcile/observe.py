@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.answers import Refusal
-from goodput_operator.kube.cache import trimmed
-from goodput_operator.kube.kinds import KINDS
-from goodput_operator.kube.objects import controlled_by
+from goodput_operator.kube.cache import trim
+from goodput_operator.kube.client import Refusal
+from goodput_operator.kube.objects import KINDS, controlled_by
 from goodput_operator.reconcile.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from goodput_operator.control.measures import Measures
     from goodput_operator.kube.cache import Cache, Key
     from goodput_operator.kube.client import Client
-    from goodput_operator.kube.clock import Clock
+    from goodput_operator.kube.fence import Clock
     from goodput_operator.kube.objects import Object
     from goodput_operator.reconcile.record import Record
 
@@ -88,12 +87,12 @@ class Observer:
         for (kind, name), _ in list(record.foreign.items()):
             answer = await self._client.read(KINDS[kind], key[0], name)
             if isinstance(answer, Refusal):
-                if answer.gone:
+                if answer.not_found:
                     del record.foreign[kind, name]
             elif controlled_by(answer, record.uid):
                 del record.foreign[kind, name]
             else:
-                record.foreign[kind, name] = trimmed(answer)
+                record.foreign[kind, name] = trim(answer)
         return record.foreign
 
 

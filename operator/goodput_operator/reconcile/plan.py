@@ -16,9 +16,9 @@ from goodput_core.spec.choices import ControlMode
 from goodput_operator.control.decided import Decided
 from goodput_operator.reconcile.rollout import Part, spread
 from goodput_operator.reconcile.view import Workload
+from goodput_operator.render.base_resources import base_resources
 from goodput_operator.render.config_map import config_map, read_decided
-from goodput_operator.render.standing import standing_objects
-from goodput_operator.render.workloads import engine_deployment, router_deployment
+from goodput_operator.render.revisions import engine_deployment, router_deployment
 
 if TYPE_CHECKING:
     from goodput_core.control import ServiceParams
@@ -127,7 +127,7 @@ def base_objects(
     """What pods need before they start, in order."""
     used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
     return [
-        *standing_objects(view.owner),
+        *base_resources(view.owner),
         *(one.render(view.owner) for one in (*used, revisions.routers)),
         config_map(view.owner, spec, used, decided),
     ]

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from goodput_operator.limits_push import push_limits
-from goodput_operator.reconcile.tokens import control_token
+from goodput_operator.render.secrets import control_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

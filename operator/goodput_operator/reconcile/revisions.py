@@ -18,7 +18,7 @@ from goodput_operator.render.revisions import (
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_operator.reconcile.view import View
-    from goodput_operator.render.installation import Installation
+    from goodput_operator.render.pods import Installation
 
 __all__ = ["Revisions", "outdated", "revisions_of"]
 
@@ -54,9 +54,9 @@ def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -
     stored = view.ours("ControllerRevision")
     kept = _read(view, ROLE_ENGINE)
     number = 1 + max((child.body.get("revision", 0) for child in stored), default=0)
-    update = engine_revision(view.owner, spec, installation, number=number, kept=kept)
+    update = engine_revision(view.owner, spec, installation, number=number, stored=kept)
     routers = router_revision(
-        view.owner, spec, installation, number=number, kept=_read(view, ROLE_ROUTER)
+        view.owner, spec, installation, number=number, stored=_read(view, ROLE_ROUTER)
     )
     return Revisions(
         engines={**kept, update.name: update},

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from goodput_operator.kube.clock import Clock
+    from goodput_operator.kube.fence import Clock
     from goodput_operator.reconcile.work_queue import Schedule
 
 __all__ = ["Turn", "Workers"]

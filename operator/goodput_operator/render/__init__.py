@@ -1,5 +1,5 @@
-"""The objects that one service needs in a cluster, rendered as plain dictionaries.
+"""Renders the Kubernetes objects of an LLMService, and its CustomResourceDefinition.
 
-Functions of values: no client, no clock, no Kopf. What is there already, and whether it may be
-touched, is not known here.
+Pure functions that return plain dictionaries: no client, no clock, no Kopf. They do not know which
+objects exist already.
 """

@@ -1,7 +1,7 @@
-"""The ConfigMap: what engines and routers read when they start, and what was decided last.
+"""The ConfigMap of a service: manifests for engines and routers, and the last control decision.
 
-It holds decisions so that they outlive the operator: an engine that starts while nobody looks
-after it begins with the last limits, and an operator that starts goes on from them.
+The stored decision outlives the operator: an engine that starts while no operator runs takes the
+last limits, and a restarted operator continues from them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from goodput_core.contract import API_VERSION, KIND_LLMSERVICE, MAX_LIMITS_REVIS
 from goodput_core.control import Bounds
 from goodput_core.spec.encode import encode
 from goodput_operator.control.decided import Decided
-from goodput_operator.render.engine_pod import LIMITS_KEY, manifest_key
-from goodput_operator.render.router_pod import ROUTER_MANIFEST_KEY
+from goodput_operator.render.pods import LIMITS_KEY, ROUTER_MANIFEST_KEY, manifest_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,27 +25,37 @@ if TYPE_CHECKING:
 __all__ = ["config_map", "read_decided"]
 
 _REPLICAS_KEY: Final = "replicas"
-_OF_MODEL: Final = ("source", "revision")
-_NOT_OF_ENGINE: Final = ("image", "resources", "pod", "drainSeconds", "startupDeadlineSeconds")
-_MOST: Final = MAX_LIMITS_REVISION
-"""The revision may rise so far; no other number comes near it."""
-_ENTRIES: Final = ("revision", "min_tokens", "token_budget", "safety_percent", "max_num_seqs")
+_MODEL_FIELDS: Final = ("source", "revision")
+_NOT_READ_BY_ENGINES: Final = (
+    "image",
+    "resources",
+    "pod",
+    "drainSeconds",
+    "startupDeadlineSeconds",
+)
+_LIMITS_FIELDS: Final = (
+    "revision",
+    "min_tokens",
+    "token_budget",
+    "safety_percent",
+    "max_num_seqs",
+)
 
 
 def config_map(
     owner: Owner, spec: LLMServiceSpec, revisions: Sequence[Revision], decided: Decided
 ) -> dict[str, Any]:
-    """The ConfigMap of a service.
+    """Render the ConfigMap of a service.
 
     Args:
         owner: the service.
-        spec: what it asks for now.
-        revisions: of the engines that may still start.
-        decided: what is to outlive the operator.
+        spec: its current spec.
+        revisions: engine revisions whose pods may still start.
+        decided: the control decision to store.
     """
     data = {ROUTER_MANIFEST_KEY: _manifest(owner, {"model": encode(spec.model)}, spec)}
     for revision in revisions:
-        data[manifest_key(revision.name)] = _manifest(owner, revision.asked, spec)
+        data[manifest_key(revision.name)] = _manifest(owner, revision.source, spec)
     bounds = decided.bounds
     values = (
         decided.limits_revision,
@@ -55,7 +64,7 @@ def config_map(
         bounds.safety_percent,
         bounds.max_num_seqs,
     )
-    data[LIMITS_KEY] = _text(dict(zip(_ENTRIES, values, strict=True)))
+    data[LIMITS_KEY] = _json(dict(zip(_LIMITS_FIELDS, values, strict=True)))
     data[_REPLICAS_KEY] = str(decided.replicas)
     return {
         "apiVersion": "v1",
@@ -66,21 +75,21 @@ def config_map(
 
 
 def read_decided(stored: Mapping[str, Any]) -> Decided | None:
-    """What a ConfigMap says was decided last; None where it says nothing that can be read."""
+    """Read the stored control decision; None if the ConfigMap holds no valid one."""
     data = stored.get("data") or {}
     try:
         limits = json.loads(data.get(LIMITS_KEY, ""))
-        revision, least, most, safety, width = (_whole(limits[entry]) for entry in _ENTRIES)
-        replicas = _whole(int(data.get(_REPLICAS_KEY, "")))
+        revision, least, most, safety, width = (_integer(limits[name]) for name in _LIMITS_FIELDS)
+        replicas = _integer(int(data.get(_REPLICAS_KEY, "")))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     bounds = Bounds(min_tokens=least, max_tokens=most, safety_percent=safety, max_num_seqs=width)
     return Decided(limits_revision=revision, bounds=bounds, replicas=replicas)
 
 
-def _manifest(owner: Owner, asked: Mapping[str, Any], spec: LLMServiceSpec) -> str:
-    """A manifest of what a process reads of it, and no more: the process may be an older one."""
-    engine = {k: v for k, v in asked.get("engine", {}).items() if k not in _NOT_OF_ENGINE}
+def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> str:
+    """Return only the fields that a process reads: the process may be an older version."""
+    engine = {k: v for k, v in source.get("engine", {}).items() if k not in _NOT_READ_BY_ENGINES}
     if budget := encode(spec.engine.token_budget):
         engine["tokenBudget"] = budget
     parts = {
@@ -89,8 +98,8 @@ def _manifest(owner: Owner, asked: Mapping[str, Any], spec: LLMServiceSpec) -> s
         "slo": encode(spec.slo),
         "control": {"mode": spec.control.mode.value},
     }
-    model = {k: v for k, v in asked["model"].items() if k in _OF_MODEL}
-    return _text(
+    model = {k: v for k, v in source["model"].items() if k in _MODEL_FIELDS}
+    return _json(
         {
             "apiVersion": API_VERSION,
             "kind": KIND_LLMSERVICE,
@@ -100,12 +109,12 @@ def _manifest(owner: Owner, asked: Mapping[str, Any], spec: LLMServiceSpec) -> s
     )
 
 
-def _text(value: Mapping[str, Any]) -> str:
-    # Sorted: what is read back from the API server comes in another order.
+def _json(value: Mapping[str, Any]) -> str:
+    # Sorted, because the API server returns stored objects in another order.
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _MOST:
+def _integer(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_LIMITS_REVISION:
         raise ValueError(value)
     return value

@@ -1,9 +1,11 @@
-"""What every object of a service carries: whose it is, and the labels to find it by."""
+"""Names, labels, owner references and digests of the objects of one LLMService."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from goodput_core.contract import (
     API_VERSION,
@@ -13,14 +15,51 @@ from goodput_core.contract import (
     OBJECT_LABEL_ROLE,
 )
 from goodput_operator.kube.objects import MANAGER
-from goodput_operator.render.names import Names
 
-__all__ = ["Owner"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Names", "Owner", "digest_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The names of one service's objects, at most 63 characters each.
+
+    Args:
+        service: name of the LLMService (at most 40 characters), and of the Service that clients
+            connect to.
+    """
+
+    service: str
+
+    @property
+    def router(self) -> str:
+        """Deployment, PodDisruptionBudget, ServiceAccount, Role and RoleBinding of the routers."""
+        return f"{self.service}-router"
+
+    @property
+    def engines(self) -> str:
+        """The headless Service that lists engines to routers, and their PodDisruptionBudget."""
+        return f"{self.service}-engines"
+
+    @property
+    def config(self) -> str:
+        """The ConfigMap of manifests and limits."""
+        return f"{self.service}-config"
+
+    def engine_revision(self, digest: str) -> str:
+        """ControllerRevision and Deployment of one engine revision."""
+        return f"{self.service}-{digest}"
+
+    def router_revision(self, digest: str) -> str:
+        """ControllerRevision of one router revision."""
+        return f"{self.service}-router-{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The service that objects belong to.
+    """The LLMService that controls the rendered objects.
 
     Args:
         name, namespace, uid: of the LLMService.
@@ -32,14 +71,14 @@ class Owner:
 
     @property
     def names(self) -> Names:
-        """What its objects are called."""
+        """Names of its objects."""
         return Names(service=self.name)
 
     def reference(self) -> dict[str, Any]:
-        """The controller reference that objects of the service carry.
+        """The controller reference of every object of the service.
 
-        Without `blockOwnerDeletion`: OpenShift lets only those set it who may also update the
-        owner's finalizers, and nothing here waits for it.
+        Without `blockOwnerDeletion`: OpenShift allows it only to clients that may update the
+        owner's finalizers, and no object depends on it.
         """
         return {
             "apiVersion": API_VERSION,
@@ -50,12 +89,12 @@ class Owner:
         }
 
     def selector(self, role: str, revision: str | None = None) -> dict[str, str]:
-        """The labels by which the pods of a role, or of one revision of it, are told."""
+        """Labels that select the pods of a role, or of one revision of it."""
         labels = {OBJECT_LABEL_LLMSERVICE: self.name, OBJECT_LABEL_ROLE: role}
         return labels if revision is None else labels | {OBJECT_LABEL_REVISION: revision}
 
     def labels(self, role: str | None = None, revision: str | None = None) -> dict[str, str]:
-        """All labels of an object, or of a pod."""
+        """All labels of an object or a pod."""
         labels = {
             "app.kubernetes.io/name": "goodput",
             "app.kubernetes.io/instance": self.name,
@@ -76,3 +115,12 @@ class Owner:
             "labels": self.labels(role, revision),
             "ownerReferences": [self.reference()],
         }
+
+
+def digest_of(body: Mapping[str, Any], characters: int) -> str:
+    """Return the first hexadecimal characters of a value's SHA-256.
+
+    Revisions carry it in their names: a changed digest of the same value replaces every pod.
+    """
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:characters]

@@ -1,35 +1,56 @@
-"""What pods of engines and routers have in common: hardening, probes, ports, configuration.
+"""Pod templates of engines and routers.
 
-They pass the restricted Pod Security Standard and OpenShift's restricted-v2. No user is fixed:
-OpenShift assigns one, and elsewhere the image's own numeric user holds, which must not be root.
+A template is rendered once, when its revision is created, and stored in a ControllerRevision, so it
+must depend only on fields that create a new revision. Pods pass the restricted Pod Security
+Standard and OpenShift's restricted-v2. No user id is set: OpenShift assigns one, and elsewhere the
+image's numeric user applies, which must not be root.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.contract import PATH_LIVE, PORT_NAME_ADMIN, PORT_NAME_SERVING
+from goodput_core.contract import (
+    ENV_CONTROL_TOKEN,
+    ENV_LLMSERVICE,
+    ENV_REPLICA,
+    ENV_REVISION,
+    FOLDER_CLAIMS,
+    FOLDER_WEIGHTS,
+    PATH_LIVE,
+    PATH_READY,
+    PORT_NAME_ADMIN,
+    PORT_NAME_SERVING,
+    ROLE_ENGINE,
+    ROLE_ROUTER,
+)
+from goodput_core.spec.encode import encode
 from goodput_operator.kube.objects import ADMIN_PORT, SERVING_PORT
+from goodput_operator.render.secrets import TOKEN_KEY, secret_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_core.spec.model import ModelSpec
+    from goodput_operator.render.metadata import Owner
+
 __all__ = [
-    "CONFIG_FOLDER",
+    "LIMITS_KEY",
     "POD_FIELDS",
-    "container",
-    "http_get",
-    "listen_options",
-    "pod_spec",
-    "with_claims",
+    "ROUTER_MANIFEST_KEY",
+    "Installation",
+    "engine_pod",
+    "manifest_key",
+    "router_pod",
 ]
 
-CONFIG_FOLDER: Final = "/etc/goodput"
-_LAST_WORDS_S: Final = 7
-"""After the drain, for the last events and for the process to end."""
-_VOLUME: Final = "goodput-"
-"""Begins the names of our volumes, so that none is a user's."""
-
+LIMITS_KEY: Final = "limits.json"
+"""ConfigMap key of the limits that engines start with."""
+ROUTER_MANIFEST_KEY: Final = "router.json"
+"""ConfigMap key of the manifest that routers read."""
 POD_FIELDS: Final = (
     "nodeSelector",
     "affinity",
@@ -41,14 +62,174 @@ POD_FIELDS: Final = (
     "schedulerName",
     "resourceClaims",
 )
-"""Fields of a pod that a service may set and that pass through as they are."""
+"""Pod fields that a service may set and that are passed through unchanged."""
+
+_CONFIG_FOLDER: Final = "/etc/goodput"
+_VOLUME: Final = "goodput-"
+"""Prefix of the names of our volumes; the spec refuses it in users' volumes."""
+_EXIT_S: Final = 7
+"""Time after the drain for the last log lines and the exit of the process."""
+_ENGINE_DEREGISTER_S: Final = 3
+_ROUTER_DEREGISTER_S: Final = 5
+"""preStop delay: time for the removal from EndpointSlices to reach every client before SIGTERM."""
+_ENGINE_PROBE_S: Final = 2
+_ROUTER_START_S: Final = 300
+"""How long a router may wait for the API server to list replicas before it is restarted."""
+_ROUTER_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+_SHM_PER_DEVICE_GIB: Final = 1
 
 
-def listen_options(drain_s: int) -> list[str]:
-    """The options of both commands that say where to listen and how long to drain."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """Settings of the operator's installation that apply to all services.
+
+    A change of the first four reaches new revisions only: pods of existing revisions keep their
+    stored template.
+
+    Args:
+        engine_image: image of engines without `spec.engine.image`.
+        router_image: image of routers without `spec.router.image`.
+        image_pull_policy: of both; None leaves Kubernetes' default.
+        fs_group: group that owns the volumes of engine pods, so that a process without root can
+            write to its cache; None where the platform sets one, as OpenShift does.
+        prometheus_urls: allowed values of `spec.control.prometheus.url`. Without this list, an
+            author of an LLMService could make the operator send requests to any address that it
+            reaches.
+    """
+
+    engine_image: str
+    router_image: str
+    image_pull_policy: str | None = None
+    fs_group: int | None = None
+    prometheus_urls: frozenset[str] = frozenset()
+
+
+def manifest_key(revision: str) -> str:
+    """Return the ConfigMap key of the manifest that the engines of a revision read."""
+    return f"{revision}.json"
+
+
+def engine_pod(
+    owner: Owner, spec: LLMServiceSpec, installation: Installation, revision: str
+) -> dict[str, Any]:
+    """Render the pod template of an engine revision.
+
+    Args:
+        owner: the service.
+        spec: its spec; only `model` and `engine` are read.
+        installation: images and platform settings.
+        revision: name of the revision.
+    """
+    engine = spec.engine
+    overrides = encode(engine.pod)
+    probe = {"periodSeconds": _ENGINE_PROBE_S, "timeoutSeconds": 5}
+    container = _container(
+        name=ROLE_ENGINE,
+        image=engine.image or installation.engine_image,
+        pull_policy=installation.image_pull_policy,
+        command=[
+            "goodput",
+            "engine",
+            "-f",
+            f"{_CONFIG_FOLDER}/{manifest_key(revision)}",
+            "--limits",
+            f"{_CONFIG_FOLDER}/{LIMITS_KEY}",
+            *_listen_options(engine.drain_seconds),
+        ],
+        env=_engine_env(owner, spec, revision, overrides.get("env", [])),
+        resources=_with_claims(encode(engine.resources), overrides),
+        startup=_http_get(
+            PATH_READY,
+            failureThreshold=math.ceil(engine.startup_deadline_seconds / _ENGINE_PROBE_S),
+            **probe,
+        ),
+        readiness=_http_get(PATH_READY, failureThreshold=2, **probe),
+        deregister_s=_ENGINE_DEREGISTER_S,
+        overrides=overrides,
+    )
+    pod = _pod_spec(
+        container=container,
+        config=owner.names.config,
+        grace_s=_ENGINE_DEREGISTER_S + engine.drain_seconds + _EXIT_S,
+        overrides=overrides,
+    )
+    pod["automountServiceAccountToken"] = False
+    if installation.fs_group is not None:
+        pod["securityContext"]["fsGroup"] = installation.fs_group
+    volumes = _weights_volumes(spec.model)
+    if engine.tensor_parallel > 1:
+        # Tensor-parallel workers exchange tensors through /dev/shm, 64 MiB in a pod by default.
+        size = f"{engine.tensor_parallel * _SHM_PER_DEVICE_GIB}Gi"
+        shared = {"name": f"{_VOLUME}shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+        volumes.append((shared, {"mountPath": "/dev/shm"}))  # noqa: S108 - shared memory
+    for volume, mount in volumes:
+        pod["volumes"].append(volume)
+        pod["containers"][0]["volumeMounts"].append({"name": volume["name"], **mount})
+    return {"metadata": {"labels": owner.labels(ROLE_ENGINE, revision)}, "spec": pod}
+
+
+def router_pod(
+    owner: Owner, spec: LLMServiceSpec, installation: Installation, revision: str
+) -> dict[str, Any]:
+    """Render the pod template of a router revision.
+
+    A router listens once it has listed its replicas, and is ready even without a ready replica,
+    because it is the router that counts requests without one.
+
+    Args:
+        owner: the service.
+        spec: its spec; only `router` is read.
+        installation: images and platform settings.
+        revision: name of the revision.
+    """
+    router = spec.router
+    overrides = encode(router.pod)
+    resources = encode(router.resources) or {"requests": dict(_ROUTER_REQUESTS)}
+    container = _container(
+        name=ROLE_ROUTER,
+        image=router.image or installation.router_image,
+        pull_policy=installation.image_pull_policy,
+        command=[
+            "goodput",
+            "router",
+            "-f",
+            f"{_CONFIG_FOLDER}/{ROUTER_MANIFEST_KEY}",
+            "--endpoints",
+            f"{owner.namespace}/{owner.names.engines}",
+            *_listen_options(router.drain_seconds),
+        ],
+        env=[{"name": ENV_LLMSERVICE, "value": owner.name}, *overrides.get("env", ())],
+        resources=_with_claims(resources, overrides),
+        startup=_http_get(
+            PATH_LIVE, periodSeconds=1, timeoutSeconds=5, failureThreshold=_ROUTER_START_S
+        ),
+        readiness=_http_get(PATH_LIVE, periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
+        deregister_s=_ROUTER_DEREGISTER_S,
+        overrides=overrides,
+    )
+    pod = _pod_spec(
+        container=container,
+        config=owner.names.config,
+        grace_s=_ROUTER_DEREGISTER_S + router.drain_seconds + _EXIT_S,
+        overrides=overrides,
+    )
+    pod["serviceAccountName"] = owner.names.router
+    if "topologySpreadConstraints" not in pod:
+        pod["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": owner.selector(ROLE_ROUTER)},
+            }
+        ]
+    return {"metadata": {"labels": owner.labels(ROLE_ROUTER, revision)}, "spec": pod}
+
+
+def _listen_options(drain_s: int) -> list[str]:
     return [
         "--host",
-        "::",  # every address of the pod, IPv4 too
+        "::",  # every address of the pod, IPv4 included
         "--port",
         str(SERVING_PORT),
         "--admin-port",
@@ -58,12 +239,12 @@ def listen_options(drain_s: int) -> list[str]:
     ]
 
 
-def http_get(path: str, **timing: int) -> dict[str, Any]:
-    """A probe of the serving port."""
+def _http_get(path: str, **timing: int) -> dict[str, Any]:
+    """Return a probe of the serving port."""
     return {"httpGet": {"path": path, "port": PORT_NAME_SERVING}, **timing}
 
 
-def container(
+def _container(
     *,
     name: str,
     image: str,
@@ -73,23 +254,9 @@ def container(
     resources: Mapping[str, Any],
     startup: Mapping[str, Any],
     readiness: Mapping[str, Any],
-    quiet_s: int,
-    asked: Mapping[str, Any],
+    deregister_s: int,
+    overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The one container of a pod.
-
-    Args:
-        name: the role.
-        image: the container image.
-        pull_policy: None: Kubernetes' own choice.
-        command: program and arguments.
-        env: the environment.
-        resources: requests and limits.
-        startup: the probe before which no other counts.
-        readiness: the probe that lets requests in.
-        quiet_s: between the removal from Services and SIGTERM, for everybody to have heard of it.
-        asked: what the service asks of the pod; of it the volume mounts are taken.
-    """
     pulling = {} if pull_policy is None else {"imagePullPolicy": pull_policy}
     return {
         "name": name,
@@ -103,11 +270,11 @@ def container(
         ],
         "resources": dict(resources),
         "startupProbe": dict(startup),
-        "livenessProbe": http_get(
+        "livenessProbe": _http_get(
             PATH_LIVE, periodSeconds=10, timeoutSeconds=10, failureThreshold=3
         ),
         "readinessProbe": dict(readiness),
-        "lifecycle": {"preStop": {"sleep": {"seconds": quiet_s}}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": deregister_s}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -115,45 +282,87 @@ def container(
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [
-            {"name": f"{_VOLUME}config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+            {"name": f"{_VOLUME}config", "mountPath": _CONFIG_FOLDER, "readOnly": True},
             {"name": f"{_VOLUME}tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
-            *asked.get("volumeMounts", ()),
+            *overrides.get("volumeMounts", ()),
         ],
     }
 
 
-def with_claims(resources: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A container's resources that uses every device claim of its pod."""
-    claims = [{"name": claim["name"]} for claim in asked.get("resourceClaims", ())]
+def _with_claims(resources: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a container's resources that use every device claim of its pod."""
+    claims = [{"name": claim["name"]} for claim in overrides.get("resourceClaims", ())]
     return {**resources, "claims": claims} if claims else dict(resources)
 
 
-def pod_spec(
-    *,
-    container: Mapping[str, Any],
-    config: str,
-    quiet_s: int,
-    drain_s: int,
-    asked: Mapping[str, Any],
+def _pod_spec(
+    *, container: Mapping[str, Any], config: str, grace_s: int, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A pod around its container.
-
-    Args:
-        container: as `container` made it.
-        config: the ConfigMap that it mounts.
-        quiet_s: as of `container`.
-        drain_s: how long its process lets running answers finish.
-        asked: what the service asks of the pod; of it volumes and `POD_FIELDS` are taken.
-    """
     return {
         "containers": [dict(container)],
         "volumes": [
             {"name": f"{_VOLUME}config", "configMap": {"name": config}},
             {"name": f"{_VOLUME}tmp", "emptyDir": {}},
-            *asked.get("volumes", ()),
+            *overrides.get("volumes", ()),
         ],
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": quiet_s + drain_s + _LAST_WORDS_S,
-        **{field: asked[field] for field in POD_FIELDS if field in asked},
+        "terminationGracePeriodSeconds": grace_s,
+        **{field: overrides[field] for field in POD_FIELDS if field in overrides},
     }
+
+
+def _engine_env(
+    owner: Owner, spec: LLMServiceSpec, revision: str, users: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the environment: user variables override ours unless the spec reserves the name."""
+    token = {"secretKeyRef": {"name": secret_name(owner, revision), "key": TOKEN_KEY}}
+    ours: list[dict[str, Any]] = [
+        {"name": ENV_LLMSERVICE, "value": owner.name},
+        {"name": ENV_REVISION, "value": revision},
+        {"name": ENV_REPLICA, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": ENV_CONTROL_TOKEN, "valueFrom": token},
+        # The root file system is read-only, so libraries write their caches to /tmp.
+        {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the pod's own
+        *_weights_env(spec.model),
+    ]
+    named = {one["name"] for one in users}
+    return [one for one in ours if one["name"] not in named] + users
+
+
+def _weights_env(model: ModelSpec) -> list[dict[str, Any]]:
+    """Return the cache folder, the hub token and the offline switch of Hugging Face models.
+
+    The operator never reads the token: pods refer to the Secret that holds it.
+    """
+    if model.scheme != "hf":
+        return []
+    env: list[dict[str, Any]] = [{"name": "HF_HOME", "value": FOLDER_WEIGHTS}]
+    if model.token_secret is not None:
+        reference = {"name": model.token_secret.name, "key": model.token_secret.key}
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    if model.offline:
+        env.append({"name": "HF_HUB_OFFLINE", "value": "1"})
+    return env
+
+
+def _weights_volumes(model: ModelSpec) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return each volume with its mount."""
+    if model.scheme == "pvc":
+        claim = model.name.partition("/")[0]
+        source = {"claimName": claim, "readOnly": True}
+        volume = {"name": f"{_VOLUME}weights", "persistentVolumeClaim": source}
+        return [(volume, {"mountPath": f"{FOLDER_CLAIMS}/{claim}", "readOnly": True})]
+    if model.scheme != "hf":
+        return []
+    cache, name = model.cache, f"{_VOLUME}cache"
+    mount: dict[str, Any] = {"mountPath": FOLDER_WEIGHTS}
+    if cache is None:
+        return [({"name": name, "emptyDir": {}}, mount)]
+    if cache.sub_path is not None:
+        mount["subPath"] = cache.sub_path
+    source = {"claimName": cache.claim_name}
+    if cache.read_only:
+        source = {**source, "readOnly": True}
+        mount["readOnly"] = True
+    return [({"name": name, "persistentVolumeClaim": source}, mount)]

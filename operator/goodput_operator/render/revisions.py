@@ -1,7 +1,7 @@
-"""Revisions: what was asked for and the pod template made of it, kept and never changed.
+"""Revisions and their Deployments: a pod template is rendered once, stored, and never changed.
 
-Whoever upgrades the operator keeps every pod: the template of a revision that exists is taken
-from its ControllerRevision, not rendered again.
+An upgrade of the operator replaces no pod: the template of an existing revision is read from its
+ControllerRevision and not rendered again.
 """
 
 from __future__ import annotations
@@ -19,55 +19,63 @@ from goodput_core.contract import (
 )
 from goodput_core.spec.encode import encode
 from goodput_core.spec.llmservice import RouterSpec, TokenBudgetSpec
-from goodput_operator.render.digest import digest_of
-from goodput_operator.render.engine_pod import engine_pod
-from goodput_operator.render.router_pod import router_pod
+from goodput_operator.render.metadata import digest_of
+from goodput_operator.render.pods import engine_pod, router_pod
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMServiceSpec
-    from goodput_operator.render.installation import Installation
     from goodput_operator.render.metadata import Owner
+    from goodput_operator.render.pods import Installation
 
-__all__ = ["Revision", "engine_revision", "read_revision", "router_revision"]
+__all__ = [
+    "Revision",
+    "engine_deployment",
+    "engine_revision",
+    "read_revision",
+    "router_deployment",
+    "router_revision",
+]
 
 _DIGEST_CHARACTERS: Final = 8
-_NO_REPLICAS: Final = RouterSpec().replicas
+_DEFAULT_ROUTER_REPLICAS: Final = RouterSpec().replicas
+_REPLICASET_HISTORY: Final = 2
+_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """One revision of the engines or of the routers of a service.
+    """One revision of the engines or routers of a service.
 
     Args:
-        name: also of what belongs to it alone.
+        name: of its ControllerRevision; for engines also of its Deployment.
         role: engine or router.
-        number: rises with each revision of a service.
-        asked: the part of the spec that it was made of, without defaults.
-        template: of its pods.
+        number: increases with each revision of a service.
+        source: the part of the spec that it was rendered from, without defaults.
+        template: its pod template.
     """
 
     name: str
     role: str
     number: int
-    asked: Mapping[str, Any]
+    source: Mapping[str, Any]
     template: Mapping[str, Any]
 
     def render(self, owner: Owner) -> dict[str, Any]:
-        """The ControllerRevision that keeps it."""
+        """Render the ControllerRevision that stores it."""
         return {
             "apiVersion": "apps/v1",
             "kind": "ControllerRevision",
             "metadata": owner.metadata(self.name, role=self.role, revision=self.name),
             "revision": self.number,
-            "data": {"asked": self.asked, "template": self.template},
+            "data": {"asked": self.source, "template": self.template},
         }
 
 
-_NONE: Final[Mapping[str, Revision]] = MappingProxyType({})
+_NO_REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType({})
 
 
 def read_revision(stored: Mapping[str, Any], role: str) -> Revision | None:
-    """The revision that a ControllerRevision keeps; None: it is none of this role."""
+    """Read a ControllerRevision; None if it stores no revision of this role."""
     metadata, data = stored["metadata"], stored.get("data") or {}
     labels = metadata.get("labels") or {}
     name = metadata["name"]
@@ -79,7 +87,7 @@ def read_revision(stored: Mapping[str, Any], role: str) -> Revision | None:
         name=name,
         role=role,
         number=stored["revision"],
-        asked=data["asked"],
+        source=data["asked"],
         template=data["template"],
     )
 
@@ -90,27 +98,27 @@ def engine_revision(
     installation: Installation,
     *,
     number: int,
-    kept: Mapping[str, Revision] = _NONE,
+    stored: Mapping[str, Revision] = _NO_REVISIONS,
 ) -> Revision:
-    """The revision that `model` and `engine` ask for; the token budget is none of it.
+    """Return the revision of the spec's `model` and `engine`, the token budget excluded.
 
     Args:
         owner: the service.
-        spec: what it asks for.
-        installation: what a new revision is rendered with.
-        number: of a new one.
-        kept: those that are kept, by name; one of them is taken as it is.
+        spec: its spec.
+        installation: settings that a new revision is rendered with.
+        number: of a new revision.
+        stored: existing revisions by name; a match is returned unchanged.
     """
     engine = replace(spec.engine, token_budget=TokenBudgetSpec())
-    asked = {"model": encode(spec.model), "engine": encode(engine)}
-    name = owner.names.engine_revision(digest_of(asked, _DIGEST_CHARACTERS))
-    if name in kept:
-        return kept[name]
+    source = {"model": encode(spec.model), "engine": encode(engine)}
+    name = owner.names.engine_revision(digest_of(source, _DIGEST_CHARACTERS))
+    if name in stored:
+        return stored[name]
     return Revision(
         name=name,
         role=ROLE_ENGINE,
         number=number,
-        asked=asked,
+        source=source,
         template=engine_pod(owner, spec, installation, name),
     )
 
@@ -121,23 +129,65 @@ def router_revision(
     installation: Installation,
     *,
     number: int,
-    kept: Mapping[str, Revision] = _NONE,
+    stored: Mapping[str, Revision] = _NO_REVISIONS,
 ) -> Revision:
-    """The revision that routers ask for: all that they read when they start.
+    """Return the revision of everything that a router reads when it starts.
 
     Arguments as of `engine_revision`.
     """
-    asked = {
-        "router": encode(replace(spec.router, replicas=_NO_REPLICAS)),
+    source = {
+        "router": encode(replace(spec.router, replicas=_DEFAULT_ROUTER_REPLICAS)),
         "slo": encode(spec.slo),
     }
-    name = owner.names.router_revision(digest_of(asked, _DIGEST_CHARACTERS))
-    if name in kept:
-        return kept[name]
+    name = owner.names.router_revision(digest_of(source, _DIGEST_CHARACTERS))
+    if name in stored:
+        return stored[name]
     return Revision(
         name=name,
         role=ROLE_ROUTER,
         number=number,
-        asked=asked,
+        source=source,
         template=router_pod(owner, spec, installation, name),
     )
+
+
+def engine_deployment(
+    owner: Owner, revision: Revision, *, replicas: int, progress_deadline_s: int
+) -> dict[str, Any]:
+    """Render the Deployment of one engine revision.
+
+    Args:
+        owner: the service.
+        revision: whose template it holds.
+        replicas: of this revision alone.
+        progress_deadline_s: time without progress after which Kubernetes reports a failure.
+    """
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": owner.metadata(revision.name, role=ROLE_ENGINE, revision=revision.name),
+        "spec": {
+            "replicas": replicas,
+            "revisionHistoryLimit": _REPLICASET_HISTORY,
+            "progressDeadlineSeconds": progress_deadline_s,
+            "strategy": _STRATEGY,
+            "selector": {"matchLabels": owner.selector(ROLE_ENGINE, revision.name)},
+            "template": revision.template,
+        },
+    }
+
+
+def router_deployment(owner: Owner, revision: Revision, *, replicas: int) -> dict[str, Any]:
+    """Render the Deployment of the routers; a new router revision rolls within it."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": owner.metadata(owner.names.router, role=ROLE_ROUTER, revision=revision.name),
+        "spec": {
+            "replicas": replicas,
+            "revisionHistoryLimit": _REPLICASET_HISTORY,
+            "strategy": _STRATEGY,
+            "selector": {"matchLabels": owner.selector(ROLE_ROUTER)},
+            "template": revision.template,
+        },
+    }

@@ -1,13 +1,15 @@
-"""The Secret with the token of one revision's admin ports, without the token.
+"""The admin token of an engine revision, and the Secret that holds it.
 
-The operator may create Secrets and neither read nor delete them: the token can be derived again
-at any time, and the Secret goes with the revision that owns it. So its name must be one that
-nobody else's Secret has, a namesake's of before included: what stands under it cannot be looked at.
+The operator may create Secrets but neither read nor delete them. The token is an HMAC by the
+operator's key, so it can be derived again at any time, and the Secret is deleted with the
+ControllerRevision that owns it. Because the operator cannot look at a Secret, its name contains a
+digest of the service's uid, so that it never collides with a Secret of an earlier service.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, ROLE_ENGINE
@@ -17,21 +19,36 @@ if TYPE_CHECKING:
 
     from goodput_operator.render.metadata import Owner
 
-__all__ = ["TOKEN_KEY", "secret_name", "secret_of", "token_secret"]
+__all__ = ["TOKEN_KEY", "control_token", "secret_name", "secret_of", "token_secret"]
 
 TOKEN_KEY: Final = "token"  # noqa: S105 - a key's name
-"""The key of the Secret with the token of the admin ports of one revision."""
+"""Key of the Secret under which the token is stored."""
 _DIGEST_CHARACTERS: Final = 8
+_PURPOSE: Final = b"goodput control token"
+
+
+def control_token(key: bytes, *, service_uid: str, revision: str) -> str:
+    """Derive the token that the engines of a revision accept on their admin port.
+
+    Args:
+        key: the operator's key.
+        service_uid: uid of the LLMService, so that a later service of the same name gets another
+            token.
+        revision: name of the revision.
+    """
+    # Neither a uid nor a name contains a zero byte, so no two pairs give the same message.
+    message = b"\0".join((_PURPOSE, service_uid.encode(), revision.encode()))
+    return hmac.new(key, message, hashlib.sha256).hexdigest()
 
 
 def secret_name(owner: Owner, revision: str) -> str:
-    """What the Secret of a new revision is called."""
+    """Return the name of the Secret of a new revision."""
     digest = hashlib.sha256(owner.uid.encode()).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{revision}-{digest}"
 
 
 def secret_of(template: Mapping[str, Any]) -> str | None:
-    """The Secret from which the pods of a kept template take their token; None: from none."""
+    """Return the Secret that a stored pod template takes its token from; None if it has none."""
     for container in template["spec"]["containers"]:
         for variable in container.get("env") or ():
             if variable["name"] == ENV_CONTROL_TOKEN:
@@ -41,13 +58,13 @@ def secret_of(template: Mapping[str, Any]) -> str | None:
 
 
 def token_secret(owner: Owner, name: str, *, revision: str, revision_uid: str) -> dict[str, Any]:
-    """The Secret of a revision; whoever knows the token adds `stringData`.
+    """Render the Secret of a revision without its token, which goes to `stringData`.
 
     Args:
         owner: the service.
         name: of the Secret.
-        revision: the revision's name.
-        revision_uid: of its ControllerRevision.
+        revision: name of the revision.
+        revision_uid: uid of its ControllerRevision.
     """
     metadata = owner.metadata(name, role=ROLE_ENGINE, revision=revision)
     metadata["ownerReferences"] = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from goodput_core.errors import GoodputError
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.clock import SystemClock
+from goodput_operator.kube.fence import SystemClock
 from goodput_operator.manager.options import parse_options
 from goodput_operator.manager.process import run_operator
 from goodput_operator.manager.runtime import Operator

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.answers import read_answer
-from goodput_operator.kube.client import Client
+from goodput_operator.kube.client import Client, parse_response
 from goodput_operator.kube.fence import Fence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_operator.kube.answers import Answer
+    from goodput_operator.kube.client import ApiResponse
     from goodput_operator.kube.objects import Object
 
 
@@ -202,13 +201,13 @@ class MemoryClient(Client):
         content_type: str,
         query: Mapping[str, str],
         seconds: float,
-    ) -> Answer:
+    ) -> ApiResponse:
         methods = {"get": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
         async with asyncio.timeout(seconds):
             if path in self.server.hang:
                 await asyncio.Event().wait()
         status, content = self.server.answer(methods[verb], path, body, query)
-        return read_answer(status, json.dumps(content).encode())
+        return parse_response(status, json.dumps(content).encode())
 
 
 @dataclass

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_operator.kube.answers import UNREACHABLE, Conflict, Refusal, read_answer
+from goodput_operator.kube.client import UNREACHABLE, Conflict, Refusal, parse_response
 
 
 def refusal(status: int, body: Any) -> Refusal:
-    answer = read_answer(status, json.dumps(body).encode())
+    answer = parse_response(status, json.dumps(body).encode())
     assert isinstance(answer, Refusal)
     return answer
 
 
 def test_an_object_is_itself() -> None:
-    assert read_answer(200, b'{"kind": "Pod"}') == {"kind": "Pod"}
+    assert parse_response(200, b'{"kind": "Pod"}') == {"kind": "Pod"}
 
 
 def test_a_conflict_names_managers_and_fields() -> None:
@@ -70,7 +70,7 @@ def test_only_what_passes_by_itself_is_transient(status: int, transient: bool) -
 
 
 def test_brackets_without_end_are_a_refusal_too() -> None:
-    answer = read_answer(502, b"[" * 100_000)
+    answer = parse_response(502, b"[" * 100_000)
     assert isinstance(answer, Refusal)
     assert (answer.status, answer.reason) == (502, "Unknown")
 
@@ -93,7 +93,7 @@ def test_brackets_without_end_are_a_refusal_too() -> None:
     ).map(lambda value: json.dumps(value).encode()),
 )
 def test_anything_else_is_a_refusal_with_words_of_bounded_length(status: int, body: bytes) -> None:
-    answer = read_answer(status, body)
+    answer = parse_response(status, body)
     assert isinstance(answer, Refusal)
     assert answer.status == status
     assert 0 < len(answer.message) <= 1024

@@ -24,7 +24,7 @@ from goodput_operator.reconcile.apply import Applier, Outcome
 from goodput_operator.reconcile.event_recorder import Events
 from goodput_operator.reconcile.record import Record
 from goodput_operator.reconcile.snapshot import Snapshot
-from goodput_operator.reconcile.tokens import control_token
+from goodput_operator.render.secrets import control_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

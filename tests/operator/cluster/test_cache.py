@@ -44,7 +44,7 @@ def cache() -> Cache:
     """Everything is listed once, and there was nothing."""
     cache = Cache((kind, "") for kind in KINDS)
     for kind in KINDS:
-        cache.listed(kind, "", listing(version=1))
+        cache.replace(kind, "", listing(version=1))
     return cache
 
 
@@ -52,15 +52,15 @@ def test_it_is_complete_when_every_kind_is_listed() -> None:
     cache = Cache((kind, "") for kind in KINDS)
     for kind in KINDS:
         assert not cache.complete
-        cache.listed(kind, "", listing(version=1))
+        cache.replace(kind, "", listing(version=1))
     assert cache.complete
 
 
 def test_what_is_listed_is_found_by_its_service_and_carries_no_managers(cache: Cache) -> None:
-    cache.listed("LLMService", "", listing(body("s", 2), version=5))
-    cache.listed("Deployment", "", listing(body("d", 3), version=5))
-    cache.listed("Service", "", listing(body("e", 3), body("f", 3, namespace="b"), version=5))
-    cache.listed("Pod", "", listing(body("p", 4), version=5))
+    cache.replace("LLMService", "", listing(body("s", 2), version=5))
+    cache.replace("Deployment", "", listing(body("d", 3), version=5))
+    cache.replace("Service", "", listing(body("e", 3), body("f", 3, namespace="b"), version=5))
+    cache.replace("Pod", "", listing(body("p", 4), version=5))
     assert cache.services() == [KEY]
     assert uids(cache.children(KEY)) == ["d", "e"]
     (pod,) = cache.pods(KEY)
@@ -71,72 +71,72 @@ def test_what_is_listed_is_found_by_its_service_and_carries_no_managers(cache: C
 
 
 def test_what_is_told_of_counts_at_once_and_ends_with_its_deletion(cache: Cache) -> None:
-    cache.told(body("d", 3), deleted=False)
-    cache.told(body("d", 5) | {"spec": 1}, deleted=False)
+    cache.update(body("d", 3), deleted=False)
+    cache.update(body("d", 5) | {"spec": 1}, deleted=False)
     assert [one.get("spec") for one in cache.children(KEY)] == [1]
-    cache.told(body("d", 6), deleted=True)
+    cache.update(body("d", 6), deleted=True)
     assert cache.children(KEY) == ()
-    cache.told(body("d", 6), deleted=True)
+    cache.update(body("d", 6), deleted=True)
 
 
 def test_what_is_told_late_does_not_undo_what_was_listed(cache: Cache) -> None:
-    cache.listed("Deployment", "", listing(body("d", 7) | {"spec": "new"}, version=9))
-    cache.told(body("d", 3) | {"spec": "old"}, deleted=False)
+    cache.replace("Deployment", "", listing(body("d", 7) | {"spec": "new"}, version=9))
+    cache.update(body("d", 3) | {"spec": "old"}, deleted=False)
     assert [one["spec"] for one in cache.children(KEY)] == ["new"]
 
 
 def test_what_was_told_before_a_slow_list_is_not_undone_by_it(cache: Cache) -> None:
-    cache.told(body("d", 7) | {"spec": "new"}, deleted=False)
-    assert cache.listed("Deployment", "", listing(body("d", 3), version=5)) == set()
+    cache.update(body("d", 7) | {"spec": "new"}, deleted=False)
+    assert cache.replace("Deployment", "", listing(body("d", 3), version=5)) == set()
     assert [one["spec"] for one in cache.children(KEY)] == ["new"]
-    assert cache.listed("Deployment", "", listing(version=6)) == set()
+    assert cache.replace("Deployment", "", listing(version=6)) == set()
     assert uids(cache.children(KEY)) == ["d"], "it came after the list"
 
 
 def test_an_object_that_is_labelled_with_another_service_moves(cache: Cache) -> None:
-    cache.told(body("d", 3), deleted=False)
+    cache.update(body("d", 3), deleted=False)
     moved = body("d", 4)
     moved["metadata"]["labels"] = {OBJECT_LABEL_LLMSERVICE: "other"}
-    cache.told(moved, deleted=False)
+    cache.update(moved, deleted=False)
     assert cache.children(KEY) == ()
     assert uids(cache.children(("ns", "other"))) == ["d"]
     moved = body("d", 5)
     del moved["metadata"]["labels"]
-    cache.told(moved, deleted=False)
+    cache.update(moved, deleted=False)
     assert cache.children(("ns", "other")) == ()
 
 
 def test_a_child_that_a_list_lacks_stands_no_more_and_its_service_is_named(cache: Cache) -> None:
-    cache.told(body("kept", 3), deleted=False)
-    cache.told(body("gone", 4), deleted=False)
+    cache.update(body("kept", 3), deleted=False)
+    cache.update(body("gone", 4), deleted=False)
     answer = listing(body("kept", 3), body("new", 6), version=9)
-    assert cache.listed("Deployment", "", answer) == {KEY}
+    assert cache.replace("Deployment", "", answer) == {KEY}
     assert uids(cache.children(KEY)) == ["kept", "new"]
 
 
 def test_a_service_that_a_list_lacks_is_none(cache: Cache) -> None:
-    cache.told(body("gone", 4, kind="LLMService"), deleted=False)
+    cache.update(body("gone", 4, kind="LLMService"), deleted=False)
     assert cache.services() == [KEY]
-    assert cache.listed("LLMService", "", listing(version=9)) == {KEY}
+    assert cache.replace("LLMService", "", listing(version=9)) == {KEY}
     assert cache.service(KEY) is None
     assert cache.services() == []
 
 
 def test_of_two_namesakes_the_later_one_counts(cache: Cache) -> None:
     for uid, version in (("namesake", 8), ("gone", 4)):
-        cache.told(body(uid, version, kind="LLMService"), deleted=False)
+        cache.update(body(uid, version, kind="LLMService"), deleted=False)
     service = cache.service(KEY)
     assert service is not None
     assert service["metadata"]["uid"] == "namesake"
-    cache.listed("LLMService", "", listing(body("namesake", 8), version=9))
+    cache.replace("LLMService", "", listing(body("namesake", 8), version=9))
     assert cache.service(KEY) == service
 
 
 def test_what_kopf_tells_only_after_a_list_that_lacks_it_does_not_stand(cache: Cache) -> None:
-    cache.listed("Pod", "", listing(version=9))
-    cache.told(body("told late", 8, kind="Pod"), deleted=False)
+    cache.replace("Pod", "", listing(version=9))
+    cache.update(body("told late", 8, kind="Pod"), deleted=False)
     assert cache.pods(KEY) == ()
-    cache.told(body("came later", 10, kind="Pod"), deleted=False)
+    cache.update(body("came later", 10, kind="Pod"), deleted=False)
     assert uids(cache.pods(KEY)) == ["came later"]
 
 
@@ -150,9 +150,9 @@ def test_a_list_says_nothing_of_other_namespaces_and_kinds(
     lists = [(kind, namespace) for kind in KINDS for namespace in ("ns", "elsewhere")]
     cache = Cache(lists)
     for one in lists:
-        cache.listed(*one, listing(version=1))
-    cache.told(body("a", 3), deleted=False)
-    cache.told(body("b", 4, namespace="elsewhere"), deleted=False)
-    assert cache.listed(kind, namespace, listing(version=9)) == lost
+        cache.replace(*one, listing(version=1))
+    cache.update(body("a", 3), deleted=False)
+    cache.update(body("b", 4, namespace="elsewhere"), deleted=False)
+    assert cache.replace(kind, namespace, listing(version=9)) == lost
     standing = {key for key in (KEY, OTHER) if cache.children(key)}
     assert standing == {KEY, OTHER} - lost

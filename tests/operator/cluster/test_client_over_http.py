@@ -13,9 +13,8 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_operator.kube.answers import Refusal
-from goodput_operator.kube.client import Client
-from goodput_operator.kube.kinds import CHILDREN, LLMSERVICE, SECRET
+from goodput_operator.kube.client import Client, Refusal
+from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, SECRET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -61,7 +60,7 @@ async def test_an_apply_is_the_request_that_kubernetes_documents(memory: Any) ->
     async with client_of(memory, handler, counted) as client:
         assert await client.apply(DEPLOYMENT, BODY, force=True) == BODY
         body = {**BODY, "metadata": {"name": "chat", "namespace": "ns"}}
-        await client.apply(LLMSERVICE, body, force=False, part="status")
+        await client.apply(LLMSERVICE, body, force=False, subresource="status")
     method, path, headers, content = seen[0]
     assert (method, path) == (
         "PATCH",

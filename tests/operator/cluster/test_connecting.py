@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 
-from goodput_operator.kube.connect import watch_session
+from goodput_operator.kube.watch import watch_session
 
 PODS = "/api/v1/pods"
 LIST = {"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}
@@ -33,7 +33,7 @@ async def test_a_list_is_told_before_it_is_returned_and_a_watch_or_a_refusal_nev
         configuration.api_key = {"BearerToken": "Bearer secret"}
         async with ApiClient(configuration) as api:
             kopfs = await watch_session(
-                api, heard=heard.append, listed=lambda *told: listed.append(told)
+                api, requested=heard.append, listed=lambda *told: listed.append(told)
             )
             async with kopfs.aiohttp_session as session:
                 url = f"{kopfs.server}{PODS}"

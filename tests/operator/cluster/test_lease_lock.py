@@ -11,7 +11,7 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.answers import Refusal
+from goodput_operator.kube.client import Refusal
 from goodput_operator.kube.errors import LeaseLostError
 from goodput_operator.kube.fence import Fence
 from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
@@ -116,12 +116,12 @@ async def test_the_fence_closes_when_another_holds_the_lease(memory: Any, lease:
     theirs, _ = lock(memory, lease, "them")
     await renewed(theirs)
     assert fence.open, "nothing was heard of it yet"
-    with pytest.raises(LeaseLostError, match="has been taken by them"):
+    with pytest.raises(LeaseLostError, match="was taken by them"):
         await mine.get("goodput-operator", "ns")
     assert not fence.open
 
 
-@pytest.mark.parametrize("then", ["taken", "given back", "deleted"])
+@pytest.mark.parametrize("then", ["taken", "released", "deleted"])
 async def test_a_lease_that_has_been_anothers_is_never_ours_again(
     memory: Any, lease: Lease, then: str
 ) -> None:
@@ -135,7 +135,7 @@ async def test_a_lease_that_has_been_anothers_is_never_ours_again(
     if then == "deleted":
         lease.stored = None
     kept = lease.stored
-    with pytest.raises(LeaseLostError, match=f"ns/goodput-operator was ours and has been {then}"):
+    with pytest.raises(LeaseLostError, match=f"ns/goodput-operator, which was {then}"):
         await hold_lease(mine, leading=lambda: pytest.fail("it does not lead again"))
     assert not fence.open
     assert lease.stored == kept, "it is left as it was found"
@@ -150,7 +150,7 @@ async def test_a_renewal_that_lost_the_race_moves_nothing(memory: Any, lease: Le
     await renewed(theirs)
     assert not await mine.update("goodput-operator", "ns", RECORD)
     assert fence.remaining_ns() == left_ns
-    assert mine.trouble == "changed meanwhile"
+    assert mine.last_failure == "changed meanwhile"
 
 
 @pytest.mark.parametrize("status", [0, 429, 503])

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
-from goodput_operator.reconcile.tokens import LEAST_KEY_BYTES, control_token, read_key
+from goodput_operator.manager.runtime import LEAST_KEY_BYTES, read_key
+from goodput_operator.render.secrets import control_token
 
 if TYPE_CHECKING:
     from pathlib import Path

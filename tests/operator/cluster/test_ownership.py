@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from goodput_operator.kube.answers import Conflict
-from goodput_operator.kube.ownership import taken_over
+from goodput_operator.kube.client import Conflict
+from goodput_operator.kube.managed_fields import take_over
 
 
 def entry(manager: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def test_what_others_set_becomes_ours_and_is_named_as_the_server_names_it() -> N
             "f:finalizers": {'v:"x"': {}},
         },
     }
-    taken, entries = taken_over(service(OURS, entry("kubectl-patch", theirs)), "us")
+    taken, entries = take_over(service(OURS, entry("kubectl-patch", theirs)), "us")
     assert taken == (
         Conflict(manager="kubectl-patch", field=".metadata.labels.team"),
         Conflict(manager="kubectl-patch", field='.spec.ports[port=8080,protocol="TCP"]'),
@@ -66,12 +66,12 @@ def test_the_status_stays_with_those_who_write_it() -> None:
         subresource="status",
     )
     scaled = entry("kubectl", {"f:spec": {"f:replicas": {}}}, subresource="scale")
-    taken, entries = taken_over(service(OURS, scaled, controller), "us")
+    taken, entries = take_over(service(OURS, scaled, controller), "us")
     assert taken == (Conflict(manager="kubectl", field=".spec.replicas"),)
     assert entries[1:] == [controller]
 
 
 def test_an_object_that_nobody_else_touched_is_as_it_should_be() -> None:
-    taken, (ours,) = taken_over(service(OURS), "us")
+    taken, (ours,) = take_over(service(OURS), "us")
     assert taken == ()
     assert ours["fieldsV1"] == OURS["fieldsV1"]

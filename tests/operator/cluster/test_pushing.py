@@ -16,7 +16,7 @@ from goodput_core.units import NS_PER_MS
 from goodput_operator.kube.errors import LeaseLostError
 from goodput_operator.reconcile.actions import Push
 from goodput_operator.reconcile.pushing import Pusher
-from goodput_operator.reconcile.tokens import control_token
+from goodput_operator.render.secrets import control_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

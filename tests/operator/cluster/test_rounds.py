@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from goodput_operator.control.words import Change, Knob
-from goodput_operator.kube.cache import Cache, Key, key_of, service_of, trimmed
+from goodput_operator.kube.cache import Cache, Key, key_of, service_of, trim
 from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.reconcile.apply import Applier
 from goodput_operator.reconcile.event_recorder import Events
@@ -56,7 +56,7 @@ class Held(Cache):
         self.asked: dict[Key, list[dict[str, Any]]] = {}
         self.parts: dict[Key, list[dict[str, Any]]] = {}
 
-    def _standing(self, key: Key) -> list[Any]:
+    def _objects(self, key: Key) -> list[Any]:
         return [*self.asked.get(key, ()), *self.parts.get(key, ())]
 
 
@@ -276,7 +276,7 @@ async def test_an_exception_leaves_the_service_as_it_was_remembered(parts: Parts
 
 def test_what_is_kept_of_an_object_is_without_its_managers() -> None:
     body = {"kind": "Pod", "metadata": {"name": "p", "managedFields": [1]}, "spec": {"a": 1}}
-    assert trimmed(body) == {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"a": 1}}
+    assert trim(body) == {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"a": 1}}
     assert body["metadata"] == {"name": "p", "managedFields": [1]}, "the original is not ours"
 
 

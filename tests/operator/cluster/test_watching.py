@@ -9,7 +9,7 @@ from typing import Any
 import kopf
 import pytest
 
-from goodput_operator.kube.kinds import CHILDREN, LLMSERVICE, POD
+from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, POD
 from goodput_operator.kube.watch import WATCHED, configure, register_watches
 
 LABELS = {"goodput.dev/llmservice": "chat"}
@@ -24,8 +24,8 @@ class Watches:
         self.wanted: list[tuple[str, str]] = []
         register_watches(
             self.registry,
-            told=lambda body, deleted: self.told.append((body, deleted)),
-            wanted=self.wanted.append,
+            changed=lambda body, deleted: self.told.append((body, deleted)),
+            enqueue=self.wanted.append,
         )
         self._events = {h.id: h.fn for h in self.registry._watching.get_all_handlers()}
         self._memos: dict[str, kopf.Memo] = defaultdict(kopf.Memo)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from goodput_core.units import NS_PER_MS
 from goodput_operator.backoff import BackOff
-from goodput_operator.kube.clock import SystemClock
+from goodput_operator.kube.fence import SystemClock
 from goodput_operator.reconcile.work_queue import Pace, Schedule
 from goodput_operator.reconcile.workers import Turn, Workers
 

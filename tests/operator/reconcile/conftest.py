@@ -28,7 +28,7 @@ from goodput_operator.reconcile.actions import (
 from goodput_operator.reconcile.decide import decide
 from goodput_operator.reconcile.memory import Memory
 from goodput_operator.reconcile.snapshot import Snapshot
-from goodput_operator.render.installation import Installation
+from goodput_operator.render.pods import Installation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

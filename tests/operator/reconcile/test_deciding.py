@@ -18,7 +18,7 @@ from goodput_operator.render.metadata import Owner
 if TYPE_CHECKING:
     from tests.operator.reconcile.conftest import Cluster
 
-    from goodput_operator.render.installation import Installation
+    from goodput_operator.render.pods import Installation
 
 CHILDREN = [
     ("ServiceAccount", "chat-router"),

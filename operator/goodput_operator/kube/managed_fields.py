@@ -1,0 +1,167 @@
+"""Field ownership in `metadata.managedFields`: other managers' fields, and how to take them over.
+
+A forced server-side apply takes over fields that it sets, but never removes a field that only
+another manager set: a second port of the same name, or `valueFrom` beside our `value`, stays, and
+the API server may then refuse the object. Once our entry owns such a field too, the next apply
+removes it, because that apply does not set it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_operator.kube.client import Conflict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from goodput_operator.kube.objects import Object
+
+__all__ = ["ABSENT", "ManagedField", "entries_of_others", "fields_of_others", "take_over"]
+
+Path = tuple[str, ...]
+"""Keys of `fieldsV1` from the root, such as `("f:spec", "f:replicas")`."""
+
+ABSENT: Final = object()
+"""Value of a field that an object does not have."""
+_STATUS: Final = "status"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedField:
+    """A field that a manager owns.
+
+    Args:
+        manager: its name.
+        path: keys of `fieldsV1` from the root.
+    """
+
+    manager: str
+    path: Path
+
+    def conflict(self) -> Conflict:
+        """The same as a conflict, the path written as the API server writes it."""
+        return Conflict(manager=self.manager, field="".join(map(_written, self.path)))
+
+    def value_in(self, body: Object) -> Any:
+        """Return the field's value in an object, or `ABSENT`."""
+        value: Any = body
+        for key in self.path:
+            value = _child(value, key)
+        return value
+
+
+def entries_of_others(body: Object, manager: str) -> list[Mapping[str, Any]]:
+    """Return the entries of other managers, those of the status excluded."""
+    return [
+        entry
+        for entry in body["metadata"].get("managedFields") or ()
+        if entry.get("manager") != manager and entry.get("subresource") != _STATUS
+    ]
+
+
+def fields_of_others(body: Object, manager: str) -> tuple[ManagedField, ...]:
+    """Return the fields that other managers own, those of the status excluded."""
+    return tuple(
+        ManagedField(manager=str(entry.get("manager")), path=path)
+        for entry in entries_of_others(body, manager)
+        for path in _paths(entry.get("fieldsV1") or {})
+    )
+
+
+def take_over(
+    live: Object, manager: str, *, below: tuple[Path, ...] = ((),)
+) -> tuple[tuple[Conflict, ...], list[dict[str, Any]]]:
+    """Move the fields of other managers to one manager, those of the status excluded.
+
+    Args:
+        live: the object with its `metadata.managedFields`.
+        manager: the new owner, by server-side apply.
+        below: paths whose fields are moved; everything by default.
+
+    Returns:
+        The moved fields with their former managers, and the new `metadata.managedFields`. If no
+        field is moved, the object needs no change.
+    """
+    version = live["apiVersion"]
+    ours: dict[str, Any] = {}
+    rest: list[dict[str, Any]] = []
+    moved: list[Conflict] = []
+    for entry in live["metadata"].get("managedFields") or ():
+        fields = entry.get("fieldsV1") or {}
+        if entry.get("subresource") == _STATUS or entry.get("apiVersion") != version:
+            rest.append(dict(entry))
+        elif entry.get("manager") == manager:
+            ours = _union(ours, fields)
+        else:
+            name = str(entry.get("manager"))
+            remaining: Mapping[str, Any] = fields
+            for at in below:
+                subtree, remaining = _split(remaining, at)
+                ours = _union(ours, subtree)
+                moved += (
+                    ManagedField(manager=name, path=path).conflict() for path in _paths(subtree)
+                )
+            if remaining:
+                rest.append({**entry, "fieldsV1": remaining})
+    entry = {
+        "manager": manager,
+        "operation": "Apply",
+        "apiVersion": version,
+        "fieldsType": "FieldsV1",
+        "fieldsV1": ours,
+    }
+    return tuple(moved), [entry, *rest]
+
+
+def _split(fields: Mapping[str, Any], at: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the part of a field set below a path, and everything else."""
+    if not at:
+        return dict(fields), {}
+    key, *deeper = at
+    if key not in fields:
+        return {}, dict(fields)
+    inside, outside = _split(fields[key], tuple(deeper))
+    others = {k: v for k, v in fields.items() if k != key}
+    return {key: inside} if inside else {}, {key: outside, **others} if outside else others
+
+
+def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _union(one.get(key, {}), other.get(key, {})) for key in dict.fromkeys([*one, *other])
+    }
+
+
+def _paths(fields: Mapping[str, Any], at: Path = ()) -> Iterator[Path]:
+    """Yield the owned fields; a list item or map that was set as a whole is one field."""
+    below = {key: value for key, value in fields.items() if key != "."}
+    if at and (not below or "." in fields):
+        yield at
+        return
+    for key, value in below.items():
+        yield from _paths(value, (*at, key))
+
+
+def _written(key: str) -> str:
+    kind, _, name = key.partition(":")
+    if kind == "f":
+        return f".{name}"
+    if kind != "k":
+        return f"[={name}]"
+    return "[" + ",".join(f"{k}={json.dumps(v)}" for k, v in json.loads(name).items()) + "]"
+
+
+def _child(value: Any, key: str) -> Any:
+    kind, _, name = key.partition(":")
+    if kind == "f":
+        return value.get(name, ABSENT) if isinstance(value, dict) else ABSENT
+    if not isinstance(value, list):
+        return ABSENT
+    if kind == "k":
+        keys = json.loads(name).items()
+        items = (one for one in value if all(one.get(k) == v for k, v in keys))
+        return next(items, ABSENT)
+    item = json.loads(name)
+    return item if item in value else ABSENT
