@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.control import ReplicaPhase, Signal
-from goodput_core.control.capacity import carried
+from goodput_core.control.capacity import replica_capacity
 from goodput_core.histogram import LengthMix
 from goodput_core.steptime import StepShape
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -188,7 +188,7 @@ def _throughput(state: DynamoState, device: DeviceCapacity, params: ServiceParam
     mean = _mean(state.finished) or state.mean
     floor = state.floor
     if mean is not None:
-        one = carried(
+        one = replica_capacity(
             device,
             LengthMix.of_requests([mean]),
             tpot_ns=params.tightest_tpot_ns,
@@ -263,7 +263,7 @@ def llmd_law(
     """
     current = observation.replicas_asked
     seen = [s for s in state.seen if s[0] > now_ns - _PEAK_NS]
-    for replica in observation.believed:
+    for replica in observation.fresh:
         used = replica.kv_used_blocks / max(1, replica.kv_total_blocks)
         seen.append((now_ns, replica.name, used, replica.waiting))
     state = replace(state, seen=tuple(seen))
@@ -280,7 +280,7 @@ def llmd_law(
 
 def _saturation(state: LlmdState, observation: ServiceObservation) -> int:
     """+1, 0 or −1."""
-    ready = {r.name for r in observation.believed}
+    ready = {r.name for r in observation.fresh}
     kv: dict[str, float] = {}
     queue: dict[str, int] = {}
     for _, name, used, waiting in state.seen:

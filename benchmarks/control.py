@@ -39,8 +39,9 @@ from benchmarks.autoscalers import (
 from benchmarks.control_view import COLOURS, HOUR_S, draw, table
 from benchmarks.stretched_day import Day
 
-from goodput_core.control import Bounds, DeviceCapacity, LengthMix, ServiceDecision, service_law
-from goodput_core.control.capacity import carried
+from goodput_core.control import Bounds, DeviceCapacity, ServiceDecision, service_law
+from goodput_core.control.capacity import replica_capacity
+from goodput_core.histogram import LengthMix
 from goodput_core.slo.judging import JudgementKind, judge, targets_for
 from goodput_core.units import NS_PER_S
 from goodput_replay.emulation.control import ControlLoop
@@ -157,7 +158,7 @@ def sizes(settings: FleetSettings, requests: Sequence[PlannedRequest]) -> dict[s
     """
     assert settings.control is not None
     profile, params = settings.profile, settings.control.params
-    one = carried(
+    one = replica_capacity(
         DeviceCapacity(form=profile.form, kv_tokens=profile.kv_blocks * profile.block_size),
         LengthMix.of_requests((r.prompt.input_tokens, 0, r.output_tokens) for r in requests),
         tpot_ns=params.tightest_tpot_ns * Bounds.initial(params).safety_percent // 100,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import pytest
 
-from goodput_core.control.promises import LEAST_REQUESTS
+from goodput_core.control.slo_window import LEAST_REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

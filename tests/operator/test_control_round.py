@@ -10,8 +10,6 @@ from goodput_core.control import (
     Bounds,
     ClassWindow,
     DeviceCapacity,
-    LengthBin,
-    LengthMix,
     PromiseCounts,
     ReplicaPhase,
     ServiceParams,
@@ -19,6 +17,7 @@ from goodput_core.control import (
     Signal,
     Traffic,
 )
+from goodput_core.histogram import LengthBin, LengthMix
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import RooflineForm

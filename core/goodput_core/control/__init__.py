@@ -1,48 +1,57 @@
-"""The control laws: token budget and replicas, as functions of values.
+"""The control laws: token budget and replicas, as pure functions of values.
 
-`service_law` is called once per interval by whoever runs a service: the operator in a cluster,
-the fleet in virtual time. It turns two knobs in one order, budget before replicas, and records
-with each decision what it was made from. `share_law` is the loop inside it: an engine asks it
-before each step. Nothing here reads a clock, a metric or a file.
+`control_step` is the body of the control loop. Its drivers (over pods, over local processes, and
+over the emulated fleet) call it once per interval with their observation and apply the result.
+`prefill_law` is the engine's own loop inside it, called before each step. Nothing here reads a
+clock, a metric or a file.
 """
 
 from __future__ import annotations
 
-from goodput_core.control.bounds import Bounds, BoundsDecision, BoundsState, bounds_law
+from goodput_core.control.decision import ServiceDecision, ServiceState, service_law
 from goodput_core.control.observation import (
     DeviceCapacity,
     ReplicaPhase,
     ReplicaWindow,
     ServiceObservation,
+    ServiceParams,
     Signal,
     Traffic,
 )
-from goodput_core.control.params import ServiceParams
-from goodput_core.control.promises import ClassWindow, PromiseCounts, Standing, WindowTally
-from goodput_core.control.reasons import BoundsReason, ReplicaReason, ShareReason
-from goodput_core.control.replicas import ReplicaDecision, replicas_law
-from goodput_core.control.service import ServiceDecision, ServiceState, service_law
-from goodput_core.control.share import (
+from goodput_core.control.prefill_budget import (
     QUANTUM_TOKENS,
-    ShareDecision,
-    ShareObservation,
-    ShareParams,
-    ShareState,
-    share_law,
+    PrefillDecision,
+    PrefillObservation,
+    PrefillParams,
+    PrefillReason,
+    PrefillState,
+    prefill_law,
 )
-from goodput_core.control.weighing import ReplicaState
-from goodput_core.histogram import LengthBin, LengthMix
+from goodput_core.control.replicas import (
+    ReplicaDecision,
+    ReplicaReason,
+    ReplicaState,
+    replica_law,
+)
+from goodput_core.control.slo_window import ClassWindow, PromiseCounts, TargetStatus, WindowTally
+from goodput_core.control.token_budget import (
+    Bounds,
+    TokenBudgetDecision,
+    TokenBudgetReason,
+    TokenBudgetState,
+    token_budget_law,
+)
 
 __all__ = [
     "QUANTUM_TOKENS",
     "Bounds",
-    "BoundsDecision",
-    "BoundsReason",
-    "BoundsState",
     "ClassWindow",
     "DeviceCapacity",
-    "LengthBin",
-    "LengthMix",
+    "PrefillDecision",
+    "PrefillObservation",
+    "PrefillParams",
+    "PrefillReason",
+    "PrefillState",
     "PromiseCounts",
     "ReplicaDecision",
     "ReplicaPhase",
@@ -53,17 +62,15 @@ __all__ = [
     "ServiceObservation",
     "ServiceParams",
     "ServiceState",
-    "ShareDecision",
-    "ShareObservation",
-    "ShareParams",
-    "ShareReason",
-    "ShareState",
     "Signal",
-    "Standing",
+    "TargetStatus",
+    "TokenBudgetDecision",
+    "TokenBudgetReason",
+    "TokenBudgetState",
     "Traffic",
     "WindowTally",
-    "bounds_law",
-    "replicas_law",
+    "prefill_law",
+    "replica_law",
     "service_law",
-    "share_law",
+    "token_budget_law",
 ]

@@ -1,42 +1,63 @@
-"""What one replica can carry of a mix of lengths, predicted from the time of its steps.
+"""Device time: how much of it traffic demands, and how many requests one replica sustains.
 
-An idle replica shows nothing of what it could carry, so capacity is computed, not observed: in
-the steady state each step decodes one token for each of B requests, and a prompt's tokens come in
-chunks as large as an engine makes them, beside some of these steps or all of them. The largest B
-whose steps keep the tightest time per token, and that slots and memory hold, gives the highest
-rate. It must not know how many replicas there are or what was measured of promises.
+Capacity is predicted, because an idle replica shows nothing of it. In the steady state each step
+decodes one token for each of B requests, and prompt tokens come in chunks as large as an engine
+makes them. The largest B whose steps keep the tightest TPOT, and that batch width and KV memory
+hold, gives the highest rate. Demand is counted: a count has a standard error, and uneven requests
+enlarge it. A decision that takes effect at once uses conservative bounds of the count.
+
+It must not know the number of replicas or how targets were met.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.control.observation import DeviceCapacity
+from goodput_core.histogram import LengthMix
 from goodput_core.steptime import StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from goodput_core.histogram import LengthMix
+    from collections.abc import Sequence
 
-__all__ = ["Carried", "carried"]
+__all__ = [
+    "LONG_NS",
+    "ArrivalSample",
+    "Demand",
+    "ReplicaCapacity",
+    "demand",
+    "growth",
+    "mix_of",
+    "replica_capacity",
+]
 
 _KV_IN_USE: Final = 0.9
-"""Share of the KV cache that requests hold on average when it is full: blocks are rounded up."""
+"""Share of a full KV cache that requests fill on average: blocks are rounded up."""
+_SHORT_NS: Final = 60 * NS_PER_S
+LONG_NS: Final = 300 * NS_PER_S
+_SURE: Final = 2.0
+"""Standard errors between a count and its conservative bound."""
+_SPANS: Final = 4
+"""A trend must show between all of the last four spans, each half of the horizon."""
+_LEAST_SPAN_NS: Final = 15 * NS_PER_S
+"""No span is shorter: in a few seconds a few requests more or less are chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """What one replica carries when it is busy all the time.
+class ReplicaCapacity:
+    """The requests that one replica sustains when it is never idle.
 
     Args:
-        device_s: predicted seconds of one device for one request, on the mix's average.
-        spread: the mean square of a request's own device seconds over the square of their mean,
-            at least 1: how uneven requests are.
-        batch: requests that decode at once; 0: less than one on average.
-        feasible: whether the time per token can be kept at all, by any number of replicas. If
-            not, the rest is what a replica carries while it is missed.
+        device_s: predicted device seconds of one request, averaged over the mix.
+        spread: mean square of a request's device seconds over the square of their mean, at least
+            1; it measures how uneven requests are.
+        batch: requests that decode at the same time; 0 if fewer than one on average.
+        feasible: False if no number of replicas keeps the TPOT target. The other fields then
+            describe a replica that misses it.
     """
 
     device_s: float
@@ -47,34 +68,34 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """Of one request of the mix."""
+    """Means over the requests of a mix."""
 
     prompt: float
     computed: float
     output: float
     squares: float
     context: float
-    """While it decodes."""
+    """Mean context of a decode."""
 
     def decodes(self, batch: int) -> StepShape:
-        """A step in which `batch` requests decode, and nobody else does anything."""
+        """Return a step of `batch` decodes and no prompt tokens."""
         return StepShape.of(decodes=batch, decode_context_tokens=math.ceil(batch * self.context))
 
     def even(self, batch: int) -> StepShape:
-        """The same with the prompt tokens that are due in a step, were they due in each."""
+        """Return the same step with its share of prompt tokens spread over all steps."""
         prompts = batch / self.output
         return self._beside(self.decodes(batch), prompts, math.ceil(prompts * self.computed))
 
     def chunked(self, batch: int, tokens: int) -> StepShape:
-        """The same with a chunk of one prompt."""
+        """Return the same step with one chunk of a prompt."""
         return self._beside(self.decodes(batch), tokens / self.computed, tokens)
 
     def _beside(self, decodes: StepShape, prompts: float, tokens: int) -> StepShape:
         if not tokens:
             return decodes
         chunks = math.ceil(prompts)
-        # Whole prompts where more than one is due, else a chunk that reads half of its prompt on
-        # average.
+        # Whole prompts if there is more than one a step, else a chunk, which reads half of its
+        # prompt on average.
         reads = prompts * self.prompt if prompts >= 1 else (self.prompt + tokens) / 2
         return decodes._replace(
             num_requests=decodes.num_requests + chunks,
@@ -85,20 +106,20 @@ class _Means:
         )
 
 
-def carried(
+def replica_capacity(
     device: DeviceCapacity, mix: LengthMix, *, tpot_ns: int, max_num_seqs: int, max_tokens: int
-) -> Carried | None:
-    """What one replica carries of a mix.
+) -> ReplicaCapacity | None:
+    """Predict what one replica sustains of a mix.
 
     Args:
-        device: its steps and its memory.
-        mix: lengths that were seen.
+        device: its step times and its memory.
+        mix: lengths of observed requests.
         tpot_ns: the time that a step may take.
-        max_num_seqs: requests that may run at once.
+        max_num_seqs: batch width.
         max_tokens: tokens that a step may compute.
 
     Returns:
-        None: nothing was seen.
+        None if the mix is empty.
 
     Source: Little's law on the batch; the step that decodes and prefills together is that of
     Agrawal et al., "Sarathi-Serve", OSDI 2024.
@@ -108,7 +129,7 @@ def carried(
         return None
     room = max(1, int(device.kv_tokens * _KV_IN_USE / max(1.0, means.context)))
     most = min(max_num_seqs, room)
-    engine = _Engine(device=device, means=means, tpot_ns=tpot_ns, max_tokens=max_tokens)
+    engine = _EngineModel(device=device, means=means, tpot_ns=tpot_ns, max_tokens=max_tokens)
     batch = engine.largest_batch(most)
     alone = StepShape.of(decodes=1, decode_context_tokens=math.ceil(means.context))
     feasible = device.step_ns(alone) <= tpot_ns
@@ -131,7 +152,7 @@ def carried(
     else:
         beside = means.even(most)
         request_ns = device.step_ns(beside) * means.output / most
-    return Carried(
+    return ReplicaCapacity(
         device_s=request_ns / NS_PER_S,
         spread=_spread(device, mix, beside),
         batch=batch,
@@ -140,8 +161,8 @@ def carried(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Engine:
-    """How an engine mixes prompts and decodes."""
+class _EngineModel:
+    """Model of how an engine mixes prompts and decodes."""
 
     device: DeviceCapacity
     means: _Means
@@ -149,7 +170,7 @@ class _Engine:
     max_tokens: int
 
     def largest_batch(self, most: int) -> int:
-        """The largest batch, up to `most`, whose steps are in time on average; 0: none."""
+        """Return the largest batch up to `most` whose mean step is in time; 0 without one."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -161,11 +182,11 @@ class _Engine:
         return low
 
     def request_ns(self, batch: int) -> float:
-        """What one request takes of a device on which `batch` requests decode.
+        """Return the device time of one request on a device with `batch` decodes.
 
-        A prompt is not spread over all the steps that there are until the next one comes: engines
-        compute it at once, in chunks as large as the tightest time per token and the budget
-        allow. So what steps without a prompt leave of the device's arithmetic is lost.
+        An engine does not spread a prompt over the steps until the next one arrives. It computes
+        the prompt at once, in chunks as large as the tightest TPOT and the budget allow, so the
+        arithmetic that steps without a prompt leave unused is lost.
         """
         device, means = self.device, self.means
         steps = means.output / batch
@@ -176,7 +197,7 @@ class _Engine:
         tokens = self._chunk(decodes)
         chunks = means.computed / tokens
         if chunks >= steps:
-            # Each step has prompts, and may need more of them than a step may take.
+            # Every step has prompt tokens, perhaps more than its budget.
             even = means.even(batch)
             late = 1.0 if even.num_tokens <= self.max_tokens else math.inf
             return late * steps * device.step_ns(even)
@@ -218,7 +239,7 @@ def _means(mix: LengthMix) -> _Means | None:
 
 
 def _spread(device: DeviceCapacity, mix: LengthMix, beside: StepShape) -> float:
-    """From what one more prompt token, and one more decode, add to the step at hand."""
+    """Return the spread, from the cost of one more prompt token and one more decode."""
     base_ns = device.step_ns(beside)
     more = 256
     prompt_ns = (device.step_ns(beside.with_chunk(0, more)) - base_ns) / more
@@ -229,3 +250,92 @@ def _spread(device: DeviceCapacity, mix: LengthMix, beside: StepShape) -> float:
         total += cost
         squared += cost * cost / b.requests
     return max(1.0, squared * mix.requests / (total * total)) if total else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalSample:
+    """Traffic of one interval.
+
+    Args:
+        at_ns: end of the interval.
+        interval_ns: its length.
+        requests: arrivals.
+        finished: lengths of the requests that were answered.
+    """
+
+    at_ns: int
+    interval_ns: int
+    requests: int
+    finished: LengthMix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Demanded device seconds per second.
+
+    Args:
+        least: lower bound over one minute or five, whichever is larger.
+        likely: the larger of the means over one minute and over five.
+        sustained: lower bound over five minutes.
+        most: upper bound over one minute or five, whichever is larger.
+    """
+
+    least: float
+    likely: float
+    sustained: float
+    most: float
+
+
+def demand(samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int) -> Demand:
+    """Estimate the demand of the samples; 0 without arrivals."""
+    short, short_error = _rate(samples, capacity, now_ns - _SHORT_NS, now_ns)
+    long, long_error = _rate(samples, capacity, now_ns - LONG_NS, now_ns)
+    sustained = max(0.0, long - _SURE * long_error)
+    return Demand(
+        least=max(sustained, short - _SURE * short_error),
+        likely=max(short, long),
+        sustained=sustained,
+        most=max(short + _SURE * short_error, long + _SURE * long_error),
+    )
+
+
+def growth(
+    samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int, horizon_ns: int
+) -> float:
+    """Estimate by how much the demand will have grown after the horizon; 0 without a clear trend.
+
+    Growth over twice the horizon must exceed chance, and each of the last three spans must show
+    part of it: a ramp grows in all of them, a sudden step in two at most. A horizon below half a
+    minute is judged on one minute.
+    """
+    span_ns = max(horizon_ns // 2, _LEAST_SPAN_NS)
+    if not samples or samples[0].at_ns - samples[0].interval_ns > now_ns - _SPANS * span_ns:
+        return 0.0
+    rates = [
+        _rate(samples, capacity, now_ns - span * span_ns, now_ns - (span - 1) * span_ns)
+        for span in range(_SPANS, 0, -1)
+    ]
+    (first, first_error), (last, last_error) = rates[0], rates[-1]
+    if last - first <= _SURE * math.hypot(first_error, last_error):
+        return 0.0
+    gained = min(after - before for (before, _), (after, _) in pairwise(rates))
+    return max(0.0, gained * horizon_ns / span_ns)
+
+
+def mix_of(samples: Sequence[ArrivalSample], now_ns: int) -> LengthMix:
+    """Return the lengths of the requests answered in the last five minutes."""
+    recent = (s.finished.bins for s in samples if s.at_ns > now_ns - LONG_NS)
+    return LengthMix.of(chain.from_iterable(recent))
+
+
+def _rate(
+    samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, begin_ns: int, end_ns: int
+) -> tuple[float, float]:
+    """Return device seconds per second in (begin, end], and its standard error."""
+    inside = [s for s in samples if begin_ns < s.at_ns <= end_ns]
+    seconds = sum(s.interval_ns for s in inside) / NS_PER_S
+    requests = sum(s.requests for s in inside)
+    if not requests:
+        return 0.0, 0.0
+    mean = requests * capacity.device_s / seconds
+    return mean, mean * math.sqrt(capacity.spread / requests)

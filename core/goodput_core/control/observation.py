@@ -1,8 +1,8 @@
-"""What the service's law is told once per interval: values alone, whoever gathered them.
+"""Inputs of the control laws: one interval of one service, and the manifest's parameters.
 
-The operator fills these from metrics, the fleet in virtual time from its own objects. Counters
-come as what they grew by since the last observation. What could not be learnt is said to be
-missing or failed; it is never a zero.
+The operator fills them from metrics, the emulated fleet from its own objects. Counters are
+differences since the last observation. Numbers that could not be read are marked as missing or
+failed, never as zero.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from goodput_core.control.promises import ClassWindow
+from goodput_core.control.slo_window import ClassWindow
 from goodput_core.histogram import LengthMix
+from goodput_core.slo.targets import SLOClass
+from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import StepTimeForm
+from goodput_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
+    from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_core.steptime import StepShape
 
 __all__ = [
@@ -23,42 +27,43 @@ __all__ = [
     "ReplicaPhase",
     "ReplicaWindow",
     "ServiceObservation",
+    "ServiceParams",
     "Signal",
     "Traffic",
 ]
 
 
 class Signal(StrEnum):
-    """Whether numbers can be believed."""
+    """State of a measurement."""
 
     FRESH = "fresh"
-    """They are of this interval; zeros among them mean that nothing came."""
+    """The numbers are of this interval; zeros mean that nothing arrived."""
     MISSING = "missing"
-    """Somebody answered, and the numbers were not there, or not yet."""
+    """A process answered without the numbers, or this is its first reading."""
     FAILED = "failed"
-    """Nobody answered, or what was answered is old."""
+    """A process did not answer, or its answer is old."""
 
 
 class ReplicaPhase(StrEnum):
-    """Where a replica is in its life."""
+    """Phase of a replica's life."""
 
     STARTING = "starting"
-    """Created and not routable yet."""
+    """Created and not yet routable."""
     READY = "ready"
     """Routable."""
     DRAINING = "draining"
-    """Finishes what it has."""
+    """Finishes its requests and admits none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What routers saw, all of them together.
+    """Traffic of one interval over all routers.
 
     Args:
-        signal: whether the rest can be believed; it is not read otherwise.
-        arrivals: requests that came in the interval, refused ones too.
-        in_flight: requests that have no outcome yet.
-        finished: lengths of those that were answered in the interval.
+        signal: the rest is valid only if this is FRESH.
+        arrivals: requests that arrived, rejected ones included.
+        in_flight: requests without an outcome.
+        finished: lengths of the requests answered in the interval.
     """
 
     signal: Signal
@@ -69,16 +74,16 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaWindow:
-    """One replica.
+    """One replica over one interval.
 
     Args:
-        name: unique among them.
-        phase: where it is.
-        signal: whether the rest can be believed; it is not read otherwise.
+        name: unique within the service.
+        phase: of its life.
+        signal: the rest is valid only if this is FRESH.
         running, waiting: its requests.
         kv_used_blocks, kv_total_blocks: its KV cache.
         preemptions: in the interval.
-        settled: whether its token budget has stopped following a change of the device.
+        settled: False while its token budget adapts to a change of the device.
     """
 
     name: str
@@ -94,12 +99,12 @@ class ReplicaWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCapacity:
-    """What is known of the device behind a replica.
+    """The device behind a replica.
 
     Args:
-        form: its law of step time.
-        kv_tokens: tokens that its KV cache holds.
-        host_ns_per_step, host_ns_per_request: what a step takes beside the device's time.
+        form: predicts the time of a step.
+        kv_tokens: capacity of its KV cache.
+        host_ns_per_step, host_ns_per_request: host time of a step beside the device's time.
     """
 
     form: StepTimeForm
@@ -108,7 +113,7 @@ class DeviceCapacity:
     host_ns_per_request: int = 0
 
     def step_ns(self, shape: StepShape) -> int:
-        """How long a step of this shape takes."""
+        """Predict the time of a step of this shape."""
         host_ns = self.host_ns_per_step + self.host_ns_per_request * shape.num_requests
         return self.form.step_ns(shape) + host_ns
 
@@ -118,14 +123,14 @@ class ServiceObservation:
     """One interval of one service.
 
     Args:
-        interval_ns: how long counters were counted for, above 0.
-        traffic: what came.
-        classes: how promises fared of requests that ended in the interval.
+        interval_ns: time over which counters were counted, above 0.
+        traffic: of all routers.
+        classes: met and missed targets of the requests that ended in the interval.
         replicas: those that exist.
-        replicas_asked: how many the workload is asked to have; what was decided last, unless
-            somebody else changed it.
+        replicas_asked: the desired replicas of the workload, which differ from the last decision
+            only if another controller changed them.
         startups_ns: from created to routable, of the latest replicas that started.
-        device: what a step takes; None: not known yet.
+        device: None if no replica has published it yet.
     """
 
     interval_ns: int
@@ -138,10 +143,66 @@ class ServiceObservation:
 
     @property
     def ready(self) -> tuple[ReplicaWindow, ...]:
-        """Those that are routable."""
+        """Routable replicas."""
         return tuple(r for r in self.replicas if r.phase is ReplicaPhase.READY)
 
     @property
-    def believed(self) -> tuple[ReplicaWindow, ...]:
-        """Of the routable ones, those whose numbers can be believed."""
+    def fresh(self) -> tuple[ReplicaWindow, ...]:
+        """Routable replicas with valid numbers."""
         return tuple(r for r in self.ready if r.signal is Signal.FRESH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceParams:
+    """Parameters of the control laws, from the manifest.
+
+    Args:
+        mode: Auto, Recommend or Manual.
+        classes: the SLO classes.
+        replicas: set by a person or another autoscaler, so that the replica law only recommends;
+            None if not set.
+        min_replicas, max_replicas: bounds of the replicas.
+        min_tokens, max_tokens, initial_tokens: of the token budget.
+        max_num_seqs: the initial batch width, and its upper bound.
+        stabilization_ns: how long fewer replicas must suffice before the number is lowered.
+        default_startup_ns: start-up time of a replica before the first one was measured.
+    """
+
+    mode: ControlMode
+    classes: tuple[SLOClass, ...]
+    replicas: int | None = None
+    min_replicas: int = 1
+    max_replicas: int = 8
+    min_tokens: int = 256
+    max_tokens: int = 8192
+    initial_tokens: int = 2048
+    max_num_seqs: int = 256
+    stabilization_ns: int = 300 * NS_PER_S
+    default_startup_ns: int = 120 * NS_PER_S
+
+    @classmethod
+    def of(cls, spec: LLMServiceSpec) -> ServiceParams:
+        """Return the parameters of a manifest."""
+        budget = spec.engine.token_budget
+        return cls(
+            mode=spec.control.mode,
+            classes=tuple(spec.slo.by_name().values()),
+            replicas=spec.replicas,
+            min_replicas=spec.min_replicas,
+            max_replicas=spec.max_replicas,
+            min_tokens=budget.min,
+            max_tokens=budget.max,
+            initial_tokens=budget.initial,
+            max_num_seqs=spec.engine.max_num_seqs,
+            stabilization_ns=spec.control.scale_down_stabilization_seconds * NS_PER_S,
+        )
+
+    @property
+    def initial_replicas(self) -> int:
+        """Replicas outside mode Auto."""
+        return self.min_replicas if self.replicas is None else self.replicas
+
+    @property
+    def tightest_tpot_ns(self) -> int:
+        """The smallest TPOT target of any class."""
+        return min(c.tpot_ms for c in self.classes) * NS_PER_MS

@@ -1,57 +1,146 @@
-"""How many replicas: small checks, chained in order; the first that has something to say decides.
+"""The replica law: a chain of checks over demand and capacity; the first that applies decides.
 
-Minutes and for money: this comes after the token budget. It must not know about pods, metrics
-or clocks; what it looks at is weighed elsewhere.
+It runs after the token-budget law, because replicas cost money and take minutes to start. The
+capacity of a replica is predicted. An observed load that one served with slack only raises the
+prediction, since an idle replica shows nothing; an observed load at which it missed a target
+lowers it. Both observations expire. The law must not know about pods, metrics or clocks.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from fractions import Fraction
+from typing import Final
 
-from goodput_core.control.observation import Signal
-from goodput_core.control.reasons import ReplicaReason
-from goodput_core.control.weighing import failed_at, shrunk, weigh
+from goodput_core.control.capacity import (
+    LONG_NS,
+    ArrivalSample,
+    Demand,
+    demand,
+    growth,
+    mix_of,
+    replica_capacity,
+)
+from goodput_core.control.observation import ServiceObservation, ServiceParams, Signal
+from goodput_core.control.token_budget import TokenBudgetDecision
+from goodput_core.histogram import LengthMix
+from goodput_core.quantiles import quantile
 from goodput_core.units import NS_PER_S
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["ReplicaDecision", "ReplicaReason", "ReplicaState", "replica_law"]
 
-    from goodput_core.control.bounds import BoundsDecision
-    from goodput_core.control.observation import ServiceObservation
-    from goodput_core.control.params import ServiceParams
-    from goodput_core.control.weighing import ReplicaInput, ReplicaState
-
-__all__ = ["ReplicaDecision", "replicas_law"]
-
-_LEAST_STEP: Final = 4
+_MIN_STEP_LIMIT: Final = 4
 """One decision at most doubles the replicas, or adds this many."""
 _IDLE: Final = 0.5
-"""Replicas used to less than this share of what they bear are not why a promise is missed."""
+"""Replicas used to less than this share of their capacity are not why a target is missed."""
 _PATIENCE: Final = 2
-"""After twice the start-up time a replica that does not start freezes nothing any more."""
-_LEAST_PATIENCE_NS: Final = 300 * NS_PER_S
+"""Start-up times after which a replica that does not start no longer freezes the number."""
+_MIN_PATIENCE_NS: Final = 300 * NS_PER_S
 _UNSETTLED_NS: Final = 60 * NS_PER_S
-"""So long may token budgets that follow their devices freeze the number of replicas."""
+"""Unsettled token budgets freeze the number for at most this long."""
+_BUSY: Final = 0.8
+"""Share of its time that a replica may be busy on average, so that queues stay short."""
+_MARGIN: Final = 0.9
+"""Share of their capacity that the remaining replicas may use after scaling down."""
+_BELOW_FAILED: Final = 0.95
+_REMEMBER_NS: Final = 6 * 3600 * NS_PER_S
+_GAP_NS: Final = 60 * NS_PER_S
+"""A longer gap in the numbers restarts the stabilisation window."""
+_MAX_HORIZON_NS: Final = 1800 * NS_PER_S
+_STARTUP_QUANTILE: Final = Fraction(9, 10)
+
+
+class ReplicaReason(StrEnum):
+    """Why the replica law decided so; docs/control.md explains each. A contract."""
+
+    BELOW_FLOOR = "BelowFloor"
+    """The workload asks for fewer than `minReplicas`."""
+    ABOVE_CEILING = "AboveCeiling"
+    """The workload asks for more than `maxReplicas`."""
+    METRICS_MISSING = "MetricsMissing"
+    """Routers answered without numbers: the number stays."""
+    SCRAPE_FAILED = "ScrapeFailed"
+    """Routers did not answer: the number stays."""
+    WOKEN = "Woken"
+    """Requests arrive and there is no replica."""
+    STARTING = "Starting"
+    """Some replicas are not routable yet: the number is frozen."""
+    UNSETTLED = "Unsettled"
+    """Token budgets still adapt to a change of their devices: the number is frozen."""
+    DEMAND = "Demand"
+    """The demanded device time exceeds the capacity of the replicas."""
+    TREND = "Trend"
+    """The demand will exceed the capacity by the time a new replica has started."""
+    MISSED = "Missed"
+    """A target is missed that neither token budget nor batch width can keep: one more."""
+    NOT_LOAD = "NotLoad"
+    """A target is missed by replicas with little load, so more of them would not help."""
+    QUEUE_DRAINING = "QueueDraining"
+    """A target is missed, but the queue is getting shorter."""
+    INFEASIBLE = "Infeasible"
+    """A single request alone exceeds the TPOT target."""
+    FEWER_SUFFICE = "FewerSuffice"
+    """Fewer replicas would have sufficed during the whole stabilisation window."""
+    STABILIZING = "Stabilizing"
+    """Fewer suffice now, but have not for the whole window."""
+    NO_TRAFFIC = "NoTraffic"
+    """No request arrived during the whole window."""
+    UNKNOWN_CAPACITY = "UnknownCapacity"
+    """The device is not known yet, or no request has been answered yet."""
+    STEADY = "Steady"
+    """The number matches the demand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """State of the replica law between two intervals.
+
+    Args:
+        samples: traffic of the last minutes, oldest first.
+        mix: the latest known lengths.
+        needs: (time, sufficient replicas) within the stabilisation window, oldest first.
+        needs_since_ns: start of the window without a gap.
+        proven, proven_ns: the highest load, in device seconds per second, that one replica served
+            with slack, and when; 0 if none was observed.
+        failed, failed_ns: the lowest load at which a target was missed, and when; 0 if none.
+        asked: desired replicas at the last interval.
+        short_since_ns: since when fewer are routable; None if all are.
+        unsettled_since_ns: since when token budgets adapt to their devices; None if they do not.
+        waiting: queued requests at the last interval.
+    """
+
+    samples: tuple[ArrivalSample, ...] = ()
+    mix: LengthMix = field(default_factory=LengthMix)
+    needs: tuple[tuple[int, int], ...] = ()
+    needs_since_ns: int = 0
+    proven: float = 0.0
+    proven_ns: int = 0
+    failed: float = 0.0
+    failed_ns: int = 0
+    asked: int = 0
+    short_since_ns: int | None = None
+    unsettled_since_ns: int | None = None
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDecision:
-    """One decision.
+    """One decision of the replica law.
 
     Args:
-        replicas: how many there should be, within floor and ceiling.
+        replicas: desired replicas, within `minReplicas` and `maxReplicas`.
         reason: why.
-        current: how many were asked for before.
-        limited: whether the ceiling is below what is needed.
-        load: device seconds demanded per second; None: not known.
-        bearable: of these, what one replica can bear.
-        needed: replicas that the load takes now, conclusively; None: not known.
-        held: replicas that would have done during the whole stabilisation window; None: not
+        current: desired replicas before the decision.
+        limited: whether `maxReplicas` is below the need.
+        load: demanded device seconds per second; None if not known.
+        bearable: device seconds per second that one replica sustains.
+        needed: replicas that the demand needs now; None if not known.
+        held: replicas that sufficed during the whole stabilisation window; None if it is not
             known for so long.
-        horizon_ns: how long a replica takes to start.
-        at_ns: when.
+        horizon_ns: start-up time of a replica.
+        at_ns: time of the decision.
     """
 
     replicas: int
@@ -66,142 +155,339 @@ class ReplicaDecision:
     at_ns: int
 
 
-def replicas_law(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaInputs:
+    """Inputs of the checks.
+
+    Args:
+        observation, bounds, params: as given to the law.
+        horizon_ns: start-up time of a replica, from created to routable.
+        short_ns, unsettled_ns: how long replicas have been starting, or token budgets adapting to
+            their devices; None if they are not.
+        was_waiting, waiting: queued requests an interval ago and now.
+        feasible: False if no number of replicas keeps the tightest TPOT.
+        load: demanded device seconds per second; None if not known.
+        most: upper bound of the load; None if not known.
+        bearable: device seconds per second that one replica sustains.
+        needed: replicas that the demand needs, above the current number only if the lower bound
+            of the demand exceeds the capacity; None if not known.
+        expected: replicas needed once a new replica has started, at least `needed`.
+        fewest: replicas that suffice with a margin; None if not known.
+        held: the largest `fewest` within the stabilisation window; None if it is not known for so
+            long.
+    """
+
+    observation: ServiceObservation
+    bounds: TokenBudgetDecision
+    params: ServiceParams
+    horizon_ns: int
+    short_ns: int | None
+    unsettled_ns: int | None
+    was_waiting: int
+    waiting: int
+    feasible: bool
+    load: float | None
+    most: float | None
+    bearable: float
+    needed: int | None
+    expected: int
+    fewest: int | None
+    held: int | None
+
+    @property
+    def current(self) -> int:
+        """Desired replicas of the workload."""
+        return self.observation.replicas_asked
+
+    @property
+    def each(self) -> float | None:
+        """Load of each routable replica; None if not known."""
+        return self._per_replica(self.load)
+
+    @property
+    def each_at_most(self) -> float | None:
+        """Upper bound of the load of each routable replica; None if not known."""
+        return self._per_replica(self.most)
+
+    def _per_replica(self, load: float | None) -> float | None:
+        ready = len(self.observation.ready)
+        return None if load is None or not ready else load / ready
+
+
+def replica_law(
     state: ReplicaState,
     observation: ServiceObservation,
-    bounds: BoundsDecision,
+    bounds: TokenBudgetDecision,
     params: ServiceParams,
     now_ns: int,
 ) -> tuple[ReplicaState, ReplicaDecision]:
-    """One interval of the replicas' loop.
+    """Run the replica law for one interval.
 
     Args:
         state: of the last interval.
-        observation: of this one.
-        bounds: what the token budget's loop has just decided: it comes first.
-        params: the manifest's.
-        now_ns: the end of the interval.
+        observation: of this interval.
+        bounds: decision of the token-budget law for this interval.
+        params: of the manifest.
+        now_ns: end of the interval.
     """
-    state, given = weigh(state, observation, bounds, params, now_ns)
-    wanted, reason = next(v for check in _CHECKS if (v := check(given)) is not None)
-    if reason is ReplicaReason.MISSED and given.each_at_most:
-        state = failed_at(state, given.each_at_most, now_ns)
+    state, inputs = _observe(state, observation, bounds, params, now_ns)
+    found = (outcome for check in _CHECKS if (outcome := check(inputs)) is not None)
+    wanted, reason = next(found, (inputs.current, ReplicaReason.STEADY))
+    if reason is ReplicaReason.MISSED and inputs.each_at_most:
+        state = _record_failure(state, inputs.each_at_most, now_ns)
     if reason is ReplicaReason.FEWER_SUFFICE:
-        state = shrunk(state)
+        state = replace(state, needs=())  # a new stabilisation window
     return state, ReplicaDecision(
         replicas=_clamped(wanted, params),
         reason=reason,
-        current=given.current,
-        limited=max(wanted, given.expected) > params.max_replicas,
-        load=given.load,
-        bearable=given.bearable,
-        needed=given.needed,
-        held=given.held,
-        horizon_ns=given.horizon_ns,
+        current=inputs.current,
+        limited=max(wanted, inputs.expected) > params.max_replicas,
+        load=inputs.load,
+        bearable=inputs.bearable,
+        needed=inputs.needed,
+        held=inputs.held,
+        horizon_ns=inputs.horizon_ns,
         at_ns=now_ns,
     )
 
 
-_Verdict = tuple[int, ReplicaReason]
+_Outcome = tuple[int, ReplicaReason]
+_SILENCE: Final = {
+    Signal.MISSING: ReplicaReason.METRICS_MISSING,
+    Signal.FAILED: ReplicaReason.SCRAPE_FAILED,
+}
 
 
-def _limits(given: ReplicaInput) -> _Verdict | None:
-    """Floor and ceiling come before everything else, whatever is known."""
-    clamped = _clamped(given.current, given.params)
-    if clamped > given.current:
+def _bounds(inputs: ReplicaInputs) -> _Outcome | None:
+    """Apply `minReplicas` and `maxReplicas` first, whatever is known."""
+    clamped = _clamped(inputs.current, inputs.params)
+    if clamped > inputs.current:
         return clamped, ReplicaReason.BELOW_FLOOR
-    if clamped < given.current:
+    if clamped < inputs.current:
         return clamped, ReplicaReason.ABOVE_CEILING
     return None
 
 
-def _silence(given: ReplicaInput) -> _Verdict | None:
-    signal = given.observation.traffic.signal
-    if signal is Signal.MISSING:
-        return given.current, ReplicaReason.METRICS_MISSING
-    if signal is Signal.FAILED:
-        return given.current, ReplicaReason.SCRAPE_FAILED
-    return None
+def _silence(inputs: ReplicaInputs) -> _Outcome | None:
+    reason = _SILENCE.get(inputs.observation.traffic.signal)
+    return None if reason is None else (inputs.current, reason)
 
 
-def _asleep(given: ReplicaInput) -> _Verdict | None:
-    if given.current:
+def _asleep(inputs: ReplicaInputs) -> _Outcome | None:
+    if inputs.current:
         return None
-    traffic = given.observation.traffic
+    traffic = inputs.observation.traffic
     if traffic.arrivals or traffic.in_flight:
-        return _capped(max(1, given.expected), given), ReplicaReason.WOKEN
+        return _capped(max(1, inputs.expected), inputs), ReplicaReason.WOKEN
     return 0, ReplicaReason.NO_TRAFFIC
 
 
-def _starting(given: ReplicaInput) -> _Verdict | None:
-    patience_ns = max(_PATIENCE * given.horizon_ns, _LEAST_PATIENCE_NS)
-    if given.short_ns is None or given.short_ns > patience_ns:
-        return None
-    return given.current, ReplicaReason.STARTING
-
-
-def _unsettled(given: ReplicaInput) -> _Verdict | None:
-    if given.unsettled_ns is None or given.unsettled_ns > _UNSETTLED_NS:
-        return None
-    return given.current, ReplicaReason.UNSETTLED
-
-
-def _demand(given: ReplicaInput) -> _Verdict | None:
-    if given.needed is not None and given.needed > given.current:
-        return _capped(given.needed, given), ReplicaReason.DEMAND
-    if given.expected > given.current:
-        return _capped(given.expected, given), ReplicaReason.TREND
+def _frozen(inputs: ReplicaInputs) -> _Outcome | None:
+    patience_ns = max(_PATIENCE * inputs.horizon_ns, _MIN_PATIENCE_NS)
+    if inputs.short_ns is not None and inputs.short_ns <= patience_ns:
+        return inputs.current, ReplicaReason.STARTING
+    if inputs.unsettled_ns is not None and inputs.unsettled_ns <= _UNSETTLED_NS:
+        return inputs.current, ReplicaReason.UNSETTLED
     return None
 
 
-def _missed(given: ReplicaInput) -> _Verdict | None:
-    if not given.bounds.needs_replicas:
+def _demand(inputs: ReplicaInputs) -> _Outcome | None:
+    if inputs.needed is not None and inputs.needed > inputs.current:
+        return _capped(inputs.needed, inputs), ReplicaReason.DEMAND
+    if inputs.expected > inputs.current:
+        return _capped(inputs.expected, inputs), ReplicaReason.TREND
+    return None
+
+
+def _missed(inputs: ReplicaInputs) -> _Outcome | None:
+    if not inputs.bounds.needs_replicas:
         return None
-    if not given.feasible:
-        return given.current, ReplicaReason.INFEASIBLE
-    if given.each is not None and given.each < _IDLE * given.bearable:
-        return given.current, ReplicaReason.NOT_LOAD
-    if given.waiting < given.was_waiting:
-        return given.current, ReplicaReason.QUEUE_DRAINING
-    return given.current + 1, ReplicaReason.MISSED
+    if not inputs.feasible:
+        return inputs.current, ReplicaReason.INFEASIBLE
+    if inputs.each is not None and inputs.each < _IDLE * inputs.bearable:
+        return inputs.current, ReplicaReason.NOT_LOAD
+    if inputs.waiting < inputs.was_waiting:
+        return inputs.current, ReplicaReason.QUEUE_DRAINING
+    return inputs.current + 1, ReplicaReason.MISSED
 
 
-def _fewer(given: ReplicaInput) -> _Verdict | None:
-    current, fewest, held = given.current, given.fewest, given.held
+def _fewer(inputs: ReplicaInputs) -> _Outcome | None:
+    current, fewest, held = inputs.current, inputs.fewest, inputs.held
     if fewest is None:
         return current, ReplicaReason.UNKNOWN_CAPACITY
-    least = given.params.min_replicas
-    if given.bounds.missed or max(least, fewest) >= current:
+    least = inputs.params.min_replicas
+    if inputs.bounds.missed or max(least, fewest) >= current:
         return None
     if held is None or held >= current:
         return current, ReplicaReason.STABILIZING
     if not held:
         return least, ReplicaReason.NO_TRAFFIC
-    # Half of them at most, then a window of evidence with those who are left: what they are
-    # predicted to carry was never seen.
+    # At most half, then a new window with the remaining ones: their predicted capacity has not
+    # been observed.
     return max(held, least, math.ceil(current / 2)), ReplicaReason.FEWER_SUFFICE
 
 
-def _steady(given: ReplicaInput) -> _Verdict:
-    return given.current, ReplicaReason.STEADY
-
-
-_CHECKS: Final[tuple[Callable[[ReplicaInput], _Verdict | None], ...]] = (
-    _limits,
-    _silence,
-    _asleep,
-    _starting,
-    _unsettled,
-    _demand,
-    _missed,
-    _fewer,
-    _steady,
-)
+_CHECKS: Final = (_bounds, _silence, _asleep, _frozen, _demand, _missed, _fewer)
+"""In this order; if none applies, the number stays."""
 
 
 def _clamped(replicas: int, params: ServiceParams) -> int:
     return min(max(replicas, params.min_replicas), params.max_replicas)
 
 
-def _capped(wanted: int, given: ReplicaInput) -> int:
-    return min(wanted, given.current + max(given.current, _LEAST_STEP))
+def _capped(wanted: int, inputs: ReplicaInputs) -> int:
+    return min(wanted, inputs.current + max(inputs.current, _MIN_STEP_LIMIT))
+
+
+def _observe(
+    state: ReplicaState,
+    observation: ServiceObservation,
+    bounds: TokenBudgetDecision,
+    params: ServiceParams,
+    now_ns: int,
+) -> tuple[ReplicaState, ReplicaInputs]:
+    """Add one interval to the state, and compute the inputs of the checks."""
+    horizon_ns = _horizon_ns(observation, params)
+    window_ns = max(params.stabilization_ns, horizon_ns)
+    was_waiting = state.waiting
+    state = _add_interval(state, observation, now_ns, max(LONG_NS, 2 * horizon_ns, window_ns))
+    traffic = observation.traffic
+    fresh = traffic.signal is Signal.FRESH
+    idle = not traffic.in_flight and not any(s.requests for s in state.samples)
+    capacity = None
+    if observation.device is not None:
+        capacity = replica_capacity(
+            observation.device,
+            state.mix,
+            tpot_ns=params.tightest_tpot_ns * bounds.bounds.safety_percent // 100,
+            max_num_seqs=bounds.bounds.max_num_seqs,
+            max_tokens=bounds.bounds.max_tokens,
+        )
+    demanded, more = None, 0.0
+    if fresh and idle:
+        demanded = Demand(least=0.0, likely=0.0, sustained=0.0, most=0.0)
+    elif fresh and capacity is not None:
+        demanded = demand(state.samples, capacity, now_ns)
+        more = growth(state.samples, capacity, now_ns, horizon_ns)
+    state = _record_proven(state, observation, bounds, demanded, now_ns)
+    bearable = _bearable(state)
+    needed = fewest = None
+    expected = 0
+    if demanded is not None:
+        needed = math.ceil(demanded.least / bearable)
+        if needed > observation.replicas_asked:
+            needed = math.ceil(demanded.likely / bearable)  # too few beyond chance: now enough
+        expected = max(needed, math.ceil((demanded.least + more) / bearable))
+        spare = bearable * _MARGIN
+        fewest = max(expected, math.ceil((demanded.likely + more) / spare), int(not idle))
+        state = _add_need(state, fewest, now_ns, window_ns)
+    return state, ReplicaInputs(
+        observation=observation,
+        bounds=bounds,
+        params=params,
+        horizon_ns=horizon_ns,
+        short_ns=_since(state.short_since_ns, now_ns),
+        unsettled_ns=_since(state.unsettled_since_ns, now_ns),
+        was_waiting=was_waiting,
+        waiting=state.waiting,
+        feasible=capacity is None or capacity.feasible,
+        load=None if demanded is None else demanded.likely,
+        most=None if demanded is None else demanded.most,
+        bearable=bearable,
+        needed=needed,
+        expected=expected,
+        fewest=fewest,
+        held=_held(state, now_ns, window_ns),
+    )
+
+
+def _record_failure(state: ReplicaState, each: float, now_ns: int) -> ReplicaState:
+    """Record that a target was missed at this load per replica.
+
+    The load is an upper bound: while it grows, the target is missed at more than its mean.
+    """
+    failed = min(each, state.failed) if state.failed else each
+    proven = min(state.proven, failed * _BELOW_FAILED)
+    return replace(state, failed=failed, failed_ns=now_ns, proven=proven)
+
+
+def _horizon_ns(observation: ServiceObservation, params: ServiceParams) -> int:
+    if not observation.startups_ns:
+        return params.default_startup_ns
+    return min(quantile(observation.startups_ns, _STARTUP_QUANTILE), _MAX_HORIZON_NS)
+
+
+def _add_interval(
+    state: ReplicaState, observation: ServiceObservation, now_ns: int, keep_ns: int
+) -> ReplicaState:
+    asked, traffic = observation.replicas_asked, observation.traffic
+    short_since_ns = None
+    if len(observation.ready) < asked:
+        known = state.short_since_ns is not None and asked <= state.asked
+        short_since_ns = state.short_since_ns if known else now_ns
+    unsettled_since_ns = None
+    if any(not r.settled for r in observation.fresh):
+        unsettled_since_ns = state.unsettled_since_ns
+        unsettled_since_ns = now_ns if unsettled_since_ns is None else unsettled_since_ns
+    samples = tuple(s for s in state.samples if s.at_ns > now_ns - keep_ns)
+    if traffic.signal is Signal.FRESH:
+        arrivals = ArrivalSample(
+            at_ns=now_ns,
+            interval_ns=observation.interval_ns,
+            requests=traffic.arrivals,
+            finished=traffic.finished,
+        )
+        samples = (*samples, arrivals)
+    mix = mix_of(samples, now_ns)
+    return replace(
+        state,
+        samples=samples,
+        mix=mix if mix.bins else state.mix,
+        asked=asked,
+        short_since_ns=short_since_ns,
+        unsettled_since_ns=unsettled_since_ns,
+        waiting=sum(r.waiting for r in observation.fresh),
+    )
+
+
+def _record_proven(
+    state: ReplicaState,
+    observation: ServiceObservation,
+    bounds: TokenBudgetDecision,
+    demanded: Demand | None,
+    now_ns: int,
+) -> ReplicaState:
+    """Record the load that a replica serves with slack; drop expired observations."""
+    if state.proven and now_ns - state.proven_ns > _REMEMBER_NS:
+        state = replace(state, proven=0.0)
+    if state.failed and now_ns - state.failed_ns > _REMEMBER_NS:
+        state = replace(state, failed=0.0)
+    ready = len(observation.ready)
+    proven = demanded.sustained / ready if demanded is not None and ready else 0.0
+    if bounds.slack_ns >= LONG_NS and proven > state.proven:
+        failed = 0.0 if proven >= state.failed else state.failed
+        state = replace(state, proven=proven, proven_ns=now_ns, failed=failed)
+    return state
+
+
+def _bearable(state: ReplicaState) -> float:
+    bearable = max(_BUSY, state.proven)
+    return min(bearable, state.failed * _BELOW_FAILED) if state.failed else bearable
+
+
+def _add_need(state: ReplicaState, fewest: int, now_ns: int, window_ns: int) -> ReplicaState:
+    """Add one interval to the stabilisation window; a long gap restarts it."""
+    if not state.needs or now_ns - state.needs[-1][0] > _GAP_NS:
+        return replace(state, needs=((now_ns, fewest),), needs_since_ns=now_ns)
+    kept = tuple(n for n in state.needs if n[0] > now_ns - window_ns)
+    return replace(state, needs=(*kept, (now_ns, fewest)))
+
+
+def _held(state: ReplicaState, now_ns: int, window_ns: int) -> int | None:
+    if not state.needs or now_ns - state.needs_since_ns < window_ns:
+        return None
+    return max(n for _, n in state.needs)
+
+
+def _since(begun_ns: int | None, now_ns: int) -> int | None:
+    return None if begun_ns is None else now_ns - begun_ns

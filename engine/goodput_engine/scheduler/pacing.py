@@ -11,12 +11,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.control import ShareObservation, ShareParams, ShareState, share_law
+from goodput_core.control import PrefillObservation, PrefillParams, PrefillState, prefill_law
 from goodput_core.steptime import OnlineStepTime, StepShape
 from goodput_core.steptime.fitting import StepSample
 
 if TYPE_CHECKING:
-    from goodput_core.control import ShareDecision
+    from goodput_core.control import PrefillDecision
     from goodput_core.spec.choices import BudgetLaw
     from goodput_engine.scheduler.floor import Floor
     from goodput_engine.scheduler.plan import StepPlan
@@ -41,16 +41,16 @@ class Pacer:
 
     def __init__(self, law: BudgetLaw, *, min_tokens: int) -> None:
         self._model = OnlineStepTime()
-        self._params = ShareParams(
+        self._params = PrefillParams(
             law=law,
             min_tokens=min_tokens,
             max_tokens=min_tokens,
             safety_percent=_FIRST_SAFETY,
             form=self._model,
         )
-        self._state = ShareState()
+        self._state = PrefillState()
         self._measured: StepSample | None = None
-        self.latest: ShareDecision | None = None
+        self.latest: PrefillDecision | None = None
 
     @property
     def law(self) -> BudgetLaw:
@@ -96,9 +96,9 @@ class Pacer:
             self._params = replace(self._params, max_tokens=max_tokens)
         cohort, measured = floor.cohort, self._measured
         self._measured = None
-        self._state, self.latest = share_law(
+        self._state, self.latest = prefill_law(
             self._state,
-            ShareObservation(
+            PrefillObservation(
                 decodes=StepShape.of(
                     decodes=decodes, decode_context_tokens=cohort.total_context + decodes
                 ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from goodput_core.control import DeviceCapacity, Signal, Traffic
-from goodput_core.control.promises import ClassWindow
+from goodput_core.control.slo_window import ClassWindow
 
 __all__ = ["Attained", "EngineReading", "Measures", "Silence"]
 

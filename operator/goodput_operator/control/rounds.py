@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import MAX_LIMITS_REVISION
 from goodput_core.control import (
-    BoundsState,
     DeviceCapacity,
     ReplicaPhase,
     ReplicaWindow,
@@ -21,6 +20,7 @@ from goodput_core.control import (
     ServiceParams,
     ServiceState,
     Signal,
+    TokenBudgetState,
     service_law,
 )
 from goodput_core.spec.choices import ControlMode
@@ -106,7 +106,7 @@ def control_round(
     if law.bounds.bounds is None and params.mode is ControlMode.AUTO:
         # As if it had seen the replicas that there are: a restart is no change of their number.
         ready = sum(phase is ReplicaPhase.READY for phase in phases.values())
-        law = replace(law, bounds=BoundsState(bounds=last.bounds, ready=ready))
+        law = replace(law, bounds=TokenBudgetState(bounds=last.bounds, ready=ready))
     readings = {reading.pod: reading for reading in measures.engines}
     observation = ServiceObservation(
         interval_ns=measures.interval_ns,

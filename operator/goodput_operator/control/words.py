@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.control import Bounds, BoundsReason, ReplicaReason
+from goodput_core.control import Bounds, ReplicaReason, TokenBudgetReason
 from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S
 
@@ -26,11 +26,11 @@ MORE_REPLICAS: Final = "MoreReplicas"
 """The batch is as wide as the manifest has it again, since more replicas share the requests."""
 
 _BOUNDS: Final = {
-    BoundsReason.TPOT_MISSED: "TPOT is missed and TTFT can bear smaller steps",
-    BoundsReason.TTFT_MISSED: "TTFT is missed and TPOT can bear larger steps",
-    BoundsReason.BATCH_TOO_WIDE: "TPOT is missed with the smallest steps, by a full batch",
-    BoundsReason.BATCH_TOO_NARROW: "TTFT is missed with the largest steps, for want of places",
-    BoundsReason.KV_EXHAUSTED: "a promise is missed while requests evict each other",
+    TokenBudgetReason.TPOT_MISSED: "TPOT is missed and TTFT can bear smaller steps",
+    TokenBudgetReason.TTFT_MISSED: "TTFT is missed and TPOT can bear larger steps",
+    TokenBudgetReason.BATCH_TOO_WIDE: "TPOT is missed with the smallest steps, by a full batch",
+    TokenBudgetReason.BATCH_TOO_NARROW: "TTFT is missed with the largest steps, for want of places",
+    TokenBudgetReason.KV_EXHAUSTED: "a promise is missed while requests evict each other",
 }
 _REPLICAS: Final = {
     ReplicaReason.BELOW_FLOOR: "the floor is {floor}",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from goodput_core.contract import EVENT_DECISION, EVENT_READY, PATH_COMPLETIONS
-from goodput_core.control.plain import plain
+from goodput_core.control.decision import json_value
 from goodput_core.units import format_duration
 
 if TYPE_CHECKING:
@@ -164,4 +164,4 @@ class Reporter:
 
 def _line(decision: ServiceDecision) -> str:
     """A decision and all that it was made from."""
-    return msgspec.json.encode(decision, enc_hook=plain).decode()
+    return msgspec.json.encode(decision, enc_hook=json_value).decode()

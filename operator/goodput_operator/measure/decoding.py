@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from goodput_core.contract import CLIENT_OUTCOMES, MAX_LIMITS_REVISION
-from goodput_core.control import DeviceCapacity, LengthBin, PromiseCounts
+from goodput_core.control import DeviceCapacity, PromiseCounts
+from goodput_core.histogram import LengthBin
 from goodput_core.steptime import (
     DistServeForm,
     RooflineForm,

@@ -14,14 +14,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
-from goodput_core.control import (
-    ClassWindow,
-    LengthBin,
-    LengthMix,
-    PromiseCounts,
-    Signal,
-    Traffic,
-)
+from goodput_core.control import ClassWindow, PromiseCounts, Signal, Traffic
+from goodput_core.histogram import LengthBin, LengthMix
 from goodput_operator.control.measures import Attained, EngineReading, Measures, Silence
 from goodput_operator.measure.readings import ClassCounters, EngineCounters, RouterCounters
 

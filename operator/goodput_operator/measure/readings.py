@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from goodput_core.control import DeviceCapacity, LengthBin, PromiseCounts, Signal
+from goodput_core.control import DeviceCapacity, PromiseCounts, Signal
+from goodput_core.histogram import LengthBin
 
 __all__ = [
     "ClassCounters",

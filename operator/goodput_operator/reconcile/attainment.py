@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ROLE_ROUTER
 from goodput_core.control import Signal
-from goodput_core.control.promises import LEAST_REQUESTS, WINDOW_NS
+from goodput_core.control.slo_window import LEAST_REQUESTS, WINDOW_NS
 from goodput_core.slo.intervals import wilson
 from goodput_core.slo.targets import format_objective
 from goodput_core.spec.status import ClassStatus, Truth

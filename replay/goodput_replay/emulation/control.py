@@ -15,7 +15,6 @@ import msgspec
 from goodput_core.control import (
     Bounds,
     DeviceCapacity,
-    LengthMix,
     ReplicaPhase,
     ReplicaWindow,
     ServiceDecision,
@@ -27,7 +26,8 @@ from goodput_core.control import (
     WindowTally,
     service_law,
 )
-from goodput_core.control.plain import plain
+from goodput_core.control.decision import json_value
+from goodput_core.histogram import LengthMix
 from goodput_engine.messages import Limits, SetLimits
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class ControlLoop:
 
 def decision_line(decision: ServiceDecision) -> bytes:
     """One line of `decisions.jsonl`: the decision and all that it was made from."""
-    return msgspec.json.encode(decision, enc_hook=plain) + b"\n"
+    return msgspec.json.encode(decision, enc_hook=json_value) + b"\n"
 
 
 def _limits(bounds: Bounds, revision: int) -> SetLimits:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from goodput_core.control.service import ServiceDecision
+    from goodput_core.control import ServiceDecision
     from goodput_replay.emulation.settings import FleetSettings
 
 __all__ = ["control_loop"]

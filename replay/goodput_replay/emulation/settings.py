@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from goodput_core.control.params import ServiceParams
+from goodput_core.control import ServiceParams
 from goodput_core.errors import InputError, SpecError
 from goodput_core.spec.choices import ControlMode, RouterPolicy
 from goodput_core.spec.decode import decode

@@ -14,7 +14,6 @@ import pytest
 from goodput_core.control import (
     Bounds,
     DeviceCapacity,
-    LengthMix,
     ReplicaPhase,
     ReplicaWindow,
     ServiceDecision,
@@ -26,6 +25,7 @@ from goodput_core.control import (
     WindowTally,
     service_law,
 )
+from goodput_core.histogram import LengthMix
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.spec.choices import ControlMode

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_core.control import DeviceCapacity, LengthBin, LengthMix
-from goodput_core.control.capacity import carried
+from goodput_core.control import DeviceCapacity
+from goodput_core.control.capacity import replica_capacity
+from goodput_core.histogram import LengthBin, LengthMix
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS
 
@@ -22,7 +23,7 @@ DEVICE = DeviceCapacity(form=FORM, kv_tokens=1_000_000)
 
 def test_answers_alone_are_carried_by_the_largest_batch_that_is_in_time() -> None:
     mix = LengthMix.of_requests([(0, 0, 100)])
-    one = carried(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
+    one = replica_capacity(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
     assert one is not None
     # 200 requests decode in 20 ms: each costs 100 steps of 20 ms, shared by 200.
     assert one.batch == 200
@@ -31,7 +32,7 @@ def test_answers_alone_are_carried_by_the_largest_batch_that_is_in_time() -> Non
 
 def test_prompts_alone_cost_their_tokens() -> None:
     mix = LengthMix.of_requests([(4000, 0, 1)])
-    one = carried(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
+    one = replica_capacity(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
     assert one is not None
     assert one.batch == 0
     assert one.device_s == pytest.approx(0.4, rel=0.02)
@@ -40,7 +41,7 @@ def test_prompts_alone_cost_their_tokens() -> None:
 def test_cached_prompt_tokens_are_not_computed() -> None:
     def device_s(cached: int) -> float:
         mix = LengthMix.of_requests([(4000, cached, 1)])
-        one = carried(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
+        one = replica_capacity(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
         assert one is not None
         return one.device_s
 
@@ -54,7 +55,7 @@ def test_cached_prompt_tokens_are_not_computed() -> None:
 )
 def test_slots_and_memory_bound_the_batch(device: DeviceCapacity, width: int) -> None:
     mix = LengthMix.of_requests([(0, 0, 100)])
-    one = carried(device, mix, tpot_ns=20 * MS, max_num_seqs=width, max_tokens=8192)
+    one = replica_capacity(device, mix, tpot_ns=20 * MS, max_num_seqs=width, max_tokens=8192)
     assert one is not None
     assert one.batch == 20
     assert one.device_s == pytest.approx(0.050), "a step of 10 ms is shared by 20 only"
@@ -71,7 +72,7 @@ def test_a_prompt_is_not_spread_over_the_steps_until_the_next_one_comes(
     # Twenty requests share each step, so one brings five steps and 200 prompt tokens. A step of
     # up to 100 tokens takes 10 ms, one of 220 takes 22: beside it there are four of 10 ms.
     mix = LengthMix.of_requests([(200, 0, 100)])
-    one = carried(DEVICE, mix, tpot_ns=40 * MS, max_num_seqs=20, max_tokens=max_tokens)
+    one = replica_capacity(DEVICE, mix, tpot_ns=40 * MS, max_num_seqs=20, max_tokens=max_tokens)
     assert one is not None
     assert one.batch == 20
     assert one.device_s == pytest.approx(device_s)
@@ -79,14 +80,14 @@ def test_a_prompt_is_not_spread_over_the_steps_until_the_next_one_comes(
 
 def test_the_tightest_time_per_token_bounds_the_chunks() -> None:
     mix = LengthMix.of_requests([(200, 0, 100)])
-    one = carried(DEVICE, mix, tpot_ns=10 * MS, max_num_seqs=20, max_tokens=220)
+    one = replica_capacity(DEVICE, mix, tpot_ns=10 * MS, max_num_seqs=20, max_tokens=220)
     assert one is not None
     assert one.device_s == pytest.approx(0.050), "80 tokens fit into 10 ms beside 20 decodes"
 
 
 def test_a_budget_that_the_prompts_exceed_bounds_the_batch() -> None:
     mix = LengthMix.of_requests([(400, 0, 100)])
-    one = carried(DEVICE, mix, tpot_ns=40 * MS, max_num_seqs=20, max_tokens=60)
+    one = replica_capacity(DEVICE, mix, tpot_ns=40 * MS, max_num_seqs=20, max_tokens=60)
     assert one is not None
     assert one.batch == 12, "12 decodes bring 48 prompt tokens a step, 13 more than are left"
 
@@ -94,32 +95,34 @@ def test_a_budget_that_the_prompts_exceed_bounds_the_batch() -> None:
 def test_host_time_counts() -> None:
     mix = LengthMix.of_requests([(0, 0, 100)])
     busy = replace(DEVICE, host_ns_per_step=10 * MS)
-    one = carried(busy, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
+    one = replica_capacity(busy, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
     assert one is not None
     assert one.device_s == pytest.approx(0.020), "half of the time, half of the batch"
 
 
 def test_a_time_per_token_that_one_request_alone_exceeds_is_infeasible() -> None:
     mix = LengthMix.of_requests([(10, 0, 100)])
-    one = carried(DEVICE, mix, tpot_ns=9 * MS, max_num_seqs=50, max_tokens=8192)
+    one = replica_capacity(DEVICE, mix, tpot_ns=9 * MS, max_num_seqs=50, max_tokens=8192)
     assert one is not None
     assert not one.feasible
     assert one.device_s > 0
 
 
 def test_nothing_seen_is_nothing_known() -> None:
-    assert carried(DEVICE, LengthMix(), tpot_ns=MS, max_num_seqs=1, max_tokens=8192) is None
+    assert (
+        replica_capacity(DEVICE, LengthMix(), tpot_ns=MS, max_num_seqs=1, max_tokens=8192) is None
+    )
 
 
 def test_uneven_requests_make_counts_less_sure() -> None:
-    even = carried(
+    even = replica_capacity(
         DEVICE,
         LengthMix.of_requests([(100, 0, 50)] * 10),
         tpot_ns=50 * MS,
         max_num_seqs=64,
         max_tokens=8192,
     )
-    uneven = carried(
+    uneven = replica_capacity(
         DEVICE,
         LengthMix.of_requests([(10, 0, 5)] * 9 + [(900, 0, 450)]),
         tpot_ns=50 * MS,
@@ -146,7 +149,9 @@ def test_more_slots_and_shorter_requests_never_cost_more(
 ) -> None:
     def device_s(width: int, shorter: int = 1) -> float:
         mix = LengthMix.of_requests([(max(1, p // shorter), 0, o) for p, o in lengths])
-        one = carried(DEVICE, mix, tpot_ns=tpot_ms * MS, max_num_seqs=width, max_tokens=8192)
+        one = replica_capacity(
+            DEVICE, mix, tpot_ns=tpot_ms * MS, max_num_seqs=width, max_tokens=8192
+        )
         assert one is not None
         assert one.spread >= 1
         return one.device_s

@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from goodput_core.control import (
-    LengthMix,
-    ReplicaReason,
-    ServiceState,
-    Signal,
-    service_law,
-)
-from goodput_core.control.capacity import carried
+from goodput_core.control import ReplicaReason, ServiceState, Signal, service_law
+from goodput_core.control.capacity import replica_capacity
+from goodput_core.histogram import LengthMix
 from goodput_core.spec.choices import ControlMode
 
 if TYPE_CHECKING:
@@ -29,7 +24,7 @@ def _one_carries(plant: Plant) -> float:
     """Requests per second that one replica of this service carries, by prediction."""
     assert plant.device is not None
     mix = LengthMix.of_requests([(400, 0, 60)] * 3 + [(2000, 0, 150)])
-    one = carried(plant.device, mix, tpot_ns=180_000_000, max_num_seqs=64, max_tokens=512)
+    one = replica_capacity(plant.device, mix, tpot_ns=180_000_000, max_num_seqs=64, max_tokens=512)
     assert one is not None
     return 1 / one.device_s
 

@@ -7,16 +7,10 @@ from fractions import Fraction
 
 import pytest
 
-from goodput_core.control import (
-    ClassWindow,
-    LengthMix,
-    PromiseCounts,
-    Standing,
-    WindowTally,
-)
-from goodput_core.control.capacity import Carried
-from goodput_core.control.demand import Arrivals, growth, load
-from goodput_core.control.promises import standing
+from goodput_core.control import ClassWindow, PromiseCounts, TargetStatus, WindowTally
+from goodput_core.control.capacity import ArrivalSample, ReplicaCapacity, demand, growth
+from goodput_core.control.slo_window import target_status
+from goodput_core.histogram import LengthMix
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -90,26 +84,26 @@ def test_an_answer_that_is_late_as_a_whole_counts_against_both() -> None:
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        (PromiseCounts(judged=19, missed=19), Standing.UNKNOWN),
-        (PromiseCounts(judged=100, missed=30), Standing.MISSED),
-        (PromiseCounts(judged=100, missed=12), Standing.KEPT),
-        (PromiseCounts(judged=100, missed=5, close=10), Standing.KEPT),
-        (PromiseCounts(judged=100, missed=5, close=5), Standing.SLACK),
+        (PromiseCounts(judged=19, missed=19), TargetStatus.UNKNOWN),
+        (PromiseCounts(judged=100, missed=30), TargetStatus.MISSED),
+        (PromiseCounts(judged=100, missed=12), TargetStatus.KEPT),
+        (PromiseCounts(judged=100, missed=5, close=10), TargetStatus.KEPT),
+        (PromiseCounts(judged=100, missed=5, close=5), TargetStatus.SLACK),
     ],
 )
 def test_a_promise_is_missed_only_when_chance_does_not_explain_it(
-    counts: PromiseCounts, expected: Standing
+    counts: PromiseCounts, expected: TargetStatus
 ) -> None:
-    assert standing(counts, Fraction(9, 10)) is expected
+    assert target_status(counts, Fraction(9, 10)) is expected
 
 
-CARRIED = Carried(device_s=0.1, spread=1.0, batch=1, feasible=True)
+CARRIED = ReplicaCapacity(device_s=0.1, spread=1.0, batch=1, feasible=True)
 
 
-def _samples(rates: list[float]) -> list[Arrivals]:
+def _samples(rates: list[float]) -> list[ArrivalSample]:
     """One every ten seconds."""
     return [
-        Arrivals(
+        ArrivalSample(
             at_ns=(i + 1) * 10 * S,
             interval_ns=10 * S,
             requests=round(rate * 10),
@@ -120,17 +114,17 @@ def _samples(rates: list[float]) -> list[Arrivals]:
 
 
 def test_demand_is_what_is_counted_and_less_is_sure() -> None:
-    demand = load(_samples([9.0] * 60), CARRIED, 600 * S)
-    assert demand.likely == pytest.approx(0.9)
-    assert 0.8 < demand.sustained <= demand.least < 0.9
+    found = demand(_samples([9.0] * 60), CARRIED, 600 * S)
+    assert found.likely == pytest.approx(0.9)
+    assert 0.8 < found.sustained <= found.least < 0.9
 
 
 def test_few_requests_and_uneven_ones_are_less_sure() -> None:
-    many = load(_samples([100.0] * 30), CARRIED, 300 * S)
-    few = load(_samples([1.0] * 30), CARRIED, 300 * S)
-    uneven = load(
+    many = demand(_samples([100.0] * 30), CARRIED, 300 * S)
+    few = demand(_samples([1.0] * 30), CARRIED, 300 * S)
+    uneven = demand(
         _samples([100.0] * 30),
-        Carried(device_s=0.1, spread=9.0, batch=1, feasible=True),
+        ReplicaCapacity(device_s=0.1, spread=9.0, batch=1, feasible=True),
         300 * S,
     )
     assert few.least / few.likely < many.least / many.likely
@@ -140,7 +134,7 @@ def test_few_requests_and_uneven_ones_are_less_sure() -> None:
 
 def test_a_gap_in_the_samples_is_no_time_without_requests() -> None:
     samples = [s for s in _samples([9.0] * 30) if not 100 * S < s.at_ns < 250 * S]
-    assert load(samples, CARRIED, 300 * S).likely == pytest.approx(0.9)
+    assert demand(samples, CARRIED, 300 * S).likely == pytest.approx(0.9)
 
 
 def test_a_ramp_is_a_trend_and_a_step_is_none() -> None:
@@ -158,7 +152,7 @@ def test_a_trend_needs_twice_the_horizon_to_show() -> None:
 
 def test_growth_that_chance_explains_is_no_trend() -> None:
     rates = [1.0] * 15 + [1.1] * 15 + [1.2] * 15 + [1.3] * 15
-    uneven = Carried(device_s=0.1, spread=9.0, batch=1, feasible=True)
+    uneven = ReplicaCapacity(device_s=0.1, spread=9.0, batch=1, feasible=True)
     assert growth(_samples(rates), CARRIED, 600 * S, 300 * S) == pytest.approx(0.02)
     assert growth(_samples(rates), uneven, 600 * S, 300 * S) == 0.0
 
@@ -170,7 +164,7 @@ def test_chance_within_seconds_is_no_trend_however_soon_replicas_are_there(seed:
     while (at_s := at_s + rng.expovariate(5.0)) < len(came):
         came[int(at_s)] += 1
     samples = [
-        Arrivals(at_ns=(i + 1) * S, interval_ns=S, requests=requests, finished=LengthMix())
+        ArrivalSample(at_ns=(i + 1) * S, interval_ns=S, requests=requests, finished=LengthMix())
         for i, requests in enumerate(came)
     ]
     ends = range(60, len(came) + 1)

@@ -12,7 +12,6 @@ import pytest
 
 from goodput_core.control import (
     DeviceCapacity,
-    LengthMix,
     ReplicaPhase,
     ReplicaWindow,
     ServiceObservation,
@@ -20,6 +19,7 @@ from goodput_core.control import (
     Signal,
     Traffic,
 )
+from goodput_core.histogram import LengthMix
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import RooflineForm

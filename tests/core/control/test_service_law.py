@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from goodput_core.control import (
     ClassWindow,
     DeviceCapacity,
-    LengthMix,
     PromiseCounts,
     ReplicaPhase,
     ReplicaWindow,
@@ -23,6 +22,7 @@ from goodput_core.control import (
     Traffic,
     service_law,
 )
+from goodput_core.histogram import LengthMix
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.llmservice import LLMService

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.control import LengthBin, PromiseCounts, Signal
+from goodput_core.control import PromiseCounts, Signal
+from goodput_core.histogram import LengthBin
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import Attained, Measures
 from goodput_operator.measure.differencing import Baseline, measured

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_core.control import DeviceCapacity, LengthMix
-from goodput_core.control.capacity import carried
+from goodput_core.control import DeviceCapacity
+from goodput_core.control.capacity import replica_capacity
+from goodput_core.histogram import LengthMix
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def test_a_replica_that_is_always_busy_serves_what_was_predicted(
     profile = settings.profile
     rng = random.Random(7)
     lengths = [(rng.randint(200, 2000), rng.randint(50, 350)) for _ in range(3000)]
-    one = carried(
+    one = replica_capacity(
         DeviceCapacity(form=profile.form, kv_tokens=kv_blocks * profile.block_size),
         LengthMix.of_requests((prompt, 0, output) for prompt, output in lengths),
         tpot_ns=TPOT_MS * NS_PER_MS,

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_core.control import (
-    ShareDecision,
-    ShareObservation,
-    ShareParams,
-    ShareReason,
-    ShareState,
-    share_law,
+    PrefillDecision,
+    PrefillObservation,
+    PrefillParams,
+    PrefillReason,
+    PrefillState,
+    prefill_law,
 )
 from goodput_core.spec.choices import BudgetLaw
 from goodput_core.steptime import OnlineStepTime, RooflineForm, StepShape
@@ -27,33 +27,33 @@ MS = NS_PER_MS
 FORM = RooflineForm(
     c0_ns=10 * MS, c1_ns_per_token=50_000, c2_ns_per_context_token=10, c4_ns_per_request=5_000
 )
-PARAMS = ShareParams(
+PARAMS = PrefillParams(
     law=BudgetLaw.MODEL, min_tokens=1, max_tokens=4096, safety_percent=90, form=FORM
 )
 DECODES = StepShape.of(decodes=32, decode_context_tokens=32_000)
 
 
 def _decide(
-    params: ShareParams = PARAMS,
-    state: ShareState | None = None,
+    params: PrefillParams = PARAMS,
+    state: PrefillState | None = None,
     *,
     decodes: StepShape = DECODES,
     tightest_ms: int | None = 50,
     overdue: bool = False,
     measured: StepSample | None = None,
-) -> tuple[ShareState, ShareDecision]:
-    seen = ShareObservation(
+) -> tuple[PrefillState, PrefillDecision]:
+    seen = PrefillObservation(
         decodes=decodes,
         tightest_ns=None if tightest_ms is None else tightest_ms * MS,
         overdue=overdue,
         measured=measured,
     )
-    return share_law(ShareState() if state is None else state, seen, params, 0)
+    return prefill_law(PrefillState() if state is None else state, seen, params, 0)
 
 
 def test_the_step_is_the_largest_whose_predicted_time_keeps_the_tightest_running_tpot() -> None:
     _, decision = _decide()
-    assert decision.reason is ShareReason.KEEPS_TPOT
+    assert decision.reason is PrefillReason.KEEPS_TPOT
     step_ns = FORM.step_ns(DECODES.with_chunk(0, decision.tokens))
     assert step_ns <= 45 * MS < FORM.step_ns(DECODES.with_chunk(0, decision.tokens + 64))
 
@@ -70,7 +70,7 @@ def test_a_device_thirty_percent_slower_is_followed_within_twenty_steps(law: Bud
     rng = random.Random(7)
     form = OnlineStepTime()
     params = replace(PARAMS, law=law, form=form, safety_percent=95)
-    state, sample, slowness = ShareState(), None, 1.0
+    state, sample, slowness = PrefillState(), None, 1.0
     took: list[int] = []
     for step in range(2000):
         if step == 1900:
@@ -92,7 +92,7 @@ def test_a_device_thirty_percent_slower_is_followed_within_twenty_steps(law: Bud
 def test_a_chunk_that_reads_a_long_prompt_is_smaller() -> None:
     _, fresh = _decide()
     seen = replace(fresh.observation, begun_tokens=500_000)
-    _, late = share_law(ShareState(), seen, PARAMS, 0)
+    _, late = prefill_law(PrefillState(), seen, PARAMS, 0)
     assert FORM.step_ns(DECODES.with_chunk(500_000, late.tokens)) <= 45 * MS
     assert late.tokens < fresh.tokens
 
@@ -137,15 +137,15 @@ def test_floors_and_ceilings_hold_and_shares_are_multiples_of_64(
     params = replace(
         PARAMS, law=law, min_tokens=low, max_tokens=high, safety_percent=safety, form=FORM
     )
-    state = ShareState(ns_per_token=average, share=last, skipped=skipped)
+    state = PrefillState(ns_per_token=average, share=last, skipped=skipped)
     shape = StepShape.of(decodes=decodes, decode_context_tokens=decodes * 500)
     _, decision = _decide(params, state, decodes=shape, tightest_ms=tightest_ms, overdue=overdue)
     room = max(0, high - decodes)
     assert 0 <= decision.tokens <= room
-    if decision.reason is not ShareReason.SKIPPED:
+    if decision.reason is not PrefillReason.SKIPPED:
         assert decision.tokens + decodes >= min(low, high) or room < 64
         assert decision.tokens % 64 == 0 or decision.tokens == room
-    if decodes and room >= 64 and decision.reason is not ShareReason.SKIPPED:
+    if decodes and room >= 64 and decision.reason is not PrefillReason.SKIPPED:
         assert decision.tokens >= 64
 
 
@@ -153,7 +153,7 @@ def test_floors_and_ceilings_hold_and_shares_are_multiples_of_64(
 def test_prefill_is_skipped_when_under_64_tokens_of_budget_remain(law: BudgetLaw) -> None:
     params = replace(PARAMS, law=law, max_tokens=95)
     state, decision = _decide(params)
-    assert (decision.tokens, decision.reason) == (0, ShareReason.SKIPPED)
+    assert (decision.tokens, decision.reason) == (0, PrefillReason.SKIPPED)
     assert state.skipped == 1
     _, room = _decide(replace(params, max_tokens=96))
     assert room.tokens == 64
@@ -161,32 +161,32 @@ def test_prefill_is_skipped_when_under_64_tokens_of_budget_remain(law: BudgetLaw
 
 def test_prefill_is_skipped_when_the_promise_leaves_no_time_for_64_tokens() -> None:
     _, decision = _decide(tightest_ms=11)
-    assert (decision.tokens, decision.reason) == (0, ShareReason.SKIPPED)
+    assert (decision.tokens, decision.reason) == (0, PrefillReason.SKIPPED)
 
 
 def test_a_floor_lets_prefills_progress() -> None:
     _, decision = _decide(replace(PARAMS, min_tokens=256), tightest_ms=11)
-    assert (decision.tokens, decision.reason) == (256, ShareReason.FLOOR), "224 in whole 64s"
+    assert (decision.tokens, decision.reason) == (256, PrefillReason.FLOOR), "224 in whole 64s"
 
 
 def test_prefills_do_not_starve_while_something_waits_past_its_ttft_target() -> None:
-    state = ShareState()
+    state = PrefillState()
     shares: list[int] = []
     for _ in range(27):
         state, decision = _decide(state=state, tightest_ms=11, overdue=True)
         shares.append(decision.tokens)
     assert shares == [*[0] * 8, 64] * 3
-    assert decision.reason is ShareReason.OVERDUE
-    patient = ShareState(skipped=100)
-    assert _decide(state=patient, tightest_ms=11)[1].reason is ShareReason.SKIPPED
+    assert decision.reason is PrefillReason.OVERDUE
+    patient = PrefillState(skipped=100)
+    assert _decide(state=patient, tightest_ms=11)[1].reason is PrefillReason.SKIPPED
 
 
 def test_even_who_is_overdue_stays_within_the_upper_bound() -> None:
-    late = ShareState(skipped=8)
+    late = PrefillState(skipped=8)
     params = replace(PARAMS, max_tokens=40)
     assert _decide(params, late, overdue=True)[1].tokens == 8
     full = replace(PARAMS, max_tokens=32)
-    assert _decide(full, late, overdue=True)[1].reason is ShareReason.SKIPPED
+    assert _decide(full, late, overdue=True)[1].reason is PrefillReason.SKIPPED
 
 
 def test_without_decodes_or_promises_a_step_takes_all_there_is() -> None:
@@ -194,7 +194,7 @@ def test_without_decodes_or_promises_a_step_takes_all_there_is() -> None:
     small = replace(PARAMS, max_tokens=40)
     assert _decide(small, decodes=alone)[1].tokens == 40
     _, decision = _decide(tightest_ms=None)
-    assert (decision.tokens, decision.reason) == (4064, ShareReason.UNPROMISED)
+    assert (decision.tokens, decision.reason) == (4064, PrefillReason.UNPROMISED)
 
 
 def test_fixed_takes_what_the_budget_has_left() -> None:
@@ -228,5 +228,5 @@ def test_the_law_and_its_bounds_change_between_two_steps() -> None:
 def test_a_decision_replays_to_itself() -> None:
     state, first = _decide(measured=StepSample(DECODES, 5 * MS))
     _, decision = _decide(state=state, tightest_ms=30)
-    assert share_law(state, decision.observation, decision.params, decision.at_ns)[1] == decision
+    assert prefill_law(state, decision.observation, decision.params, decision.at_ns)[1] == decision
     assert first.observation.measured is not None

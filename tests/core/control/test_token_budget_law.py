@@ -9,9 +9,6 @@ import pytest
 
 from goodput_core.control import (
     Bounds,
-    BoundsDecision,
-    BoundsReason,
-    BoundsState,
     ClassWindow,
     PromiseCounts,
     ReplicaPhase,
@@ -19,9 +16,12 @@ from goodput_core.control import (
     ServiceObservation,
     ServiceParams,
     Signal,
-    Standing,
+    TargetStatus,
+    TokenBudgetDecision,
+    TokenBudgetReason,
+    TokenBudgetState,
     Traffic,
-    bounds_law,
+    token_budget_law,
 )
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
@@ -52,7 +52,7 @@ class Engines:
 
     def __init__(self, params: ServiceParams = PARAMS) -> None:
         self.params = params
-        self.state = BoundsState()
+        self.state = TokenBudgetState()
         self.now_s = 0
 
     def step(
@@ -69,7 +69,7 @@ class Engines:
         kv_used: int = 50,
         ready: int = 1,
         also: tuple[ClassWindow, ...] = (),
-    ) -> BoundsDecision:
+    ) -> TokenBudgetDecision:
         """One interval of ten seconds."""
         self.now_s += 10
         replica = ReplicaWindow(
@@ -89,26 +89,28 @@ class Engines:
             replicas=tuple(replace(replica, name=f"chat-{i}") for i in range(ready)),
             replicas_asked=ready,
         )
-        self.state, decision = bounds_law(self.state, observation, self.params, self.now_s * S)
+        self.state, decision = token_budget_law(
+            self.state, observation, self.params, self.now_s * S
+        )
         return decision
 
     def until_stuck(
         self, ttft: PromiseCounts, tpot: PromiseCounts, **how: int
-    ) -> list[BoundsDecision]:
+    ) -> list[TokenBudgetDecision]:
         """The same, until nothing moves any more."""
-        moves: list[BoundsDecision] = []
+        moves: list[TokenBudgetDecision] = []
         for _ in range(400):
             decision = self.step(ttft, tpot, **how)  # type: ignore[arg-type]
-            if decision.reason is BoundsReason.NEEDS_REPLICAS:
+            if decision.reason is TokenBudgetReason.NEEDS_REPLICAS:
                 return [*moves, decision]
-            if decision.reason is not BoundsReason.SETTLING:
+            if decision.reason is not TokenBudgetReason.SETTLING:
                 moves.append(decision)
         raise AssertionError("it never gets stuck")
 
 
 def test_tpot_missed_and_ttft_with_slack_lowers() -> None:
     decision = Engines().step(SLACK, MISSED)
-    assert decision.reason is BoundsReason.TPOT_MISSED
+    assert decision.reason is TokenBudgetReason.TPOT_MISSED
     assert decision.bounds == Bounds(
         min_tokens=256, max_tokens=768, safety_percent=85, max_num_seqs=64
     )
@@ -116,14 +118,14 @@ def test_tpot_missed_and_ttft_with_slack_lowers() -> None:
 
 def test_ttft_missed_and_tpot_with_slack_raises() -> None:
     decision = Engines().step(MISSED, SLACK)
-    assert decision.reason is BoundsReason.TTFT_MISSED
+    assert decision.reason is TokenBudgetReason.TTFT_MISSED
     assert decision.bounds == Bounds(
         min_tokens=256, max_tokens=1280, safety_percent=95, max_num_seqs=64
     )
 
 
 def test_a_promise_that_nobody_tests_has_slack() -> None:
-    assert Engines().step(MISSED).reason is BoundsReason.TTFT_MISSED, "answers of one token"
+    assert Engines().step(MISSED).reason is TokenBudgetReason.TTFT_MISSED, "answers of one token"
 
 
 @pytest.mark.parametrize(
@@ -133,15 +135,15 @@ def test_where_neither_can_give_the_budget_stays_and_replicas_are_needed(
     ttft: PromiseCounts, tpot: PromiseCounts
 ) -> None:
     decision = Engines().step(ttft, tpot)
-    assert decision.reason is BoundsReason.NEEDS_REPLICAS
+    assert decision.reason is TokenBudgetReason.NEEDS_REPLICAS
     assert decision.bounds == Bounds.initial(PARAMS)
 
 
 def test_missed_at_the_lower_bound_narrows_a_full_batch_and_then_needs_replicas() -> None:
     moves = Engines().until_stuck(SLACK, MISSED, running=64)
     reasons = [m.reason for m in moves]
-    first = reasons.index(BoundsReason.BATCH_TOO_WIDE)
-    assert set(reasons[:first]) == {BoundsReason.TPOT_MISSED}
+    first = reasons.index(TokenBudgetReason.BATCH_TOO_WIDE)
+    assert set(reasons[:first]) == {TokenBudgetReason.TPOT_MISSED}
     assert moves[first - 1].bounds.max_tokens == 256
     assert moves[first - 1].bounds.safety_percent == 60
     assert moves[first].bounds.max_num_seqs == 48
@@ -150,30 +152,34 @@ def test_missed_at_the_lower_bound_narrows_a_full_batch_and_then_needs_replicas(
 
 def test_missed_at_the_lower_bound_with_room_in_the_batch_needs_replicas() -> None:
     moves = Engines().until_stuck(SLACK, MISSED, running=20)
-    assert {m.reason for m in moves[:-1]} == {BoundsReason.TPOT_MISSED}
+    assert {m.reason for m in moves[:-1]} == {TokenBudgetReason.TPOT_MISSED}
     assert moves[-1].bounds.max_num_seqs == 64
 
 
 def test_missed_at_the_upper_bound_widens_a_full_batch_and_then_needs_replicas() -> None:
     engines = Engines()
-    engines.state = BoundsState(bounds=replace(Bounds.initial(PARAMS), max_num_seqs=16), ready=1)
+    engines.state = TokenBudgetState(
+        bounds=replace(Bounds.initial(PARAMS), max_num_seqs=16), ready=1
+    )
     moves = engines.until_stuck(MISSED, SLACK, running=64)
     reasons = [m.reason for m in moves]
-    first = reasons.index(BoundsReason.BATCH_TOO_NARROW)
+    first = reasons.index(TokenBudgetReason.BATCH_TOO_NARROW)
     assert moves[first - 1].bounds.max_tokens == 4096
     assert [m.bounds.max_num_seqs for m in moves[first:]] == [20, 25, 31, 38, 47, 58, 64, 64]
 
 
 def test_missed_at_the_upper_bound_without_room_in_memory_needs_replicas() -> None:
     engines = Engines()
-    engines.state = BoundsState(bounds=replace(Bounds.initial(PARAMS), max_num_seqs=16), ready=1)
+    engines.state = TokenBudgetState(
+        bounds=replace(Bounds.initial(PARAMS), max_num_seqs=16), ready=1
+    )
     moves = engines.until_stuck(MISSED, SLACK, running=64, kv_used=99)
     assert moves[-1].bounds.max_num_seqs == 16
 
 
 def test_requests_that_evict_each_other_narrow_the_batch() -> None:
     decision = Engines().step(MISSED, MISSED, running=40, preemptions=9)
-    assert decision.reason is BoundsReason.KV_EXHAUSTED
+    assert decision.reason is TokenBudgetReason.KV_EXHAUSTED
     assert decision.bounds.max_num_seqs == 30, "of the 40 that run: nobody fills the rest"
 
 
@@ -204,9 +210,9 @@ def test_what_was_served_before_a_change_is_no_evidence_after_it() -> None:
     engines = Engines()
     engines.step(MISSED, SLACK)
     settling = [engines.step(MISSED, SLACK) for _ in range(2)]
-    assert {d.reason for d in settling} == {BoundsReason.SETTLING}
-    assert {d.ttft for d in settling} == {Standing.UNKNOWN}
-    assert engines.step(MISSED, SLACK).reason is BoundsReason.TTFT_MISSED
+    assert {d.reason for d in settling} == {TokenBudgetReason.SETTLING}
+    assert {d.ttft for d in settling} == {TargetStatus.UNKNOWN}
+    assert engines.step(MISSED, SLACK).reason is TokenBudgetReason.TTFT_MISSED
 
 
 def test_a_queue_from_before_a_change_is_waited_for() -> None:
@@ -214,37 +220,37 @@ def test_a_queue_from_before_a_change_is_waited_for() -> None:
     engines.step(MISSED, SLACK, waiting=100)
     queue = [80, 60, 40, 20, 10, 0, 0, 0]
     reasons = [engines.step(MISSED, SLACK, waiting=n).reason for n in queue]
-    assert set(reasons) == {BoundsReason.SETTLING}
-    assert engines.step(MISSED, SLACK).reason is BoundsReason.TTFT_MISSED
+    assert set(reasons) == {TokenBudgetReason.SETTLING}
+    assert engines.step(MISSED, SLACK).reason is TokenBudgetReason.TTFT_MISSED
 
 
 def test_other_replicas_make_what_ended_so_far_no_evidence() -> None:
     engines = Engines()
     engines.step(MISSED, MISSED, ready=2)
-    assert engines.step(MISSED, MISSED, ready=3).reason is BoundsReason.SETTLING
+    assert engines.step(MISSED, MISSED, ready=3).reason is TokenBudgetReason.SETTLING
     crowd = Engines()
     crowd.step(MISSED, MISSED, ready=40)
-    assert crowd.step(MISSED, MISSED, ready=41).reason is BoundsReason.NEEDS_REPLICAS
+    assert crowd.step(MISSED, MISSED, ready=41).reason is TokenBudgetReason.NEEDS_REPLICAS
 
 
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"signal": Signal.MISSING}, BoundsReason.METRICS_MISSING),
-        ({"signal": Signal.FAILED}, BoundsReason.SCRAPE_FAILED),
-        ({"arrivals": 0}, BoundsReason.NO_TRAFFIC),
-        ({"arrivals": 5, "ttft": FEW, "tpot": FEW}, BoundsReason.TOO_FEW),
-        ({"ttft": SLACK, "tpot": SLACK}, BoundsReason.KEPT),
+        ({"signal": Signal.MISSING}, TokenBudgetReason.METRICS_MISSING),
+        ({"signal": Signal.FAILED}, TokenBudgetReason.SCRAPE_FAILED),
+        ({"arrivals": 0}, TokenBudgetReason.NO_TRAFFIC),
+        ({"arrivals": 5, "ttft": FEW, "tpot": FEW}, TokenBudgetReason.TOO_FEW),
+        ({"ttft": SLACK, "tpot": SLACK}, TokenBudgetReason.KEPT),
     ],
-    ids=lambda v: v.value if isinstance(v, BoundsReason) else "",
+    ids=lambda v: v.value if isinstance(v, TokenBudgetReason) else "",
 )
-def test_everything_stays(how: dict[str, object], reason: BoundsReason) -> None:
+def test_everything_stays(how: dict[str, object], reason: TokenBudgetReason) -> None:
     engines = Engines()
-    if reason is BoundsReason.NO_TRAFFIC:
+    if reason is TokenBudgetReason.NO_TRAFFIC:
         observation = ServiceObservation(
             interval_ns=10 * S, traffic=Traffic(signal=Signal.FRESH), replicas_asked=1
         )
-        _, decision = bounds_law(BoundsState(), observation, PARAMS, 10 * S)
+        _, decision = token_budget_law(TokenBudgetState(), observation, PARAMS, 10 * S)
     else:
         decision = engines.step(**how)  # type: ignore[arg-type]
     assert decision.reason is reason
@@ -252,24 +258,24 @@ def test_everything_stays(how: dict[str, object], reason: BoundsReason) -> None:
 
 
 def test_a_class_without_an_objective_is_reported_and_never_steered_by() -> None:
-    assert Engines().step(MISSED, SLACK, name="free").reason is BoundsReason.TOO_FEW
+    assert Engines().step(MISSED, SLACK, name="free").reason is TokenBudgetReason.TOO_FEW
 
 
 def test_one_class_that_is_missed_is_enough_and_one_without_slack_too() -> None:
     batch = ClassWindow(name="batch", ttft=SLACK, tpot=SLACK)
-    assert Engines().step(MISSED, SLACK, also=(batch,)).reason is BoundsReason.TTFT_MISSED
+    assert Engines().step(MISSED, SLACK, also=(batch,)).reason is TokenBudgetReason.TTFT_MISSED
     pressed = ClassWindow(name="batch", ttft=SLACK, tpot=CLOSE)
-    assert Engines().step(MISSED, SLACK, also=(pressed,)).reason is BoundsReason.NEEDS_REPLICAS
+    assert Engines().step(MISSED, SLACK, also=(pressed,)).reason is TokenBudgetReason.NEEDS_REPLICAS
 
 
 def test_few_requests_add_up_over_intervals_until_they_tell() -> None:
     engines = Engines()
     few = PromiseCounts(judged=5, missed=4)
     reasons = [engines.step(few, PromiseCounts(judged=5)).reason for _ in range(4)]
-    assert reasons == [BoundsReason.TOO_FEW] * 3 + [BoundsReason.TTFT_MISSED]
+    assert reasons == [TokenBudgetReason.TOO_FEW] * 3 + [TokenBudgetReason.TTFT_MISSED]
 
 
 def test_a_few_misses_that_chance_explains_move_nothing() -> None:
     decision = Engines().step(PromiseCounts(judged=50, missed=6), SLACK)
-    assert decision.ttft is Standing.KEPT
-    assert decision.reason is BoundsReason.KEPT
+    assert decision.ttft is TargetStatus.KEPT
+    assert decision.reason is TokenBudgetReason.KEPT

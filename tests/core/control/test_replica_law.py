@@ -14,10 +14,7 @@ import pytest
 
 from goodput_core.control import (
     Bounds,
-    BoundsDecision,
-    BoundsReason,
     DeviceCapacity,
-    LengthMix,
     ReplicaDecision,
     ReplicaPhase,
     ReplicaReason,
@@ -26,10 +23,13 @@ from goodput_core.control import (
     ServiceObservation,
     ServiceParams,
     Signal,
-    Standing,
+    TargetStatus,
+    TokenBudgetDecision,
+    TokenBudgetReason,
     Traffic,
-    replicas_law,
+    replica_law,
 )
+from goodput_core.histogram import LengthMix
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import RooflineForm
@@ -60,13 +60,15 @@ CARRIES = 10
 """Requests per second of one replica that never idles; it may be busy for 0.8 of its time."""
 
 
-def _judged(reason: BoundsReason = BoundsReason.KEPT, slack_s: int = 0) -> BoundsDecision:
-    missed = reason is BoundsReason.NEEDS_REPLICAS
-    return BoundsDecision(
+def _judged(
+    reason: TokenBudgetReason = TokenBudgetReason.KEPT, slack_s: int = 0
+) -> TokenBudgetDecision:
+    missed = reason is TokenBudgetReason.NEEDS_REPLICAS
+    return TokenBudgetDecision(
         bounds=replace(Bounds.initial(PARAMS), safety_percent=95),
         reason=reason,
-        ttft=Standing.MISSED if missed else Standing.SLACK,
-        tpot=Standing.KEPT,
+        ttft=TargetStatus.MISSED if missed else TargetStatus.SLACK,
+        tpot=TargetStatus.KEPT,
         slack_ns=slack_s * S,
         at_ns=0,
     )
@@ -92,7 +94,7 @@ class Service:
         rate: float = 0,
         *,
         signal: Signal = Signal.FRESH,
-        judged: BoundsDecision | None = None,
+        judged: TokenBudgetDecision | None = None,
         ready: int | None = None,
         waiting: int = 0,
         settled: bool = True,
@@ -119,7 +121,7 @@ class Service:
             device=device,
         )
         judged = _judged() if judged is None else judged
-        self.state, decision = replicas_law(
+        self.state, decision = replica_law(
             self.state, observation, judged, self.params, self.now_s * S
         )
         self.asked = decision.replicas
@@ -152,7 +154,7 @@ def test_rates_that_a_replica_was_seen_to_sustain_are_only_lower_bounds() -> Non
 def test_what_replicas_failed_at_is_not_asked_of_them_again() -> None:
     service = Service(replicas=2)
     service.run(300, rate=14)
-    failed = service.step(14, judged=_judged(BoundsReason.NEEDS_REPLICAS))
+    failed = service.step(14, judged=_judged(TokenBudgetReason.NEEDS_REPLICAS))
     assert (failed.replicas, failed.reason) == (3, ReplicaReason.MISSED)
     after = service.run(2 * 3600, rate=14)
     assert after.replicas == 3, "two would do by prediction, and did not"
@@ -256,7 +258,7 @@ def test_a_busy_moment_begins_the_stabilisation_window_anew() -> None:
 
 def test_it_does_not_go_down_while_a_promise_is_missed() -> None:
     service = Service(replicas=3)
-    missed = replace(_judged(), ttft=Standing.MISSED)
+    missed = replace(_judged(), ttft=TargetStatus.MISSED)
     assert service.run(3600, rate=1, judged=missed).replicas == 3
 
 
@@ -347,7 +349,7 @@ def test_one_replica_that_cannot_be_scraped_does_not_stall_scaling() -> None:
         replicas_asked=2,
         device=DEVICE,
     )
-    _, decision = replicas_law(service.state, observation, _judged(), PARAMS, 610 * S)
+    _, decision = replica_law(service.state, observation, _judged(), PARAMS, 610 * S)
     assert decision.reason is ReplicaReason.DEMAND
 
 
@@ -355,7 +357,7 @@ def test_without_a_model_of_the_device_only_missed_promises_move_it() -> None:
     service = Service(replicas=2)
     decision = service.run(600, rate=30, device=None)
     assert (decision.replicas, decision.reason) == (2, ReplicaReason.UNKNOWN_CAPACITY)
-    missed = service.step(30, device=None, judged=_judged(BoundsReason.NEEDS_REPLICAS))
+    missed = service.step(30, device=None, judged=_judged(TokenBudgetReason.NEEDS_REPLICAS))
     assert (missed.replicas, missed.reason) == (3, ReplicaReason.MISSED)
 
 
@@ -363,7 +365,7 @@ def test_without_a_model_of_the_device_only_missed_promises_move_it() -> None:
 def test_replicas_that_have_little_to_do_are_not_multiplied() -> None:
     service = Service(replicas=4)
     service.run(300, rate=8)
-    decision = service.step(8, judged=_judged(BoundsReason.NEEDS_REPLICAS))
+    decision = service.step(8, judged=_judged(TokenBudgetReason.NEEDS_REPLICAS))
     assert (decision.replicas, decision.reason) == (4, ReplicaReason.NOT_LOAD)
 
 
@@ -374,14 +376,14 @@ def test_a_promise_that_one_request_alone_breaks_is_not_met_by_more_replicas() -
     )
     service = Service(replicas=2)
     service.run(600, rate=5, device=slow)
-    decision = service.step(5, device=slow, judged=_judged(BoundsReason.NEEDS_REPLICAS))
+    decision = service.step(5, device=slow, judged=_judged(TokenBudgetReason.NEEDS_REPLICAS))
     assert decision.reason is ReplicaReason.INFEASIBLE
 
 
 def test_a_queue_that_gets_shorter_asks_for_nobody() -> None:
     service = Service(replicas=2)
     service.run(600, rate=15, waiting=9)
-    missed = _judged(BoundsReason.NEEDS_REPLICAS)
+    missed = _judged(TokenBudgetReason.NEEDS_REPLICAS)
     assert service.step(15, waiting=5, judged=missed).reason is ReplicaReason.QUEUE_DRAINING
     assert service.step(15, waiting=5, judged=missed).reason is ReplicaReason.MISSED
 

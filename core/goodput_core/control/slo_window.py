@@ -1,8 +1,9 @@
-"""How the promises of each class fared over an interval, in counts that can be added.
+"""The SLO window of the control laws: met and missed targets of each class, as counts.
 
-Which of the two promises is missed decides which way the token budget goes, and whether the
-other one could bear it. So a request counts for TTFT and for TPOT apart, and one that kept a
-promise only just counts as close: a promise has slack where it would hold a fifth tighter.
+The token-budget law needs to know which target is missed and whether the other one has slack. So
+each request counts for TTFT and for TPOT separately, and one that met a target with less than a
+fifth to spare counts as close: a target has slack if the objective would hold with the target a
+fifth tighter.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ __all__ = [
     "WINDOW_NS",
     "ClassWindow",
     "PromiseCounts",
-    "Standing",
+    "TargetStatus",
     "WindowTally",
     "counted",
     "merged",
-    "standing",
+    "target_status",
 ]
 
 _COUNTED: Final = frozenset({JudgementKind.ATTAINED, JudgementKind.MISSED})
@@ -39,19 +40,19 @@ _OF_NO_LOAD: Final = frozenset({MissReason.ERROR, MissReason.UNSENT, MissReason.
 _SLOW: Final = frozenset({MissReason.TPOT, MissReason.TBT, MissReason.TIMEOUT})
 _SLACK: Final = Fraction(4, 5)
 LEAST_REQUESTS: Final = 20
-"""Of fewer requests nothing is said."""
+"""Fewer requests give no status."""
 WINDOW_NS: Final = 300 * NS_PER_S
-"""Requests that ended longer ago say nothing about now."""
+"""Requests that ended longer ago are not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseCounts:
-    """How often one promise was kept.
+    """Requests by how they met one target.
 
     Args:
-        judged: requests that it was made to.
-        missed: of these, to whom it was broken.
-        close: of these, to whom it was kept with less than a fifth of the target to spare.
+        judged: requests that have the target.
+        missed: judged requests that missed it.
+        close: judged requests that met it with less than a fifth to spare.
     """
 
     judged: int = 0
@@ -68,12 +69,12 @@ class PromiseCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassWindow:
-    """One class over one interval.
+    """Counts of one class over one interval.
 
     Args:
         name: of the class.
-        ttft: who was shed, or timed out without a token, missed it.
-        tpot: mean time per token, and the gaps' p99 where one was promised.
+        ttft: time to first token; requests shed, or timed out without a token, missed it.
+        tpot: mean time per token, and the p99 of the gaps if the class has that target.
     """
 
     name: str
@@ -84,39 +85,40 @@ class ClassWindow:
         return ClassWindow(name=self.name, ttft=self.ttft + other.ttft, tpot=self.tpot + other.tpot)
 
 
-class Standing(StrEnum):
-    """How a promise stands, by the evidence at hand."""
+class TargetStatus(StrEnum):
+    """TargetStatus of a target within the window."""
 
     UNKNOWN = "unknown"
-    """Too few requests to tell, or none that were promised anything."""
+    """Too few requests have the target."""
     MISSED = "missed"
-    """Conclusively: the upper bound of who kept it lies below the objective."""
+    """The upper bound of the attainment is below the objective."""
     KEPT = "kept"
+    """Neither missed nor with slack."""
     SLACK = "slack"
-    """The objective would hold with targets a fifth tighter."""
+    """The objective would hold with the target a fifth tighter."""
 
 
-def standing(counts: PromiseCounts, objective: Fraction) -> Standing:
-    """How one promise of one class stands."""
+def target_status(counts: PromiseCounts, objective: Fraction) -> TargetStatus:
+    """Return the status of one target of one class."""
     judged = counts.judged
     if judged < LEAST_REQUESTS:
-        return Standing.UNKNOWN
+        return TargetStatus.UNKNOWN
     if wilson(judged - counts.missed, judged).upper < objective:
-        return Standing.MISSED
+        return TargetStatus.MISSED
     if Fraction(judged - counts.missed - counts.close, judged) >= objective:
-        return Standing.SLACK
-    return Standing.KEPT
+        return TargetStatus.SLACK
+    return TargetStatus.KEPT
 
 
 def counted(record: RequestRecord, targets: Targets) -> ClassWindow | None:
-    """What one request that ended adds; None: its end has nothing to do with load.
+    """Return the counts of one request that ended; None if its outcome is unrelated to load.
 
-    An answer that came too late as a whole, though both of its parts were in time, counts
-    against both: neither has anything to give to the other.
+    A request that missed only its end-to-end target counts as missed for both TTFT and TPOT, so
+    that neither is traded for the other.
 
     Args:
-        record: it.
-        targets: what it was promised, its own targets applied.
+        record: the request.
+        targets: of its class, overridden by its own.
     """
     judgement = judge(record, targets)
     reasons = judgement.reasons
@@ -136,31 +138,31 @@ def counted(record: RequestRecord, targets: Targets) -> ClassWindow | None:
 
 
 class WindowTally:
-    """Adds up requests as they end, since the start or since they were last taken."""
+    """Counts of requests by class, since the start or since the last `take`."""
 
     def __init__(self) -> None:
         self._classes: dict[str, ClassWindow] = {}
 
     def add(self, record: RequestRecord, targets: Targets) -> None:
-        """A request ended; see `counted`."""
+        """Count a request that ended; see `counted`."""
         window = counted(record, targets)
         if window is not None:
             known = self._classes.get(window.name)
             self._classes[window.name] = window if known is None else known + window
 
     def sums(self) -> tuple[ClassWindow, ...]:
-        """What was counted, in the order of names."""
+        """Return the counts, ordered by class name."""
         return tuple(self._classes[name] for name in sorted(self._classes))
 
     def take(self) -> tuple[ClassWindow, ...]:
-        """The same, and begin anew."""
+        """Return the counts and reset them."""
         taken = self.sums()
         self._classes.clear()
         return taken
 
 
 def merged(windows: Iterable[ClassWindow]) -> dict[str, ClassWindow]:
-    """Windows of several intervals, brought together by class."""
+    """Add up windows of several intervals by class."""
     sums: dict[str, ClassWindow] = {}
     for window in windows:
         known = sums.get(window.name)

@@ -1,0 +1,100 @@
+"""The law of one service: the token budget first, then the replicas.
+
+A pure function of recorded values, so that a recorded decision can be recomputed from itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from goodput_core.control.observation import ServiceObservation, ServiceParams
+from goodput_core.control.replicas import ReplicaDecision, ReplicaState, replica_law
+from goodput_core.control.token_budget import (
+    Bounds,
+    TokenBudgetDecision,
+    TokenBudgetState,
+    token_budget_law,
+)
+from goodput_core.spec.choices import ControlMode
+
+__all__ = ["ServiceDecision", "ServiceState", "json_value", "service_law"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """State of both laws between two intervals."""
+
+    bounds: TokenBudgetState = field(default_factory=TokenBudgetState)
+    replicas: ReplicaState = field(default_factory=ReplicaState)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceDecision:
+    """One decision with its inputs; a line of `decisions.jsonl`, so its field names are a contract.
+
+    Args:
+        apply_bounds, apply_replicas: to be put in force now.
+        bounds, replicas: decisions of the laws, in force or not; None in mode Manual, which
+            computes nothing.
+        observation, params: the inputs.
+        at_ns: time of the decision.
+    """
+
+    apply_bounds: Bounds
+    apply_replicas: int
+    bounds: TokenBudgetDecision | None
+    replicas: ReplicaDecision | None
+    observation: ServiceObservation
+    params: ServiceParams
+    at_ns: int
+
+
+def service_law(
+    state: ServiceState, observation: ServiceObservation, params: ServiceParams, now_ns: int
+) -> tuple[ServiceState, ServiceDecision]:
+    """Run both laws for one interval.
+
+    Mode Auto applies the decisions, except that replicas set by a person or another autoscaler
+    stay. Mode Recommend computes and applies nothing, Manual computes nothing: both keep the
+    initial token budget, and `replicas` or `minReplicas`.
+
+    Args:
+        state: of the last interval; a new one at the start or after a restart.
+        observation: of this interval.
+        params: of the manifest.
+        now_ns: end of the interval on a monotonic clock.
+    """
+    bounds: TokenBudgetDecision | None = None
+    replicas: ReplicaDecision | None = None
+    apply_bounds, apply_replicas = Bounds.initial(params), params.initial_replicas
+    if params.mode is not ControlMode.MANUAL:
+        budget_state, bounds = token_budget_law(state.bounds, observation, params, now_ns)
+        replica_state, replicas = replica_law(state.replicas, observation, bounds, params, now_ns)
+        state = ServiceState(bounds=budget_state, replicas=replica_state)
+    if params.mode is ControlMode.AUTO:
+        assert bounds is not None
+        assert replicas is not None
+        apply_bounds = bounds.bounds
+        if params.replicas is None:
+            apply_replicas = replicas.replicas
+    return state, ServiceDecision(
+        apply_bounds=apply_bounds,
+        apply_replicas=apply_replicas,
+        bounds=bounds,
+        replicas=replicas,
+        observation=observation,
+        params=params,
+        at_ns=now_ns,
+    )
+
+
+def json_value(value: object) -> str:
+    """Return the JSON form of a value of a decision that JSON has no type for: exact fractions.
+
+    Raises:
+        NotImplementedError: a decision contains no value of this type.
+    """
+    if isinstance(value, Fraction):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} in a decision")

@@ -1,0 +1,218 @@
+"""The prefill budget: how many prompt tokens the next step may compute beside its decodes.
+
+The engine asks it before each step. Every decode of a step takes as long as the whole step, so
+prompt tokens are limited to what keeps the tightest TPOT of the decodes; decodes are never cut.
+It must not know about requests, blocks or policies: its inputs are the shape of the step's
+decodes and the tightest target among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from goodput_core.spec.choices import BudgetLaw
+from goodput_core.steptime import StepShape, StepTimeForm, largest_prefill
+from goodput_core.steptime.fitting import StepSample
+
+__all__ = [
+    "QUANTUM_TOKENS",
+    "PrefillDecision",
+    "PrefillObservation",
+    "PrefillParams",
+    "PrefillReason",
+    "PrefillState",
+    "prefill_law",
+]
+
+QUANTUM_TOKENS: Final = 64
+"""The budget is a multiple of this, and a step with room for less computes no prompts."""
+_MOST_SKIPPED: Final = 8
+"""Steps in a row that may compute no prompts while one is past its TTFT target."""
+_FOLLOW: Final = 0.2
+"""Weight of the newest step in the moving average."""
+_RISE: Final = 8
+"""The budget rises by at most an eighth in one step, or by one quantum."""
+
+
+class PrefillReason(StrEnum):
+    """Why a step may compute so many prompt tokens; a contract of `/control/state`."""
+
+    CEILING = "Ceiling"
+    """All tokens that the step's budget leaves beside the decodes."""
+    UNPROMISED = "Unpromised"
+    """The same, because no decode has a target for the time per token."""
+    KEEPS_TPOT = "KeepsTPOT"
+    """The most that keep the tightest TPOT."""
+    RISING = "Rising"
+    """More would keep it, but the budget rises slowly."""
+    FLOOR = "Floor"
+    """Fewer would keep it, but `tokenBudget.min` keeps prompts progressing."""
+    SKIPPED = "Skipped"
+    """No prompt tokens, because fewer than 64 are left."""
+    OVERDUE = "Overdue"
+    """64 although fewer are left, since a prompt is past its TTFT target for eight such steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillParams:
+    """Parameters, which may change between two steps.
+
+    Args:
+        law: which law decides.
+        min_tokens, max_tokens: bounds of the whole step, decodes included.
+        safety_percent: share of the tightest TPOT that a step is planned to take.
+        form: predicts step times, corrected by measured ones; only for law `model`.
+    """
+
+    law: BudgetLaw
+    min_tokens: int
+    max_tokens: int
+    safety_percent: int
+    form: StepTimeForm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillObservation:
+    """Observation before a step with unfinished prompts.
+
+    Args:
+        decodes: shape of the step without prompts.
+        tightest_ns: the tightest TPOT target among the decodes; None if none has one.
+        begun_tokens: computed tokens of the prompt in progress, which its next chunk reads.
+        overdue: whether a prompt is past its TTFT target. Only read if `PrefillState.at_limit`.
+        measured: the latest step that computed prompts, passed once; only for law `ema`.
+    """
+
+    decodes: StepShape
+    tightest_ns: int | None
+    begun_tokens: int = 0
+    overdue: bool = False
+    measured: StepSample | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillState:
+    """State between two steps.
+
+    Args:
+        ns_per_token: moving average over steps that computed prompts; 0 before the first one.
+        share: the latest budget decided by a law; None before the first one.
+        skipped: steps in a row that computed no prompt tokens although prompts were unfinished.
+    """
+
+    ns_per_token: float = 0.0
+    share: int | None = None
+    skipped: int = 0
+
+    @property
+    def at_limit(self) -> bool:
+        """True if an overdue prompt must not be skipped again."""
+        return self.skipped >= _MOST_SKIPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillDecision:
+    """One decision.
+
+    Args:
+        tokens: prompt tokens that the step may compute.
+        reason: why.
+        observation, params: its inputs.
+        at_ns: time of the decision.
+    """
+
+    tokens: int
+    reason: PrefillReason
+    observation: PrefillObservation
+    params: PrefillParams
+    at_ns: int
+
+
+def prefill_law(
+    state: PrefillState, observation: PrefillObservation, params: PrefillParams, now_ns: int
+) -> tuple[PrefillState, PrefillDecision]:
+    """Decide the prompt tokens of one step.
+
+    The budget falls at once and rises slowly. If fewer than 64 tokens are left for prompts, the
+    step computes none, because a smaller chunk is not worth its overhead. Prompts never starve:
+    after eight such steps in a row a prompt past its TTFT target gets 64 tokens, as far as the
+    upper bound allows.
+
+    Source: sizing chunks by the promised time between tokens is Agrawal et al.,
+    "Sarathi-Serve", OSDI 2024, section 4.3, there once and offline.
+    """
+    beside = observation.decodes
+    room = max(0, params.max_tokens - beside.num_decodes)
+    average = _moving_average(state.ns_per_token, observation.measured)
+    share, decided, reason = room, state.share, PrefillReason.CEILING
+    if not beside.num_decodes or observation.tightest_ns is None:
+        reason = PrefillReason.UNPROMISED
+    elif params.law is not BudgetLaw.FIXED:
+        target_ns = observation.tightest_ns * params.safety_percent // 100
+        share, reason = _tokens_in_time(average, target_ns, observation, params, room)
+        share, reason = _limit_rise(share, reason, state.share)
+        least = _rounded_up(params.min_tokens - beside.num_decodes)
+        if share < min(least, room):
+            share, reason = min(least, room), PrefillReason.FLOOR
+        decided = share
+    skipped = 0
+    if share < QUANTUM_TOKENS and beside.num_decodes:
+        if state.at_limit and observation.overdue and room:
+            share, reason = min(QUANTUM_TOKENS, room), PrefillReason.OVERDUE
+        else:
+            share, reason = 0, PrefillReason.SKIPPED
+            skipped = state.skipped + 1
+    return (
+        PrefillState(ns_per_token=average, share=decided, skipped=skipped),
+        PrefillDecision(
+            tokens=share, reason=reason, observation=observation, params=params, at_ns=now_ns
+        ),
+    )
+
+
+def _tokens_in_time(
+    average: float,
+    target_ns: int,
+    observation: PrefillObservation,
+    params: PrefillParams,
+    room: int,
+) -> tuple[int, PrefillReason]:
+    """Return the prompt tokens with which the step keeps the target, by the law."""
+    beside = observation.decodes
+    if params.law is BudgetLaw.EMA:
+        # Before the first step with a prompt there is no average.
+        fits = target_ns / average - beside.num_decodes if average else QUANTUM_TOKENS
+        share = int(max(0, min(room, fits)))
+    else:
+        assert params.form is not None, "law `model` predicts by a form"
+        share = largest_prefill(
+            params.form,
+            beside=beside,
+            target_ns=target_ns,
+            most_tokens=room,
+            start=observation.begun_tokens,
+        )
+    if share == room:
+        return share, PrefillReason.CEILING
+    return share - share % QUANTUM_TOKENS, PrefillReason.KEEPS_TPOT
+
+
+def _limit_rise(share: int, reason: PrefillReason, last: int | None) -> tuple[int, PrefillReason]:
+    if last is None:
+        return share, reason
+    most = last + max(QUANTUM_TOKENS, last // _RISE)
+    most -= most % QUANTUM_TOKENS
+    return (most, PrefillReason.RISING) if share > most else (share, reason)
+
+
+def _moving_average(average: float, measured: StepSample | None) -> float:
+    if measured is None:
+        return average
+    newest = measured.step_ns / measured.shape.num_tokens
+    return average + (newest - average) * _FOLLOW if average else newest
+
+
+def _rounded_up(tokens: int) -> int:
+    return max(0, -(-tokens // QUANTUM_TOKENS) * QUANTUM_TOKENS)

@@ -1,0 +1,355 @@
+"""The token-budget law: raises or lowers the step size by the SLO target that is missed.
+
+It runs once per control interval, before the replica law, because a change takes effect within
+seconds and costs nothing. It sets the maximum tokens of a step, the safety factor of the engine's
+prefill budget and, at the bounds of both, the batch width. It must not know how many replicas
+exist, only whether that number has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain
+from typing import Final
+
+from goodput_core.control.observation import ServiceObservation, ServiceParams, Signal
+from goodput_core.control.slo_window import (
+    WINDOW_NS,
+    ClassWindow,
+    TargetStatus,
+    merged,
+    target_status,
+)
+from goodput_core.units import NS_PER_S
+
+__all__ = [
+    "Bounds",
+    "TokenBudgetDecision",
+    "TokenBudgetReason",
+    "TokenBudgetState",
+    "token_budget_law",
+]
+
+_SETTLE_NS: Final = 30 * NS_PER_S
+"""Requests that end within this time after a change were mostly served before it."""
+_CHURN: Final = 10
+"""The number of routable replicas counts as changed from a tenth on."""
+_INITIAL_SAFETY_PERCENT: Final = 90
+_MIN_SAFETY_PERCENT: Final = 60
+_MAX_SAFETY_PERCENT: Final = 95
+_SAFETY_STEP: Final = 5
+_STEP_TOKENS: Final = 64
+_FULL_PERCENT: Final = 95
+"""Use of the batch width, or of the KV cache, from which on it counts as full."""
+_MIN_WIDTH_DIVISOR: Final = 8
+"""The batch width never falls below an eighth of the manifest's."""
+
+
+class TokenBudgetReason(StrEnum):
+    """Why the token-budget law decided so; docs/control.md explains each. A contract."""
+
+    METRICS_MISSING = "MetricsMissing"
+    """Routers answered without numbers: nothing changes."""
+    SCRAPE_FAILED = "ScrapeFailed"
+    """Routers did not answer: nothing changes."""
+    NO_TRAFFIC = "NoTraffic"
+    """No request arrived and none is in flight: nothing changes."""
+    SETTLING = "Settling"
+    """Requests that ended so far were served, or queued, under earlier bounds or replicas."""
+    TOO_FEW = "TooFew"
+    """Too few requests have ended to tell whether a target is missed."""
+    KEPT = "Kept"
+    """No target is missed."""
+    TPOT_MISSED = "TPOTMissed"
+    """TPOT is missed and TTFT has slack: smaller steps."""
+    TTFT_MISSED = "TTFTMissed"
+    """TTFT is missed and TPOT has slack: larger steps."""
+    BATCH_TOO_WIDE = "BatchTooWide"
+    """TPOT is missed with the smallest steps and a full batch: a narrower batch."""
+    BATCH_TOO_NARROW = "BatchTooNarrow"
+    """TTFT is missed with the largest steps and a full batch: a wider batch."""
+    KV_EXHAUSTED = "KVExhausted"
+    """A target is missed while requests preempt each other: a narrower batch."""
+    NEEDS_REPLICAS = "NeedsReplicas"
+    """A target is missed that neither token budget nor batch width can keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The limits of every engine of a service.
+
+    Args:
+        min_tokens, max_tokens: bounds of the tokens of one step.
+        safety_percent: share of the tightest TPOT that a step is planned to take.
+        max_num_seqs: batch width: requests that may run at the same time.
+    """
+
+    min_tokens: int
+    max_tokens: int
+    safety_percent: int
+    max_num_seqs: int
+
+    @classmethod
+    def initial(cls, params: ServiceParams) -> Bounds:
+        """Return the manifest's limits, in force before any observation and outside mode Auto."""
+        return cls(
+            min_tokens=params.min_tokens,
+            max_tokens=params.initial_tokens,
+            safety_percent=_INITIAL_SAFETY_PERCENT,
+            max_num_seqs=params.max_num_seqs,
+        )
+
+    def within(self, params: ServiceParams) -> Bounds:
+        """Clamp to the manifest's bounds, which may have changed."""
+        return Bounds(
+            min_tokens=params.min_tokens,
+            max_tokens=min(max(self.max_tokens, params.min_tokens), params.max_tokens),
+            safety_percent=self.safety_percent,
+            max_num_seqs=min(max(self.max_num_seqs, _min_width(params)), params.max_num_seqs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBudgetState:
+    """State of the token-budget law between two intervals.
+
+    Args:
+        bounds: the limits in force; None before the first decision.
+        evidence: (time, counts of the requests that ended until then) since the last change.
+        quiet_until_ns: requests that end before this are not counted.
+        backlog: the shortest queue since the last change; None once the requests that were queued
+            at the change have ended.
+        slack_since_ns: since when every target with enough requests has slack; None if one has
+            not.
+        ready: routable replicas at the last change of their number.
+    """
+
+    bounds: Bounds | None = None
+    evidence: tuple[tuple[int, tuple[ClassWindow, ...]], ...] = ()
+    quiet_until_ns: int = 0
+    backlog: int | None = None
+    slack_since_ns: int | None = None
+    ready: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBudgetDecision:
+    """One decision of the token-budget law.
+
+    Args:
+        bounds: the limits from now on.
+        reason: why.
+        ttft, tpot: status of the targets over all classes.
+        slack_ns: how long every target with enough requests has had slack.
+        at_ns: time of the decision.
+    """
+
+    bounds: Bounds
+    reason: TokenBudgetReason
+    ttft: TargetStatus
+    tpot: TargetStatus
+    slack_ns: int
+    at_ns: int
+
+    @property
+    def needs_replicas(self) -> bool:
+        """True if only more replicas can keep the missed target."""
+        return self.reason is TokenBudgetReason.NEEDS_REPLICAS
+
+    @property
+    def missed(self) -> bool:
+        """True if a target is missed beyond chance."""
+        return TargetStatus.MISSED in (self.ttft, self.tpot)
+
+
+def token_budget_law(
+    state: TokenBudgetState, observation: ServiceObservation, params: ServiceParams, now_ns: int
+) -> tuple[TokenBudgetState, TokenBudgetDecision]:
+    """Run the token-budget law for one interval.
+
+    If TPOT is missed and TTFT has slack, it lowers the budget; if TTFT is missed and TPOT has
+    slack, it raises it. At a bound, or if neither target has slack, it changes the batch width
+    where that or KV memory is the cause, and otherwise leaves the target to the replica law.
+    """
+    state = _update_evidence(state, observation, params, now_ns)
+    old = (Bounds.initial(params) if state.bounds is None else state.bounds).within(params)
+    ttft, tpot = _target_statuses(state, params)
+    reason = _silence(state, observation)
+    if reason is None:
+        reason = _reason(old, observation, params, ttft, tpot)
+    new = _apply_reason(old, reason, params, _busiest(observation))
+    state = replace(state, bounds=new)
+    since_ns = None
+    if {ttft, tpot} - {TargetStatus.UNKNOWN} == {TargetStatus.SLACK}:
+        since_ns = now_ns if state.slack_since_ns is None else state.slack_since_ns
+    state = replace(state, slack_since_ns=since_ns)
+    if new != old:
+        state = _restart_evidence(state, observation, now_ns)
+    return state, TokenBudgetDecision(
+        bounds=new,
+        reason=reason,
+        ttft=ttft,
+        tpot=tpot,
+        slack_ns=0 if since_ns is None else now_ns - since_ns,
+        at_ns=now_ns,
+    )
+
+
+def _update_evidence(
+    state: TokenBudgetState, observation: ServiceObservation, params: ServiceParams, now_ns: int
+) -> TokenBudgetState:
+    """Add the requests that ended, and drop those served under earlier conditions."""
+    ready = len(observation.ready)
+    if ready != state.ready and abs(ready - state.ready) * _CHURN >= state.ready:
+        first = not state.ready and not state.evidence
+        if ready > state.ready and state.bounds is not None:
+            # A batch that was too wide for fewer replicas may fit more of them.
+            wide = replace(state.bounds, max_num_seqs=params.max_num_seqs)
+            state = replace(state, bounds=wide)
+        state = replace(state, ready=ready)
+        if not first:
+            state = _restart_evidence(state, observation, now_ns)
+    if state.backlog is not None:
+        waiting = _waiting(observation)
+        if waiting < state.backlog:
+            state = replace(state, backlog=waiting, quiet_until_ns=now_ns + _SETTLE_NS)
+        elif now_ns >= state.quiet_until_ns:
+            state = replace(state, backlog=None)
+    evidence = tuple(e for e in state.evidence if e[0] > now_ns - WINDOW_NS)
+    if observation.classes and state.backlog is None:
+        evidence = (*evidence, (now_ns, observation.classes))
+    return replace(state, evidence=evidence)
+
+
+def _restart_evidence(
+    state: TokenBudgetState, observation: ServiceObservation, now_ns: int
+) -> TokenBudgetState:
+    """Discard the evidence, and collect none until the queue of now has been served."""
+    return replace(
+        state,
+        evidence=(),
+        quiet_until_ns=now_ns + _SETTLE_NS,
+        backlog=_waiting(observation),
+    )
+
+
+def _waiting(observation: ServiceObservation) -> int:
+    return sum(r.waiting for r in observation.fresh)
+
+
+def _target_statuses(
+    state: TokenBudgetState, params: ServiceParams
+) -> tuple[TargetStatus, TargetStatus]:
+    """Return the status of TTFT and of TPOT over the classes with an objective."""
+    windows = merged(chain.from_iterable(windows for _, windows in state.evidence))
+    ttft: set[TargetStatus] = set()
+    tpot: set[TargetStatus] = set()
+    for slo_class in params.classes:
+        window = windows.get(slo_class.name)
+        if window is not None and slo_class.objective is not None:
+            ttft.add(target_status(window.ttft, slo_class.objective))
+            tpot.add(target_status(window.tpot, slo_class.objective))
+    return _worst(ttft), _worst(tpot)
+
+
+def _worst(statuses: set[TargetStatus]) -> TargetStatus:
+    order = (TargetStatus.MISSED, TargetStatus.KEPT, TargetStatus.SLACK)
+    return next((one for one in order if one in statuses), TargetStatus.UNKNOWN)
+
+
+def _silence(state: TokenBudgetState, observation: ServiceObservation) -> TokenBudgetReason | None:
+    """Return why no decision is possible; None if one is."""
+    traffic = observation.traffic
+    if traffic.signal is Signal.MISSING:
+        return TokenBudgetReason.METRICS_MISSING
+    if traffic.signal is Signal.FAILED:
+        return TokenBudgetReason.SCRAPE_FAILED
+    if state.backlog is not None:
+        return TokenBudgetReason.SETTLING
+    if not state.evidence and not traffic.arrivals and not traffic.in_flight:
+        return TokenBudgetReason.NO_TRAFFIC
+    return None
+
+
+def _reason(
+    bounds: Bounds,
+    observation: ServiceObservation,
+    params: ServiceParams,
+    ttft: TargetStatus,
+    tpot: TargetStatus,
+) -> TokenBudgetReason:
+    slow, late = tpot is TargetStatus.MISSED, ttft is TargetStatus.MISSED
+    if not slow and not late:
+        return (
+            TokenBudgetReason.TOO_FEW
+            if ttft is tpot is TargetStatus.UNKNOWN
+            else TokenBudgetReason.KEPT
+        )
+    remedies: list[TokenBudgetReason | None] = []
+    if slow and _has_slack(ttft):
+        remedies.append(TokenBudgetReason.TPOT_MISSED)
+    if late and _has_slack(tpot):
+        remedies.append(TokenBudgetReason.TTFT_MISSED)
+    remedies.append(_width_or_kv(bounds, observation, slow=slow, late=late))
+    busiest = _busiest(observation)
+    for remedy in remedies:
+        if remedy is not None and _apply_reason(bounds, remedy, params, busiest) != bounds:
+            return remedy
+    return TokenBudgetReason.NEEDS_REPLICAS
+
+
+def _has_slack(other: TargetStatus) -> bool:
+    """True unless the other target is known to have no slack."""
+    return other in (TargetStatus.SLACK, TargetStatus.UNKNOWN)
+
+
+def _width_or_kv(
+    bounds: Bounds, observation: ServiceObservation, *, slow: bool, late: bool
+) -> TokenBudgetReason | None:
+    """Return the reason if batch width or KV memory is why a target is missed."""
+    fresh = observation.fresh
+    running = sum(r.running for r in fresh)
+    full = 100 * running >= _FULL_PERCENT * bounds.max_num_seqs * max(1, len(fresh))
+    if sum(r.preemptions for r in fresh):
+        return TokenBudgetReason.KV_EXHAUSTED
+    if slow and not late and full:
+        return TokenBudgetReason.BATCH_TOO_WIDE
+    used, total = (
+        sum(r.kv_used_blocks for r in fresh),
+        sum(r.kv_total_blocks for r in fresh),
+    )
+    if late and not slow and full and 100 * used < _FULL_PERCENT * total:
+        return TokenBudgetReason.BATCH_TOO_NARROW
+    return None
+
+
+def _busiest(observation: ServiceObservation) -> int:
+    """Return the largest batch of any replica."""
+    return max((r.running for r in observation.fresh), default=0)
+
+
+def _apply_reason(
+    bounds: Bounds, reason: TokenBudgetReason, params: ServiceParams, busiest: int
+) -> Bounds:
+    """Return the bounds changed for a reason, unchanged if the reason changes none."""
+    tokens, safety, width = bounds.max_tokens, bounds.safety_percent, bounds.max_num_seqs
+    if reason is TokenBudgetReason.TPOT_MISSED:
+        tokens -= max(_STEP_TOKENS, tokens // 4)
+        safety = max(safety - _SAFETY_STEP, _MIN_SAFETY_PERCENT)
+    elif reason is TokenBudgetReason.TTFT_MISSED:
+        tokens += max(_STEP_TOKENS, tokens // 4)
+        safety = min(safety + _SAFETY_STEP, _MAX_SAFETY_PERCENT)
+    elif reason in (TokenBudgetReason.BATCH_TOO_WIDE, TokenBudgetReason.KV_EXHAUSTED):
+        width = max(1, min(width, busiest))  # a width above the largest batch has no effect
+        width -= max(1, width // 4)
+    elif reason is TokenBudgetReason.BATCH_TOO_NARROW:
+        width += max(1, width // 4)
+    else:
+        return bounds
+    moved = replace(bounds, max_tokens=tokens, safety_percent=safety, max_num_seqs=width)
+    return moved.within(params)
+
+
+def _min_width(params: ServiceParams) -> int:
+    return max(1, params.max_num_seqs // _MIN_WIDTH_DIVISOR)
