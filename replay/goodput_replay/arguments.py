@@ -369,8 +369,8 @@ def _add_transforms(parser: CommandParser) -> None:
         metavar="N",
         type=argument_type(_whole, "N"),
         default=0,
-        help="chooses the rows that --rate-scale adds or drops, resampling, and what an emulated "
-        "fleet's placement draws (default: 0)",
+        help="seed of the rows that --rate-scale adds or drops, and of an emulated fleet's random "
+        "placement (default: 0)",
     )
 
 

@@ -1,123 +1,322 @@
-"""Wilson's bounds."""
+"""The interval of one window."""
 
 from __future__ import annotations
 
 import math
+import random
+import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.slo.intervals import Interval, IntervalMethod, requests_needed, wilson
-
-COUNTS = st.integers(1, 5_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
-CONFIDENCES = st.floats(0.5, 0.999)
-SIZES = st.floats(0.5, 10_000)
-
-
-@pytest.mark.parametrize(
-    ("good", "total", "lower", "upper"),
-    [
-        # z = 1.6448536: n/(n + z²) for all good, z²/(n + z²) for none.
-        pytest.param(30, 30, 30 / 32.705543, 1.0, id="30-of-30-shows-91.7-percent"),
-        pytest.param(0, 30, 0.0, 2.705543 / 32.705543, id="0-of-30"),
-        # Roots of (p̂ − p)² = z²·p(1 − p)/n for p̂ = 0.9, n = 100.
-        pytest.param(90, 100, 0.839644, 0.939282, id="90-of-100"),
-        pytest.param(0, 0, 0.0, 1.0, id="nothing-judged-says-nothing"),
-    ],
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.distributions import (
+    beta_quantile,
+    chi_square_quantile,
+    normal_quantile,
+    student_t_quantile,
 )
-def test_wilson_bounds(good: int, total: int, lower: float, upper: float) -> None:
-    interval = wilson(good, total)
-    assert interval.lower == pytest.approx(lower, abs=1e-6)
-    assert interval.upper == pytest.approx(upper, abs=1e-6)
+from goodput_core.slo.intervals import (
+    Interval,
+    IntervalMethod,
+    WindowEstimate,
+    requests_needed,
+)
+
+CONFIDENCES = st.floats(0.5, 0.999)
 
 
-def test_bounds_at_the_edges_are_exact() -> None:
-    assert wilson(7, 7).upper == 1.0
-    assert wilson(0, 7).lower == 0.0
-    assert (wilson(0, 0).lower, wilson(0, 0).upper, wilson(0, 0).effective) == (0.0, 1.0, 0.0)
+def counts(good: list[int], total: list[int]) -> SecondCounts:
+    return SecondCounts(good=good, total=total)
 
 
-def test_a_bound_solves_wilsons_equation() -> None:
-    interval = wilson(45, 50, confidence=0.9)
-    z = 1.2815515655446004
-    for bound in (interval.lower, interval.upper):
-        assert abs(0.9 - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / 50))
+def with_misses(per_s: int, seconds: int, *misses: tuple[int, int]) -> SecondCounts:
+    """A steady load; each of `misses` is a second and how many requests missed in it."""
+    good = [per_s] * seconds
+    for second, missed in misses:
+        good[second] -= missed
+    return counts(good, [per_s] * seconds)
+
+
+def interval(sample: SecondCounts, confidence: float = 0.95) -> Interval:
+    return WindowEstimate(sample).interval(confidence)
+
+
+@st.composite
+def windows(draw: st.DrawFn, max_seconds: int = 200) -> SecondCounts:
+    """Loads and misses of any shape, with at least one request."""
+    seconds = draw(st.integers(1, max_seconds))
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    busiest = draw(st.sampled_from([1, 5, 50]))
+    total = [rng.randint(0, busiest) for _ in range(seconds)]
+    total[rng.randrange(seconds)] += 1
+    chance = draw(st.sampled_from([0.0, 0.01, 0.2, 1.0]))
+    burst = draw(st.integers(0, seconds))
+    missed = [n if s < burst // 4 or rng.random() < chance else 0 for s, n in enumerate(total)]
+    return counts([n - m for n, m in zip(total, missed, strict=True)], total)
+
+
+def formula(sample: SecondCounts, confidence: float) -> tuple[float, float]:
+    """The bounds of docs/verdicts.md, computed as they are written there."""
+    good, total = sample.good, sample.total
+    seconds, n = len(total), sum(total)
+    missed = n - sum(good)
+    e = [t - g - missed / n * t for g, t in zip(good, total, strict=True)]
+    highest, lowest = 0.0, math.inf
+    for blocks in (60, 30, 15, 8):
+        length = seconds // blocks
+        sums = [sum(e[b * length : (b + 1) * length]) for b in range(blocks)]
+        mean = sum(sums) / blocks
+        spread = sum((s - mean) ** 2 for s in sums) * blocks / (blocks - 1)
+        inflation = student_t_quantile(confidence, blocks - 1) / normal_quantile(confidence)
+        v = max(spread * seconds / (blocks * length) * inflation**2, missed * (1 - missed / n))
+        s = max(1.0, *(sum((e + e)[at : at + length]) for at in range(seconds)))
+        y, w = missed + s, v + s * s
+        highest = max(highest, w / (2 * y) * chi_square_quantile(confidence, 2 * y * y / w))
+        if v:
+            low = v / (2 * missed) * chi_square_quantile(1 - confidence, 2 * missed**2 / v)
+            lowest = min(lowest, low)
+        else:
+            lowest = missed
+    return max(0.0, 1 - highest / n), 1 - lowest / n
+
+
+@given(sample=windows(), confidence=st.floats(0.8, 0.999))
+@settings(deadline=None)
+def test_bounds_follow_the_formula(sample: SecondCounts, confidence: float) -> None:
+    longer = counts([*sample.good, *[1] * 60], [*sample.total, *[1] * 60])
+    found = interval(longer, confidence)
+    lower, upper = formula(longer, confidence)
+    share = longer.attainment.good / longer.attainment.total
+    assert found.lower == pytest.approx(min(lower, share), abs=1e-9)
+    # The upper bound is raised to the exact one of independent requests where that is wider.
+    assert found.upper >= max(upper, share) - 1e-9
+    missed = longer.attainment.total - longer.attainment.good
+    exact = beta_quantile(confidence, longer.attainment.good + 1, missed) if missed else 1.0
+    assert found.upper == pytest.approx(max(upper, exact, share), abs=1e-9)
 
 
 @pytest.mark.parametrize(
     ("objective", "needed"),
-    [("0.99", 268), ("0.95", 52), ("0.999", 2703), ("0.5", 3)],
+    [("0.99", 300), ("0.95", 60), ("0.999", 2996), ("0.5", 6)],
 )
-def test_requests_needed_is_where_a_clean_run_first_reaches_the_objective(
+def test_requests_needed_is_where_a_clean_window_first_reaches_the_objective(
     objective: str, needed: int
 ) -> None:
     goal = Fraction(objective)
     assert requests_needed(goal) == needed
-    assert wilson(needed, needed).lower >= goal
-    assert wilson(needed - 1, needed - 1).lower < goal
+    assert interval(counts([1] * needed, [1] * needed)).lower >= goal
+    assert interval(counts([1] * (needed - 1), [1] * (needed - 1))).lower < goal
+
+
+@pytest.mark.parametrize(
+    ("sample", "lower", "upper"),
+    [
+        # 1 + ln(0.05) / n, the rule of three.
+        pytest.param(counts([1] * 300, [1] * 300), 0.990014, 1.0, id="300-of-300"),
+        pytest.param(counts([30], [30]), 0.900142, 1.0, id="30-of-30-in-one-second"),
+        # 0.95 to the power of 1 / 30, below 1.
+        pytest.param(counts([0] * 30, [1] * 30), 0.0, 0.095034, id="0-of-30"),
+        pytest.param(counts([0], [0]), 0.0, 1.0, id="nothing-judged-says-nothing"),
+    ],
+)
+def test_bounds_without_misses_or_without_anything_else(
+    sample: SecondCounts, lower: float, upper: float
+) -> None:
+    found = interval(sample)
+    assert found.lower == pytest.approx(lower, abs=1e-6)
+    assert found.upper == pytest.approx(upper, abs=1e-6)
+
+
+def test_bounds_at_the_edges_are_exact() -> None:
+    assert interval(counts([7], [7])).upper == 1.0
+    assert interval(counts([0], [7])).lower == 0.0
+    nothing = interval(counts([0, 0], [0, 0]))
+    assert (nothing.lower, nothing.upper, nothing.effective) == (0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("misses", "lower", "effective"),
+    [
+        pytest.param([(k, 1) for k in range(25, 300, 50)], 0.99211, 1500, id="far-apart"),
+        pytest.param([(60, 3), (200, 3)], 0.98751, 432, id="in-two-bursts"),
+        pytest.param([(60, 5), (61, 1)], 0.98108, 185, id="in-one-burst"),
+    ],
+)
+def test_the_example_of_the_documentation(
+    misses: list[tuple[int, int]], lower: float, effective: float
+) -> None:
+    found = interval(with_misses(5, 300, *misses))
+    assert found.lower == pytest.approx(lower, abs=1e-5)
+    assert found.effective == pytest.approx(effective, abs=0.5)
+
+
+def test_misses_in_bursts_widen_both_bounds() -> None:
+    apart = interval(with_misses(10, 300, *((k * 10, 1) for k in range(30))))
+    seconds = interval(with_misses(10, 300, *((k * 100, 10) for k in range(3))))
+    together = interval(with_misses(10, 300, *((k, 10) for k in range(100, 103))))
+    assert apart.lower > seconds.lower > together.lower
+    assert apart.upper < seconds.upper < together.upper
+    assert apart.effective > seconds.effective > together.effective
+
+
+def test_misses_far_apart_are_worth_all_their_requests() -> None:
+    found = interval(with_misses(10, 300, *((k * 10, 1) for k in range(30))))
+    assert found.effective == pytest.approx(3000)
+
+
+def test_a_whole_block_of_misses_is_worth_few_requests() -> None:
+    found = interval(with_misses(10, 300, *((k, 10) for k in range(10))))
+    assert found.effective < 3000 / 50
+
+
+@pytest.mark.parametrize("good", [0, 10], ids=["all-missed", "all-attained"])
+def test_without_both_kinds_every_request_counts(good: int) -> None:
+    assert interval(counts([good] * 60, [10] * 60)).effective == 600
+
+
+def test_independent_requests_keep_most_of_their_worth() -> None:
+    rng = random.Random(5)
+    worth = []
+    for _ in range(50):
+        total = [rng.randint(0, 10) for _ in range(300)]
+        good = [sum(rng.random() < 0.95 for _ in range(n)) for n in total]
+        worth.append(interval(counts(good, total)).effective / sum(total))
+    assert sum(worth) / len(worth) > 0.5
+
+
+def test_a_declared_outage_lowers_the_lower_bound_only() -> None:
+    estimate = WindowEstimate(with_misses(5, 300))
+    plain, declared = estimate.interval(), estimate.interval(outage_s=2)
+    assert declared.lower < plain.lower
+    assert declared.upper == plain.upper
+    assert declared.lower == pytest.approx(1 - 2.9957 * 2 / 300, abs=1e-4)
+
+
+def test_a_clean_window_excludes_a_third_of_what_the_objective_allows() -> None:
+    estimate = WindowEstimate(with_misses(5, 300))
+    excluded_s = estimate.excluded_outage_s(Fraction(99, 100))
+    assert excluded_s == pytest.approx(300 * 0.01 / 2.9957, rel=2e-3)
+    assert estimate.interval(outage_s=excluded_s).lower >= 0.99
+    assert estimate.interval(outage_s=excluded_s * 1.01).lower < 0.99
+
+
+def test_a_window_below_its_objective_excludes_no_outage() -> None:
+    estimate = WindowEstimate(with_misses(5, 300, (100, 5), (200, 5)))
+    assert estimate.excluded_outage_s(Fraction(999, 1000)) == 0.0
 
 
 def test_sharing_the_error_widens_the_upper_bound_only() -> None:
-    alone, shared = wilson(90, 100), wilson(90, 100, classes=3)
+    estimate = WindowEstimate(with_misses(10, 300, *((k * 10, 1) for k in range(30))))
+    alone, shared = estimate.interval(), estimate.interval(classes=3)
     assert shared.lower == alone.lower
     assert shared.uppers[0] == alone.upper
     assert shared.uppers == tuple(sorted(shared.uppers))
-    assert shared.uppers[1] == wilson(90, 100, confidence=0.975).upper
+    assert shared.uppers[1] == estimate.interval(0.975).upper
 
 
 @pytest.mark.parametrize("confidence", [0.49, 1.0, 95.0])
-def test_a_confidence_that_is_none_is_refused(confidence: float) -> None:
+def test_a_confidence_out_of_bounds_is_refused(confidence: float) -> None:
     with pytest.raises(ValueError, match="confidence"):
-        wilson(1, 2, confidence=confidence)
+        interval(counts([1], [2]), confidence)
 
 
-def test_requests_worth_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="worth"):
-        wilson(1, 2, effective=0)
+@pytest.mark.parametrize(("good", "total"), [([], []), ([1], [1, 2])])
+def test_counts_that_are_no_window_are_refused(good: list[int], total: list[int]) -> None:
+    with pytest.raises(ValueError, match="entries"):
+        counts(good, total)
 
 
 @pytest.mark.parametrize(("lower", "uppers"), [(0.5, (0.4,)), (-0.1, (1.0,)), (0.5, ()), (0, (2,))])
 def test_an_interval_out_of_order_is_refused(lower: float, uppers: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="not in order"):
         Interval(
-            lower=lower, uppers=uppers, confidence=0.95, effective=1, method=IntervalMethod.WILSON
+            lower=lower, uppers=uppers, confidence=0.95, effective=1, method=IntervalMethod.BLOCKS
         )
 
 
-@given(counts=COUNTS, size=SIZES, confidence=CONFIDENCES, classes=st.integers(1, 20))
+def test_one_second_has_no_blocks() -> None:
+    assert interval(counts([30], [30])).method is IntervalMethod.EXACT
+    assert interval(counts([30, 30], [30, 30])).method is IntervalMethod.BLOCKS
+
+
+def test_seconds_without_requests_change_nothing() -> None:
+    alone = interval(counts([1], [1]))
+    idle = interval(counts([1] + [0] * 299, [1] + [0] * 299))
+    assert (idle.lower, idle.upper) == (alone.lower, 1.0)
+
+
+def test_counts_of_billions_are_handled() -> None:
+    estimate = WindowEstimate(with_misses(10**8, 60, *((k, 10**6) for k in range(60))))
+    found = estimate.interval(classes=4)
+    assert 0.98999 < found.lower < 0.99 < found.upper < 0.99001
+
+
+def test_a_day_of_seconds_takes_less_than_a_second() -> None:
+    rng = random.Random(1)
+    total = [rng.randint(0, 40) for _ in range(86_400)]
+    sample = counts([n - (rng.random() < 0.03 and n > 0) for n in total], total)
+    started = time.process_time()
+    WindowEstimate(sample).interval(classes=4)
+    assert time.process_time() - started < 1
+
+
+@given(sample=windows(), confidence=CONFIDENCES, classes=st.integers(1, 20))
+@settings(deadline=None)
 def test_bounds_are_ordered_and_contain_the_share(
-    counts: tuple[int, int], size: float, confidence: float, classes: int
+    sample: SecondCounts, confidence: float, classes: int
 ) -> None:
-    good, total = counts
-    found = wilson(good, total, effective=size, confidence=confidence, classes=classes)
-    assert 0 <= found.lower <= good / total <= found.upper <= 1
+    found = WindowEstimate(sample).interval(confidence, classes=classes)
+    share = sample.attainment.good / sample.attainment.total
+    assert 0 <= found.lower <= share <= found.upper <= 1
     assert list(found.uppers) == sorted(found.uppers)
+    assert 0 < found.effective <= sample.attainment.total
 
 
-@given(counts=COUNTS, sizes=st.tuples(SIZES, SIZES), confidence=CONFIDENCES)
-def test_more_independent_requests_narrow_both_bounds(
-    counts: tuple[int, int], sizes: tuple[float, float], confidence: float
+@given(sample=windows(), confidence=CONFIDENCES)
+@settings(deadline=None)
+def test_bounds_are_never_narrower_than_the_exact_ones_of_independent_requests(
+    sample: SecondCounts, confidence: float
 ) -> None:
-    few, many = (wilson(*counts, effective=n, confidence=confidence) for n in sorted(sizes))
-    assert few.lower <= many.lower + 1e-12
-    assert few.upper >= many.upper - 1e-12
+    found = interval(sample, confidence)
+    good, total = sample.attainment.good, sample.attainment.total
+    exact_lower = beta_quantile(1 - confidence, good, total - good + 1) if good else 0.0
+    exact_upper = beta_quantile(confidence, good + 1, total - good) if good < total else 1.0
+    assert found.lower <= exact_lower + 1e-9
+    assert found.upper >= exact_upper - 1e-9
 
 
-@given(counts=COUNTS, confidences=st.tuples(CONFIDENCES, CONFIDENCES))
+@given(sample=windows(), confidences=st.tuples(CONFIDENCES, CONFIDENCES))
+@settings(deadline=None)
 def test_more_confidence_widens_both_bounds(
-    counts: tuple[int, int], confidences: tuple[float, float]
+    sample: SecondCounts, confidences: tuple[float, float]
 ) -> None:
-    low, high = (wilson(*counts, confidence=c) for c in sorted(confidences))
-    assert high.lower <= low.lower + 1e-12
-    assert high.upper >= low.upper - 1e-12
+    low, high = (interval(sample, c) for c in sorted(confidences))
+    assert high.lower <= low.lower + 1e-9
+    assert high.upper >= low.upper - 1e-9
 
 
-@given(counts=COUNTS)
-def test_one_more_attained_request_raises_both_bounds(counts: tuple[int, int]) -> None:
-    good, total = counts
-    assume(good < total)
-    less, more = wilson(good, total), wilson(good + 1, total)
+@given(per_s=st.integers(1, 20), seconds=st.integers(1, 120), times=st.integers(2, 10))
+@settings(deadline=None)
+def test_a_longer_clean_window_raises_the_lower_bound(per_s: int, seconds: int, times: int) -> None:
+    short = interval(with_misses(per_s, seconds))
+    long = interval(with_misses(per_s, seconds * times))
+    assert long.lower >= short.lower
+
+
+@given(good=st.integers(0, 500), missed=st.integers(1, 500))
+@settings(deadline=None)
+def test_one_more_attained_request_raises_both_bounds(good: int, missed: int) -> None:
+    total = good + missed
+    less, more = (interval(counts([g], [total])) for g in (good, good + 1))
     assert less.lower <= more.lower
     assert less.upper <= more.upper
+
+
+@given(sample=windows())
+@settings(deadline=None)
+def test_equal_windows_have_equal_bounds(sample: SecondCounts) -> None:
+    again = counts(list(sample.good), list(sample.total))
+    assert interval(sample) == interval(again)

@@ -53,3 +53,23 @@ def test_a_request_that_was_never_sent_has_no_lag() -> None:
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.OK])
 def test_only_a_completed_answer_has_an_end_to_end_time(outcome: Outcome) -> None:
     assert replace(RECORD, outcome=outcome).e2e_ns is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "expected"),
+    [
+        (Outcome.ERROR, 400, True),
+        (Outcome.ERROR, 404, True),
+        (Outcome.ERROR, 499, True),
+        (Outcome.ERROR, 408, False),
+        (Outcome.ERROR, 429, False),
+        (Outcome.ERROR, 500, False),
+        (Outcome.ERROR, None, False),
+        (Outcome.SHED, 429, False),
+        (Outcome.OK, 200, False),
+    ],
+)
+def test_a_rejection_is_the_clients_unless_it_is_for_time_or_load(
+    outcome: Outcome, status: int | None, expected: bool
+) -> None:
+    assert replace(RECORD, outcome=outcome, status=status).client_error is expected

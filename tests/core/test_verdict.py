@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import ExitCode
-from goodput_core.slo.attainment import Attainment
-from goodput_core.slo.intervals import Interval, IntervalMethod, wilson
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.intervals import Interval, IntervalMethod
 from goodput_core.slo.verdict import (
     MIN_BLOCKS,
     ClassEvidence,
@@ -19,13 +19,12 @@ from goodput_core.slo.verdict import (
     ValidityEvidence,
     Verdict,
     VerdictKind,
-    backlog_bars_pass,
+    class_evidence,
     decide,
 )
 
 MS = 1_000_000
 SECOND = 1_000 * MS
-WINDOW = 300 * SECOND
 
 
 def evidence(
@@ -34,23 +33,33 @@ def evidence(
     *,
     name: str = "chat",
     objective: str | None = "0.99",
-    effective: float | None = None,
-    backlog_ns: int = 0,
-    blocks: int = 30,
+    seconds: int = 300,
     unjudged: int = 0,
+    short: int = 0,
+    outage_s: int = 0,
     classes: int = 3,
+    burst: bool = False,
 ) -> ClassEvidence:
-    return ClassEvidence(
-        name=name,
-        objective=None if objective is None else Fraction(objective),
-        attainment=Attainment(good=good, total=total),
-        interval=wilson(good, total, effective=effective, classes=classes) if total else None,
+    """A class whose requests, and whose misses unless in one burst, lie evenly in the window."""
+    totals, misses = _even(total, seconds), _even(total - good, seconds)
+    if burst:
+        left, misses = total - good, []
+        for n in totals:
+            misses.append(min(left, n))
+            left -= misses[-1]
+    return class_evidence(
+        name,
+        None if objective is None else Fraction(objective),
+        SecondCounts(good=[n - m for n, m in zip(totals, misses, strict=True)], total=totals),
+        classes=classes,
+        outage_s=outage_s,
         unjudged=unjudged,
-        blocks=blocks,
-        block_ns=10 * SECOND,
-        backlog_ns=backlog_ns,
-        window_ns=WINDOW,
+        short=short,
     )
+
+
+def _even(count: int, seconds: int) -> list[int]:
+    return [count * (s + 1) // seconds - count * s // seconds for s in range(seconds)]
 
 
 def valid(
@@ -59,12 +68,18 @@ def valid(
     lag_p99_ns: int | None = MS,
     tightest_ttft_ns: int | None = 500 * MS,
     unsent: int = 0,
+    missed: int = 0,
+    client_errors: int = 0,
+    baseline_answered: bool = False,
     incomplete: str = "",
 ) -> ValidityEvidence:
     return ValidityEvidence(
         lag_p99_ns=lag_p99_ns,
         tightest_ttft_ns=tightest_ttft_ns,
         unsent=unsent,
+        missed=missed,
+        client_errors=client_errors,
+        baseline_answered=baseline_answered,
         incomplete=incomplete,
         without_lag=classes if without_lag is None else without_lag,
     )
@@ -79,13 +94,13 @@ def verdict_on(*classes: ClassEvidence) -> Verdict:
     [
         pytest.param(evidence(), VerdictKind.PASS, Reason.ATTAINED, id="1000-of-1000-pass"),
         pytest.param(
-            evidence(268, 268), VerdictKind.PASS, Reason.ATTAINED, id="268-clean-requests-show-99"
+            evidence(300, 300), VerdictKind.PASS, Reason.ATTAINED, id="300-clean-requests-show-99"
         ),
         pytest.param(
-            evidence(267, 267),
+            evidence(299, 299),
             VerdictKind.INCONCLUSIVE,
             Reason.TOO_FEW_REQUESTS,
-            id="267-clean-requests-do-not",
+            id="299-clean-requests-do-not",
         ),
         pytest.param(
             evidence(30, 30),
@@ -94,10 +109,31 @@ def verdict_on(*classes: ClassEvidence) -> Verdict:
             id="30-of-30-proves-nothing",
         ),
         pytest.param(
-            evidence(1000, 1000, effective=200),
+            evidence(20, 20),
             VerdictKind.INCONCLUSIVE,
             Reason.TOO_FEW_REQUESTS,
-            id="dependent-requests-count-for-fewer",
+            id="20-of-20-proves-nothing",
+        ),
+        pytest.param(
+            evidence(1494, 1500), VerdictKind.PASS, Reason.ATTAINED, id="misses-far-apart-may-pass"
+        ),
+        pytest.param(
+            evidence(1494, 1500, burst=True),
+            VerdictKind.INCONCLUSIVE,
+            Reason.INTERVAL_SPANS_OBJECTIVE,
+            id="as-many-misses-in-one-burst-do-not",
+        ),
+        pytest.param(
+            evidence(2100, 2210),
+            VerdictKind.FAIL,
+            Reason.BELOW_OBJECTIVE,
+            id="2210-requests-are-never-too-few",
+        ),
+        pytest.param(
+            evidence(2186, 2210, burst=True),
+            VerdictKind.INCONCLUSIVE,
+            Reason.INTERVAL_SPANS_OBJECTIVE,
+            id="2210-requests-are-never-too-few-in-one-burst-either",
         ),
         pytest.param(
             evidence(990, 1000),
@@ -109,37 +145,40 @@ def verdict_on(*classes: ClassEvidence) -> Verdict:
             evidence(900, 1000), VerdictKind.FAIL, Reason.BELOW_OBJECTIVE, id="far-below-fails"
         ),
         pytest.param(
-            evidence(0, 10, blocks=2),
+            evidence(0, 10, seconds=2),
             VerdictKind.FAIL,
             Reason.BELOW_OBJECTIVE,
             id="nothing-attained-fails-even-on-ten-requests",
         ),
         pytest.param(
-            evidence(blocks=MIN_BLOCKS - 1),
+            evidence(seconds=MIN_BLOCKS - 1),
             VerdictKind.INCONCLUSIVE,
             Reason.TOO_FEW_BLOCKS,
             id="too-few-blocks",
         ),
         pytest.param(
-            evidence(blocks=MIN_BLOCKS), VerdictKind.PASS, Reason.ATTAINED, id="enough-blocks"
+            evidence(seconds=MIN_BLOCKS), VerdictKind.PASS, Reason.ATTAINED, id="enough-blocks"
         ),
         pytest.param(
-            evidence(backlog_ns=WINDOW // 20),
-            VerdictKind.PASS,
-            Reason.ATTAINED,
-            id="a-backlog-of-exactly-a-twentieth-may-pass",
-        ),
-        pytest.param(
-            evidence(backlog_ns=WINDOW // 20 + 1),
-            VerdictKind.INCONCLUSIVE,
-            Reason.BACKLOG,
-            id="a-longer-backlog-bars-pass",
-        ),
-        pytest.param(
-            evidence(200, 1000, effective=1.2, backlog_ns=WINDOW),
+            evidence(200, 1000, burst=True),
             VerdictKind.FAIL,
             Reason.BELOW_OBJECTIVE,
             id="an-overloaded-run-fails",
+        ),
+        pytest.param(
+            evidence(outage_s=1), VerdictKind.PASS, Reason.ATTAINED, id="a-declared-outage-fits"
+        ),
+        pytest.param(
+            evidence(outage_s=2),
+            VerdictKind.INCONCLUSIVE,
+            Reason.INTERVAL_SPANS_OBJECTIVE,
+            id="a-longer-declared-outage-takes-a-longer-window",
+        ),
+        pytest.param(
+            evidence(3000, 3000, outage_s=10, seconds=3000),
+            VerdictKind.PASS,
+            Reason.ATTAINED,
+            id="3000-s-exclude-10-s-of-outage",
         ),
         pytest.param(
             evidence(500, 1000, unjudged=3),
@@ -218,11 +257,59 @@ def test_a_single_run_says_that_it_excludes_the_spread_between_runs() -> None:
         assert "single run" in verdict_on(found).sentence
 
 
-def test_sentence_is_what_a_person_reads() -> None:
-    assert verdict_on(evidence(999, 1000)).sentence == (
-        "chat: 999 of 1000 attained, at least 99.55% with 95% confidence, and 99% was promised. "
+def test_the_sentence_of_a_pass_names_the_bound_and_the_excluded_outage() -> None:
+    assert verdict_on(evidence()).sentence == (
+        "chat: 1000 of 1000 attained, at least 99.70% with 95% confidence, the objective is 99%; "
+        "it is met even with one unseen outage of 1 s. "
         "This is a single run: the spread between runs is not included."
     )
+
+
+def test_the_sentence_of_an_open_verdict_says_what_to_do() -> None:
+    assert verdict_on(evidence(990, 1000)).sentence == (
+        "chat: 990 of 1000 attained, between 98.30% and 99.45%, each bound with 95% confidence, "
+        "the objective is 99%. Replay a longer window, or repeat the run. "
+        "This is a single run: the spread between runs is not included."
+    )
+
+
+def test_the_sentence_names_the_window_that_a_declared_outage_takes() -> None:
+    sentence = verdict_on(evidence(outage_s=10)).sentence
+    assert "excludes an unseen outage of 1 s and not of 10 s" in sentence
+    assert "takes about 49 min" in sentence
+
+
+def test_mostly_short_answers_name_the_option_that_allows_them() -> None:
+    assert "--length-pinning none" in verdict_on(evidence(100, 1000, short=800)).sentence
+    assert "--length-pinning none" not in verdict_on(evidence(100, 1000, short=400)).sentence
+    assert "--length-pinning none" not in verdict_on(evidence()).sentence
+
+
+def test_a_rolling_window_has_no_client_and_no_runs() -> None:
+    verdict = decide([evidence()], None)
+    assert verdict.kind is VerdictKind.PASS
+    assert "run" not in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("client_errors", "baseline_answered", "invalid"),
+    [
+        pytest.param(50, False, False, id="half-of-the-misses-may-be-rejections"),
+        pytest.param(51, False, True, id="most-misses-may-not"),
+        pytest.param(51, True, False, id="unless-a-baseline-answered-the-same-requests"),
+        pytest.param(0, False, False, id="no-rejection"),
+    ],
+)
+def test_rejected_requests_invalidate(
+    client_errors: int, baseline_answered: bool, invalid: bool
+) -> None:
+    found = evidence(900, 1000)
+    verdict = decide(
+        [found],
+        valid(found, missed=100, client_errors=client_errors, baseline_answered=baseline_answered),
+    )
+    assert (verdict.reason is Reason.CLIENT_ERROR) is invalid
+    assert (verdict.kind is VerdictKind.INVALID) is invalid
 
 
 def test_a_bound_that_misses_the_objective_is_not_rounded_up_to_it() -> None:
@@ -242,6 +329,8 @@ def test_a_bound_that_misses_the_objective_is_not_rounded_up_to_it() -> None:
         pytest.param(25, 500, False, id="five-percent-of-the-tightest-ttft-is-allowed"),
         pytest.param(26, 500, True, id="more-than-five-percent-is-not"),
         pytest.param(11, None, True, id="without-a-ttft-target-ten-milliseconds-hold"),
+        pytest.param(100, 30_000, False, id="a-tenth-of-a-second-is-allowed-for-a-slow-target"),
+        pytest.param(101, 30_000, True, id="more-is-never-allowed"),
         pytest.param(None, 500, False, id="nothing-sent-has-no-lag"),
     ],
 )
@@ -316,6 +405,7 @@ def test_reasons_never_change() -> None:
         "Attained",
         "Backlog",
         "BelowObjective",
+        "ClientError",
         "ClientLag",
         "ClientLagDecides",
         "Incomplete",
@@ -337,9 +427,9 @@ def any_class(draw: st.DrawFn, name: str) -> ClassEvidence:
         total,
         name=name,
         objective=draw(st.sampled_from([None, "0.5", "0.9", "0.99"])),
-        effective=draw(st.floats(0.5, 5000)),
-        backlog_ns=draw(st.integers(0, WINDOW)),
-        blocks=draw(st.integers(0, 60)),
+        burst=draw(st.booleans()),
+        seconds=draw(st.integers(1, 90)),
+        outage_s=draw(st.sampled_from([0, 0, 1, 5])),
         unjudged=draw(st.sampled_from([0, 0, 0, 5])),
     )
 
@@ -376,7 +466,7 @@ def test_pass_and_fail_exclude_each_other(classes: list[ClassEvidence]) -> None:
         assert found.interval is not None
         if class_verdict.kind is VerdictKind.PASS:
             assert found.interval.lower >= found.objective
-            assert not backlog_bars_pass(found.backlog_ns, found.window_ns)
+            assert found.blocks >= MIN_BLOCKS
         if class_verdict.kind is VerdictKind.FAIL:
             assert found.interval.upper < found.objective
 

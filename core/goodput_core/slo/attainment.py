@@ -7,7 +7,7 @@ percentage is frozen as a float. What a request counts as is `judging`'s decisio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from goodput_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Attainment", "AttainmentTally", "ClassCounts", "goodput_per_s"]
+__all__ = ["Attainment", "AttainmentTally", "ClassCounts", "SecondCounts", "goodput_per_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,33 @@ class Attainment:
 
     def __add__(self, other: Attainment) -> Attainment:
         return Attainment(good=self.good + other.good, total=self.total + other.total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondCounts:
+    """One class's judged requests by second of a window; intervals are computed from these.
+
+    Args:
+        good: requests that attained, one entry per second.
+        total: requests that attained or missed, as many entries; at least one.
+
+    Raises:
+        ValueError: no entries, or not as many of one as of the other.
+    """
+
+    good: Sequence[int]
+    total: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if len(self.good) != len(self.total) or not self.total:
+            raise ValueError(
+                f"{len(self.good)} and {len(self.total)} entries cannot be the counts of a window"
+            )
+
+    @property
+    def attainment(self) -> Attainment:
+        """The counts of the whole window."""
+        return Attainment(good=sum(self.good), total=sum(self.total))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

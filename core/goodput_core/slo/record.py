@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from goodput_core.slo.targets import Targets
 
 __all__ = ["Outcome", "RequestRecord"]
+
+_NOT_THE_CLIENTS: Final = frozenset({408, 429})  # a time-out and a refusal for load
 
 
 class Outcome(StrEnum):
@@ -108,3 +111,13 @@ class RequestRecord:
     def lag_ns(self) -> int | None:
         """How late the client sent it; None when it was never sent."""
         return None if self.sent_ns is None else self.sent_ns - self.scheduled_ns
+
+    @property
+    def client_error(self) -> bool:
+        """True if the server rejected the request as wrong: 4xx other than 408 and 429."""
+        return (
+            self.outcome is Outcome.ERROR
+            and self.status is not None
+            and 400 <= self.status < 500
+            and self.status not in _NOT_THE_CLIENTS
+        )

@@ -1,9 +1,9 @@
-"""The verdict on a run: PASS, FAIL, INCONCLUSIVE or INVALID, a stable reason and a sentence.
+"""The verdict on a run or a rolling window: PASS, FAIL, INCONCLUSIVE or INVALID, and its reason.
 
-Pure rules over gathered evidence, so that the replayer, a gate and the operator decide alike
-and every rule can be tested with numbers on paper. Nothing here reads records, resamples or
-prints. Comparing two runs will bring its own evidence (a difference and a margin) into
-`decide` beside these classes; the rules of one run stay as they are.
+One set of rules, so that the replayer, the operator and a gate decide alike, and every rule can
+be tested with numbers on paper. Nothing here reads records or prints. A comparison of two runs
+will bring its own evidence (a difference and a margin) into `decide` beside these classes; the
+rules of one run stay as they are.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import ExitCode
-from goodput_core.slo.attainment import Attainment
-from goodput_core.slo.intervals import Interval, requests_needed
+from goodput_core.slo.attainment import Attainment, SecondCounts
+from goodput_core.slo.intervals import (
+    DEFAULT_CONFIDENCE,
+    Interval,
+    WindowEstimate,
+    count_blocks,
+    requests_needed,
+)
 from goodput_core.slo.targets import format_objective
-from goodput_core.units import NS_PER_MS, format_duration
+from goodput_core.units import NS_PER_MS, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,20 +36,20 @@ __all__ = [
     "ValidityEvidence",
     "Verdict",
     "VerdictKind",
-    "backlog_bars_pass",
+    "class_evidence",
     "decide",
+    "format_share",
 ]
 
-# A block outlasts the longest backlog, and a backlog may last a twentieth of the window, so a
-# judgeable window always holds about twenty blocks. Fewer say too little about their spread.
+# A window of fewer seconds has fewer blocks, which say too little about their own spread.
 MIN_BLOCKS: Final = 20
-_LAG_FLOOR_NS: Final = 10 * NS_PER_MS
+_LEAST_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
+_MOST_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
 _LAG_SHARE: Final = 20  # of the tightest TTFT: 5 %
-_BACKLOG_SHARE: Final = 20  # of the window
 
 
 class VerdictKind(StrEnum):
-    """The four answers, and what each means to whoever asked."""
+    """The four possible verdicts."""
 
     PASS = "PASS"  # noqa: S105 - not a password
     FAIL = "FAIL"
@@ -52,12 +58,12 @@ class VerdictKind(StrEnum):
 
     @property
     def exit_code(self) -> ExitCode:
-        """What a gate tells the shell."""
+        """The exit code of a command that ends with this verdict."""
         return ExitCode[self.name]
 
 
 class Reason(StrEnum):
-    """Why a verdict is what it is. Scripts and conditions match on these: they never change."""
+    """The reason of a verdict. Scripts and conditions match on these: they never change."""
 
     ATTAINED = "Attained"
     """PASS: the lower bound of every class reaches its objective."""
@@ -70,11 +76,11 @@ class Reason(StrEnum):
     UNJUDGED = "Unjudged"
     """INCONCLUSIVE: some requests of the class could not be judged from what was recorded."""
     BACKLOG = "Backlog"
-    """INCONCLUSIVE: one backlog lasted over a twentieth of the window."""
+    """No longer emitted: the interval accounts for long backlogs. Kept for older summaries."""
     TOO_FEW_BLOCKS = "TooFewBlocks"
-    """INCONCLUSIVE: the window holds too few blocks for its backlogs."""
+    """INCONCLUSIVE: the window is too short to see how its seconds differ."""
     TOO_FEW_REQUESTS = "TooFewRequests"
-    """INCONCLUSIVE: so few requests could not show the objective if all attained."""
+    """INCONCLUSIVE: so few requests could not show the objective even if all attained."""
     INTERVAL_SPANS_OBJECTIVE = "IntervalSpansObjective"
     """INCONCLUSIVE: the objective lies between the bounds."""
     INCOMPLETE = "Incomplete"
@@ -82,25 +88,28 @@ class Reason(StrEnum):
     UNSENT_ROWS = "UnsentRows"
     """INVALID: rows of the window were never sent."""
     CLIENT_LAG = "ClientLag"
-    """INVALID: the client sent too late."""
+    """INVALID: the client sent its requests too late."""
     CLIENT_LAG_DECIDES = "ClientLagDecides"
-    """INVALID: without the client's own lag a class's verdict would be another."""
+    """INVALID: without the client's own lag the verdict on a class would change."""
+    CLIENT_ERROR = "ClientError"
+    """INVALID: most misses are requests that the server rejected as wrong (4xx)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassEvidence:
-    """What one run shows about one class.
+    """The evidence about one class in one window; see `class_evidence`.
 
     Args:
         name: the class.
-        objective: the share that must attain; None: reported, never judged.
+        objective: the share that must attain; None if the class is reported, not judged.
         attainment: attained of judged.
         interval: the bounds of the attainment; None exactly when nothing was judged.
-        unjudged: requests in neither count because the record cannot tell about them.
-        blocks: non-overlapping blocks that the window holds.
-        block_ns: the length of a block, longer than the longest backlog.
-        backlog_ns: the longest backlog of the run, over all classes.
+        unjudged: requests in neither count because the record does not suffice to judge them.
+        short: misses because the answer had fewer tokens than the replayed row.
         window_ns: the length of the window.
+        outage_ns: the longest outage that the lower bound includes (`slo.outageSeconds`).
+        excluded_outage_ns: the longest unseen outage with which the lower bound still meets the
+            objective.
     """
 
     name: str
@@ -108,34 +117,48 @@ class ClassEvidence:
     attainment: Attainment
     interval: Interval | None
     unjudged: int = 0
-    blocks: int
-    block_ns: int
-    backlog_ns: int
+    short: int = 0
     window_ns: int
+    outage_ns: int = 0
+    excluded_outage_ns: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks at the finest scale of the window."""
+        return count_blocks(-(-self.window_ns // NS_PER_S))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidityEvidence:
-    """What one run shows about its own client.
+    """The evidence about the client of one run.
 
     Args:
         lag_p99_ns: nearest-rank p99 of actual minus scheduled send; None when nothing was sent.
-        tightest_ttft_ns: the smallest TTFT that was promised to any request.
+        tightest_ttft_ns: the smallest TTFT target of any request.
         unsent: rows of the window that were never sent.
-        incomplete: why the run ended early, as the end of a sentence; empty: it did not.
+        missed: judged requests that missed.
+        client_errors: of these, requests that the server rejected as wrong (4xx other than 408
+            and 429).
+        baseline_answered: a baseline answered the same requests, so that the rejections are the
+            service's.
+        incomplete: why the run ended early, as the end of a sentence; empty if it did not.
         without_lag: the classes, in the same order, had each request been sent on time.
     """
 
     lag_p99_ns: int | None
     tightest_ttft_ns: int | None
     unsent: int
+    missed: int = 0
+    client_errors: int = 0
+    baseline_answered: bool = False
     incomplete: str = ""
     without_lag: tuple[ClassEvidence, ...]
 
     @property
     def lag_limit_ns(self) -> int:
-        """The p99 of lag beyond which a run says more about its client than about the service."""
-        return max(_LAG_FLOOR_NS, (self.tightest_ttft_ns or 0) // _LAG_SHARE)
+        """The largest p99 lag of a valid run: max(10 ms, min(5 % of the tightest TTFT, 100 ms))."""
+        share_ns = (self.tightest_ttft_ns or 0) // _LAG_SHARE
+        return max(_LEAST_LAG_LIMIT_NS, min(share_ns, _MOST_LAG_LIMIT_NS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +173,7 @@ class ClassVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on a run.
+    """The verdict on a run or a rolling window.
 
     Args:
         kind: of the four.
@@ -167,48 +190,89 @@ class Verdict:
     skipped: tuple[str, ...]
 
 
-def backlog_bars_pass(backlog_ns: int, window_ns: int) -> bool:
-    """Whether a backlog is so long that the window shows little but its one course."""
-    return backlog_ns * _BACKLOG_SHARE > window_ns
+def class_evidence(
+    name: str,
+    objective: Fraction | None,
+    counts: SecondCounts,
+    *,
+    confidence: float = DEFAULT_CONFIDENCE,
+    classes: int = 1,
+    outage_s: int = 0,
+    unjudged: int = 0,
+    short: int = 0,
+) -> ClassEvidence:
+    """Compute the interval of one class from its per-second counts.
+
+    Args:
+        name: the class.
+        objective: the share that must attain; None if the class is reported, not judged.
+        counts: judged requests, one entry per second of the window.
+        confidence: of each one-sided bound.
+        classes: how many classes share the error of the upper bound.
+        outage_s: the longest outage that a PASS must exclude, `slo.outageSeconds`.
+        unjudged: requests that could not be judged from what was recorded.
+        short: misses because the answer had fewer tokens than the replayed row.
+    """
+    attainment = counts.attainment
+    interval, excluded_s = None, 0.0
+    if attainment.total:
+        estimate = WindowEstimate(counts)
+        interval = estimate.interval(confidence, classes=classes, outage_s=outage_s)
+        if objective is not None:
+            excluded_s = estimate.excluded_outage_s(objective, confidence)
+    return ClassEvidence(
+        name=name,
+        objective=objective,
+        attainment=attainment,
+        interval=interval,
+        unjudged=unjudged,
+        short=short,
+        window_ns=len(counts.total) * NS_PER_S,
+        outage_ns=outage_s * NS_PER_S,
+        excluded_outage_ns=int(excluded_s * NS_PER_S),
+    )
 
 
-def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence) -> Verdict:
-    """The verdict on one run.
+def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) -> Verdict:
+    """Return the verdict on one run, or on a rolling window.
 
     INVALID > FAIL > INCONCLUSIVE > PASS. An invalid run shows the client, not the service, so
-    nothing else may be read off it. FAIL comes before INCONCLUSIVE because one broken promise is
-    enough, whatever stays unknown about the others; PASS comes last because it needs them all.
+    nothing else may be read off it. FAIL comes before INCONCLUSIVE because one missed objective
+    is enough, whatever stays unknown about the others; PASS comes last because it needs them all.
 
     FAIL is tested for each class with Holm's step-down correction, so that many classes do not
     make a false alarm likelier; PASS needs none, as it asks for all of them at once.
 
     Args:
         classes: every class that has an objective or a request.
-        validity: what is known about the client.
+        validity: the evidence about the client; None for a rolling window, which has none.
     """
     with_objective = [c for c in classes if c.objective is not None]
     skipped = tuple(c.name for c in with_objective if c.interval is None)
     verdicts = _judge_classes(classes)
-    kind, reason, sentence = _of_classes(verdicts, any_objective=bool(with_objective))
+    kind, reason, sentence = _combine(verdicts, any_objective=bool(with_objective))
     if skipped:
         sentence += f" Skipped, without a judged request: {', '.join(skipped)}."
-    problems = list(_validity_problems(verdicts, validity))
-    if problems:
-        kind, reason = VerdictKind.INVALID, problems[0][0]
-        sentence = f"The run is invalid: {'; '.join(text for _, text in problems)}."
+    if validity is not None:
+        problems = list(_validity_problems(verdicts, validity))
+        if problems:
+            kind, reason = VerdictKind.INVALID, problems[0][0]
+            sentence = f"The run is invalid: {'; '.join(text for _, text in problems)}."
+        elif verdicts:
+            if kind is VerdictKind.INCONCLUSIVE:
+                sentence += " Replay a longer window, or repeat the run."
+            sentence += " This is a single run: the spread between runs is not included."
     return Verdict(kind=kind, reason=reason, sentence=sentence, classes=verdicts, skipped=skipped)
 
 
-def _of_classes(
+def _combine(
     verdicts: Sequence[ClassVerdict], *, any_objective: bool
 ) -> tuple[VerdictKind, Reason, str]:
-    """What the classes say together, were the run valid."""
-    single = "This is a single run: the spread between runs is not included."
+    """Combine the verdicts on the classes, as if the run were valid."""
     for kind in (VerdictKind.FAIL, VerdictKind.INCONCLUSIVE, VerdictKind.PASS):
         deciding = [v for v in verdicts if v.kind is kind]
         if deciding:
-            text = "; ".join(v.sentence for v in deciding)
-            return kind, deciding[0].reason, f"{text}. {single}"
+            return kind, deciding[0].reason, f"{'; '.join(v.sentence for v in deciding)}."
     if any_objective:
         text = "No class with an objective had a request that could be judged."
         return VerdictKind.INCONCLUSIVE, Reason.NO_ROWS, text
@@ -217,17 +281,17 @@ def _of_classes(
 
 
 def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]:
-    """One verdict for each class with an objective and judged requests, in their order."""
+    """Return one verdict for each class with an objective and judged requests, in their order."""
     failed = _failed(classes)
     return tuple(
-        _class_verdict(evidence, evidence.objective, evidence.interval, failed.get(evidence.name))
+        _judge_class(evidence, evidence.objective, evidence.interval, failed.get(evidence.name))
         for evidence in classes
         if evidence.objective is not None and evidence.interval is not None
     )
 
 
 def _failed(classes: Sequence[ClassEvidence]) -> dict[str, float]:
-    """The classes shown to be below their objective, and the bound that shows it.
+    """Return the classes shown to be below their objective, and the bound that shows it.
 
     Holm's procedure on bounds: while any class's upper bound, with the error shared by all
     classes not yet rejected, lies below its objective, reject it and share by one fewer.
@@ -255,72 +319,76 @@ def _failed(classes: Sequence[ClassEvidence]) -> dict[str, float]:
     return failed
 
 
-def _class_verdict(
+def _judge_class(
     evidence: ClassEvidence, objective: Fraction, interval: Interval, failed_at: float | None
 ) -> ClassVerdict:
     good, total = evidence.attainment.good, evidence.attainment.total
-    what = f"{evidence.name}: {good} of {total} attained"
-    goal = format_objective(objective)
+    goal = f"the objective is {format_objective(objective)}"
     sure = f"with {interval.confidence * 100:.4g}% confidence"
+    outage, excluded = evidence.outage_ns, evidence.excluded_outage_ns
     kind, reason = VerdictKind.INCONCLUSIVE, Reason.INTERVAL_SPANS_OBJECTIVE
-    needed = requests_needed(objective, interval.confidence)
     if evidence.unjudged:
         reason = Reason.UNJUDGED
-        why = f"but {evidence.unjudged} could not be judged from what was recorded"
+        text = f"but {evidence.unjudged} could not be judged from what was recorded"
     elif failed_at is not None:
         kind, reason = VerdictKind.FAIL, Reason.BELOW_OBJECTIVE
-        why = f"at most {_percent(failed_at)} {sure}, and {goal} was promised"
-    elif backlog_bars_pass(evidence.backlog_ns, evidence.window_ns):
-        reason = Reason.BACKLOG
-        why = (
-            f"but one backlog lasted {format_duration(evidence.backlog_ns)} of a window of "
-            f"{format_duration(evidence.window_ns)}; replay a longer window, or repeat the run"
-        )
+        text = f"at most {format_share(failed_at)} {sure}, {goal}"
     elif evidence.blocks < MIN_BLOCKS:
         reason = Reason.TOO_FEW_BLOCKS
-        why = (
-            f"but the window holds {evidence.blocks} blocks of "
-            f"{format_duration(evidence.block_ns)} and {MIN_BLOCKS} are needed; "
-            "replay a longer window"
-        )
-    elif interval.effective < needed:
+        window = format_duration(evidence.window_ns)
+        text = f"but a PASS takes a window of at least {MIN_BLOCKS} s, and this one has {window}"
+    elif total < (needed := requests_needed(objective, interval.confidence)):
         reason = Reason.TOO_FEW_REQUESTS
-        together = interval.effective < total
-        worth = f"worth {interval.effective:.0f} independent ones as misses came together, "
-        why = (
-            f"{worth if together else ''}but showing {goal} takes at least {needed} even if all "
-            "attain; replay a longer window"
-        )
+        text = f"but an objective of {format_objective(objective)} takes at least {needed} requests"
     elif interval.lower >= objective:
         kind, reason = VerdictKind.PASS, Reason.ATTAINED
-        why = f"at least {_percent(interval.lower)} {sure}, and {goal} was promised"
-    else:
-        why = (
-            f"between {_percent(interval.lower)} and {_percent(interval.upper)}, each bound "
-            f"{sure}, and {goal} lies between; replay a longer window, or repeat the run"
+        unseen = format_duration(max(outage, excluded))
+        text = (
+            f"at least {format_share(interval.lower)} {sure}, {goal}; it is met even with one "
+            f"unseen outage of {unseen}"
         )
-    return ClassVerdict(name=evidence.name, kind=kind, reason=reason, sentence=f"{what}, {why}")
+    elif 0 < excluded < outage:
+        takes = format_duration(evidence.window_ns * outage // excluded)
+        text = (
+            f"but the window excludes an unseen outage of {format_duration(excluded)} and not of "
+            f"{format_duration(outage)}, which takes about {takes}"
+        )
+    else:
+        text = (
+            f"between {format_share(interval.lower)} and {format_share(interval.upper)}, each "
+            f"bound {sure}, {goal}"
+        )
+    if kind is not VerdictKind.PASS and 2 * evidence.short > total:
+        text += (
+            f"; {evidence.short} answers had fewer tokens than their rows, and if the model may "
+            "end its answers itself, use --length-pinning none"
+        )
+    sentence = f"{evidence.name}: {good} of {total} attained, {text}"
+    return ClassVerdict(name=evidence.name, kind=kind, reason=reason, sentence=sentence)
 
 
 def _validity_problems(
     verdicts: Sequence[ClassVerdict], validity: ValidityEvidence
 ) -> Iterator[tuple[Reason, str]]:
-    """Everything that makes the run say more about its client than about the service."""
+    """Yield every reason why the run shows its client rather than the service."""
     if validity.incomplete:
         yield Reason.INCOMPLETE, f"it is incomplete, {validity.incomplete}"
     if validity.unsent:
         yield Reason.UNSENT_ROWS, f"{validity.unsent} rows were never sent"
+    if 2 * validity.client_errors > validity.missed and not validity.baseline_answered:
+        rejected = f"{validity.client_errors} of the {validity.missed} missed requests"
+        yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as wrong (4xx)"
     if validity.lag_p99_ns is not None and validity.lag_p99_ns > validity.lag_limit_ns:
         lag, limit = format_duration(validity.lag_p99_ns), format_duration(validity.lag_limit_ns)
         yield Reason.CLIENT_LAG, f"the client sent late, p99 {lag} where {limit} is allowed"
-    otherwise = {v.name: v for v in _judge_classes(validity.without_lag)}
+    on_time = {v.name: v for v in _judge_classes(validity.without_lag)}
     for verdict in verdicts:
-        other = otherwise.get(verdict.name)
+        other = on_time.get(verdict.name)
         if other is not None and other.kind is not verdict.kind:
             change = f"{verdict.name} would be {other.kind}, not {verdict.kind}"
             yield Reason.CLIENT_LAG_DECIDES, f"without the client's own lag {change}"
 
 
-def _percent(share: float) -> str:
-    """Two decimals, cut off: a bound that misses an objective never looks as if it met it."""
+def format_share(share: float) -> str:
+    """Return a percentage with two decimals, cut off: a missed objective never looks met."""
     return f"{int(share * 10_000) / 100:.2f}%"

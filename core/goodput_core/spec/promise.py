@@ -86,6 +86,13 @@ class SLOSpec:
         max_length=40,
     )
 
+    outage_seconds: int | None = spec_field(
+        "Longest outage that a PASS must exclude, seconds; only what a window shows when absent.",
+        default=None,
+        minimum=1,
+        maximum=86_400,
+    )
+
     @property
     def default_class(self) -> str:
         """The class of a request that names none."""

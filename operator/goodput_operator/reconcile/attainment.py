@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ROLE_ROUTER
 from goodput_core.control import Signal
-from goodput_core.control.slo_window import LEAST_REQUESTS, WINDOW_NS
-from goodput_core.slo.intervals import wilson
+from goodput_core.control.slo_window import LEAST_REQUESTS, WINDOW_NS, wilson_upper
 from goodput_core.slo.targets import format_objective
 from goodput_core.spec.status import ClassStatus, Truth
 from goodput_core.units import NS_PER_S, format_number
@@ -100,7 +99,7 @@ def _verdict(
     missed = [
         _words(c.name, sums[c.name], objective)
         for c, objective in told
-        if sums[c.name][1] >= LEAST_REQUESTS and wilson(*sums[c.name]).upper < objective
+        if sums[c.name][1] >= LEAST_REQUESTS and wilson_upper(*sums[c.name]) < objective
     ]
     if missed:
         return Truth.FALSE, "Missed", f"within {_WINDOW_WORDS}: {'; '.join(missed)}"

@@ -41,10 +41,12 @@ class Promise:
     Args:
         classes: the promises, in the manifest's order; empty: only a row's own targets judge.
         default: the class of a request that names none; None without classes.
+        outage_s: the longest outage that a PASS must exclude; 0 if none is declared.
     """
 
     classes: tuple[SLOClass, ...] = ()
     default: str | None = None
+    outage_s: int = 0
 
     def by_name(self) -> dict[str, SLOClass]:
         """The promises by class name, in order."""
@@ -183,7 +185,7 @@ class RunFacts:
         rows_planned: rows of the window, warm-up rows left out. Rows for which no record was
             appended count as unsent.
         warmup_rows: rows that were sent before the window and are not judged.
-        seed: seed of prompts, sampling and resampling.
+        seed: seed of prompts and sampling.
         confidence: one-sided, of each bound of an attainment.
         salt: what made this run's prompts differ from another run's, so that no cache helps.
         started_at: wall clock of the run's zero, ISO 8601 in UTC; in virtual time the trace's

@@ -38,4 +38,8 @@ def read_promise(path: Path) -> Promise:
 
 def promise_of(slo: SLOSpec) -> Promise:
     """The promise of a manifest's `spec.slo`."""
-    return Promise(classes=tuple(slo.by_name().values()), default=slo.default_class)
+    return Promise(
+        classes=tuple(slo.by_name().values()),
+        default=slo.default_class,
+        outage_s=slo.outage_seconds or 0,
+    )

@@ -71,8 +71,8 @@ def summarise(folder: Path, facts: RunFacts) -> Summary:
         window_start_ns=facts.window_start_ns,
         rows_planned=facts.rows_planned,
         incomplete="" if facts.complete else facts.abort_reason or "it was stopped",
-        seed=facts.seed,
         confidence=facts.confidence,
+        outage_s=facts.promise.outage_s,
     )
     verdict = decide(evidence.classes, evidence.validity)
     measures = _Measures(folder, facts)

@@ -67,13 +67,14 @@ class IntervalSummary:
     upper: Annotated[float, Meta(description="The attainment is at most this; six decimals.")]
     confidence: Annotated[float, Meta(description="Of each bound alone.")]
     effective_requests: Annotated[
-        float, Meta(description="Independent requests that the sample is worth.")
+        float,
+        Meta(description="Independent requests with the same attainment and variance."),
     ]
     method: Annotated[
         IntervalMethod,
         Meta(
-            description="blocks: resampled blocks of seconds; wilson: Wilson's bound; backlogs: "
-            "Wilson with each backlog as one observation."
+            description="blocks: from the variance between blocks of seconds; exact: independent "
+            "requests, in a window of one second."
         ),
     ]
 
@@ -165,7 +166,10 @@ class ValiditySummary:
         Quantiles | None, Meta(description="Actual minus scheduled send; null: nothing sent.")
     ]
     lag_p99_limit_ms: Annotated[
-        float, Meta(description="Largest p99 lag of a valid run: max(10, 5 % of tightest TTFT).")
+        float,
+        Meta(
+            description="Largest p99 lag of a valid run: max(10, min(5 % of tightest TTFT, 100))."
+        ),
     ]
     tightest_ttft_ms: Annotated[
         float | None, Meta(description="The smallest TTFT promised to any request.")
@@ -292,7 +296,7 @@ class RunSummary:
     ]
     goodput_version: Annotated[str, Meta(description="The program's version.")]
     command: Annotated[tuple[str, ...], Meta(description="The command line, without secrets.")]
-    seed: Annotated[int, Meta(description="Of prompts, sampling and resampling.")]
+    seed: Annotated[int, Meta(description="Of prompts and sampling.")]
     salt: Annotated[str, Meta(description="Made this run's prompts its own.")]
     complete: Annotated[bool, Meta(description="False: interrupted, aborted, or the disk filled.")]
     abort_reason: Annotated[str, Meta(description="Why it is incomplete; empty: it is complete.")]

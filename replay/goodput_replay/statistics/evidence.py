@@ -1,34 +1,35 @@
 """From a run's records to the evidence that its verdict rests on.
 
-Which statistics fit the run is chosen here: blocks where the window holds enough of them,
-whole backlogs where one backlog fills too much of it. What the evidence means is decided in
-`goodput_core.slo.verdict`.
+Each record is judged here, once as it was and once without the client's lag, and counted into
+the second in which it was scheduled; records are not kept. Intervals and verdicts are computed
+from these counts in `goodput_core.slo`.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from goodput_core.quantiles import P99, quantile
-from goodput_core.slo.attainment import ClassCounts, goodput_per_s
-from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, Interval, IntervalMethod, wilson
+from goodput_core.slo.attainment import (
+    AttainmentTally,
+    ClassCounts,
+    SecondCounts,
+    goodput_per_s,
+)
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.judging import JudgementKind, MissReason, judge, targets_for, without_lag
 from goodput_core.slo.record import Outcome
-from goodput_core.slo.verdict import MIN_BLOCKS, ClassEvidence, ValidityEvidence, backlog_bars_pass
+from goodput_core.slo.verdict import ClassEvidence, ValidityEvidence, class_evidence
 from goodput_core.units import NS_PER_S
-from goodput_replay.statistics.backlog import Backlogs, effective_size, find_backlogs
-from goodput_replay.statistics.cells import count_cells
-from goodput_replay.statistics.columns import ATTAINED, OUTSIDE, Columns, read_columns
-from goodput_replay.statistics.resample import block_length, resampled_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
-    from numpy.typing import NDArray
-
+    from goodput_core.slo.judging import Judgement
     from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.targets import SLOClass
 
@@ -37,11 +38,11 @@ __all__ = ["RunEvidence", "gather"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
-    """What one run shows: `decide(evidence.classes, evidence.validity)` is its verdict.
+    """The evidence of one run: `decide(evidence.classes, evidence.validity)` is its verdict.
 
     Args:
-        classes: one for each class, the promised ones first and in their order.
-        validity: what is known about the client.
+        classes: one for each class, those with targets first and in their order.
+        validity: the evidence about the client.
         counts: the counts of each class, in the order of `classes`.
         overall: the counts of all requests.
         window_ns: the length of the window.
@@ -55,7 +56,7 @@ class RunEvidence:
 
     @property
     def goodput_per_s(self) -> Fraction:
-        """Requests per second of the window that kept their promise."""
+        """Attained requests per second of the window."""
         return goodput_per_s(self.overall.attainment.good, self.window_ns)
 
 
@@ -68,127 +69,132 @@ def gather(
     rows_planned: int | None = None,
     incomplete: str = "",
     confidence: float = DEFAULT_CONFIDENCE,
-    seed: int = 0,
+    outage_s: int = 0,
 ) -> RunEvidence:
     """Judge every record and gather the evidence of the run.
 
     Args:
         records: the window's requests in any order, warm-up left out; read once.
-        classes: what was promised.
-        window_ns: the window's length, above 0.
+        classes: the classes with their targets and objectives.
+        window_ns: the window's length, above 0; its last second may be a part of one.
         window_start_ns: its start on the records' clock.
         rows_planned: rows of the window; those without a record count as never sent.
-        incomplete: why the run ended early, as the end of a sentence; empty: it did not.
+        incomplete: why the run ended early, as the end of a sentence; empty if it did not.
         confidence: of each one-sided bound.
-        seed: of the resampling, at least 0; one seed, one answer.
+        outage_s: the longest outage that a PASS must exclude.
 
     Raises:
         ValueError: a record scheduled before the window, or a window without length.
     """
     if window_ns <= 0:
         raise ValueError("a window must be longer than 0")
-    promised = {c.name: c for c in classes}
-    columns = read_columns(records, promised)
-    if columns.scheduled_ns.min(initial=window_start_ns) < window_start_ns:
-        raise ValueError("a record is scheduled before the window's start")
-    counts, overall = columns.tally.by_class(), columns.tally.overall()
-    window = _Window(
-        columns=columns,
-        start_ns=window_start_ns,
-        length_ns=window_ns,
-        backlogs=find_backlogs(columns.overdue_ns, columns.until_ns),
-        confidence=confidence,
-        sharers=max(1, sum(c.objective is not None for c in classes)),
-        seed=seed,
-    )
-    objectives = [promised[c.name].objective if c.name in promised else None for c in counts]
-    found = tuple(
-        window.evidence(place, count, objective, columns.judged)
-        for place, (count, objective) in enumerate(zip(counts, objectives, strict=True))
-    )
-    late = set(columns.class_index[columns.judged != columns.judged_on_time].tolist())
-    on_time = tuple(
-        window.evidence(place, counts[place], evidence.objective, columns.judged_on_time)
-        if place in late
-        else evidence
-        for place, evidence in enumerate(found)
+    by_name = {c.name: c for c in classes}
+    tally = AttainmentTally(by_name)
+    seconds = max(1, -(-window_ns // NS_PER_S))
+    counted = {name: _ClassSeconds(seconds) for name in by_name}
+    lags_ns = array("q")
+    tightest_ttft_ns: int | None = None
+    client_errors = 0
+    for record in records:
+        if record.scheduled_ns < window_start_ns:
+            raise ValueError("a record is scheduled before the window's start")
+        targets = targets_for(record, by_name)
+        judgement = judge(record, targets)
+        tally.add(record, judgement)
+        lag_ns = record.lag_ns
+        on_time = judgement
+        if lag_ns is not None:
+            lags_ns.append(max(0, lag_ns))
+            if lag_ns > 0 and judgement.kind is JudgementKind.MISSED:
+                on_time = judge(without_lag(record), targets)
+        if judgement.kind is JudgementKind.MISSED:
+            client_errors += record.client_error
+        second = min((record.scheduled_ns - window_start_ns) // NS_PER_S, seconds - 1)
+        name = record.slo_class
+        if name not in counted:
+            counted[name] = _ClassSeconds(seconds)
+        counted[name].add(second, judgement, on_time)
+        if targets.ttft_ns is not None:
+            known_ns = targets.ttft_ns if tightest_ttft_ns is None else tightest_ttft_ns
+            tightest_ttft_ns = min(known_ns, targets.ttft_ns)
+    counts, overall = tally.by_class(), tally.overall()
+    sharers = max(1, sum(c.objective is not None for c in classes))
+
+    def evidence(counts: ClassCounts, seconds: SecondCounts) -> ClassEvidence:
+        promised = by_name.get(counts.name)
+        return class_evidence(
+            counts.name,
+            None if promised is None else promised.objective,
+            seconds,
+            confidence=confidence,
+            classes=sharers,
+            outage_s=outage_s,
+            unjudged=counts.unjudged,
+            short=counts.misses.get(MissReason.SHORT, 0),
+        )
+
+    found = tuple(evidence(c, counted[c.name].as_it_was()) for c in counts)
+    on_time_too = tuple(
+        evidence(c, counted[c.name].on_time()) if counted[c.name].lag_decided else as_it_was
+        for c, as_it_was in zip(counts, found, strict=True)
     )
     missing = 0 if rows_planned is None else max(0, rows_planned - overall.rows)
     validity = ValidityEvidence(
-        lag_p99_ns=quantile(columns.lag_ns.tolist(), P99) if len(columns.lag_ns) else None,
-        tightest_ttft_ns=columns.tightest_ttft_ns,
+        lag_p99_ns=quantile(lags_ns, P99) if lags_ns else None,
+        tightest_ttft_ns=tightest_ttft_ns,
         unsent=overall.outcomes.get(Outcome.UNSENT, 0) + missing,
+        missed=overall.attainment.total - overall.attainment.good,
+        client_errors=client_errors,
         incomplete=incomplete,
-        without_lag=on_time,
+        without_lag=on_time_too,
     )
     return RunEvidence(
         classes=found, validity=validity, counts=counts, overall=overall, window_ns=window_ns
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Window:
-    """What the evidence of every class of a run has in common."""
+class _ClassSeconds:
+    """One class's judged requests by the second in which they were scheduled.
 
-    columns: Columns
-    start_ns: int
-    length_ns: int
-    backlogs: Backlogs
-    confidence: float
-    sharers: int
-    seed: int
+    Args:
+        seconds: of the window.
+    """
 
-    def evidence(
-        self,
-        place: int,
-        counts: ClassCounts,
-        objective: Fraction | None,
-        judged: NDArray[np.int8],
-    ) -> ClassEvidence:
-        """The evidence of the class at `place`, from one judgement of every request."""
-        members = (self.columns.class_index == place) & (judged != OUTSIDE)
-        attained = judged[members] == ATTAINED
-        since_start_ns = self.columns.scheduled_ns[members] - self.start_ns
-        cells = count_cells(since_start_ns, attained, self.length_ns)
-        block_cells = block_length(len(cells.total), self.backlogs.longest_ns)
-        blocks = len(cells.total) // block_cells
-        interval: Interval | None = None
-        if cells.attainment.total:
-            clusters = self._clusters(members, since_start_ns)
-            if backlog_bars_pass(self.backlogs.longest_ns, self.length_ns):
-                interval = wilson(
-                    cells.attainment.good,
-                    cells.attainment.total,
-                    effective=clusters,
-                    confidence=self.confidence,
-                    classes=self.sharers,
-                    method=IntervalMethod.BACKLOGS,
-                )
-            else:
-                interval = resampled_interval(
-                    cells,
-                    block_cells=min(block_cells, len(cells.total)),
-                    # The same blocks with and without lag: only the judgements differ.
-                    rng=np.random.default_rng([self.seed, place]),
-                    confidence=self.confidence,
-                    classes=self.sharers,
-                    worth=None if blocks >= MIN_BLOCKS else clusters,
-                )
-        return ClassEvidence(
-            name=counts.name,
-            objective=objective,
-            attainment=cells.attainment,
-            interval=interval,
-            unjudged=counts.unjudged,
-            blocks=blocks,
-            block_ns=block_cells * NS_PER_S,
-            backlog_ns=self.backlogs.longest_ns,
-            window_ns=self.length_ns,
-        )
+    def __init__(self, seconds: int) -> None:
+        self._good = [0] * seconds
+        self._total = [0] * seconds
+        # Misses that were the client's lag: how many more attain, or are not judged, without it.
+        self._late_good: Counter[int] = Counter()
+        self._late_excluded: Counter[int] = Counter()
 
-    def _clusters(self, members: NDArray[np.bool_], since_start_ns: NDArray[np.int64]) -> float:
-        """Independent requests at least: a backlog is worth one, and so is a second outside."""
-        columns = self.columns
-        backlog = self.backlogs.of(columns.scheduled_ns[members], columns.until_ns[members])
-        second = since_start_ns // NS_PER_S
-        return effective_size(np.where(backlog >= 0, -1 - backlog, second))
+    @property
+    def lag_decided(self) -> bool:
+        """True if some request was judged otherwise without the client's lag."""
+        return bool(self._late_good or self._late_excluded)
+
+    def add(self, second: int, judgement: Judgement, on_time: Judgement) -> None:
+        """Count one request, judged as it was and as if it had been sent on time."""
+        if judgement.kind is JudgementKind.ATTAINED:
+            self._good[second] += 1
+        elif judgement.kind is not JudgementKind.MISSED:
+            return
+        self._total[second] += 1
+        if on_time.kind is judgement.kind:
+            return
+        if on_time.kind is JudgementKind.ATTAINED:
+            self._late_good[second] += 1
+        else:
+            self._late_excluded[second] += 1
+
+    def as_it_was(self) -> SecondCounts:
+        """Return the counts of the run."""
+        return SecondCounts(good=self._good, total=self._total)
+
+    def on_time(self) -> SecondCounts:
+        """Return the counts as if every request had been sent on time."""
+        good, total = self._good.copy(), self._total.copy()
+        for second, more in self._late_good.items():
+            good[second] += more
+        for second, fewer in self._late_excluded.items():
+            total[second] -= fewer
+        return SecondCounts(good=good, total=total)

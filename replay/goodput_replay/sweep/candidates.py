@@ -201,7 +201,7 @@ class Question:
         transforms: window, rate, classes, limit; its `first_ns` is found anew.
         timeout_ns: how long a request may take.
         confidence: one-sided, of each bound.
-        seed: of placement and resampling.
+        seed: of placement.
     """
 
     trace: Path
@@ -257,7 +257,7 @@ def _served(
         classes=settings.promise.classes,
         window_ns=window_ns,
         confidence=question.confidence,
-        seed=question.seed,
+        outage_s=settings.promise.outage_s,
     )
     verdict = decide(evidence.classes, evidence.validity)
     device_ns = outcome.replica_ns * settings.profile.devices

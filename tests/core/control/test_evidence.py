@@ -9,7 +9,7 @@ import pytest
 
 from goodput_core.control import ClassWindow, PromiseCounts, TargetStatus, WindowTally
 from goodput_core.control.capacity import ArrivalSample, ReplicaCapacity, demand, growth
-from goodput_core.control.slo_window import target_status
+from goodput_core.control.slo_window import target_status, wilson_upper
 from goodput_core.histogram import LengthMix
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
@@ -170,3 +170,16 @@ def test_chance_within_seconds_is_no_trend_however_soon_replicas_are_there(seed:
     ends = range(60, len(came) + 1)
     most = max(growth(samples[:end], CARRIED, end * S, 5 * S) for end in ends)
     assert most < 0.05 * 0.5, "of 0.5 device seconds per second, at no time more than a little"
+
+
+@pytest.mark.parametrize(
+    ("good", "total", "upper"),
+    [
+        # Root of (p̂ − p)² = z²·p(1 − p)/n with z = 1.6448536; z²/(n + z²) where none attained.
+        pytest.param(90, 100, 0.939282, id="90-of-100"),
+        pytest.param(0, 30, 2.705543 / 32.705543, id="0-of-30"),
+        pytest.param(7, 7, 1.0, id="all"),
+    ],
+)
+def test_the_laws_bound_is_wilsons(good: int, total: int, upper: float) -> None:
+    assert wilson_upper(good, total) == pytest.approx(upper, abs=1e-6)
