@@ -304,7 +304,7 @@ def test_a_window_that_its_records_do_not_fit_is_refused(start_ns: int, seconds:
         "independent, 97 %",
         "queues, 15 a window",
         "drift over 5 s, 10 min",
-        "3 outages of 10 s in 30 min",
+        "queue, 80 % busy",
     ],
 )
 def test_the_lower_bound_covers_the_truth(name: str) -> None:

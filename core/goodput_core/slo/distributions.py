@@ -1,8 +1,8 @@
 """Quantiles of the chi-square, beta and Student t distributions, with real parameters.
 
 The intervals of an attainment need them, and the base install has no scipy. The standard library
-offers `lgamma` and the normal distribution; the rest is here, accurate to nine digits (seven for
-parameters of 10^8), which the tests compare with scipy's values.
+offers `lgamma` and the normal distribution; the rest is here, accurate to nine digits, which the
+tests compare with scipy's values.
 
 Source: Press et al., "Numerical Recipes", 3rd edition, chapter 6 (incomplete gamma and beta
 functions); Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.4.
@@ -25,6 +25,7 @@ _EPSILON: Final = 1e-15
 _TINY: Final = 1e-300
 _SMALL: Final = 1e-20
 _TOLERANCE: Final = 1e-12  # relative, of a quantile
+_STIRLING: Final = 10.0  # least argument of Stirling's series
 _MAX_TERMS: Final = 200_000
 _MAX_STEPS: Final = 200
 _MANY_DEGREES: Final = 4_000.0
@@ -71,12 +72,9 @@ def beta_quantile(p: float, a: float, b: float) -> float:
         a: its first parameter, above 0.
         b: its second parameter, above 0.
     """
-    log_beta = _log_beta(a, b)
 
     def density(x: float) -> float:
-        if not 0 < x < 1:
-            return 0.0
-        return math.exp((a - 1) * math.log(x) + (b - 1) * math.log1p(-x) - log_beta)
+        return _beta_scale(a, b, x) / (x * (1 - x)) if 0 < x < 1 else 0.0
 
     mean = a / (a + b)
     spread = math.sqrt(mean * (1 - mean) / (a + b + 1))
@@ -180,10 +178,21 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         return 0.0
     if x >= 1:
         return 1.0
-    log_scale = a * math.log(x) + b * math.log1p(-x) - _log_beta(a, b)
+    scale = _beta_scale(a, b, x)
     if x > (a + 1) / (a + b + 2):
-        return 1 - math.exp(log_scale) * _beta_fraction(b, a, 1 - x) / b
-    return math.exp(log_scale) * _beta_fraction(a, b, x) / a
+        return 1 - scale * _beta_fraction(b, a, 1 - x) / b
+    return scale * _beta_fraction(a, b, x) / a
+
+
+def _beta_scale(a: float, b: float, x: float) -> float:
+    """Return x^a · (1 − x)^b / B(a, b), which Stirling's series keeps exact for large a and b."""
+    if min(a, b) < _STIRLING:
+        log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+        return math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta)
+    mode = a / (a + b)
+    log_ratio = a * math.log1p((x - mode) / mode) + b * math.log1p((mode - x) / (1 - mode))
+    remainder = _stirling(a) + _stirling(b) - _stirling(a + b)
+    return math.sqrt(a * b / (2 * math.pi * (a + b))) * math.exp(log_ratio - remainder)
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
@@ -204,8 +213,10 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     return fraction
 
 
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+def _stirling(x: float) -> float:
+    """Return the remainder of Stirling's formula for lgamma(x), x at least 10."""
+    square = x * x
+    return (1 / 12 - (1 / 360 - 1 / 1260 / square) / square) / x
 
 
 def _nonzero(value: float) -> float:
