@@ -18,7 +18,7 @@ import random
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import Preemption
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.device.load import load_profile

@@ -25,7 +25,8 @@ import numpy as np
 
 from goodput_core.slo.judging import JudgementKind, judge, targets_for
 from goodput_core.slo.targets import SLOClass
-from goodput_core.spec.llmservice import LLMService, Policy
+from goodput_core.spec.choices import Policy
+from goodput_core.spec.llmservice import LLMService
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_replay.emulation.emulate import emulate

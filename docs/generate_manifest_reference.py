@@ -1,9 +1,8 @@
-"""Writes docs/manifest.md from the dataclasses that decode a manifest.
+"""Write docs/manifest.md from the dataclasses that decode a manifest.
 
     python docs/generate_manifest_reference.py
 
-A test compares the page with what this makes, so the page cannot promise other bounds than the
-decoder enforces.
+A test compares the page with the output, so that page and decoder have the same bounds.
 """
 
 from __future__ import annotations
@@ -14,8 +13,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from goodput_core.spec.declared import Declared, declared_fields
-from goodput_core.spec.fields import Rule, camel_case, rules_between
+from goodput_core.spec.declaration import (
+    DeclaredField,
+    FieldRule,
+    camel_case,
+    cross_field_rules,
+    declared_fields,
+)
 from goodput_core.spec.llmservice import LLMService
 
 if TYPE_CHECKING:
@@ -29,28 +33,37 @@ _HEAD = """\
 <!-- Made by docs/generate_manifest_reference.py; change the dataclasses in core, not this page. -->
 
 One file describes a service for a laptop (`goodput up -f`), for a replay (`replay -f`) and for a
-cluster; [`examples/chat.yaml`](../examples/chat.yaml) is one to start from. Integers carry their
-unit in the name and are written bare (`ttftMs: 500`, not `500ms`); there are no floats; shares are
-quoted percentages (`"99%"`). A field that is not listed here is an error, never ignored; so are a
-key that stands twice, YAML's merge keys (`<<`) and a second document. `status` is the cluster's
-and is not read.
+cluster. [`examples/chat.yaml`](../examples/chat.yaml) is a start. The name of an integer contains
+its unit, so the value has none (`ttftMs: 500`, not `500ms`). Shares are quoted percentages
+(`"99%"`); there are no floats. Unknown fields, duplicate keys, YAML's merge keys (`<<`) and a
+second document are errors. `status` belongs to the cluster and is ignored in a file.
 
-In a cluster the same fields are a CustomResourceDefinition, made from the same dataclasses
-(`python -m goodput_operator.render.crd` prints it): its API server refuses what is refused here,
-and names the same field. `kubectl explain llmservice.spec.engine` shows this page's sentences.
+`goodput schema` prints a JSON Schema of this page. Editors with the YAML language server check a
+manifest and complete its fields if a comment names the schema:
 
-What is valid here and not built yet is refused by name: `rollout.gate`, and weights to execute
-(`hf://`, `pvc://`, `file://`), in whose place `--device` emulates a profile on the command line; in
-a cluster `model.source` names one itself, `emulated://PROFILE`. `tensorParallel` must be the number
-of devices that the emulated [profile](devices.md) stands for.
+```yaml
+# yaml-language-server: $schema=llmservice.schema.json
+```
 
-Objects "as in a pod" have Kubernetes' own fields. They are passed on unread, and judged by the
-cluster's API server.
+The files in `examples/` name [the copy there](../examples/llmservice.schema.json). Rules between
+fields, listed below a table, are not part of the schema. The decoder and the API server check them.
+
+In a cluster the same fields are a CustomResourceDefinition, generated from the same dataclasses
+(`python -m goodput_operator.render.crd` prints it). Its API server rejects the same manifests and
+names the same fields. `kubectl explain llmservice.spec.engine` shows the descriptions of this page.
+
+A valid field that is not implemented yet is refused by name: `rollout.gate`, and `model.source`
+with weights to execute (`hf://`, `pvc://`, `file://`). `--device` on the command line, or
+`emulated://PROFILE` as the source, emulates a device instead. `tensorParallel` must be the number
+of devices of the emulated [profile](devices.md).
+
+Objects "as in a pod" have Kubernetes' own fields. They are copied unread, and the cluster's API
+server validates them.
 """
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page as Markdown."""
     first: dict[type[Any], str] = {}
     for path, cls in _objects(LLMService, ""):
         first.setdefault(cls, path)
@@ -59,7 +72,7 @@ def page() -> str:
 
 
 def _objects(cls: type[Any], path: str) -> Iterator[tuple[str, type[Any]]]:
-    """Every object of the manifest, parents first."""
+    """Yield every object of the manifest with its path, parents first."""
     yield path, cls
     for field in declared_fields(cls):
         if field.nested is not None:
@@ -71,7 +84,7 @@ def _section(path: str, cls: type[Any], first: dict[type[Any], str]) -> str:
     rows = "\n".join(_row(path, field, first) for field in declared_fields(cls))
     between = "\n".join(
         f"- {f'`{rule.field}`' if rule.field else 'It'} {rule.cel.message}."
-        for rule in rules_between(cls)
+        for rule in cross_field_rules(cls)
     )
     return (
         f"## {f'`{path}`' if path else 'The document'}\n\n{cls.__doc__}\n\n"
@@ -80,16 +93,16 @@ def _section(path: str, cls: type[Any], first: dict[type[Any], str]) -> str:
     )
 
 
-def _row(path: str, field: Declared, first: dict[type[Any], str]) -> str:
+def _row(path: str, field: DeclaredField, first: dict[type[Any], str]) -> str:
     shown = _type(field)
-    told = first.get(field.item, "")
-    if told and not told.startswith(f"{path}.{field.name}" if path else field.name):
-        shown = f"{shown}, as `{told}`"
+    described = first.get(field.item, "")
+    if described and not described.startswith(f"{path}.{field.name}" if path else field.name):
+        shown = f"{shown}, as `{described}`"
     bounds = _bounds(field.rule)
     return f"| `{field.name}` | {shown} | {_default(field)} | {bounds} | {field.rule.doc} |"
 
 
-def _type(field: Declared) -> str:
+def _type(field: DeclaredField) -> str:
     if field.container is tuple:
         return "list of objects" + ("" if field.nested else " as in a pod")
     if field.container is Mapping:
@@ -103,7 +116,7 @@ def _type(field: Declared) -> str:
     return {str: "text", int: "integer", bool: "true or false", Fraction: "percentage"}[field.hint]
 
 
-def _default(field: Declared) -> str:
+def _default(field: DeclaredField) -> str:
     if field.required:
         return "**required**"
     if field.default is None:
@@ -116,19 +129,19 @@ def _default(field: Declared) -> str:
     return f"`{shown}`"
 
 
-def _bounds(rule: Rule) -> str:
-    said = []
+def _bounds(rule: FieldRule) -> str:
+    bounds = []
     if rule.minimum is not None:
-        said.append(f"{rule.minimum:,} to {rule.maximum:,}")
+        bounds.append(f"{rule.minimum:,} to {rule.maximum:,}")
     if rule.max_items is not None:
-        said.append(f"{_range(rule.min_items, rule.max_items)} entries")
+        bounds.append(f"{_range(rule.min_items, rule.max_items)} entries")
     if rule.max_length is not None:
-        said.append(f"{_range(rule.min_length, rule.max_length)} characters")
+        bounds.append(f"{_range(rule.min_length, rule.max_length)} characters")
     if rule.pattern_hint is not None:
-        said.append(f"must {rule.pattern_hint}")
+        bounds.append(f"must {rule.pattern_hint}")
     if rule.key is not None:
-        said.append(f"no two with one `{camel_case(rule.key)}`")
-    return "; ".join(said) or "–"
+        bounds.append(f"no two with one `{camel_case(rule.key)}`")
+    return "; ".join(bounds) or "–"
 
 
 def _range(low: int | None, high: int) -> str:

@@ -6,22 +6,20 @@ Options belong to the commands; this module holds only the conventions they shar
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from goodput_core.contract import DISTRIBUTION
-from goodput_core.errors import UsageError
+from goodput_core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "CommandParser",
     "argument_type",
-    "closest",
     "installed_version",
     "parse_port",
     "parse_whole",
@@ -35,14 +33,6 @@ _INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.+)' \(choose from (.+)\
 def installed_version() -> str:
     """Return the version of the installed distribution."""
     return version(DISTRIBUTION)
-
-
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean …?` with the known word most like `word`, or an empty text."""
-    # Wrong case is the most frequent mistake: sloclass, auto, TTFTMs.
-    by_case = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word[:80].casefold(), by_case, n=1, cutoff=0.6)
-    return f"; did you mean {by_case[close[0]]}?" if close else ""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -71,7 +61,7 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and exiting with argparse's own code."""
         if match := _INVALID_CHOICE.search(message):
-            message += closest(match[1], (word.strip("' ") for word in match[2].split(",")))
+            message += did_you_mean(match[1], (word.strip("' ") for word in match[2].split(",")))
         raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
 
 

@@ -13,9 +13,9 @@ import traceback
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from goodput_core.cli import closest, installed_version
+from goodput_core.cli import installed_version
 from goodput_core.contract import DISTRIBUTION, ENV_DEBUG
-from goodput_core.errors import ExitCode, GoodputError
+from goodput_core.errors import ExitCode, GoodputError, did_you_mean
 from goodput_core.signals import interrupt_by_signals
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ COMMANDS: Final = {
     "engine": Command("run one serving replica", "engine"),
     "router": Command("run the router in front of replicas", "engine"),
     "device": Command("list, show and fit device profiles", "engine"),
+    "schema": Command("print the JSON Schema of an LLMService manifest", ""),
     "completion": Command("print a completion script for bash, zsh or tcsh", "completion"),
 }
 
@@ -111,7 +112,7 @@ def _guarded(name: str, argv: list[str]) -> int:
         command = _load(name)
         if command is None:
             return _fail(
-                f"goodput: no command {name!r}{closest(name, COMMANDS)}; "
+                f"goodput: no command {name!r}{did_you_mean(name, COMMANDS)}; "
                 f"commands are {', '.join(COMMANDS)}",
                 ExitCode.USAGE,
             )

@@ -1,22 +1,27 @@
-"""Every error a user can meet, and the exit code each one ends with.
+"""The errors that a user can see, and the exit code of each.
 
-GoodputError                what went wrong in one sentence: what, where, and what to do
+GoodputError                one sentence: the problem, its place and the remedy
 ├── UsageError         64   the command line or a combination of options
 ├── InputError         64   a file, a trace, a manifest: names the file and the place
-│   ├── SpecError           a field of a manifest: names its path
-│   └── NotBuiltError       a manifest asks for something this version does not have
-├── UnreachableError   64   a target that did not answer before the first request was sent
-├── AbortedRun          3   a run that `--abort-on` ended
-├── InternalError      70   a bug, a full disk, a child that died for no reason of the user's
+│   └── SpecError           a field of a manifest: names its path
+│       └── NotBuiltError   a valid field that this version does not implement
+├── UnreachableError   64   a target that did not respond before the first request was sent
+├── AbortedRun          3   a run ended by `--abort-on`
+├── InternalError      70   a bug, a full disk, a child process that died without a user error
 └── Interrupted       130   Ctrl-C, SIGTERM or a closed terminal
 
-Verdicts alone own the codes 0 to 3; a component's own `errors.py` derives from these.
+Only verdicts use the codes 0 to 3, except for `--abort-on`. The errors of a component's own
+`errors.py` derive from these.
 """
 
 from __future__ import annotations
 
+import difflib
 from enum import IntEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "AbortedRun",
@@ -29,12 +34,15 @@ __all__ = [
     "SpecError",
     "UnreachableError",
     "UsageError",
+    "did_you_mean",
     "root_of",
 ]
 
+_MAX_WORD: Final = 60
+
 
 class ExitCode(IntEnum):
-    """What a Goodput command tells the shell."""
+    """The exit codes of all commands."""
 
     PASS = 0
     FAIL = 1
@@ -46,40 +54,47 @@ class ExitCode(IntEnum):
 
 
 def root_of(error: BaseException) -> BaseException:
-    """What a group of tasks ended by: the first error of a group, and of groups within it.
-
-    Any other error is its own root.
-    """
+    """Return the first error within nested exception groups, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean …?` with the known word closest to `word`, else an empty text."""
+    if len(word) > _MAX_WORD:
+        return ""
+    # Wrong case is the most frequent mistake: sloclass, auto, TTFTMs.
+    by_case = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), by_case, n=1, cutoff=0.6)
+    return f"; did you mean {by_case[close[0]]}?" if close else ""
+
+
 class GoodputError(Exception):
-    """One sentence for a person; never shown with a traceback."""
+    """An error that is shown to the user as one sentence, without a traceback."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
 
 
 class UsageError(GoodputError):
-    """The command line asks for something that cannot be."""
+    """An invalid command line."""
 
     exit_code = ExitCode.USAGE
 
 
 class InputError(GoodputError):
-    """A file that cannot be used as it is."""
+    """An invalid file."""
 
     exit_code = ExitCode.USAGE
 
 
 class SpecError(InputError):
-    """A field of a manifest that breaks a rule.
+    """An invalid field of a manifest.
 
     Args:
-        path: where the field stands, as the API server writes it: `spec.slo.classes[0].ttftMs`.
-        problem: what is wrong and what would be right, without the path.
-        source: the file it came from, when there is one.
+        path: the field's path as the API server writes it: `spec.slo.classes[0].ttftMs`.
+        problem: the problem and the remedy, without the path.
+        source: the file's name; None if the manifest was not read from a file.
     """
 
     def __init__(self, path: str, problem: str, source: str | None = None) -> None:
@@ -90,22 +105,22 @@ class SpecError(InputError):
         super().__init__(f"{where}: {problem}")
 
     def at(self, source: str) -> SpecError:
-        """The same error, naming the file it came from."""
+        """Return the same error with the name of the file."""
         return type(self)(self.path, self.problem, source)
 
 
 class NotBuiltError(SpecError):
-    """A valid manifest asks for what this version does not have yet: refused, never substituted."""
+    """A valid field that this version does not implement: refused, never substituted."""
 
 
 class UnreachableError(GoodputError):
-    """A target that could not be reached before anything was sent."""
+    """A target that could not be reached before the first request was sent."""
 
     exit_code = ExitCode.USAGE
 
 
 class AbortedRun(GoodputError):
-    """A run that ended early because `--abort-on` said so; what was recorded is kept."""
+    """A run that `--abort-on` ended early; its records are kept."""
 
     exit_code = ExitCode.INVALID
 
@@ -117,6 +132,6 @@ class InternalError(GoodputError):
 
 
 class Interrupted(GoodputError):
-    """A person or the system asked to stop; what was recorded is kept."""
+    """A command stopped by a signal; its records are kept."""
 
     exit_code = ExitCode.INTERRUPTED

@@ -23,7 +23,8 @@ from goodput_core.support import require_built
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from goodput_core.spec.llmservice import LLMService, RouterPolicy
+    from goodput_core.spec.choices import RouterPolicy
+    from goodput_core.spec.llmservice import LLMService
 
 __all__ = ["read_document", "read_manifest"]
 

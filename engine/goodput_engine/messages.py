@@ -46,8 +46,8 @@ class Configure(_Message, frozen=True, kw_only=True):
 
     Args:
         device: a shipped device profile's name, or the path of a profile's YAML.
-        policy: a name of `goodput_core.spec.llmservice.Policy`.
-        preemption: a name of `goodput_core.spec.llmservice.Preemption`.
+        policy: a name of `goodput_core.spec.choices.Policy`.
+        preemption: a name of `goodput_core.spec.choices.Preemption`.
         token_budget: tokens that one step may compute, at the start.
         min_token_budget, max_token_budget: a later budget is kept within these.
         max_num_seqs: requests that may run at once, at the start.

@@ -216,15 +216,15 @@ _TIMEOUT: Final = "10m"
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _EXAMPLES: Final = (
     "replay --trace sample -f examples/chat.yaml",
-    "replay --trace prod.parquet --target http://127.0.0.1:8000 --window 10m..20m --slo slo.yaml",
+    "replay --trace prod.parquet --target http://127.0.0.1:8000 --slo examples/slo.yaml",
     "replay --trace prod.parquet --dry-run --rate-scale 2",
     "replay --trace prod.parquet --target https://llm.example.org --yes --api-key-env LLM_KEY",
-    "replay --trace prod.parquet -f chat.yaml --gate --warmup 50 --out runs/candidate",
-    "replay --trace prod.parquet --emulate chat.yaml",
-    "replay --trace prod.parquet --emulate chat.yaml --topology two-pools.yaml",
-    "replay --trace prod.parquet --emulate chat.yaml --device llama-3-8b-h100 --rate-scale 2",
+    "replay --trace prod.parquet -f examples/chat.yaml --gate --warmup 50 --out runs/candidate",
+    "replay --trace prod.parquet --emulate examples/chat.yaml",
+    "replay --trace prod.parquet --emulate examples/chat.yaml --topology examples/two-pools.yaml",
+    "replay --trace prod.parquet --emulate examples/qwen.yaml --device llama-3-8b-h200",
     "replay report runs/candidate",
-    "replay capacity --trace prod.parquet --emulate chat.yaml",
+    "replay capacity --trace prod.parquet --emulate examples/chat.yaml",
 )
 
 

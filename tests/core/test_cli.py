@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from goodput_core.cli import CommandParser, argument_type, closest
+from goodput_core.cli import CommandParser, argument_type
 from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import ExitCode, UsageError
 from goodput_core.units import parse_duration
@@ -55,18 +55,6 @@ def test_a_misspelt_choice_is_answered_with_the_closest_one() -> None:
     with pytest.raises(UsageError) as caught:
         parser.parse_args(["xyz"])
     assert "did you mean" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("word", "found"),
-    [
-        pytest.param("auto", "; did you mean Auto?", id="case"),
-        pytest.param("Recomend", "; did you mean Recommend?", id="letter"),
-        pytest.param("x" * 10_000, "", id="long"),
-    ],
-)
-def test_the_closest_word_is_suggested(word: str, found: str) -> None:
-    assert closest(word, ["Auto", "Recommend"]) == found
 
 
 def test_the_version_is_that_of_the_distribution(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from goodput_core import errors
-from goodput_core.errors import ExitCode, GoodputError, SpecError
+from goodput_core.errors import ExitCode, GoodputError, SpecError, did_you_mean
 
 
 def tree() -> list[tuple[str, int | None]]:
@@ -51,3 +51,15 @@ def test_what_ended_a_group_is_found_through_groups_within_it() -> None:
     group = ExceptionGroup("outer", [ExceptionGroup("inner", [cause, KeyError()]), OSError()])
     assert errors.root_of(group) is cause
     assert errors.root_of(cause) is cause
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        pytest.param("auto", "; did you mean Auto?", id="case"),
+        pytest.param("Recomend", "; did you mean Recommend?", id="letter"),
+        pytest.param("x" * 10_000, "", id="long"),
+    ],
+)
+def test_the_closest_word_is_suggested(word: str, found: str) -> None:
+    assert did_you_mean(word, ["Auto", "Recommend"]) == found

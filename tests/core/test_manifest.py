@@ -74,7 +74,7 @@ NOT_ONE_MANIFEST = {
     "unknown-alias": ("a: *b", "cannot be read as YAML"),
     "a-key-twice": (
         CHAT.replace("  model:", "  replicas: 3\n  model:"),
-        "line 16: the key 'replicas'",
+        "line 17: the key 'replicas'",
     ),
     "merge-key": ("a: &a {x: 1}\nb: {<<: *a}", "line 2: merge keys"),
     "merge-bomb": (MERGE_BOMB, "merge keys"),

@@ -35,7 +35,7 @@ def test_the_page_is_the_one_that_the_dataclasses_make(request: pytest.FixtureRe
 @pytest.mark.parametrize(
     "row",
     [
-        "| `ttftMs` | integer | **required** | 1 to 86,400,000 | Promised time to first token",
+        "| `ttftMs` | integer | **required** | 1 to 86,400,000 | Target of the time to first token",
         "| `name` | text | **required** | at most 40 characters; must start with a letter",
         "| `limits` | map of quantities | empty | at most 16 entries",
         "## `spec.slo.classes[]`",

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from goodput_core.errors import SpecError
-from goodput_core.spec.decode import decode, shown
-from goodput_core.spec.fields import camel_case, spec_field
+from goodput_core.spec.codec import decode, shown
+from goodput_core.spec.declaration import camel_case, spec_field
 from goodput_core.spec.llmservice import LLMService
 
 VALID: dict[str, Any] = {

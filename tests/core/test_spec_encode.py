@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from goodput_core.spec.decode import decode
-from goodput_core.spec.encode import encode
+from goodput_core.spec.codec import decode, encode
 from goodput_core.spec.llmservice import LLMServiceSpec
 
 LEAST: dict[str, Any] = {

@@ -11,8 +11,8 @@ import yaml
 
 from goodput_core.errors import NotBuiltError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.declared import declared_fields
-from goodput_core.spec.encode import encode
+from goodput_core.spec.codec import encode
+from goodput_core.spec.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 from goodput_core.support import require_built
 

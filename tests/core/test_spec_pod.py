@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from goodput_core.errors import SpecError
 from goodput_core.spec.choices import TolerationOperator
-from goodput_core.spec.decode import decode
-from goodput_core.spec.encode import encode
-from goodput_core.spec.opaque import bounded_json
+from goodput_core.spec.codec import bounded_json, decode, encode
 from goodput_core.spec.pod import PodSpec
 
 POD = yaml.safe_load("""
@@ -99,9 +97,9 @@ def bomb() -> list[Any]:
         pytest.param(["x"] * 1_000, "too large", id="many"),
         pytest.param("x" * 5_000, "5000 characters", id="long"),
         pytest.param({1: 2}, "not a short text", id="number-as-key"),
-        pytest.param(float("nan"), "JSON does not know", id="nan"),
-        pytest.param(1 << 64, "JSON does not know", id="giant"),
-        pytest.param(b"x", "JSON does not know", id="bytes"),
+        pytest.param(float("nan"), "JSON cannot represent", id="nan"),
+        pytest.param(1 << 64, "JSON cannot represent", id="giant"),
+        pytest.param(b"x", "JSON cannot represent", id="bytes"),
     ],
 )
 def test_an_opaque_object_out_of_bounds_is_refused(value: object, words: str) -> None:

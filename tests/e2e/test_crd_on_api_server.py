@@ -24,9 +24,8 @@ from tests.core.invalid_manifests import BASE, CASES, changed
 from tests.e2e.cluster.handle import ClusterError
 
 from goodput_core.errors import SpecError
-from goodput_core.spec.declared import declared_fields
-from goodput_core.spec.decode import decode
-from goodput_core.spec.encode import encode
+from goodput_core.spec.codec import decode, encode
+from goodput_core.spec.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_operator.render.crd import render_crd

@@ -13,8 +13,8 @@ import pytest
 from msgspec import structs
 
 from goodput_core.control import Bounds, ServiceParams
-from goodput_core.spec.engine import EngineSpec, TokenBudgetSpec
 from goodput_core.spec.llmservice import LLMService
+from goodput_core.spec.workloads import EngineSpec, TokenBudgetSpec
 from goodput_engine.core.configuration import configuration
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.following import followed

@@ -47,7 +47,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "not-utf-8": (lambda p: p.write_bytes(b"a: \xff"), "byte 3 is not UTF-8"),
     "utf-16": (lambda p: p.write_text("a: b", encoding="utf-16"), "byte 0 is not UTF-8"),
     "too-large": (lambda p: p.write_bytes(b"#" * (1 << 20) + b"\n"), "over 1 MiB"),
-    "a-repeated-key": (lambda p: p.write_text("a: 1\na: 2"), "the key 'a' already stands above"),
+    "a-repeated-key": (lambda p: p.write_text("a: 1\na: 2"), "the key 'a' is already used above"),
     "a-wrong-field": (
         lambda p: p.write_text(CHAT.read_text().replace("ttftMs: 500", "ttftMs: 0.5s")),
         "spec.slo.classes[0].ttftMs: must be a whole number of milliseconds without a unit",

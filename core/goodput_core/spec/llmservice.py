@@ -1,56 +1,321 @@
-"""The `LLMService` resource: what to serve and what was promised.
+"""The `LLMService` resource: the model to serve, and the latency objectives of its traffic.
 
-One dataclass per object of the manifest, in the manifest's order, in modules named like its parts.
-Bounds stand in the fields, rules between fields in each class's `BETWEEN`; both become the CRD's
-schema and CEL rules.
+One dataclass per object of the manifest. The bounds of a field stand in its declaration, rules
+between fields in the class's `RULES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_core.errors import SpecError
-from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.control import ControlSpec
-from goodput_core.spec.decode import decode, shown
-from goodput_core.spec.engine import EngineSpec, TokenBudgetSpec
-from goodput_core.spec.fields import (
-    DNS_HINT,
-    DNS_LABEL,
-    NAME,
-    NAME_HINT,
-    Between,
+from goodput_core.slo.targets import SLOClass
+from goodput_core.spec.choices import Baseline, ControlMode, OnInconclusive
+from goodput_core.spec.codec import decode, shown
+from goodput_core.spec.declaration import (
     Cel,
+    CrossFieldRule,
+    data_key_field,
+    dns_label_field,
+    label_name_field,
+    object_name_field,
+    percentage_field,
     spec_field,
+    sub_path_field,
 )
-from goodput_core.spec.model import ModelSpec
-from goodput_core.spec.promise import SLOClassSpec, SLOSpec
-from goodput_core.spec.rollout import GateSpec, RolloutSpec, WindowSpec
-from goodput_core.spec.router import RouterSpec
+from goodput_core.spec.workloads import EngineSpec, RouterSpec
 
 __all__ = [
-    "ControlMode",
     "ControlSpec",
-    "EngineSpec",
     "GateSpec",
     "LLMService",
     "LLMServiceSpec",
+    "MetadataSpec",
+    "ModelCacheSpec",
     "ModelSpec",
-    "Policy",
-    "Preemption",
+    "PrometheusSpec",
     "RolloutSpec",
-    "RouterPolicy",
-    "RouterSpec",
     "SLOClassSpec",
     "SLOSpec",
-    "TokenBudgetSpec",
+    "TokenSecretSpec",
     "WindowSpec",
 ]
 
 _MAX_REPLICAS: Final = 1_000
+_MAX_MS: Final = 86_400_000
+_MAX_WINDOW_SECONDS: Final = 31_536_000
+
+
+# --- spec.model -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCacheSpec:
+    """A PersistentVolumeClaim that keeps downloaded weights for later pods."""
+
+    claim_name: str = object_name_field(
+        "The PersistentVolumeClaim; replicas on several nodes need an access mode for many nodes.",
+    )
+    sub_path: str | None = sub_path_field(
+        "The folder of the volume to use as the cache; default: its root."
+    )
+    read_only: bool = spec_field(
+        "Mount it read-only, so that nothing is added to the cache.", default=False
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSecretSpec:
+    """The Secret with the token for the weights; only the pod reads it."""
+
+    name: str = object_name_field("The Secret, in the service's namespace.")
+    key: str = data_key_field("The key of the Secret's data.", default="token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The model weights to serve."""
+
+    source: str = spec_field(
+        "Location of the weights: hf://ORG/NAME, pvc://CLAIM/PATH, file://PATH or "
+        "emulated://PROFILE.",
+        max_length=512,
+        pattern=r"^(hf|pvc|file|emulated)://[^\x00-\x20\x7f]+$",
+        pattern_hint="begin with hf://, pvc://, file:// or emulated:// and name a model",
+    )
+    revision: str | None = spec_field(
+        "The commit or tag of the weights.", default=None, min_length=1, max_length=128
+    )
+    cache: ModelCacheSpec | None = spec_field(
+        "A volume that keeps downloaded weights; without one every pod downloads its own. Ignored "
+        "outside a cluster.",
+        default=None,
+    )
+    token_secret: TokenSecretSpec | None = spec_field(
+        "The Secret with the token for hf:// sources. Ignored outside a cluster.", default=None
+    )
+    offline: bool = spec_field(
+        "Load weights from the cache and volumes only, never from the network. Ignored outside a "
+        "cluster.",
+        default=False,
+    )
+
+    @property
+    def scheme(self) -> str:
+        """The part of `source` before `://`."""
+        return self.source.partition("://")[0]
+
+    @property
+    def name(self) -> str:
+        """The part of `source` after `://`."""
+        return self.source.partition("://")[2]
+
+
+# --- spec.slo -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOClassSpec:
+    """One class of traffic and its latency targets."""
+
+    name: str = dns_label_field("The class's name.")
+    ttft_ms: int = spec_field(
+        "Target of the time to first token, milliseconds.", minimum=1, maximum=_MAX_MS
+    )
+    tpot_ms: int = spec_field(
+        "Target of the time per output token, milliseconds.", minimum=1, maximum=_MAX_MS
+    )
+    tbt_p99_ms: int | None = spec_field(
+        "Target of the p99 of the gaps between a request's tokens, milliseconds.",
+        default=None,
+        minimum=1,
+        maximum=_MAX_MS,
+    )
+    e2e_ms: int | None = spec_field(
+        "Target of the time of the whole request, milliseconds.",
+        default=None,
+        minimum=1,
+        maximum=_MAX_MS,
+    )
+    objective: Fraction | None = percentage_field(
+        "Share of requests that must meet their targets, such as '99%'; without it the class is "
+        "reported and not judged.",
+        example="'99%' or '99.9%'",
+    )
+
+
+def _default_is_no_class(slo: SLOSpec) -> str | None:
+    names = [c.name for c in slo.classes]
+    if slo.default is None or slo.default in names:
+        return None
+    return f"{slo.default!r} is not a class; classes: {', '.join(names)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOSpec:
+    """Latency objectives by class of traffic."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            field="default",
+            cel=Cel(
+                rule="!has(self.default) || self.classes.exists(c, c.name == self.default)",
+                message="must be the name of a class",
+            ),
+            problem=_default_is_no_class,
+        ),
+    )
+
+    classes: tuple[SLOClassSpec, ...] = spec_field(
+        "Classes of traffic.", min_items=1, max_items=16, key="name"
+    )
+    default: str | None = spec_field(
+        "Class of requests that name none; default: the first class.",
+        default=None,
+        max_length=40,
+    )
+    outage_seconds: int | None = spec_field(
+        "Longest outage that a PASS must exclude, seconds; default: the one that the window shows.",
+        default=None,
+        minimum=1,
+        maximum=86_400,
+    )
+
+    @property
+    def default_class(self) -> str:
+        """The class of requests that name none."""
+        return self.default if self.default is not None else self.classes[0].name
+
+    def by_name(self) -> dict[str, SLOClass]:
+        """Return the targets by class name, in the manifest's order."""
+        return {
+            c.name: SLOClass(
+                name=c.name,
+                ttft_ms=c.ttft_ms,
+                tpot_ms=c.tpot_ms,
+                tbt_p99_ms=c.tbt_p99_ms,
+                e2e_ms=c.e2e_ms,
+                objective=c.objective,
+            )
+            for c in self.classes
+        }
+
+
+# --- spec.control ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrometheusSpec:
+    """A Prometheus server that scrapes the service's routers."""
+
+    url: str = spec_field(
+        "The server's base URL, to which /api/v1/query is added.",
+        max_length=512,
+        pattern=r"^https?://[^\x00-\x20\x7f]+$",
+        pattern_hint="begin with http:// or https:// and name a server",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSpec:
+    """Use of the control laws."""
+
+    mode: ControlMode = spec_field(
+        "Auto applies decisions, Recommend only records them, Manual computes none.",
+        default=ControlMode.AUTO,
+    )
+    interval_seconds: int = spec_field(
+        "Seconds between decisions of the outer loop.", default=10, minimum=1, maximum=3600
+    )
+    scale_down_stabilization_seconds: int = spec_field(
+        "Seconds for which fewer replicas must suffice before one is removed.",
+        default=300,
+        minimum=0,
+        maximum=86_400,
+    )
+    prometheus: PrometheusSpec | None = spec_field(
+        "Read the routers' counters from this Prometheus server; default: from the routers "
+        "themselves, as for engines. Ignored outside a cluster.",
+        default=None,
+    )
+
+
+# --- spec.rollout ---------------------------------------------------------------------------
+
+
+def _starts_too_late(window: WindowSpec) -> str | None:
+    if window.start_seconds < window.end_seconds:
+        return None
+    return f"{window.start_seconds} is not before endSeconds, {window.end_seconds}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSpec:
+    """A part of a trace."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            field="startSeconds",
+            cel=Cel(
+                rule="self.startSeconds < self.endSeconds", message="must be before endSeconds"
+            ),
+            problem=_starts_too_late,
+        ),
+    )
+
+    start_seconds: int = spec_field(
+        "Seconds from the trace's first arrival to the window's start.",
+        minimum=0,
+        maximum=_MAX_WINDOW_SECONDS,
+    )
+    end_seconds: int = spec_field(
+        "Seconds from the trace's first arrival to the window's end.",
+        minimum=1,
+        maximum=_MAX_WINDOW_SECONDS,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSpec:
+    """The test that a new revision must pass before it serves."""
+
+    trace: str = spec_field(
+        "The trace to replay: pvc://CLAIM/PATH or file://PATH.",
+        max_length=512,
+        pattern=r"^(pvc|file)://[^\x00-\x20\x7f]+$",
+        pattern_hint="begin with pvc:// or file:// and name a trace",
+    )
+    window: WindowSpec | None = spec_field("The part of the trace to replay.", default=None)
+    margin: Fraction | None = percentage_field(
+        "By how much a candidate may be worse than its baseline, such as '1%'.", example="'1%'"
+    )
+    baseline: Baseline = spec_field(
+        "Fresh replays a baseline beside the candidate; Recorded uses an earlier run.",
+        default=Baseline.FRESH,
+    )
+    on_inconclusive: OnInconclusive = spec_field(
+        "The rollout's next step after an inconclusive verdict.", default=OnInconclusive.PAUSE
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """Replacement of the stable revision by a new one."""
+
+    gate: GateSpec | None = spec_field("The test that a new revision must pass.", default=None)
+    progress_deadline_seconds: int = spec_field(
+        "Seconds without progress after which a rollout has failed.",
+        default=3600,
+        minimum=1,
+        maximum=604_800,
+    )
+
+
+# --- the document ---------------------------------------------------------------------------
 
 
 def _min_above_max(spec: LLMServiceSpec) -> str | None:
@@ -61,10 +326,10 @@ def _min_above_max(spec: LLMServiceSpec) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMServiceSpec:
-    """What a person asks for."""
+    """The desired state of a service."""
 
-    BETWEEN: ClassVar[tuple[Between, ...]] = (
-        Between(
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
             field="minReplicas",
             cel=Cel(
                 rule="self.minReplicas <= self.maxReplicas", message="must not be above maxReplicas"
@@ -73,10 +338,10 @@ class LLMServiceSpec:
         ),
     )
 
-    model: ModelSpec = spec_field("Which weights are served.")
-    engine: EngineSpec = spec_field("How a replica schedules.", factory=EngineSpec)
+    model: ModelSpec = spec_field("The model weights to serve.")
+    engine: EngineSpec = spec_field("Scheduling of a replica, and its pod.", factory=EngineSpec)
     replicas: int | None = spec_field(
-        "Replicas set by a human, HPA or KEDA; while set, our law only recommends.",
+        "Replicas set by hand, by an HPA or by KEDA; while set, the control law only recommends.",
         default=None,
         minimum=0,
         maximum=_MAX_REPLICAS,
@@ -90,30 +355,28 @@ class LLMServiceSpec:
     suspend: bool = spec_field(
         "Run no pods and keep everything else; ignored outside a cluster.", default=False
     )
-    router: RouterSpec = spec_field("How requests are spread.", factory=RouterSpec)
-    slo: SLOSpec = spec_field("What was promised.")
-    control: ControlSpec = spec_field("How the control laws are used.", factory=ControlSpec)
-    rollout: RolloutSpec = spec_field("How a new revision is let in.", factory=RolloutSpec)
+    router: RouterSpec = spec_field(
+        "Placement of requests on replicas, and the routers' pods.", factory=RouterSpec
+    )
+    slo: SLOSpec = spec_field("Latency objectives by class of traffic.")
+    control: ControlSpec = spec_field("Use of the control laws.", factory=ControlSpec)
+    rollout: RolloutSpec = spec_field(
+        "Replacement of the stable revision by a new one.", factory=RolloutSpec
+    )
 
     @property
     def initial_replicas(self) -> int:
-        """Replicas before any control law has spoken."""
+        """The replicas before the first decision of a control law."""
         return self.min_replicas if self.replicas is None else self.replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSpec:
-    """The part of Kubernetes' object metadata that a manifest on disk carries."""
+    """The part of Kubernetes' object metadata that a manifest file has."""
 
-    name: str = spec_field(
-        "The service's name.", max_length=40, pattern=DNS_LABEL, pattern_hint=DNS_HINT
-    )
-    namespace: str | None = spec_field(
-        "The namespace; ignored outside a cluster.",
-        default=None,
-        max_length=63,
-        pattern=NAME,
-        pattern_hint=NAME_HINT,
+    name: str = dns_label_field("The service's name.")
+    namespace: str | None = label_name_field(
+        "The namespace; ignored outside a cluster.", default=None
     )
     labels: Mapping[str, str] = spec_field("Labels.", factory=dict, max_items=64, max_length=63)
     annotations: Mapping[str, str] = spec_field(
@@ -127,18 +390,18 @@ class LLMService:
 
     api_version: str = spec_field("Always goodput.dev/v1alpha1.", max_length=64)
     kind: str = spec_field("Always LLMService.", max_length=64)
-    metadata: MetadataSpec = spec_field("The object's name.")
-    spec: LLMServiceSpec = spec_field("What is asked for.")
+    metadata: MetadataSpec = spec_field("Name, namespace, labels and annotations.")
+    spec: LLMServiceSpec = spec_field("The desired state of the service.")
 
     @classmethod
     def from_dict(cls, value: object) -> LLMService:
         """Validate a decoded manifest.
 
         Args:
-            value: what a YAML or JSON parser returned for one document; a `status` is ignored.
+            value: the parsed YAML or JSON value of one document; its `status` is ignored.
 
         Raises:
-            SpecError: the first field that breaks a rule, by its path.
+            SpecError: the first invalid field, by its path.
         """
         if isinstance(value, dict):
             _expect(value, "apiVersion", API_VERSION)

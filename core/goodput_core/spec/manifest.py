@@ -1,7 +1,6 @@
-"""From the bytes of a manifest to a validated `LLMService`; reading the file is the caller's.
+"""Parse the bytes of a manifest to a validated `LLMService`; callers read the file.
 
-The YAML parser comes in as an argument: core has no third-party imports, and the same checks
-must hold wherever a manifest is read.
+The YAML parser is an argument, since core has no third-party imports.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.errors import InputError, SpecError
-from goodput_core.spec.decode import shown
+from goodput_core.spec.codec import shown
 from goodput_core.spec.llmservice import LLMService
 
 if TYPE_CHECKING:
@@ -28,14 +27,14 @@ MAX_MANIFEST_BYTES: Final = 1 << 20
 
 
 def manifest_text(content: bytes, *, source: str) -> str:
-    """The text of a file that should be a manifest.
+    """Return the text of a manifest file.
 
     Args:
-        content: its bytes; of a longer file `MAX_MANIFEST_BYTES` + 1 are enough.
+        content: the file's first `MAX_MANIFEST_BYTES` + 1 bytes, or all if it is shorter.
         source: the file's name, for errors.
 
     Raises:
-        InputError: too large, or not UTF-8.
+        InputError: the content is too large or not UTF-8.
     """
     if len(content) > MAX_MANIFEST_BYTES:
         raise InputError(f"{source}: over {MAX_MANIFEST_BYTES >> 20} MiB; is this a manifest?")
@@ -53,13 +52,13 @@ def parse_manifest(
     """Validate the one `LLMService` of a manifest.
 
     Args:
-        text: YAML or JSON, as `manifest_text` gives it.
+        text: YAML or JSON, as `manifest_text` returns it.
         source: the file's name, for errors.
         parse_documents: a safe YAML parser: `strict_documents(yaml)`.
 
     Raises:
-        InputError: not YAML, or not exactly one document.
-        SpecError: a field that breaks a rule, by file and path.
+        InputError: the text is not YAML or does not hold exactly one document.
+        SpecError: a field is invalid; names file and path.
     """
     try:
         document = one_document(text, source=source, parse_documents=parse_documents)
@@ -71,16 +70,16 @@ def parse_manifest(
 def one_document(
     text: str, *, source: str, parse_documents: Callable[[str], Iterable[object]]
 ) -> object:
-    """What the one document of a YAML text holds; arguments as of `parse_manifest`.
+    """Return the parsed value of a text with one YAML document; arguments as of `parse_manifest`.
 
     Raises:
-        InputError: not YAML, or not exactly one document.
+        InputError: the text is not YAML or does not hold exactly one document.
     """
     try:
         documents = [d for d in parse_documents(text) if d is not None]
     except Exception as error:
-        # Whatever a parser stumbles over (PyYAML answers `!!int ''` with an IndexError), the
-        # text is at fault.
+        # PyYAML raises other errors than its own for some invalid texts, such as an IndexError
+        # for `!!int ''`.
         raise InputError(f"{source}: cannot be read as YAML: {_one_line(error)}") from error
     if not documents:
         raise InputError(f"{source}: is empty; an LLMService is needed")
@@ -92,10 +91,10 @@ def one_document(
 
 
 def strict_documents(yaml: Any) -> Callable[[str], Iterable[object]]:
-    """A safe YAML parser that refuses what would be lost or explode in silence.
+    """Return a safe YAML parser that refuses duplicate keys and merge keys.
 
-    A key that stands twice in a mapping would hide one of its values; merge keys (`<<`) can
-    grow without bounds, and YAML 1.2 has dropped them.
+    A duplicate key would hide one of the two values. Merge keys (`<<`) can expand without bounds,
+    and YAML 1.2 does not have them.
 
     Args:
         yaml: the PyYAML module.
@@ -116,7 +115,7 @@ def strict_documents(yaml: Any) -> Callable[[str], Iterable[object]]:
 def _refuse_lost_keys(node: Any) -> None:
     seen: set[tuple[str, str]] = set()
     if node.id != "mapping":
-        return  # PyYAML itself refuses it
+        return  # PyYAML refuses it
     for key, _ in node.value:
         line = key.start_mark.line + 1
         if key.tag == "tag:yaml.org,2002:merge":
@@ -124,7 +123,7 @@ def _refuse_lost_keys(node: Any) -> None:
         if not isinstance(key.value, str):
             continue
         if (key.tag, key.value) in seen:
-            raise ValueError(f"line {line}: the key {shown(key.value)} already stands above")
+            raise ValueError(f"line {line}: the key {shown(key.value)} is already used above")
         seen.add((key.tag, key.value))
 
 

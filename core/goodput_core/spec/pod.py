@@ -1,8 +1,9 @@
-"""`pod` of an engine or a router: the allow-list of what is passed through to their pods.
+"""`resources` and `pod` of an engine or a router: an allow-list of pod fields.
 
-Names and shapes are Kubernetes' own. What is opaque here is bounded in size and judged by the API
-server when it gets the pod's template; what could widen a pod's rights (host paths, privileges,
-another service account) has no field.
+Names and shapes are Kubernetes' own. Objects that are copied unread are bounded in size here and
+validated by the API server within the pod template. Fields that could extend a pod's rights (host
+paths, privileges, another service account) and volumes outside the restricted Pod Security Standard
+are not on the list.
 """
 
 from __future__ import annotations
@@ -12,39 +13,60 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from goodput_core.spec.choices import TaintEffect, TolerationOperator
-from goodput_core.spec.environment import EnvVarSpec
-from goodput_core.spec.fields import (
-    NAME,
-    NAME_HINT,
-    SUBDOMAIN,
-    SUBDOMAIN_HINT,
-    Between,
+from goodput_core.spec.declaration import (
     Cel,
+    CrossFieldRule,
+    data_key_field,
+    exactly_one_of,
+    label_name_field,
+    object_name_field,
+    quantities_field,
+    reserved_prefix,
     spec_field,
+    sub_path_field,
 )
-from goodput_core.spec.volumes import VolumeMountSpec, VolumeSpec
 
-__all__ = ["ImagePullSecretSpec", "PodSpec", "ResourceClaimSpec", "TolerationSpec"]
+__all__ = [
+    "ClaimVolumeSpec",
+    "EnvVarSourceSpec",
+    "EnvVarSpec",
+    "ImagePullSecretSpec",
+    "KeyRefSpec",
+    "PodSpec",
+    "ResourceClaimSpec",
+    "ResourcesSpec",
+    "TolerationSpec",
+    "VolumeMountSpec",
+    "VolumeSpec",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcesSpec:
+    """Compute resources of a container, as Kubernetes writes them."""
+
+    limits: Mapping[str, str] = quantities_field("Upper bounds by resource name.")
+    requests: Mapping[str, str] = quantities_field("Reserved amounts by resource name.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TolerationSpec:
-    """A taint of a node that the pod accepts."""
+    """A node taint that the pod tolerates."""
 
     key: str | None = spec_field(
-        "The taint's key; every key when absent, with operator Exists.",
+        "The taint's key; absent with operator Exists for every key.",
         default=None,
         max_length=317,
     )
     operator: TolerationOperator = spec_field(
-        "Equal compares the value, Exists takes any.", default=TolerationOperator.EQUAL
+        "Equal compares the value, Exists accepts any.", default=TolerationOperator.EQUAL
     )
     value: str | None = spec_field("The taint's value.", default=None, max_length=63)
     effect: TaintEffect | None = spec_field(
-        "The taint's effect; every effect when absent.", default=None
+        "The taint's effect; absent for every effect.", default=None
     )
     toleration_seconds: int | None = spec_field(
-        "How long a taint NoExecute is accepted; for ever when absent.",
+        "How long a NoExecute taint is tolerated; absent for no limit.",
         default=None,
         minimum=0,
         maximum=31_536_000,
@@ -53,54 +75,128 @@ class TolerationSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePullSecretSpec:
-    """A Secret with a registry's credentials."""
+    """A Secret with the credentials of a registry."""
 
-    name: str = spec_field(
-        "The Secret, in the service's namespace.",
-        max_length=253,
-        pattern=SUBDOMAIN,
-        pattern_hint=SUBDOMAIN_HINT,
-    )
-
-
-def _not_one_claim(claim: ResourceClaimSpec) -> str | None:
-    if (claim.resource_claim_name is None) != (claim.resource_claim_template_name is None):
-        return None
-    return "must have either resourceClaimName or resourceClaimTemplateName"
+    name: str = object_name_field("The Secret, in the service's namespace.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceClaimSpec:
     """Devices by dynamic resource allocation; the pod's main container uses every claim."""
 
-    BETWEEN: ClassVar[tuple[Between, ...]] = (
-        Between(
-            field="",
-            cel=Cel(
-                rule="has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
-                message="must have either resourceClaimName or resourceClaimTemplateName",
-            ),
-            problem=_not_one_claim,
-        ),
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        exactly_one_of("resource_claim_name", "resource_claim_template_name"),
+    )
+
+    name: str = label_name_field("The claim's name within the pod.")
+    resource_claim_name: str | None = object_name_field(
+        "A ResourceClaim that all pods share.", default=None
+    )
+    resource_claim_template_name: str | None = object_name_field(
+        "A ResourceClaimTemplate from which each pod gets a claim of its own.", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRefSpec:
+    """One key of a Secret or ConfigMap in the service's namespace."""
+
+    name: str = object_name_field("The Secret or ConfigMap.")
+    key: str = data_key_field("The key of its data.")
+    optional: bool = spec_field("Start the container if the key is missing.", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvVarSourceSpec:
+    """The source of a variable's value."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        exactly_one_of("secret_key_ref", "config_map_key_ref"),
+    )
+
+    secret_key_ref: KeyRefSpec | None = spec_field("A key of a Secret.", default=None)
+    config_map_key_ref: KeyRefSpec | None = spec_field("A key of a ConfigMap.", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvVarSpec:
+    """One environment variable: a value, or a reference to one."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        reserved_prefix("GOODPUT_"),
+        exactly_one_of("value", "value_from"),
     )
 
     name: str = spec_field(
-        "The claim's name within the pod.", max_length=63, pattern=NAME, pattern_hint=NAME_HINT
+        "The variable's name.",
+        max_length=128,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        pattern_hint="hold letters, digits and '_' only, and begin with no digit",
     )
-    resource_claim_name: str | None = spec_field(
-        "A ResourceClaim that all pods share.",
-        default=None,
-        max_length=253,
-        pattern=SUBDOMAIN,
-        pattern_hint=SUBDOMAIN_HINT,
+    value: str | None = spec_field("The value.", default=None, max_length=4096)
+    value_from: EnvVarSourceSpec | None = spec_field("The source of the value.", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimVolumeSpec:
+    """A PersistentVolumeClaim in the service's namespace."""
+
+    claim_name: str = object_name_field("The PersistentVolumeClaim.")
+    read_only: bool = spec_field("Mount it read-only everywhere.", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeSpec:
+    """One volume, from exactly one source."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        reserved_prefix("goodput-"),
+        exactly_one_of(
+            "config_map",
+            "csi",
+            "empty_dir",
+            "ephemeral",
+            "persistent_volume_claim",
+            "projected",
+            "secret",
+        ),
     )
-    resource_claim_template_name: str | None = spec_field(
-        "A ResourceClaimTemplate from which each pod gets a claim of its own.",
-        default=None,
-        max_length=253,
-        pattern=SUBDOMAIN,
-        pattern_hint=SUBDOMAIN_HINT,
+
+    name: str = label_name_field("The volume's name.")
+    config_map: Mapping[str, Any] | None = spec_field(
+        "A ConfigMap, as in a pod.", default=None, max_items=8
     )
+    csi: Mapping[str, Any] | None = spec_field(
+        "A volume of a CSI driver, as in a pod.", default=None, max_items=8
+    )
+    empty_dir: Mapping[str, Any] | None = spec_field(
+        "An empty folder with the lifetime of the pod, as in a pod.", default=None, max_items=8
+    )
+    ephemeral: Mapping[str, Any] | None = spec_field(
+        "A claim made for each pod, as in a pod.", default=None, max_items=8
+    )
+    persistent_volume_claim: ClaimVolumeSpec | None = spec_field("A claim.", default=None)
+    projected: Mapping[str, Any] | None = spec_field(
+        "Several sources in one folder, as in a pod.", default=None, max_items=8
+    )
+    secret: Mapping[str, Any] | None = spec_field(
+        "A Secret, as in a pod.", default=None, max_items=8
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeMountSpec:
+    """The place of a volume in the main container."""
+
+    name: str = label_name_field("The volume's name.")
+    mount_path: str = spec_field(
+        "The folder in the container.",
+        max_length=512,
+        pattern=r"^/[^:\x00-\x1f\x7f]*$",
+        pattern_hint="be an absolute path without ':'",
+    )
+    sub_path: str | None = sub_path_field("The folder of the volume to mount; default: its root.")
+    read_only: bool = spec_field("Mount it read-only.", default=False)
 
 
 def _mount_without_volume(pod: PodSpec) -> str | None:
@@ -111,55 +207,39 @@ def _mount_without_volume(pod: PodSpec) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSpec:
-    """Fields of a pod that are passed through as they are."""
+    """Pod fields that are copied into the pods."""
 
-    BETWEEN: ClassVar[tuple[Between, ...]] = (
-        Between(
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
             field="volumeMounts",
             cel=Cel(
                 rule="!has(self.volumeMounts) || self.volumeMounts.all(m, has(self.volumes) && "
                 "self.volumes.exists(v, v.name == m.name))",
-                message="must name volumes that stand under volumes",
+                message="must name volumes that are listed under volumes",
             ),
             problem=_mount_without_volume,
         ),
     )
 
     node_selector: Mapping[str, str] = spec_field(
-        "Labels that a node must carry.", factory=dict, max_items=32, max_length=63
+        "Labels that a node must have.", factory=dict, max_items=32, max_length=63
     )
     affinity: Mapping[str, Any] | None = spec_field(
-        "Which nodes and neighbours are wanted, as in a pod.", default=None, max_items=3
+        "Node and pod affinity, as in a pod.", default=None, max_items=3
     )
     tolerations: tuple[TolerationSpec, ...] = spec_field(
-        "Taints that the pod accepts.", default=(), max_items=32
+        "Node taints that the pod tolerates.", default=(), max_items=32
     )
     topology_spread_constraints: tuple[Mapping[str, Any], ...] = spec_field(
-        "How pods spread over zones and nodes, as in a pod.", default=(), max_items=8
+        "Spreading of pods over zones and nodes, as in a pod.", default=(), max_items=8
     )
     image_pull_secrets: tuple[ImagePullSecretSpec, ...] = spec_field(
-        "Secrets with which images are pulled.", default=(), max_items=16, key="name"
+        "Secrets for pulling images.", default=(), max_items=16, key="name"
     )
-    priority_class_name: str | None = spec_field(
-        "The PriorityClass.",
-        default=None,
-        max_length=253,
-        pattern=SUBDOMAIN,
-        pattern_hint=SUBDOMAIN_HINT,
-    )
-    runtime_class_name: str | None = spec_field(
-        "The RuntimeClass.",
-        default=None,
-        max_length=253,
-        pattern=SUBDOMAIN,
-        pattern_hint=SUBDOMAIN_HINT,
-    )
-    scheduler_name: str | None = spec_field(
-        "The scheduler; the cluster's default when absent.",
-        default=None,
-        max_length=253,
-        pattern=SUBDOMAIN,
-        pattern_hint=SUBDOMAIN_HINT,
+    priority_class_name: str | None = object_name_field("The PriorityClass.", default=None)
+    runtime_class_name: str | None = object_name_field("The RuntimeClass.", default=None)
+    scheduler_name: str | None = object_name_field(
+        "The scheduler; default: the cluster's.", default=None
     )
     resource_claims: tuple[ResourceClaimSpec, ...] = spec_field(
         "Devices by dynamic resource allocation.", default=(), max_items=8, key="name"
@@ -168,8 +248,11 @@ class PodSpec:
         "Environment variables of the main container.", default=(), max_items=64, key="name"
     )
     volumes: tuple[VolumeSpec, ...] = spec_field(
-        "Volumes; never a path of the node.", default=(), max_items=32, key="name"
+        "Volumes; paths of the node are not supported.", default=(), max_items=32, key="name"
     )
     volume_mounts: tuple[VolumeMountSpec, ...] = spec_field(
-        "Where the main container sees the volumes.", default=(), max_items=32, key="mount_path"
+        "Mounts of the volumes in the main container.",
+        default=(),
+        max_items=32,
+        key="mount_path",
     )

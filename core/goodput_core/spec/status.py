@@ -1,7 +1,6 @@
-"""`status` of an LLMService: what the operator says of it, in words and rounded numbers.
+"""`status` of an LLMService, for people, `kubectl` and autoscalers; only the operator writes it.
 
-Written by the operator alone and read by people, `kubectl` and autoscalers. Nothing in it is
-needed to go on after a restart except the ring of decisions, which is history.
+An operator that restarts needs none of it, except for the decisions, which are history.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from goodput_core.spec.fields import spec_field
+from goodput_core.spec.declaration import spec_field
 
 __all__ = [
     "ClassStatus",
@@ -33,101 +32,102 @@ class Truth(StrEnum):
 class ConditionStatus:
     """One condition, with Kubernetes' own fields."""
 
-    type: str = spec_field("What is said.", max_length=64)
-    status: Truth = spec_field("Whether it holds.")
-    reason: str = spec_field("Why, in one word.", max_length=64)
-    message: str = spec_field("Why, in a sentence.", default="", max_length=2048)
+    type: str = spec_field("Type of the condition.", max_length=64)
+    status: Truth = spec_field("True, False or Unknown.")
+    reason: str = spec_field("Reason, in one word.", max_length=64)
+    message: str = spec_field("Reason, in a sentence.", default="", max_length=2048)
     last_transition_time: str = spec_field(
-        "Since when the status holds.", max_length=32, format="date-time"
+        "Time of the last change of the status.", max_length=32, format="date-time"
     )
-    observed_generation: int = spec_field("Of the spec that it is said of.", minimum=0)
+    observed_generation: int = spec_field(
+        "Generation of the spec that the condition describes.", minimum=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassStatus:
-    """How one class fared over the window that SLOAttained names."""
+    """Attainment of one class over the window that SLOAttained names."""
 
     name: str = spec_field("The class's name.", max_length=40)
-    good: int = spec_field("Requests that attained.", minimum=0)
-    total: int = spec_field("Requests that count.", minimum=0)
+    good: int = spec_field("Requests that met every target.", minimum=0)
+    total: int = spec_field("Requests that were judged.", minimum=0)
     attainment: str | None = spec_field(
-        "Share of them that attained; absent without any.", default=None, max_length=16
+        "Share of good requests; absent if there are none.", default=None, max_length=16
     )
     objective: str | None = spec_field(
-        "Share that was promised; absent where none was.", default=None, max_length=16
+        "Objective of the class; absent if it has none.", default=None, max_length=16
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionStatus:
-    """One decision of the control laws that changed something, or would have."""
+    """One decision of the control laws for a change, applied or recommended."""
 
-    at: str = spec_field("When.", max_length=32, format="date-time")
-    knob: str = spec_field("What was turned: TokenBudget or Replicas.", max_length=32)
-    reason: str = spec_field("Why, in one word.", max_length=64)
-    message: str = spec_field("What and why, in a sentence.", max_length=1024)
-    applied: bool = spec_field("Whether it was put in force.")
+    at: str = spec_field("Time of the decision.", max_length=32, format="date-time")
+    knob: str = spec_field("Controlled value: TokenBudget or Replicas.", max_length=32)
+    reason: str = spec_field("Reason, in one word.", max_length=64)
+    message: str = spec_field("Change and reason, in a sentence.", max_length=1024)
+    applied: bool = spec_field("True if the decision was applied.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryStatus:
     """The strings of `kubectl get`'s columns."""
 
-    replicas: str | None = spec_field(
-        "Engines that are ready, of those that are wanted.", default=None, max_length=32
-    )
+    replicas: str | None = spec_field("Ready and desired engines.", default=None, max_length=32)
     attainment: str | None = spec_field(
-        "The class that is nearest to its objective, or furthest below.",
+        "Class with the least margin to its objective.",
         default=None,
         max_length=64,
     )
     goodput: str | None = spec_field(
-        "Requests per second that kept their promise.", default=None, max_length=32
+        "Requests per second that met their targets.", default=None, max_length=32
     )
-    budget: str | None = spec_field("Tokens of a step, at most.", default=None, max_length=32)
-    phase: str | None = spec_field("The reason of the condition to look at.", max_length=64,
-        default=None)  # fmt: skip
+    budget: str | None = spec_field("Token budget of a step.", default=None, max_length=32)
+    phase: str | None = spec_field(
+        "Reason of the most important condition.", default=None, max_length=64
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMServiceStatus:
-    """What the operator says of a service."""
+    """Observed state of a service."""
 
     observed_generation: int | None = spec_field(
-        "Of the spec that all of this is said of.", default=None, minimum=0
+        "Generation of the spec that the status describes.", default=None, minimum=0
     )
-    replicas: int | None = spec_field("Engine pods that there are.", default=None, minimum=0)
-    ready_replicas: int | None = spec_field("Of these, ready.", default=None, minimum=0)
+    replicas: int | None = spec_field("Engine pods.", default=None, minimum=0)
+    ready_replicas: int | None = spec_field("Ready engine pods.", default=None, minimum=0)
     selector: str | None = spec_field(
         "Labels of the engine pods, for autoscalers.", default=None, max_length=512
     )
     recommended_replicas: int | None = spec_field(
-        "Engines that the control law would have.", default=None, minimum=0
+        "Replicas recommended by the control law.", default=None, minimum=0
     )
     token_budget: int | None = spec_field(
-        "Tokens of a step, at most, as engines were told.", default=None, minimum=0
+        "Token budget of a step, as set on the engines.", default=None, minimum=0
     )
     classes: tuple[ClassStatus, ...] = spec_field(
-        "How promises fare, by class.", default=(), max_items=16, key="name"
+        "Attainment by class.", default=(), max_items=16, key="name"
     )
     goodput: str | None = spec_field(
-        "Requests per second that kept their promise.", default=None, max_length=32
+        "Requests per second that met their targets.", default=None, max_length=32
     )
-    summary: SummaryStatus | None = spec_field("For columns.", default=None)
-    current_revision: str | None = spec_field(
-        "The revision that serves.", default=None, max_length=63
+    summary: SummaryStatus | None = spec_field(
+        "Strings of the columns of `kubectl get`.", default=None
     )
+    current_revision: str | None = spec_field("Revision that serves.", default=None, max_length=63)
     update_revision: str | None = spec_field(
-        "The revision that the spec asks for.", default=None, max_length=63
+        "Revision of the current spec.", default=None, max_length=63
     )
     failed_revision: str | None = spec_field(
-        "Reserved for gated rollouts: the last revision that was refused.",
+        "Reserved for gated rollouts: the last rejected revision.",
         default=None,
         max_length=63,
     )
     conditions: tuple[ConditionStatus, ...] = spec_field(
-        "What holds.", default=(), max_items=16, key="type"
+        "Conditions of the service.", default=(), max_items=16, key="type"
     )
     decisions: tuple[DecisionStatus, ...] = spec_field(
-        "The last decisions, newest first.", default=(), max_items=10
+        "Latest decisions, newest first.", default=(), max_items=10
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import InputError
-from goodput_core.spec.choices import BudgetLaw
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import BudgetLaw, Preemption
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool

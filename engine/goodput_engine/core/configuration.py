@@ -13,7 +13,7 @@ from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.messages import Configure, FollowManifest
 
 if TYPE_CHECKING:
-    from goodput_core.spec.llmservice import EngineSpec
+    from goodput_core.spec.workloads import EngineSpec
 
 __all__ = ["configuration", "followed_by_core"]
 

@@ -117,7 +117,7 @@ def make_parser() -> CommandParser:
         examples=(
             "goodput router -f examples/chat.yaml --upstream r0=http://127.0.0.1:8001",
             "goodput router -f examples/chat.yaml --upstreams replicas.json --port 8080",
-            "goodput router -f chat.yaml --endpoints default/chat-engines",
+            "goodput router -f examples/chat.yaml --endpoints default/chat-engines",
         ),
     )
     timeout = argument_type(parse_some_duration, "duration")

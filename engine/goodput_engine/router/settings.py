@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from goodput_core.slo.targets import SLOClass
-from goodput_core.spec.llmservice import RouterPolicy
+from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 __all__ = ["ProbeSettings", "RouterLimits", "RouterSettings", "Timeouts"]

@@ -18,7 +18,7 @@ from goodput_engine.scheduler.request import ScheduledRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from goodput_core.spec.llmservice import Policy, Preemption
+    from goodput_core.spec.choices import Policy, Preemption
     from goodput_engine.scheduler.door import Refusal
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.prediction import PredictionError

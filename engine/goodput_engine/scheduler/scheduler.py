@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import InternalError
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import Preemption
 from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.door import Door
 from goodput_engine.scheduler.floor import Floor

@@ -69,7 +69,7 @@ def make_parser() -> CommandParser:
         "another.",
         examples=(
             "goodput engine -f examples/chat.yaml",
-            "goodput engine -f chat.yaml --device llama-3-8b-h100 --port 0 --json",
+            "goodput engine -f examples/chat.yaml --device llama-3-8b-h100 --port 0 --json",
         ),
     )
     parser.add_argument(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from goodput_core.spec.engine import EngineSpec
-from goodput_core.spec.pod import PodSpec
-from goodput_core.spec.resources import ResourcesSpec
+from goodput_core.spec.pod import PodSpec, ResourcesSpec
+from goodput_core.spec.workloads import EngineSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from goodput_core.spec.llmservice import LLMService
-    from goodput_core.spec.router import RouterSpec
+    from goodput_core.spec.workloads import RouterSpec
 
 __all__ = ["ignored_here"]
 

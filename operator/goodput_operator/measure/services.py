@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import SpecError
-from goodput_core.spec.decode import decode
+from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
 from goodput_operator.measure.differencing import Baseline, measured

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
-from goodput_core.spec.encode import encode
+from goodput_core.spec.codec import encode
 from goodput_core.spec.status import DecisionStatus, LLMServiceStatus, SummaryStatus, Truth
 from goodput_operator.control.decided import Decided
 from goodput_operator.control.rounds import ControlRound

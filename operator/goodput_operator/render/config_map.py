@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE, MAX_LIMITS_REVISION
 from goodput_core.control import Bounds
-from goodput_core.spec.encode import encode
+from goodput_core.spec.codec import encode
 from goodput_operator.control.decided import Decided
 from goodput_operator.render.pods import LIMITS_KEY, ROUTER_MANIFEST_KEY, manifest_key
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import yaml
 
 from goodput_core.contract import CRD_GROUP, CRD_VERSION, KIND_LLMSERVICE, PLURAL_LLMSERVICE
-from goodput_core.spec.declared import declared_fields
+from goodput_core.spec.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMServiceSpec, MetadataSpec
+from goodput_core.spec.schema import object_schema, text_schema
 from goodput_core.spec.status import LLMServiceStatus, SummaryStatus
-from goodput_operator.render.crd_schema import object_schema, text_schema
 
 __all__ = ["render_crd"]
 
@@ -22,14 +22,14 @@ __all__ = ["render_crd"]
 _SUMMARY: Final = ("replicas", "attainment", "goodput", "budget", "phase")
 # Name, path and meaning of what is printed with `-o wide` only.
 _WIDE: Final = (
-    ("Mode", ".spec.control.mode", "How the control laws are used."),
-    ("Model", ".spec.model.source", "Which weights are served."),
+    ("Mode", ".spec.control.mode", "Mode of the control laws."),
+    ("Model", ".spec.model.source", "The model weights."),
     ("Revision", ".status.currentRevision", "The revision that serves."),
 )
 
 
 def render_crd() -> dict[str, Any]:
-    """The whole definition, as it is applied to a cluster."""
+    """Return the CustomResourceDefinition as it is applied to a cluster."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -67,10 +67,10 @@ def render_crd() -> dict[str, Any]:
 
 
 def _columns() -> list[dict[str, Any]]:
-    """What `kubectl get` prints, in the manner of an HPA's."""
+    """Return the columns of `kubectl get`."""
     documented = {field.name: field.rule.doc for field in declared_fields(SummaryStatus)}
     said = [(name.capitalize(), f".status.summary.{name}", documented[name]) for name in _SUMMARY]
-    age = ("Age", ".metadata.creationTimestamp", "Since when it exists.")
+    age = ("Age", ".metadata.creationTimestamp", "Age of the service.")
     columns = [*((*one, "string", 0) for one in said), (*age, "date", 0)]
     columns += [(*one, "string", 1) for one in _WIDE]
     return [
@@ -82,7 +82,7 @@ def _columns() -> list[dict[str, Any]]:
 def _root() -> dict[str, Any]:
     (name,) = (field for field in declared_fields(MetadataSpec) if field.name == "name")
     return {
-        "description": "A language model that is served, and the latencies that are promised.",
+        "description": "A language model service and its SLOs.",
         "type": "object",
         "required": ["spec"],
         "properties": {
@@ -90,8 +90,8 @@ def _root() -> dict[str, Any]:
             "kind": {"type": "string"},
             # Of the metadata, the API server lets a definition bound the names alone.
             "metadata": {"type": "object", "properties": {"name": text_schema(name.rule)}},
-            "spec": object_schema(LLMServiceSpec, "What is asked for."),
-            "status": object_schema(LLMServiceStatus, "What the operator has seen and done."),
+            "spec": object_schema(LLMServiceSpec, "The desired state of the service."),
+            "status": object_schema(LLMServiceStatus, "The observed state of the service."),
         },
     }
 

@@ -26,15 +26,14 @@ from goodput_core.contract import (
     ROLE_ENGINE,
     ROLE_ROUTER,
 )
-from goodput_core.spec.encode import encode
+from goodput_core.spec.codec import encode
 from goodput_operator.kube.objects import ADMIN_PORT, SERVING_PORT
 from goodput_operator.render.secrets import TOKEN_KEY, secret_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from goodput_core.spec.llmservice import LLMServiceSpec
-    from goodput_core.spec.model import ModelSpec
+    from goodput_core.spec.llmservice import LLMServiceSpec, ModelSpec
     from goodput_operator.render.metadata import Owner
 
 __all__ = [

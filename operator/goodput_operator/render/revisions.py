@@ -17,8 +17,8 @@ from goodput_core.contract import (
     ROLE_ENGINE,
     ROLE_ROUTER,
 )
-from goodput_core.spec.encode import encode
-from goodput_core.spec.llmservice import RouterSpec, TokenBudgetSpec
+from goodput_core.spec.codec import encode
+from goodput_core.spec.workloads import RouterSpec, TokenBudgetSpec
 from goodput_operator.render.metadata import digest_of
 from goodput_operator.render.pods import engine_pod, router_pod
 

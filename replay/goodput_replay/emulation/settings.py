@@ -10,8 +10,8 @@ import msgspec
 from goodput_core.control import ServiceParams
 from goodput_core.errors import InputError, SpecError
 from goodput_core.spec.choices import ControlMode, RouterPolicy
-from goodput_core.spec.decode import decode
-from goodput_core.spec.fields import spec_field
+from goodput_core.spec.codec import decode
+from goodput_core.spec.declaration import spec_field
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.core.configuration import configuration
 from goodput_engine.device.profile import DeviceProfile

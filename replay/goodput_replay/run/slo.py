@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import SpecError
-from goodput_core.spec.decode import decode
-from goodput_core.spec.llmservice import LLMService
-from goodput_core.spec.promise import SLOSpec
+from goodput_core.spec.codec import decode
+from goodput_core.spec.llmservice import LLMService, SLOSpec
 from goodput_engine.manifest_file import read_document
 from goodput_replay.run.facts import Promise
 

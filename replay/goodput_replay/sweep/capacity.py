@@ -160,9 +160,9 @@ def make_parser() -> CommandParser:
         allow_abbrev=False,
         examples=(
             "replay capacity --trace sample --emulate examples/chat.yaml",
-            "replay capacity --trace prod.parquet --emulate chat.yaml --precision 2",
-            "replay capacity --trace prod.parquet --target http://127.0.0.1:8000 --slo slo.yaml",
-            "replay capacity --trace prod.parquet -f chat.yaml --window 10m..15m --most 4",
+            "replay capacity --trace prod.parquet --emulate examples/chat.yaml --precision 2",
+            "replay capacity --trace sample --target http://127.0.0.1:8000 --slo examples/slo.yaml",
+            "replay capacity --trace prod.parquet -f examples/chat.yaml --window 10m..15m --most 4",
         ),
     )
     parser.add_argument(

@@ -173,10 +173,10 @@ def make_parser() -> CommandParser:
         "placement that is asked for; show who keeps the promises at what cost, and recommend.",
         examples=(
             "goodput policies --trace sample -f examples/chat.yaml",
-            "goodput policies --trace prod.parquet -f chat.yaml --replicas 1,2 --budgets 512,2048",
-            "goodput policies --trace sample -f chat.yaml --placements round-robin,least-loaded",
-            "goodput policies --trace prod.parquet -f chat.yaml --window 10m..20m --plot it.png",
-            "goodput policies --trace prod.parquet -f chat.yaml --policies slo,sarathi --json",
+            "goodput policies --trace prod.parquet -f examples/chat.yaml --replicas 1,2",
+            "goodput policies --trace sample -f examples/chat.yaml --budgets 512,2048",
+            "goodput policies --trace prod.parquet -f examples/chat.yaml --plot it.png",
+            "goodput policies --trace sample -f examples/chat.yaml --policies slo,sarathi --json",
         ),
     )
     add = parser.add_argument

@@ -22,7 +22,7 @@ from yarl import URL
 
 from goodput_core.contract import ENV_REPLICA
 from goodput_core.slo.targets import SLOClass
-from goodput_core.spec.llmservice import RouterPolicy
+from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import ProbeSettings, RouterLimits, RouterSettings, Timeouts

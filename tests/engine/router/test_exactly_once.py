@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.slo.targets import SLOClass
-from goodput_core.spec.llmservice import RouterPolicy
+from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import ProbeSettings, RouterLimits, RouterSettings, Timeouts

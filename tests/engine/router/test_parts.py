@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from goodput_core.errors import InputError, UsageError
 from goodput_core.placement import PlacementReason
-from goodput_core.spec.llmservice import RouterPolicy
+from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.replicas import EngineReport, ReplicaPool
 from goodput_engine.router.request_state import Timings, read_timings

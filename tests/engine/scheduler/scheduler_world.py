@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from goodput_core.slo.targets import Targets
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import StepShape
 from goodput_core.units import NS_PER_MS
 from goodput_engine.kv.blocks import BlockPool

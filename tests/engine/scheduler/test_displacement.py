@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_core.spec.choices import Policy, Preemption
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.kv.host import HostPool
 from goodput_engine.scheduler.door import Refusal

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import Preemption
 from goodput_core.steptime.roofline import RooflineForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.kv.blocks import BlockPool

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import Preemption
 from goodput_core.steptime.roofline import RooflineForm
 from goodput_engine.core.build import build_core
 from goodput_engine.core.engine_core import EngineCore

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from goodput_core.spec.llmservice import Policy
+from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.units import NS_PER_MS
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.kv.host import HostPool

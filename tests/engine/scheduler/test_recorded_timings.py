@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import RooflineForm
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.device.load import load_profile

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.engine.scheduler.scheduler_world import PROMISES, World
 
 from goodput_core.slo.targets import Targets
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import Preemption
 from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.request import RequestState

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.slo.targets import Targets
-from goodput_core.spec.llmservice import Preemption
+from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import RooflineForm, StepShape
 from goodput_core.units import NS_PER_MS
 from goodput_engine.kv.blocks import BlockPool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_core.spec.choices import Policy, Preemption
 from goodput_engine.device.load import load_profile
 from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool

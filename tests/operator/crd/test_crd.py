@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.declared import declared_fields
-from goodput_core.spec.fields import rules_between
+from goodput_core.spec.declaration import cross_field_rules, declared_fields
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_operator.render.crd import render_crd
@@ -20,7 +19,7 @@ from goodput_operator.render.crd import render_crd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from goodput_core.spec.declared import Declared
+    from goodput_core.spec.declaration import DeclaredField
 
 CRD = render_crd()
 (VERSION,) = CRD["spec"]["versions"]
@@ -42,7 +41,7 @@ NODES = dict(nodes(ROOT, ""))
 OURS = {path: node for path, node in NODES.items() if path.startswith((".spec", ".status"))}
 
 
-def declared(cls: type[Any], path: str) -> Iterator[tuple[str, Declared]]:
+def declared(cls: type[Any], path: str) -> Iterator[tuple[str, DeclaredField]]:
     for field in declared_fields(cls):
         at = f"{path}.{field.name}"
         yield at, field
@@ -125,7 +124,7 @@ def test_every_rule_between_fields_is_a_rule_of_the_schema_at_the_same_field() -
             continue
         at = f"{path}[]" if field is not None and field.container is tuple else path
         rules = NODES[at].get("x-kubernetes-validations", [])
-        for between, rule in zip(rules_between(cls), rules, strict=True):
+        for between, rule in zip(cross_field_rules(cls), rules, strict=True):
             assert rule["rule"] == between.cel.rule
             assert rule.get("fieldPath", ".") == f".{between.field}"
             seen += 1

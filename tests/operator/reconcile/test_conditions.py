@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from goodput_core.control import Signal
-from goodput_core.spec.decode import decode
+from goodput_core.spec.codec import decode
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import Silence

@@ -244,7 +244,7 @@ def test_a_key_that_is_not_set_is_named(trace: Path, capsys: pytest.CaptureFixtu
 PROMISE = "classes: [{name: fast, ttftMs: 5, tpotMs: 1}]"
 BAD_PROMISES = {
     "a unit": (PROMISE.replace("5", "5s"), "classes[0].ttftMs: must be a whole number of milli"),
-    "a key twice": (f"{PROMISE}\n{PROMISE}", "the key 'classes' already stands above"),
+    "a key twice": (f"{PROMISE}\n{PROMISE}", "the key 'classes' is already used above"),
     "two documents": (f"{PROMISE}\n---\n{PROMISE}", "holds 2 documents"),
     "over 1 MiB": (f"{PROMISE}\n" + "#" * (1 << 20), "over 1 MiB"),
     "half a manifest": ("apiVersion: goodput.dev/v1alpha1\nkind: LLMService", "metadata"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from goodput_core.spec.llmservice import Policy, Preemption
+from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.steptime import OnlineStepTime, StepShape
 from goodput_engine.scheduler.feedback import FeedbackQueue
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from goodput_core.spec.llmservice import Policy
+from goodput_core.spec.choices import Policy
 from goodput_engine.scheduler.policy import SchedulingPolicy
 
 if TYPE_CHECKING:

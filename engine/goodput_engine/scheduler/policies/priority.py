@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
-from goodput_core.spec.llmservice import Policy
+from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.levels import Ageing, AgeingQueue
 from goodput_engine.scheduler.pausing import Pausing

@@ -22,7 +22,7 @@ from goodput_engine.scheduler.settings import PolicySettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from goodput_core.spec.llmservice import Policy
+    from goodput_core.spec.choices import Policy
     from goodput_engine.scheduler.policy import SchedulingPolicy
 
 __all__ = ["POLICIES", "build_policy"]

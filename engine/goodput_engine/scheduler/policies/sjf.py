@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
-from goodput_core.spec.llmservice import Policy
+from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policy import SchedulingPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths

@@ -6,7 +6,7 @@ import math
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from goodput_core.spec.llmservice import Policy
+from goodput_core.spec.choices import Policy
 from goodput_core.steptime import OnlineStepTime, StepShape, StepTimeForm, largest_prefill
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.door import Refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from goodput_core.spec.llmservice import Policy
+from goodput_core.spec.choices import Policy
 from goodput_engine.scheduler.policy import SchedulingPolicy
 
 if TYPE_CHECKING:

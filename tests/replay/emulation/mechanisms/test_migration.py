@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from goodput_core.errors import SpecError
 from goodput_core.slo.record import Outcome
-from goodput_core.spec.choices import RouterPolicy
-from goodput_core.spec.llmservice import Policy
+from goodput_core.spec.choices import Policy, RouterPolicy
 from goodput_core.units import NS_PER_MS
 from goodput_replay.emulation.fleet import Fleet
 from goodput_replay.emulation.migration import Migration

@@ -1,64 +1,66 @@
-"""From a decoded YAML or JSON value to a spec's dataclass, or to the path of what is wrong.
+"""Between a decoded YAML or JSON value and a spec's dataclass; errors name the path of the field.
 
-Unknown keys are errors: a typo in an optional field must never be silently ignored.
+Unknown keys are errors, since a typo in an optional field must not be ignored. Objects that belong
+to Kubernetes are copied as JSON of bounded size; the API server validates them.
 """
 
 from __future__ import annotations
 
-import difflib
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from datetime import date
-from enum import StrEnum
+from enum import Enum, StrEnum
 from fractions import Fraction
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args, get_origin
+
+from goodput_core.errors import SpecError, did_you_mean
+from goodput_core.slo.targets import format_objective
+from goodput_core.spec.declaration import (
+    FieldRule,
+    camel_case,
+    cross_field_rules,
+    declared_fields,
 )
 
-from goodput_core.errors import SpecError
-from goodput_core.spec.declared import declared_fields
-from goodput_core.spec.fields import Rule, camel_case, rules_between
-from goodput_core.spec.opaque import bounded_json
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
-__all__ = ["MAX_ENTRIES", "MAX_KEY", "decode", "shown"]
+__all__ = ["MAX_ENTRIES", "MAX_KEY", "bounded_json", "decode", "encode", "shown"]
 
 T = TypeVar("T")
 
 MAX_ENTRIES: Final = 16
-"""As many entries an opaque item of a list may have."""
-_MAX_SHOWN: Final = 60
+"""The most entries of a list item that is copied as JSON."""
 MAX_KEY: Final = 317
-"""The longest key that Kubernetes knows: a DNS subdomain, a slash and a name."""
-_ITEM: Final = Rule(doc="", max_items=MAX_ENTRIES)
+"""The longest key that Kubernetes accepts: a DNS subdomain, a slash and a name."""
+_ITEM: Final = FieldRule(doc="", max_items=MAX_ENTRIES)
 _UNITS: Final = {"Ms": "milliseconds", "Seconds": "seconds"}
+_MAX_SHOWN: Final = 60
+_MAX_VALUES: Final = 1_000
+_MAX_DEPTH: Final = 24
+_MAX_TEXT: Final = 4_096
 
 
 def decode(cls: type[T], value: object, path: str) -> T:
-    """Build the dataclass `cls` from a decoded mapping.
+    """Build a spec's dataclass from a decoded mapping.
 
     Args:
         cls: a dataclass whose fields were made by `spec_field`.
-        value: what the YAML or JSON parser returned.
-        path: where `value` stands in the manifest, for errors.
+        value: the parsed YAML or JSON value.
+        path: the path of `value` in the manifest, for errors.
 
     Raises:
-        SpecError: the first field, in the class's order, that breaks a rule, or else the first
-            rule between fields that is broken.
+        SpecError: the first invalid field in the class's order, else the first violated rule
+            between fields.
     """
     mapping = _mapping(value, path)
     declared = {field.name: field for field in declared_fields(cls)}
     for key in mapping:
         if key not in declared:
-            raise SpecError(_join(path, key), _unknown(key, list(declared)))
+            hint = did_you_mean(key, declared) or f"; fields are {', '.join(declared)}"
+            raise SpecError(_join(path, key), f"unknown field{hint}")
     values: dict[str, Any] = {}
     for key, field in declared.items():
         at = _join(path, key)
@@ -68,30 +70,45 @@ def decode(cls: type[T], value: object, path: str) -> T:
             continue
         values[field.attribute] = _value(field.hint, mapping[key], at, field.rule)
     decoded = cls(**values)
-    for rule in rules_between(cls):
+    for rule in cross_field_rules(cls):
         problem = rule.problem(decoded)
         if problem is not None:
             raise SpecError(_join(path, rule.field) if rule.field else path, problem)
     return decoded
 
 
+def encode(value: Any) -> dict[str, Any]:
+    """Return the mapping that `decode` reads this value from, without fields at their default.
+
+    Leaving out defaults keeps a manifest unchanged when a later version adds fields, and readable
+    by a process of an earlier version.
+
+    Args:
+        value: an instance of a spec's dataclass.
+    """
+    return {
+        field.name: _plain(one)
+        for field in declared_fields(type(value))
+        if (one := getattr(value, field.attribute)) != field.default or field.required
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return encode(value)
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, Fraction):
+        return format_objective(value)
+    return value.value if isinstance(value, Enum) else value
+
+
 def _join(path: str, key: str) -> str:
-    # A manifest's own keys stand in the sentence: short ones as they are, no line breaks.
+    # Keys of a manifest appear in the error: shortened, and without line breaks.
     safe = key if len(key) <= MAX_KEY and key.isprintable() else shown(key)
     return f"{path}.{safe}" if path else safe
-
-
-def _unknown(key: str, known: list[str]) -> str:
-    return f"unknown field{_close(key, known) or '; fields are ' + ', '.join(known)}"
-
-
-def _close(word: object, known: list[str]) -> str:
-    if not isinstance(word, str) or len(word) > _MAX_SHOWN:
-        return ""
-    # Case is what people get wrong most: sloclass, auto, TTFTMs.
-    folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
-    return f"; did you mean {folded[close[0]]}?" if close else ""
 
 
 def _mapping(value: object, path: str) -> Mapping[str, object]:
@@ -103,7 +120,7 @@ def _mapping(value: object, path: str) -> Mapping[str, object]:
     return value
 
 
-def _value(hint: Any, value: object, path: str, rule: Rule) -> object:
+def _value(hint: Any, value: object, path: str, rule: FieldRule) -> object:
     origin = get_origin(hint)
     if origin is tuple:
         return _sequence(get_args(hint)[0], value, path, rule)
@@ -123,7 +140,7 @@ def _value(hint: Any, value: object, path: str, rule: Rule) -> object:
     return _text(value, path, rule)
 
 
-def _sequence(item: Any, value: object, path: str, rule: Rule) -> tuple[object, ...]:
+def _sequence(item: Any, value: object, path: str, rule: FieldRule) -> tuple[object, ...]:
     if not isinstance(value, list):
         raise SpecError(path, f"must be a list, not {_kind(value)}")
     _count(len(value), path, rule, "items")
@@ -133,15 +150,15 @@ def _sequence(item: Any, value: object, path: str, rule: Rule) -> tuple[object, 
         for i, entry in enumerate(decoded):
             name = getattr(entry, rule.key)
             if name in seen:
-                key = camel_case(rule.key)
                 raise SpecError(
-                    f"{path}[{i}]", f"its {key} {name!r} already stands at {path}[{seen[name]}]"
+                    f"{path}[{i}]",
+                    f"its {camel_case(rule.key)} {name!r} is already used at {path}[{seen[name]}]",
                 )
             seen[name] = i
     return decoded
 
 
-def _map(item: Any, value: object, path: str, rule: Rule) -> object:
+def _map(item: Any, value: object, path: str, rule: FieldRule) -> object:
     mapping = _mapping(value, path)
     _count(len(mapping), path, rule, "entries")
     if item is Any:
@@ -152,7 +169,7 @@ def _map(item: Any, value: object, path: str, rule: Rule) -> object:
     return {key: _value(item, v, _join(path, key), rule) for key, v in mapping.items()}
 
 
-def _count(count: int, path: str, rule: Rule, what: str) -> None:
+def _count(count: int, path: str, rule: FieldRule, what: str) -> None:
     if rule.min_items is not None and count < rule.min_items:
         raise SpecError(path, f"has {count} {what}; at least {rule.min_items} needed")
     if rule.max_items is not None and count > rule.max_items:
@@ -166,10 +183,11 @@ def _enum(hint: type[StrEnum], value: object, path: str) -> StrEnum:
     problem = f"must be one of {', '.join(allowed)}, not {shown(value)}"
     if isinstance(value, bool):
         raise SpecError(path, f"{problem} (as YAML reads on, off, yes and no)")
-    raise SpecError(path, f"{problem}{_close(value, allowed)}")
+    near = did_you_mean(value, allowed) if isinstance(value, str) else ""
+    raise SpecError(path, f"{problem}{near}")
 
 
-def _integer(value: object, path: str, rule: Rule) -> int:
+def _integer(value: object, path: str, rule: FieldRule) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         unit = re.search(r"(Ms|Seconds)$", path)
         wanted = f"a whole number of {_UNITS[unit[1]]} without a unit" if unit else "a whole number"
@@ -183,7 +201,7 @@ def _integer(value: object, path: str, rule: Rule) -> int:
     return value
 
 
-def _text(value: object, path: str, rule: Rule) -> object:
+def _text(value: object, path: str, rule: FieldRule) -> object:
     if rule.int_or_string and isinstance(value, int) and not isinstance(value, bool):
         value = shown(value)
     if not isinstance(value, str):
@@ -203,6 +221,47 @@ def _text(value: object, path: str, rule: Rule) -> object:
         raise SpecError(path, str(error)) from error
 
 
+def bounded_json(value: object, path: str) -> object:
+    """Return a copy of a decoded value that holds only JSON, within bounds.
+
+    Args:
+        value: the parsed YAML or JSON value; by an alias it may contain itself.
+        path: its path in the manifest, for errors.
+
+    Raises:
+        SpecError: more than 1,000 values, nested deeper than 24, a text of more than 4,096
+            characters, or a value that JSON cannot represent.
+    """
+    return _copy(value, path, _MAX_DEPTH, iter(range(_MAX_VALUES)))
+
+
+def _copy(value: object, path: str, depth: int, budget: Iterator[int]) -> object:
+    if depth == 0 or next(budget, None) is None:
+        raise SpecError(
+            path, f"is too large; at most {_MAX_VALUES} values, {_MAX_DEPTH} levels deep, allowed"
+        )
+    if isinstance(value, dict):
+        copied: dict[str, object] = {}
+        for key, entry in value.items():
+            if not isinstance(key, str) or len(key) > _MAX_TEXT:
+                raise SpecError(path, "has a key that is not a short text; put it in quotes")
+            copied[key] = _copy(entry, path, depth - 1, budget)
+        return copied
+    if isinstance(value, list):
+        return [_copy(entry, path, depth - 1, budget) for entry in value]
+    if isinstance(value, str):
+        if len(value) > _MAX_TEXT:
+            raise SpecError(path, f"has a text of {len(value)} characters; at most {_MAX_TEXT}")
+        return value
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value.bit_length() < 64:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise SpecError(path, "holds a value that JSON cannot represent; put it in quotes")
+
+
 def _kind(value: object) -> str:
     if value is None:
         return "nothing"
@@ -211,10 +270,10 @@ def _kind(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value of a manifest as a sentence repeats it: on one line, short, and at bounded cost.
+    """Return a value of a manifest for an error message: on one line, short, at bounded cost.
 
-    Containers are only named: a few lines of YAML aliases can stand for more items than memory
-    holds.
+    Of a container only the kind is shown: with YAML aliases a few lines can expand to more items
+    than fit into memory.
     """
     if value is None or isinstance(value, dict | list):
         return _kind(value)

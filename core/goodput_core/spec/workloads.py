@@ -1,17 +1,16 @@
-"""`spec.engine`: how a replica schedules, and the pod it runs in."""
+"""`spec.engine` and `spec.router`: how a replica schedules, how requests are placed, their pods."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from goodput_core.spec.choices import BudgetLaw, Policy, Preemption
-from goodput_core.spec.fields import Between, Cel, spec_field
-from goodput_core.spec.pod import PodSpec
-from goodput_core.spec.resources import ResourcesSpec
+from goodput_core.spec.choices import BudgetLaw, Policy, Preemption, RouterPolicy
+from goodput_core.spec.declaration import Cel, CrossFieldRule, image_field, spec_field
+from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.units import NS_PER_MS
 
-__all__ = ["EngineSpec", "TokenBudgetSpec"]
+__all__ = ["EngineSpec", "RouterSpec", "TokenBudgetSpec"]
 
 _MAX_TOKENS: Final = 1_048_576
 
@@ -28,15 +27,15 @@ def _initial_outside(budget: TokenBudgetSpec) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudgetSpec:
-    """Bounds and start of the tokens that one iteration may compute."""
+    """Bounds and initial value of the tokens computed in one iteration."""
 
-    BETWEEN: ClassVar[tuple[Between, ...]] = (
-        Between(
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
             field="min",
             cel=Cel(rule="self.min <= self.max", message="must not be above max"),
             problem=_min_above_max,
         ),
-        Between(
+        CrossFieldRule(
             field="initial",
             cel=Cel(
                 rule="self.min > self.max || "
@@ -57,7 +56,7 @@ class TokenBudgetSpec:
         "Tokens per iteration at the start.", default=2048, minimum=1, maximum=_MAX_TOKENS
     )
     law: BudgetLaw = spec_field(
-        "What sizes the prompts' share of an iteration under control mode Auto; the other modes "
+        "How the prefill share of an iteration is sized under control mode Auto. The other modes "
         "keep the initial budget.",
         default=BudgetLaw.MODEL,
     )
@@ -65,28 +64,23 @@ class TokenBudgetSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """How a replica schedules."""
+    """Scheduling of a replica, and its pod."""
 
-    image: str | None = spec_field(
-        "Container image; the operator's own release when absent. Ignored outside a cluster.",
-        default=None,
-        min_length=1,
-        max_length=512,
-    )
+    image: str | None = image_field()
     policy: Policy = spec_field("Scheduling policy.", default=Policy.SLO)
     preemption: Preemption = spec_field(
-        "What becomes of a preempted request's KV blocks.", default=Preemption.HYBRID
+        "How the KV blocks of a preempted request are restored.", default=Preemption.HYBRID
     )
     batch_timeout_ms: int | None = spec_field(
-        "How long a batch that is not full is waited for: dynamic counts from its oldest request "
-        "(100 unless set), static from its newest (1000 unless set); other policies never wait.",
+        "Longest wait for a batch to fill: dynamic counts from its oldest request (default 100), "
+        "static from its newest (default 1000). Other policies do not wait.",
         default=None,
         minimum=0,
         maximum=3_600_000,
     )
     ageing_seconds: int = spec_field(
-        "Waiting that moves a request up one level under priority, and after which every fourth "
-        "start goes by waiting under sjf, so that nobody starves.",
+        "Waiting time that raises a request by one level under priority. Under sjf, every fourth "
+        "request is admitted by waiting time once one has waited this long, to prevent starvation.",
         default=30,
         minimum=1,
         maximum=86_400,
@@ -98,13 +92,13 @@ class EngineSpec:
         maximum=65_536,
     )
     token_budget: TokenBudgetSpec = spec_field(
-        "Tokens that one iteration may compute.", factory=TokenBudgetSpec
+        "Tokens computed in one iteration.", factory=TokenBudgetSpec
     )
     max_num_seqs: int = spec_field(
         "Most requests that run at once.", default=256, minimum=1, maximum=65_536
     )
     max_waiting: int = spec_field(
-        "Most requests that wait; one more is refused with 429.",
+        "Most requests in the queue; further ones are refused with 429.",
         default=1024,
         minimum=0,
         maximum=1_000_000,
@@ -116,24 +110,50 @@ class EngineSpec:
         "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
     )
     drain_seconds: int = spec_field(
-        "How long an engine that stops lets its running streams finish; what runs longer is cut "
-        "off. Deleting the service may take ten seconds more than this. Ignored outside a cluster.",
+        "How long a stopping engine lets running streams finish; longer ones are cut off. Deleting "
+        "the service may take ten seconds more than this. Ignored outside a cluster.",
         default=30,
         minimum=0,
         maximum=86_400,
     )
     startup_deadline_seconds: int = spec_field(
-        "How long an engine may take to load its weights before its container is started again. "
+        "How long an engine may take to load its weights before its container is restarted. "
         "Ignored outside a cluster.",
         default=1800,
         minimum=1,
         maximum=86_400,
     )
     pod: PodSpec = spec_field(
-        "What is passed through to the engines' pods; ignored outside a cluster.", factory=PodSpec
+        "Fields of the engines' pods; ignored outside a cluster.", factory=PodSpec
     )
 
     @property
     def batch_timeout_ns(self) -> int | None:
         """`batch_timeout_ms` in nanoseconds."""
         return None if self.batch_timeout_ms is None else self.batch_timeout_ms * NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """Placement of requests on replicas, and the routers' pods."""
+
+    policy: RouterPolicy = spec_field(
+        "Placement of requests.", default=RouterPolicy.PREFIX_AFFINITY
+    )
+    replicas: int = spec_field(
+        "Router pods; a local service runs one.", default=2, minimum=1, maximum=64
+    )
+    image: str | None = image_field()
+    resources: ResourcesSpec = spec_field(
+        "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
+    )
+    drain_seconds: int = spec_field(
+        "How long a stopping router lets open streams finish; set at least the engines' value. "
+        "Ignored outside a cluster.",
+        default=30,
+        minimum=0,
+        maximum=86_400,
+    )
+    pod: PodSpec = spec_field(
+        "Fields of the routers' pods; ignored outside a cluster.", factory=PodSpec
+    )

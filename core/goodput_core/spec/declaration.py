@@ -1,0 +1,313 @@
+"""Declaring the fields of a manifest once: decoding, the CRD, JSON Schema and the docs read them.
+
+The bounds of a field are written beside it in OpenAPI's terms, so that the API server and the local
+validator reject the same manifests at the same path. This module knows no resource.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+from goodput_core.slo.targets import OBJECTIVE_PATTERN, parse_objective
+
+__all__ = [
+    "Cel",
+    "CrossFieldRule",
+    "DeclaredField",
+    "FieldRule",
+    "camel_case",
+    "cross_field_rules",
+    "data_key_field",
+    "declared_fields",
+    "dns_label_field",
+    "exactly_one_of",
+    "image_field",
+    "label_name_field",
+    "object_name_field",
+    "percentage_field",
+    "quantities_field",
+    "reserved_prefix",
+    "spec_field",
+    "sub_path_field",
+]
+
+_RULE: Final = "goodput.rule"
+
+_DNS_LABEL: Final = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
+_DNS_HINT: Final = (
+    "start with a letter, end with a letter or digit, and hold only lower-case letters, digits "
+    "and '-'"
+)
+# Kubernetes' names: those that become a label value (63 characters), and most others (253).
+_LABEL_NAME: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+_SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+# Kubernetes' own pattern of a quantity, without signs: resources cannot be negative.
+_QUANTITY: Final = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,3})?$"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cel:
+    """A validation rule of the API server.
+
+    Args:
+        rule: an expression of the Common Expression Language over `self`, true if valid.
+        message: the API server's error message if it is false.
+    """
+
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossFieldRule:
+    """A rule between the fields of one object, for both validators.
+
+    Args:
+        field: the field to correct, as the manifest spells it; empty for the object as a whole.
+        cel: the rule for the API server.
+        problem: the rule for the local validator: takes a decoded object and returns the error
+            with its values, or None if the object is valid.
+    """
+
+    field: str
+    cel: Cel
+    problem: Callable[[Any], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRule:
+    """The description and the bounds of one field, in OpenAPI's terms.
+
+    Args:
+        doc: one sentence for `kubectl explain` and for the docs.
+        minimum: least integer, inclusive.
+        maximum: greatest integer, inclusive.
+        min_length: least number of characters.
+        max_length: greatest number of characters.
+        pattern: a regular expression that the whole text matches.
+        pattern_hint: the pattern in words, after "must".
+        format: OpenAPI's name of the text's format, which only the API server checks.
+        min_items: least number of list items or map entries.
+        max_items: greatest number of list items or map entries.
+        int_or_string: True if the text may also be written as a bare whole number.
+        key: the field by which the items of a list are unique.
+        parse: converts the validated text to a value; its `ValueError` becomes a `SpecError`.
+        cel: rejects what `parse` rejects and no other bound covers, for the API server.
+    """
+
+    doc: str
+    minimum: int | None = None
+    maximum: int | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+    pattern_hint: str | None = None
+    format: str | None = None
+    min_items: int | None = None
+    max_items: int | None = None
+    int_or_string: bool = False
+    key: str | None = None
+    parse: Callable[[str], object] | None = None
+    cel: Cel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredField:
+    """One field of a spec's dataclass.
+
+    Args:
+        attribute: its name in the dataclass.
+        name: its name in the manifest.
+        hint: its type, without None.
+        rule: its bounds.
+        required: True if a manifest must have it.
+        default: the value if it is absent; None if it is required.
+    """
+
+    attribute: str
+    name: str
+    hint: Any
+    rule: FieldRule
+    required: bool
+    default: Any
+
+    @property
+    def container(self) -> Any:
+        """`tuple` for a list, `Mapping` for a map, else None."""
+        origin = get_origin(self.hint)
+        return Mapping if origin not in {None, tuple} else origin
+
+    @property
+    def item(self) -> Any:
+        """The type of a list's items or of a map's values; for other fields their own."""
+        if self.container is None:
+            return self.hint
+        return get_args(self.hint)[0 if self.container is tuple else 1]
+
+    @property
+    def nested(self) -> type[Any] | None:
+        """The dataclass of the object or of the list's items; None for other types."""
+        return self.item if isinstance(self.item, type) and is_dataclass(self.item) else None
+
+
+def spec_field(doc: str, *, default: Any = ..., factory: Any = ..., **bounds: Any) -> Any:
+    """Declare a dataclass field: its description, its default and the bounds of `FieldRule`."""
+    metadata = {_RULE: FieldRule(doc=doc, **bounds)}
+    if factory is not ...:
+        return field(default_factory=factory, metadata=metadata)
+    if default is not ...:
+        return field(default=default, metadata=metadata)
+    return field(metadata=metadata)
+
+
+def dns_label_field(doc: str, **more: Any) -> Any:
+    """Declare a name that is part of host names and of other objects' names."""
+    return spec_field(doc, max_length=40, pattern=_DNS_LABEL, pattern_hint=_DNS_HINT, **more)
+
+
+def label_name_field(doc: str, **more: Any) -> Any:
+    """Declare a name of at most 63 characters, such as a namespace's."""
+    hint = "hold lower-case letters, digits and '-' only"
+    return spec_field(doc, max_length=63, pattern=_LABEL_NAME, pattern_hint=hint, **more)
+
+
+def object_name_field(doc: str, **more: Any) -> Any:
+    """Declare the name of a Kubernetes object, such as a Secret."""
+    hint = "be a name of Kubernetes: lower-case letters, digits, '-' and '.'"
+    return spec_field(doc, max_length=253, pattern=_SUBDOMAIN, pattern_hint=hint, **more)
+
+
+def data_key_field(doc: str, **more: Any) -> Any:
+    """Declare a key of the data of a Secret or ConfigMap."""
+    hint = "hold letters, digits, '-', '_' and '.' only"
+    return spec_field(doc, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", pattern_hint=hint, **more)
+
+
+def sub_path_field(doc: str) -> Any:
+    """Declare an optional folder of a volume."""
+    return spec_field(
+        doc,
+        default=None,
+        max_length=512,
+        pattern=r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
+        pattern_hint="be a path without a leading slash",
+    )
+
+
+def image_field() -> Any:
+    """Declare the container image of a workload."""
+    doc = (
+        "Container image; default: the image of the operator's release. Ignored outside a cluster."
+    )
+    return spec_field(doc, default=None, min_length=1, max_length=512)
+
+
+def quantities_field(doc: str) -> Any:
+    """Declare a map of resource quantities."""
+    return spec_field(
+        doc,
+        factory=dict,
+        max_items=16,
+        max_length=32,
+        pattern=_QUANTITY,
+        pattern_hint="be a quantity such as 1, '500m' or '16Gi'",
+        int_or_string=True,
+    )
+
+
+def percentage_field(doc: str, *, example: str) -> Any:
+    """Declare an optional share above 0% and below 100%, decoded to an exact fraction."""
+    return spec_field(
+        doc,
+        default=None,
+        max_length=11,
+        pattern=OBJECTIVE_PATTERN,
+        pattern_hint=f"be a percentage such as {example}",
+        parse=parse_objective,
+        cel=Cel(
+            rule="!self.startsWith('100') && self.matches('[1-9]')",
+            message="must lie above 0% and below 100%",
+        ),
+    )
+
+
+def exactly_one_of(*attributes: str) -> CrossFieldRule:
+    """Declare optional fields of which exactly one must be set."""
+    names = [camel_case(one) for one in attributes]
+    if len(names) == 2:
+        message = f"must have either {names[0]} or {names[1]}"
+        rule = f"has(self.{names[0]}) != has(self.{names[1]})"
+    else:
+        message = f"must have exactly one of {', '.join(names)}"
+        each = ", ".join(f"has(self.{name})" for name in names)
+        rule = f"[{each}].exists_one(named, named)"
+
+    def problem(value: Any) -> str | None:
+        given = sum(getattr(value, one) is not None for one in attributes)
+        return None if given == 1 else message
+
+    return CrossFieldRule(field="", cel=Cel(rule=rule, message=message), problem=problem)
+
+
+def reserved_prefix(prefix: str) -> CrossFieldRule:
+    """Declare names that only the operator may begin with `prefix`."""
+
+    def problem(value: Any) -> str | None:
+        if not value.name.startswith(prefix):
+            return None
+        return f"{value.name!r} begins with {prefix}, which is the operator's"
+
+    cel = Cel(
+        rule=f"!self.name.startsWith('{prefix}')",
+        message=f"must not begin with {prefix}, which is the operator's",
+    )
+    return CrossFieldRule(field="name", cel=cel, problem=problem)
+
+
+def cross_field_rules(cls: type[Any]) -> tuple[CrossFieldRule, ...]:
+    """Return the `RULES` of a spec's dataclass, empty if it has none."""
+    return getattr(cls, "RULES", ())
+
+
+def declared_fields(cls: type[Any]) -> tuple[DeclaredField, ...]:
+    """Return the fields of a dataclass that was made with `spec_field`, in order."""
+    return _declared(cls)  # type: ignore[arg-type] # mypy misses that a class is hashable
+
+
+@cache
+def _declared(cls: type[Any]) -> tuple[DeclaredField, ...]:
+    hints = get_type_hints(cls)
+    return tuple(
+        DeclaredField(
+            attribute=one.name,
+            name=camel_case(one.name),
+            hint=_without_none(hints[one.name]),
+            rule=one.metadata.get(_RULE, FieldRule(doc="")),
+            required=one.default is MISSING and one.default_factory is MISSING,
+            default=_default(one),
+        )
+        for one in fields(cls)
+    )
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in {Union, types.UnionType}:
+        (only,) = [arg for arg in get_args(hint) if arg is not type(None)]
+        return only
+    return hint
+
+
+def _default(one: Any) -> Any:
+    if one.default_factory is not MISSING:
+        return one.default_factory()
+    return None if one.default is MISSING else one.default
+
+
+def camel_case(name: str) -> str:
+    """Return the manifest's spelling of a Python name: `ttft_ms` is `ttftMs`."""
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)

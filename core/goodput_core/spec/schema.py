@@ -1,0 +1,230 @@
+"""Schemas generated from a spec's dataclasses: OpenAPI for the CRD, JSON Schema for editors.
+
+Every bound of a field becomes one that the API server enforces at the same path, and every rule
+between fields a CEL rule. `goodput schema` prints the JSON Schema of a manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.cli import CommandParser
+from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
+from goodput_core.errors import ExitCode, InputError
+from goodput_core.files import write_atomically
+from goodput_core.spec.codec import MAX_ENTRIES, MAX_KEY
+from goodput_core.spec.declaration import camel_case, cross_field_rules, declared_fields
+from goodput_core.spec.llmservice import LLMService
+
+if TYPE_CHECKING:
+    from goodput_core.spec.declaration import Cel, DeclaredField, FieldRule
+
+__all__ = ["json_schema", "main", "make_parser", "object_schema", "text_schema"]
+
+_OPAQUE: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_KEYS: Final = {
+    "rule": f"self.all(key, 0 < key.size() && key.size() <= {MAX_KEY})",
+    "message": f"keys must have 1 to {MAX_KEY} characters",
+}
+
+
+def object_schema(cls: type[Any], description: str | None) -> dict[str, Any]:
+    """Return the structural OpenAPI schema of one dataclass.
+
+    Args:
+        cls: a dataclass whose fields were made by `spec_field`.
+        description: the object's description; None if the caller adds it.
+    """
+    declared = declared_fields(cls)
+    schema: dict[str, Any] = {"description": description} if description else {}
+    schema["type"] = "object"
+    if required := [field.name for field in declared if field.required]:
+        schema["required"] = required
+    schema["properties"] = {field.name: _described(field) for field in declared}
+    if rules := cross_field_rules(cls):
+        schema["x-kubernetes-validations"] = [_rule(one.cel, one.field) for one in rules]
+    return schema
+
+
+def _described(field: DeclaredField) -> dict[str, Any]:
+    schema = {"description": _description(field), **_field(field)}
+    if field.default is None or field.container is not None:
+        return schema
+    if field.nested is None:
+        schema["default"] = _plain(field.default)
+    elif inside := {
+        k: part["default"] for k, part in schema["properties"].items() if "default" in part
+    }:
+        # The API server fills in nested defaults only after it has checked the rules between
+        # fields against the object's own default, so these must be written out.
+        schema["default"] = inside if cross_field_rules(field.nested) else {}
+    return schema
+
+
+def _description(field: DeclaredField) -> str:
+    # `kubectl explain` shows neither bounds nor defaults, so the description includes them.
+    rule, sentences = field.rule, [field.rule.doc]
+    if rule.minimum is not None and rule.maximum is not None:
+        sentences.append(f"From {rule.minimum} to {rule.maximum}.")
+    if rule.pattern_hint is not None:
+        sentences.append(f"Must {rule.pattern_hint}.")
+    if field.container is None and field.nested is None and field.default not in {None, ""}:
+        shown = str(field.default).lower() if field.hint is bool else field.default
+        sentences.append(f"Defaults to {shown}.")
+    return " ".join(sentences)
+
+
+def _plain(default: object) -> object:
+    return default.value if isinstance(default, StrEnum) else default
+
+
+def _field(field: DeclaredField) -> dict[str, Any]:
+    if field.container is tuple:
+        return _list(field)
+    if field.container is Mapping:
+        return _map(field)
+    if field.nested is not None:
+        return object_schema(field.nested, None)
+    return _scalar(field.hint, field.rule)
+
+
+def _list(field: DeclaredField) -> dict[str, Any]:
+    rule = field.rule
+    # `kubectl explain` shows a list and its items together: one description suffices.
+    items = {**_OPAQUE, "maxProperties": MAX_ENTRIES}
+    if field.nested is not None:
+        items = object_schema(field.nested, None)
+    schema: dict[str, Any] = {"type": "array", "items": items, "maxItems": rule.max_items}
+    if rule.min_items is not None:
+        schema["minItems"] = rule.min_items
+    if rule.key is None:
+        schema["x-kubernetes-list-type"] = "atomic"
+    else:
+        schema["x-kubernetes-list-type"] = "map"
+        schema["x-kubernetes-list-map-keys"] = [camel_case(rule.key)]
+    return schema
+
+
+def _map(field: DeclaredField) -> dict[str, Any]:
+    if field.item is Any:
+        return {**_OPAQUE, "maxProperties": field.rule.max_items}
+    return {
+        "type": "object",
+        "additionalProperties": _scalar(field.item, field.rule),
+        "maxProperties": field.rule.max_items,
+        "x-kubernetes-validations": [dict(_KEYS)],
+    }
+
+
+def _scalar(hint: Any, rule: FieldRule) -> dict[str, Any]:
+    if issubclass(hint, StrEnum):
+        return {"type": "string", "enum": [member.value for member in hint]}
+    if hint is bool:
+        return {"type": "boolean"}
+    if hint is int:
+        return _integer(rule)
+    assert hint in {str, Fraction}, hint
+    return text_schema(rule)
+
+
+def _integer(rule: FieldRule) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer", "format": "int64"}
+    if rule.maximum is not None and rule.maximum < 1 << 31:
+        schema["format"] = "int32"
+    bounds = {"minimum": rule.minimum, "maximum": rule.maximum}
+    return schema | {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def text_schema(rule: FieldRule) -> dict[str, Any]:
+    """Return the schema of a text field."""
+    bounds = {
+        "format": rule.format,
+        "minLength": rule.min_length,
+        "maxLength": rule.max_length,
+        "pattern": rule.pattern,
+    }
+    schema: dict[str, Any] = {"type": "string"}
+    if rule.int_or_string:
+        # The pattern does not apply to a bare number, so it cannot reject a negative one.
+        schema = {"x-kubernetes-int-or-string": True, "minimum": 0}
+    schema |= {name: bound for name, bound in bounds.items() if bound is not None}
+    if rule.cel is not None:
+        schema["x-kubernetes-validations"] = [_rule(rule.cel, "")]
+    return schema
+
+
+def _rule(cel: Cel, field: str) -> dict[str, Any]:
+    rule = {"rule": cel.rule, "message": cel.message}
+    return {**rule, "fieldPath": f".{field}"} if field else rule
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of an `LLMService` manifest.
+
+    Rules between fields are not part of it; the decoder and the API server check these.
+    """
+    document = _for_editors(object_schema(LLMService, "A language model service and its SLOs."))
+    document["properties"]["apiVersion"] = {"const": API_VERSION}
+    document["properties"]["kind"] = {"const": KIND_LLMSERVICE}
+    # Ignored in a file, so that a manifest read from a cluster is valid.
+    document["properties"]["status"] = {"type": "object"}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": KIND_LLMSERVICE}
+    return head | document
+
+
+def _for_editors(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a structural schema without Kubernetes' extensions, closed to unknown fields."""
+    plain = {k: v for k, v in node.items() if not k.startswith("x-kubernetes-") and k != "format"}
+    if "x-kubernetes-int-or-string" in node:
+        plain.pop("minimum")
+        text = {k: plain.pop(k) for k in ("minLength", "maxLength", "pattern") if k in plain}
+        number = {"type": "integer", "minimum": node["minimum"]}
+        plain["anyOf"] = [number, {"type": "string", **text}]
+    if "properties" in node:
+        plain["properties"] = {k: _for_editors(v) for k, v in node["properties"].items()}
+        plain["additionalProperties"] = False
+    for inside in ("items", "additionalProperties"):
+        if inside in node:
+            plain[inside] = _for_editors(node[inside])
+    return plain
+
+
+def make_parser() -> CommandParser:
+    """Build the parser of `goodput schema`."""
+    parser = CommandParser(
+        "goodput schema",
+        summary="Print the JSON Schema of an LLMService manifest, for editors and validators.",
+        examples=(
+            "goodput schema -o llmservice.schema.json",
+            "# In a manifest, for editors with the YAML language server:",
+            "# yaml-language-server: $schema=llmservice.schema.json",
+        ),
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", help="file to write (default: standard output)"
+    )
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Print or write the JSON Schema.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    args = make_parser().parse_args(argv)
+    text = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    if args.out is None:
+        sys.stdout.write(text)
+        return ExitCode.PASS
+    try:
+        write_atomically(args.out, text.encode())
+    except OSError as error:
+        raise InputError(f"{args.out}: the schema cannot be written: {error.strerror}") from error
+    return ExitCode.PASS

@@ -1,0 +1,84 @@
+"""The files in examples/ work as their comments, the docs and the help texts say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from goodput_core.completion import PARSERS_GROUP, command_parsers
+from goodput_core.dispatch import run_command
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+SCHEMA_LINE = "# yaml-language-server: $schema=llmservice.schema.json\n"
+# Replays of examples in virtual time, checked and not sent.
+DRY_RUN = ["replay", "--trace", "sample", "--dry-run"]
+LOADED_BY = {
+    "chat.yaml": [*DRY_RUN, "--emulate", "examples/chat.yaml"],
+    "control.yaml": [
+        *DRY_RUN, "--emulate", "examples/control.yaml", "--device", "examples/slow-device.yaml"
+    ],
+    "four.yaml": [*DRY_RUN, "--emulate", "examples/four.yaml"],
+    "qwen.yaml": [
+        *DRY_RUN, "--emulate", "examples/qwen.yaml", "--device", "llama-3-8b-h200"
+    ],
+    "slo.yaml": [*DRY_RUN, "--target", "http://127.0.0.1:9", "--slo", "examples/slo.yaml"],
+    "slow-device.yaml": ["device", "show", "examples/slow-device.yaml"],
+    "two-pools.yaml": [
+        *DRY_RUN, "--emulate", "examples/chat.yaml", "--topology", "examples/two-pools.yaml"
+    ],
+}  # fmt: skip
+# Files of the user's own: written by an earlier command or named for illustration.
+USERS_OWN = {"mine.yaml", "kubeconfig.yaml", "values.yaml"}
+
+
+def test_every_example_is_loaded_by_a_command() -> None:
+    assert {path.name for path in EXAMPLES} == set(LOADED_BY)
+
+
+@pytest.mark.parametrize("name", LOADED_BY)
+def test_an_example_is_accepted(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert run_command(LOADED_BY[name]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_a_manifest_names_its_schema_and_the_commands_of_its_comment_parse(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if "kind: LLMService" in text:
+        assert text.startswith(SCHEMA_LINE)
+        assert (path.parent / "llmservice.schema.json").is_file()
+    commands = re.findall(r"^#   ((?:goodput|replay) .*)$", text, flags=re.MULTILINE)
+    assert commands
+    parsers = command_parsers()
+    for line in commands:
+        program, *argv = shlex.split(line)
+        name = argv.pop(0) if program == "goodput" else program
+        parsers[name].parse_args(argv)
+
+
+def mentioned() -> dict[str, set[str]]:
+    """Return the YAML files that help texts and pages mention, by the place."""
+    texts = {one.name: one.load()().format_help() for one in entry_points(group=PARSERS_GROUP)}
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    texts |= {page.name: page.read_text(encoding="utf-8") for page in pages}
+    pattern = re.compile(r"(?<![\w/.~-])(?:\.?\.?/)*[\w/-]+\.yaml\b")
+    return {where: set(pattern.findall(text)) for where, text in texts.items()}
+
+
+@pytest.mark.parametrize(("where", "names"), mentioned().items(), ids=lambda value: str(value)[:20])
+def test_a_mentioned_file_is_shipped(where: str, names: set[str]) -> None:
+    missing = [
+        name
+        for name in names
+        if Path(name).name not in USERS_OWN
+        and not (ROOT / name.removeprefix("../")).is_file()
+        and not (ROOT / "docs" / name).is_file()
+    ]
+    assert missing == []
