@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_core.errors import ExitCode, NotBuiltError
+from goodput_core.errors import ExitCode, NotBuiltError, SpecError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.llmservice import LLMService
-from goodput_core.support import require_built, require_served
+from goodput_core.support import SHIPPED_PROFILES, require_built, require_served
+from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -25,7 +26,7 @@ CHOICES: dict[str, type[StrEnum]] = {
 
 def service(**changes: Any) -> LLMService:
     spec: dict[str, Any] = {
-        "model": {"source": "emulated://p"},
+        "model": {"source": "emulated://unit"},
         "engine": {"policy": "sarathi", "preemption": "recompute"},
         "router": {"policy": "least-loaded"},
         "slo": {"classes": [{"name": "a", "ttftMs": 1, "tpotMs": 1}]},
@@ -72,3 +73,33 @@ def test_a_refusal_keeps_its_kind_when_it_names_the_file() -> None:
     named = caught.value.at("chat.yaml")
     assert isinstance(named, NotBuiltError)
     assert str(named).startswith("chat.yaml: spec.rollout.gate: gated rollouts are not built yet")
+
+
+def test_the_table_of_profiles_is_that_of_the_engine() -> None:
+    shipped = {name: load_profile(name).tensor_parallel for name in list_profiles()}
+    assert dict(SHIPPED_PROFILES) == shipped
+
+
+def test_an_unknown_profile_is_refused_with_the_list_of_profiles() -> None:
+    unknown = service(model__source="emulated://a100")
+    require_built(unknown)
+    with pytest.raises(SpecError, match=r"no device profile a100; use one of .*unit") as caught:
+        require_served(unknown)
+    assert caught.value.path == "spec.model.source"
+
+
+@pytest.mark.parametrize(
+    ("profile", "wanted"), [("unit", 2), ("llama-3-70b-4xh100", 1), ("llama-3-70b-4xh100-pp2", 4)]
+)
+def test_a_wrong_tensor_parallelism_is_refused_with_the_right_one(
+    profile: str, wanted: int
+) -> None:
+    wrong = service(model__source=f"emulated://{profile}", engine__tensorParallel=wanted)
+    expected = SHIPPED_PROFILES[profile]
+    with pytest.raises(SpecError, match=f"is {wanted}, .*; set it to {expected}") as caught:
+        require_served(wrong)
+    assert caught.value.path == "spec.engine.tensorParallel"
+
+
+def test_a_profile_named_by_its_path_is_left_to_the_engine() -> None:
+    require_served(service(model__source="emulated://profiles/mine.yaml"))

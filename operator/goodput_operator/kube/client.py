@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from goodput_core.units import NS_PER_S
+from goodput_operator.kube.managed_fields import Conflict
 from goodput_operator.kube.objects import LEASE, MANAGER, Object
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = [
     "UNREACHABLE",
     "ApiResponse",
     "Client",
-    "Conflict",
     "LeaseClient",
     "Refusal",
     "parse_response",
@@ -50,19 +50,6 @@ _METHODS: Final = {
 }
 _CONFLICTING_MANAGER: Final = re.compile(r'conflict with "([^"]*)"')
 _MAX_MESSAGE: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
-    """A field that another manager set to another value.
-
-    Args:
-        manager: its name as the API server reports it.
-        field: path of the field.
-    """
-
-    manager: str
-    field: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,19 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_operator.kube.client import Conflict
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from goodput_operator.kube.objects import Object
 
-__all__ = ["ABSENT", "ManagedField", "entries_of_others", "fields_of_others", "take_over"]
+__all__ = [
+    "ABSENT",
+    "Conflict",
+    "ManagedField",
+    "entries_of_others",
+    "fields_of_others",
+    "take_over",
+]
 
 Path = tuple[str, ...]
 """Keys of `fieldsV1` from the root, such as `("f:spec", "f:replicas")`."""
@@ -27,6 +32,19 @@ Path = tuple[str, ...]
 ABSENT: Final = object()
 """Value of a field that an object does not have."""
 _STATUS: Final = "status"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """A field that another manager set to another value.
+
+    Args:
+        manager: its name as the API server reports it.
+        field: path of the field.
+    """
+
+    manager: str
+    field: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

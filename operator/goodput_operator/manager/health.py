@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from goodput_operator.kube.fence import Clock, Fence
-    from goodput_operator.reconcile.workers import Workers
+    from goodput_operator.reconcile.work_queue import Workers
 
 __all__ = ["Health"]
 
@@ -79,14 +79,14 @@ class Health:
                 found.append(
                     f"a service waits for its turn, and for {stuck_ns // NS_PER_S} s none has ended"
                 )
-            longest_ns = self._workers.schedule.longest_ns(now_ns)
+            longest_ns = self._workers.queue.longest_ns(now_ns)
             if longest_ns > _MOST_TURN_NS:
                 found.append(f"a turn has taken {longest_ns // NS_PER_S} s")
         return found
 
     def _stuck_ns(self, now_ns: int) -> int:
         """For how long a service has waited while no turn ended."""
-        overdue_ns = self._workers.schedule.overdue_ns(now_ns)
+        overdue_ns = self._workers.queue.overdue_ns(now_ns)
         finished_ns = self._workers.finished_ns
         return overdue_ns if finished_ns is None else min(overdue_ns, now_ns - finished_ns)
 
@@ -104,6 +104,6 @@ class Health:
             "event_age_seconds": age(self._event_ns),
             "turn_age_seconds": age(self._workers.finished_ns),
             "watch_age_seconds": {path: age(at) for path, at in self._heard.items()},
-            "waiting": self._workers.schedule.waiting(),
-            "overdue_seconds": self._workers.schedule.overdue_ns(now_ns) / NS_PER_S,
+            "waiting": self._workers.queue.waiting(),
+            "overdue_seconds": self._workers.queue.overdue_ns(now_ns) / NS_PER_S,
         }

@@ -24,14 +24,12 @@ from goodput_operator.manager.health import Health
 from goodput_operator.manager.probes import Probes
 from goodput_operator.manager.process_limits import collect_garbage_seldom, raise_open_files
 from goodput_operator.measure.gathering import session_for_pods
-from goodput_operator.reconcile.apply import Applier
-from goodput_operator.reconcile.event_recorder import Events
+from goodput_operator.reconcile.apply import Applier, LimitsPusher
+from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
-from goodput_operator.reconcile.pushing import Pusher
-from goodput_operator.reconcile.reconciler import Rounds
-from goodput_operator.reconcile.work_queue import Pace, Schedule
-from goodput_operator.reconcile.workers import Turn, Workers
+from goodput_operator.reconcile.reconciler import Reconciler
+from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -86,16 +84,16 @@ class Operator:
         self._ended = ended
         self._fence = Fence(clock)
         self._metrics = OperatorMetrics()
-        self._schedule: Schedule[Key] = Schedule(Pace(back_off=BackOff(seed=clock.unix_ns())))
+        self._queue: WorkQueue[Key] = WorkQueue(RateLimit(back_off=BackOff(seed=clock.unix_ns())))
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None
         self._api: ApiClient | None = None
-        self._rounds: Rounds | None = None
+        self._reconciler: Reconciler | None = None
         self._logged_in = False
         self._leading = False
         self._workers: Workers[Key] = Workers(
-            schedule=self._schedule, turn=self._turn, clock=clock, count=options.workers
+            queue=self._queue, reconcile=self._reconcile, clock=clock, count=options.workers
         )
         self._watched = {
             kind.path(namespace): (kind.name, namespace)
@@ -128,14 +126,14 @@ class Operator:
         await require_served(client)
         session = await self._stack.enter_async_context(session_for_pods())
         measure = self._measure(session)
-        self._rounds = Rounds(
+        self._reconciler = Reconciler(
             cache=self._cache,
             observer=Observer(cache=self._cache, client=client, measure=measure, clock=clock),
             decide=self._decide,
             applier=Applier(
                 client=client,
-                pusher=Pusher(session, fence=self._fence, key=key),
-                events=Events(client, clock=clock, instance=options.identity),
+                pusher=LimitsPusher(session, fence=self._fence, key=key),
+                recorder=EventRecorder(client, clock=clock, instance=options.identity),
                 key=key,
             ),
             measure=measure,
@@ -200,9 +198,9 @@ class Operator:
         for key in changed if before else self._cache.services():
             self.wanted(key)
 
-    async def _turn(self, key: Key) -> Turn:
-        assert self._rounds is not None, "workers start after all the rest"
-        return await self._rounds.turn(key)
+    async def _reconcile(self, key: Key) -> Result:
+        assert self._reconciler is not None, "workers start after all the rest"
+        return await self._reconciler.reconcile(key)
 
     async def _supervise(self, lock: FencingLock) -> None:
         try:

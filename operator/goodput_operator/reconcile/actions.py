@@ -1,6 +1,6 @@
-"""What one round of decisions asks to be done: frozen, complete, in order.
+"""The output of a decision: frozen, idempotent actions in order, and the next memory.
 
-`apply` carries them out and must not know why. Each can be done again without harm.
+`apply` carries the actions out without knowing their reasons.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from goodput_core.control import ServiceDecision
 from goodput_operator.control.words import Change
-from goodput_operator.reconcile.memory import Memory
+from goodput_operator.kube.managed_fields import Conflict
+from goodput_operator.reconcile.snapshot import Memory
 
 __all__ = ["Action", "Apply", "CreateToken", "Decision", "Delete", "Emit", "Push", "WriteStatus"]
 
@@ -19,28 +21,30 @@ __all__ = ["Action", "Apply", "CreateToken", "Decision", "Delete", "Emit", "Push
 class Apply:
     """Server-side apply of one child under our field manager.
 
-    To the very object of that name that the snapshot holds, which carries our controller
-    reference. Where it holds none, one is looked for first. Fields are taken from other managers
-    where it turns out to be ours, and only there; the overwritten manager and field become an
-    Event.
+    The apply names the uid of the object in the snapshot. If the snapshot has none, the API server
+    is asked for one first. Fields are taken over from other managers only on an object with our
+    controller reference, and an Event then names the managers and fields.
 
     Args:
-        body: the whole object as it should be, owner reference included.
+        body: the whole object, owner reference included.
+        overwrites: fields of other managers with other values, as the snapshot shows them.
+        take_over: paths of `managedFields` below which fields of other managers are removed.
     """
 
     body: Mapping[str, Any]
+    overwrites: tuple[Conflict, ...] = ()
+    take_over: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateToken:
-    """Create the Secret with the admin token of one revision, unless it exists.
+    """Create the Secret with the admin token of one engine revision.
 
-    The token is an HMAC of the service's uid and the revision's name by the operator's key, so it
-    never needs to be read back. That it exists already is success: the name is
-    only this service's.
+    The token is derived from the operator's key and never read back. An existing Secret counts as
+    success, since the name contains a digest of the service's uid.
 
     Args:
-        revision: the revision's name.
+        revision: name of the revision.
         body: the Secret without its token, which goes to `TOKEN_KEY` of its `stringData`.
     """
 
@@ -50,11 +54,11 @@ class CreateToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """Delete one child, only this very one.
+    """Delete one child.
 
     Args:
-        kind, name: which.
-        uid: a precondition: a successor of the same name stays.
+        kind, name: of the child.
+        uid: precondition, so that a later object of the same name is not deleted.
     """
 
     kind: str
@@ -64,13 +68,13 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """Tell one engine its limits, by PATCH /control/limits.
+    """Send limits to one engine by PATCH /control/limits.
 
     Args:
-        pod: the pod's name.
+        pod: name of its pod.
         url: of its admin port.
-        revision: its revision's name, from which the token is derived.
-        limits: what is sent, `revision` included, which rises with each change.
+        revision: name of its revision, from which the token is derived.
+        limits: the request body, with a `revision` that increases with each change.
     """
 
     pod: str
@@ -81,18 +85,18 @@ class Push:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStatus:
-    """Write the status subresource, whole."""
+    """Write the whole status subresource."""
 
     status: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emit:
-    """Write an Event on the service; the same words within ten minutes are counted, not repeated.
+    """Write an Event on the service; the same message within ten minutes increments its count.
 
     Args:
         warning: type Warning instead of Normal.
-        reason: CamelCase, one of few.
+        reason: CamelCase.
         message: one sentence.
     """
 
@@ -106,15 +110,16 @@ Action = Apply | CreateToken | Delete | Push | WriteStatus | Emit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One round.
+    """The result of one reconciliation.
 
     Args:
-        actions: in this order.
-        memory: for the next round.
-        wake_at_ns: decide again at the latest then; None: only when something changes.
-        changes: what the control laws put in force, or would: to be counted.
-        foreign: (kind, name) of objects of others in our places. They are not watched: whoever
-            makes the next snapshot looks at these again, and at no others.
+        actions: in order.
+        memory: for the next reconciliation.
+        wake_at_ns: time of the next reconciliation; None to wait for a change.
+        changes: of the control laws, applied or recommended, for metrics and the log.
+        foreign: kind and name of objects that have one of our names and another controller. They
+            are not watched, so the next observation reads them again.
+        law: the control laws' decision with its inputs, for the log; None if no interval ended.
     """
 
     actions: tuple[Action, ...]
@@ -122,3 +127,4 @@ class Decision:
     wake_at_ns: int | None
     changes: tuple[Change, ...] = ()
     foreign: tuple[tuple[str, str], ...] = ()
+    law: ServiceDecision | None = None

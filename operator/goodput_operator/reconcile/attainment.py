@@ -12,7 +12,7 @@ from goodput_core.control.slo_window import LEAST_REQUESTS, WINDOW_NS, wilson_up
 from goodput_core.slo.targets import format_objective
 from goodput_core.spec.status import ClassStatus, Truth
 from goodput_core.units import NS_PER_S, format_number
-from goodput_operator.reconcile.memory import Tallied
+from goodput_operator.reconcile.snapshot import Tallied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,81 +1,121 @@
-"""One round of one service: from a snapshot to all that is to be done about it.
+"""The decision of one reconciliation: from a snapshot to actions, without I/O or a clock.
 
-Level-triggered: it looks at what there is and not at what happened, so a round that is repeated,
-or missed, or cut off in the middle, leads to the same end.
+Level-triggered: it depends on the current state and not on events, so a repeated, missed or
+interrupted reconciliation leads to the same result.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
+from goodput_core.control import Bounds, ReplicaPhase, ServiceParams
+from goodput_core.errors import NotBuiltError, SpecError
+from goodput_core.spec.choices import ControlMode
+from goodput_core.spec.llmservice import LLMService
+from goodput_core.support import require_served
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.objects import format_time
+from goodput_operator.control.decided import Decided
+from goodput_operator.control.rounds import ControlRound, control_round
+from goodput_operator.kube.objects import admin_url, format_time
 from goodput_operator.reconcile import events
-from goodput_operator.reconcile.actions import Action, Decision, Delete, WriteStatus
-from goodput_operator.reconcile.children import repairs
-from goodput_operator.reconcile.control_step import controlled
-from goodput_operator.reconcile.engines import missing_tokens, pushes
-from goodput_operator.reconcile.parse_spec import asked
-from goodput_operator.reconcile.plan import (
-    base_objects,
-    rollout_of,
-    workload_objects,
+from goodput_operator.reconcile.actions import (
+    Action,
+    CreateToken,
+    Decision,
+    Delete,
+    Push,
+    WriteStatus,
 )
-from goodput_operator.reconcile.problems import Reason, Trouble, troubles
-from goodput_operator.reconcile.revisions import outdated, revisions_of
-from goodput_operator.reconcile.saying import Known, conditions_of, refused_conditions, status_of
-from goodput_operator.reconcile.starting import begun
-from goodput_operator.reconcile.status import due_ns
-from goodput_operator.reconcile.view import view_of
+from goodput_operator.reconcile.attainment import Attainment, attainment, tally
+from goodput_operator.reconcile.drift import repairs
+from goodput_operator.reconcile.problems import Problem, Reason, name_conflict, problems_of
+from goodput_operator.reconcile.rollout import (
+    desired_objects,
+    outdated_revisions,
+    revisions_of,
+    rollout_of,
+)
+from goodput_operator.reconcile.snapshot import Memory, view_of
+from goodput_operator.reconcile.status import (
+    StatusInput,
+    conditions_of,
+    refused_conditions,
+    status_of,
+    write_due_ns,
+)
+from goodput_operator.render.config_map import read_decided
+from goodput_operator.render.secrets import secret_of, token_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from goodput_core.spec.llmservice import LLMServiceSpec
-    from goodput_operator.reconcile.conditions import Said
-    from goodput_operator.reconcile.memory import Memory
-    from goodput_operator.reconcile.plan import Rollout
-    from goodput_operator.reconcile.snapshot import Snapshot
-    from goodput_operator.reconcile.view import View
+    from goodput_operator.control.rounds import LimitsPush
+    from goodput_operator.kube.objects import Object
+    from goodput_operator.reconcile.rollout import Revisions, Rollout
+    from goodput_operator.reconcile.snapshot import PodView, Snapshot, View
+    from goodput_operator.reconcile.status import Condition
     from goodput_operator.render.pods import Installation
+    from goodput_operator.render.revisions import Revision
 
 __all__ = ["decide"]
 
-_AGAIN_NS: Final = 2 * NS_PER_S
-"""After something was changed it is looked at again, whatever the watches bring; so it is while an
-interval that should be over is not."""
+_RECHECK_NS: Final = 2 * NS_PER_S
+"""Delay of the next reconciliation after a change, and while an ended interval has no measures."""
+_STARTUPS: Final = 16
+"""Number of the latest start-up times that the replica law gets."""
 
 
 def decide(snapshot: Snapshot, installation: Installation) -> Decision:
-    """One round.
+    """Decide one reconciliation.
 
     Args:
-        snapshot: the service and all that stands around it.
-        installation: what new revisions are rendered with.
+        snapshot: the service and its objects.
+        installation: settings that new revisions are rendered with.
     """
     if "deletionTimestamp" in snapshot.service["metadata"]:
-        # Owner references take everything along; engines and routers drain by themselves.
+        # Owner references delete all objects; engines and routers drain on SIGTERM.
         return Decision(actions=(), memory=snapshot.memory, wake_at_ns=None)
     view = view_of(snapshot)
-    kept = snapshot.memory.spec
-    spec = kept[1] if kept and kept[0] == view.generation else asked(snapshot.service)
-    if isinstance(spec, Trouble):
-        said = refused_conditions(view, spec)
-        return _closed(snapshot, view, said, None, actions=[], memory=snapshot.memory, wakes=[])
-    return _round(snapshot, view, spec, installation)
+    known = snapshot.memory.spec
+    spec = known[1] if known and known[0] == view.generation else _parse_spec(snapshot.service)
+    if isinstance(spec, Problem):
+        conditions = refused_conditions(view, spec)
+        return _finish(
+            snapshot, view, conditions, None, actions=[], memory=snapshot.memory, wakes=[]
+        )
+    return _reconcile(snapshot, view, spec, installation)
 
 
-def _round(
+def _parse_spec(service: Object) -> LLMServiceSpec | Problem:
+    """Validate a stored spec as `goodput up` does; of the metadata only the name is validated."""
+    manifest = {
+        "apiVersion": service["apiVersion"],
+        "kind": service["kind"],
+        "metadata": {"name": service["metadata"]["name"]},
+        "spec": service.get("spec"),
+    }
+    try:
+        parsed = LLMService.from_dict(manifest)
+        require_served(parsed)
+    except NotBuiltError as error:
+        return Problem(reason=Reason.NOT_BUILT, message=str(error))
+    except SpecError as error:
+        return Problem(reason=Reason.INVALID_SPEC, message=str(error))
+    return parsed.spec
+
+
+def _reconcile(
     snapshot: Snapshot, view: View, spec: LLMServiceSpec, installation: Installation
 ) -> Decision:
     memory, now_ns = snapshot.memory, snapshot.now_ns
-    control = controlled(snapshot, view, spec)
+    control = _control_step(snapshot, view, spec)
     decided = control.decided
     revisions = revisions_of(view, spec, installation)
     rollout = rollout_of(view, revisions, 0 if spec.suspend else decided.replicas)
-    made_of = (
+    inputs = (
         view.generation,
         installation,
         decided,
@@ -86,46 +126,44 @@ def _round(
     )
 
     def render() -> list[dict[str, Any]]:
-        return [
-            *base_objects(view, spec, revisions, rollout, decided),
-            *workload_objects(view, spec, revisions, rollout),
-        ]
+        return desired_objects(view, spec, revisions, rollout, decided)
 
-    undone = snapshot.failures.keys() | snapshot.delayed.keys()
-    found_amiss = repairs(view, made_of, render, memory, undone)
-    applies, foreign = found_amiss.applies, found_amiss.foreign
-    failures = {key: words for key, words in snapshot.failures.items() if key not in foreign}
-    trouble = [
-        *_conflicts(foreign),
-        *troubles(view, failures, snapshot.delayed),
-        *_unasked(spec, installation),
+    failed = snapshot.failures.keys() | snapshot.delayed.keys()
+    repaired = repairs(view, inputs, render, memory, failed)
+    applies, foreign = repaired.applies, repaired.foreign
+    failures = {key: message for key, message in snapshot.failures.items() if key not in foreign}
+    problems = [
+        *name_conflict(foreign),
+        *problems_of(view, failures, snapshot.delayed),
+        *_prometheus_not_allowed(spec, installation),
     ]
     used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
-    tokens = missing_tokens(
+    tokens = _missing_tokens(
         view,
         used,
-        revisions.uids,
-        known=memory.tokens,
-        begun=begun(memory, view.engines),
-        undone=undone,
-        found=trouble,
+        revisions,
+        created=memory.tokens,
+        starting=_revisions_with_new_pods(memory, view.engines),
+        failed=failed,
+        problems=problems,
     )
     actions: list[Action] = [
         *(one for one in applies if one.body["kind"] != "Deployment"),
         *tokens,
-        *pushes(view, () if control.law is None else control.law.pushes),
+        *_pushes(view, () if control.law is None else control.law.pushes),
         *(one for one in applies if one.body["kind"] == "Deployment"),
-        *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.over),
-        *outdated(view, revisions, _used(view, rollout)),
+        *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.obsolete),
+        *outdated_revisions(view, revisions, _used_revisions(view, rollout)),
     ]
-    known = Known(
+    known = StatusInput(
         suspended=spec.suspend,
         routers=0 if spec.suspend else spec.router.replicas,
         update=revisions.update.name,
         rollout=rollout,
         decided=decided,
-        troubles=trouble,
-        missing=found_amiss.missing,
+        problems=problems,
+        foreign=foreign,
+        missing=repaired.missing,
         attainment=control.attainment,
         law=control.law,
     )
@@ -133,74 +171,219 @@ def _round(
         control.memory,
         tokens=tuple(revisions.uids[one.name] for one in used if one.name in revisions.uids),
         spec=(view.generation, spec),
-        settled=found_amiss.settled,
-        tried=found_amiss.tried,
+        settled=repaired.settled,
+        attempts=repaired.attempts,
     )
-    wakes = [now_ns + _AGAIN_NS] if actions else []
+    wakes = [now_ns + _RECHECK_NS] if actions else []
     if not spec.suspend:
         measured_ns = control.memory.measured_ns
         since_ns = now_ns if measured_ns is None else measured_ns
-        over_ns = since_ns + spec.control.interval_seconds * NS_PER_S
-        wakes.append(over_ns if over_ns > now_ns else now_ns + _AGAIN_NS)
-    said = conditions_of(view, known)
-    decision = _closed(
-        snapshot, view, said, known, actions=actions, memory=next_memory, wakes=wakes
+        interval_end_ns = since_ns + spec.control.interval_seconds * NS_PER_S
+        wakes.append(interval_end_ns if interval_end_ns > now_ns else now_ns + _RECHECK_NS)
+    decision = _finish(
+        snapshot,
+        view,
+        conditions_of(view, known),
+        known,
+        actions=actions,
+        memory=next_memory,
+        wakes=wakes,
     )
     return replace(decision, foreign=foreign)
 
 
-def _closed(
+def _finish(
     snapshot: Snapshot,
     view: View,
-    said: Sequence[Said],
-    known: Known | None,
+    conditions: Sequence[Condition],
+    known: StatusInput | None,
     *,
     actions: list[Action],
     memory: Memory,
     wakes: list[int],
 ) -> Decision:
-    """What is said of the round, after what is done."""
-    stored, now_ns, told = view.status, snapshot.now_ns, snapshot.memory.told
-    status = status_of(view, said, known, at=format_time(snapshot.unix_s))
-    due = due_ns(status, stored, written_ns=memory.status_written_ns, now_ns=now_ns)
-    if due == now_ns:
+    """Add the status write and the Events to the other actions."""
+    stored, now_ns, reported = view.status, snapshot.now_ns, snapshot.memory.reported
+    status = status_of(view, conditions, known, at=format_time(snapshot.unix_s))
+    due_ns = write_due_ns(status, stored, written_ns=memory.status_written_ns, now_ns=now_ns)
+    if due_ns == now_ns:
         actions.append(WriteStatus(status=status))
         memory = replace(memory, status_written_ns=now_ns)
-    elif due is not None:
-        wakes.append(due)
-    actions += events.of_conditions(said, stored)
+    elif due_ns is not None:
+        wakes.append(due_ns)
+    actions += events.of_conditions(conditions, stored)
+    law = None if known is None else known.law
+    changes = () if law is None else law.changes
     if known is not None:
         actions += events.of_revisions(stored, update=known.update, current=known.rollout.current)
-        actions += events.of_changes(() if known.law is None else known.law.changes)
+        actions += events.of_changes(changes)
         silent = () if snapshot.measures is None else snapshot.measures.silent
-        actions += events.of_refusals(snapshot.failures, told.refusing)
-        actions += events.of_silence(silent, told.silent)
+        actions += events.of_refusals(snapshot.failures, reported.refusing)
+        actions += events.of_silence(silent, reported.silent)
     return Decision(
         actions=tuple(actions),
         memory=memory,
         wake_at_ns=min(wakes, default=None),
-        changes=() if known is None or known.law is None else known.law.changes,
+        changes=changes,
+        law=None if law is None else law.decision,
     )
 
 
-def _unasked(spec: LLMServiceSpec, installation: Installation) -> list[Trouble]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ControlStep:
+    """Limits and replicas in force from now on, and how they were decided.
+
+    Args:
+        decided: limits and replicas.
+        law: result of the control laws; None if no interval ended.
+        attainment: of the window; None likewise.
+        memory: the next memory.
+    """
+
+    decided: Decided
+    law: ControlRound | None
+    attainment: Attainment | None
+    memory: Memory
+
+
+def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _ControlStep:
+    memory, now_ns, params = snapshot.memory, snapshot.now_ns, ServiceParams.of(spec)
+    measures = None if spec.suspend else snapshot.measures
+    last = memory.decided or _stored_decided(view)
+    decided = _within_spec(last, params)
+    before = memory.reported.decided or last or decided
+    created_ns, startups_ns = _startups(memory, view.engines, now_ns)
+    memory = replace(memory, created_ns=created_ns, startups_ns=startups_ns)
+    law, found = None, None
+    if measures is not None:
+        # The law compares with the replicas reported last, so that it also reports a change that
+        # follows from new replica bounds in the spec.
+        scales = params.mode is ControlMode.AUTO and params.replicas is None
+        law = control_round(
+            measures,
+            params=params,
+            law=memory.law,
+            last=decided,
+            told=before.bounds,
+            recommended=view.status.get("recommendedReplicas"),
+            phases={pod.name: pod.phase for pod in view.engines},
+            asked=before.replicas if scales else decided.replicas,
+            startups_ns=startups_ns,
+            now_ns=now_ns,
+        )
+        decided = law.decided
+        window = tally(memory.window, measures, now_ns)
+        found = attainment(window, params.classes, measures)
+        memory = replace(memory, law=law.law, measured_ns=now_ns, window=window)
+    reported = events.reported_after(memory.reported, measures, law, snapshot.failures, before)
+    memory = replace(memory, decided=decided, reported=reported)
+    return _ControlStep(decided=decided, law=law, attainment=found, memory=memory)
+
+
+def _stored_decided(view: View) -> Decided | None:
+    """Return the last decision that the ConfigMap stores."""
+    child = view.children.get(("ConfigMap", view.owner.names.config))
+    return None if child is None or not child.ours else read_decided(child.body)
+
+
+def _within_spec(last: Decided | None, params: ServiceParams) -> Decided:
+    """Return the last decision within the spec's bounds; the spec's own values unless Auto."""
+    bounds, replicas = Bounds.initial(params), params.initial_replicas
+    if last is None:
+        return Decided(limits_revision=1, bounds=bounds, replicas=replicas)
+    if params.mode is ControlMode.AUTO:
+        bounds = last.bounds.within(params)
+        if params.replicas is None:
+            replicas = min(max(last.replicas, params.min_replicas), params.max_replicas)
+    number = last.limits_revision + (bounds != last.bounds)
+    return Decided(limits_revision=number, bounds=bounds, replicas=replicas)
+
+
+def _startups(
+    memory: Memory, engines: Sequence[PodView], now_ns: int
+) -> tuple[tuple[tuple[str, int | None], ...], tuple[int, ...]]:
+    """Return `created_ns` and `startups_ns` of the next memory.
+
+    Neither a pod that was ready when first observed is counted, since its start was not observed,
+    nor one that is ready again, since it only failed a few probes.
+    """
+    known = dict(memory.created_ns)
+    startups = list(memory.startups_ns)
+    created = []
+    for pod in engines:
+        created_ns = known.get(pod.uid, now_ns)
+        if pod.ready and pod.uid in known and created_ns is not None:
+            startups.append(now_ns - created_ns)
+        created.append((pod.uid, created_ns if pod.phase is ReplicaPhase.STARTING else None))
+    return tuple(created), tuple(startups[-_STARTUPS:])
+
+
+def _revisions_with_new_pods(memory: Memory, engines: Sequence[PodView]) -> set[str]:
+    known = dict(memory.created_ns)
+    new = (pod for pod in engines if pod.uid not in known)
+    return {pod.revision for pod in new if pod.phase is ReplicaPhase.STARTING}
+
+
+def _missing_tokens(
+    view: View,
+    used: Iterable[Revision],
+    revisions: Revisions,
+    *,
+    created: Container[str],
+    starting: Container[str],
+    failed: Container[tuple[str, str]],
+    problems: Iterable[Problem],
+) -> list[CreateToken]:
+    """Return the Secrets that may be missing; the operator may not read them.
+
+    A running engine no longer needs its Secret. A deleted one is created again when a pod of its
+    revision starts, and when a pod reports that it is missing.
+
+    Args:
+        view: the cluster.
+        used: revisions that have or get engines.
+        revisions: of the service.
+        created: uids of the ControllerRevisions whose Secret was created and is deleted with them.
+        starting: revisions with a pod that the last reconciliation did not observe.
+        failed: kind and name of the last reconciliation's failed actions.
+        problems: of the service.
+    """
+    reported = " ".join(one.message for one in problems if one.reason is Reason.CONTAINER_CONFIG)
+    missing = []
+    for revision in used:
+        uid, name = revisions.uids.get(revision.name), secret_of(revision.template)
+        if uid is None or name is None:
+            continue
+        again = revision.name in starting or ("Secret", name) in failed or f'"{name}"' in reported
+        if again or uid not in created:
+            body = token_secret(view.owner, name, revision=revision.name, revision_uid=uid)
+            missing.append(CreateToken(revision=revision.name, body=body))
+    return missing
+
+
+def _pushes(view: View, wanted: Iterable[LimitsPush]) -> list[Push]:
+    """Address the limits to the pods that have an address."""
+    pods = {pod.name: pod for pod in view.engines if not pod.terminating}
+    pushes = []
+    for one in wanted:
+        pod = pods.get(one.name)
+        url = None if pod is None else admin_url(pod.body)
+        if pod is None or url is None:
+            continue
+        pushes.append(Push(pod=pod.name, url=url, revision=pod.revision, limits=one.limits))
+    return pushes
+
+
+def _used_revisions(view: View, rollout: Rollout) -> set[str]:
+    return {*rollout.counts, *(one.revision for one in view.workloads(ROLE_ENGINE))}
+
+
+def _prometheus_not_allowed(spec: LLMServiceSpec, installation: Installation) -> list[Problem]:
     server = spec.control.prometheus
     if server is None or server.url in installation.prometheus_urls:
         return []
     message = (
-        "spec.control.prometheus.url: none of the servers that this operator may ask; take it "
-        "out, or have it allowed (the chart's prometheus.allowedUrls)"
+        "spec.control.prometheus.url: this operator may not query the server; remove the field, "
+        "or add the URL to the chart's prometheus.allowedUrls"
     )
-    return [Trouble(reason=Reason.PROMETHEUS_NOT_ALLOWED, message=message)]
-
-
-def _used(view: View, rollout: Rollout) -> set[str]:
-    return {*rollout.counts, *(one.revision for one in view.workloads(ROLE_ENGINE))}
-
-
-def _conflicts(foreign: Iterable[tuple[str, str]]) -> list[Trouble]:
-    named = [f"{kind} {name}" for kind, name in foreign]
-    if not named:
-        return []
-    message = f"not controlled by this service: {', '.join(named)}; rename or delete them"
-    return [Trouble(reason=Reason.NAME_CONFLICT, message=message)]
+    return [Problem(reason=Reason.PROMETHEUS_NOT_ALLOWED, message=message)]

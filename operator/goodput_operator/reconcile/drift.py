@@ -1,23 +1,40 @@
-"""Whether an object of the cluster still is what was asked for.
+"""Compares the rendered objects of a service with the cluster, and applies the differences.
 
-Only fields that we set are compared. The API server fills in defaults, writes quantities its own
-way and leaves out what is empty; others may add fields, list entries and annotations beside ours.
-None of that is drift, or every round would write.
+Only rendered fields are compared. The API server fills in defaults, rewrites quantities and drops
+empty values; other managers may add fields, list entries and annotations beside ours. None of that
+counts as drift, or every reconciliation would write. The one exception is a field that another
+manager adds to a pod template: it replaces the pods, so it is removed.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
+from goodput_core.contract import ANNOTATION_APPLIED
+from goodput_operator.kube.managed_fields import ABSENT
+from goodput_operator.reconcile.actions import Apply
+from goodput_operator.reconcile.snapshot import ApplyAttempt, Memory, Settled
+from goodput_operator.render.metadata import digest_of
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
-__all__ = ["differs"]
+    from goodput_operator.kube.managed_fields import Conflict, ManagedField
+    from goodput_operator.reconcile.snapshot import Child, View
 
+__all__ = ["Repairs", "differs", "repairs"]
+
+_DIGEST_CHARACTERS: Final = 16
+_POD_TEMPLATE: Final = (
+    ("f:spec", "f:template", "f:spec"),
+    ("f:spec", "f:template", "f:metadata", "f:labels"),
+)
+"""Fields of other managers here are removed. Annotations of the template stay, because
+`kubectl rollout restart` sets one to ask for new pods."""
 _IDENTITY: Final = frozenset({"apiVersion", "kind", "name", "namespace", "uid"})
-"""Of metadata and of the object itself: by these it was found."""
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "claims": ("name",),
     "containers": ("name",),
@@ -30,11 +47,11 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Lists that are maps by these fields, where others may have entries of their own."""
-_WHOLE: Final = frozenset({"selector", "labelSelector", "nodeSelector"})
-"""Values that are one for the API server too: another label in a selector is another selector."""
-_QUANTITIES: Final = frozenset({"limits", "requests"})
-_QUANTITY: Final = frozenset({"sizeLimit", "divisor"})
+"""Lists that the API server merges by these keys, so that other managers may add entries."""
+_ATOMIC: Final = frozenset({"selector", "labelSelector", "nodeSelector"})
+"""Maps compared as a whole: one label more makes another selector."""
+_QUANTITY_MAPS: Final = frozenset({"limits", "requests"})
+_QUANTITIES: Final = frozenset({"sizeLimit", "divisor"})
 _SUFFIXES: Final[Mapping[str, Fraction]] = {
     "": Fraction(1),
     **{s: Fraction(1, 1000) ** n for n, s in enumerate("mun", 1)},
@@ -44,48 +61,176 @@ _SUFFIXES: Final[Mapping[str, Fraction]] = {
 _NUMBER: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]([-+]?[0-9]{1,3})|([a-zA-Z]*))")
 
 
-def differs(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """Whether an object lacks a field that is wanted, or has it with another value.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repairs:
+    """The applies of one reconciliation.
 
     Args:
-        wanted: an object of dictionaries and lists, as JSON has them.
-        live: the same.
+        applies: in the order of the rendered objects.
+        missing: number of rendered objects that do not exist.
+        foreign: kind and name of existing objects that the service does not control.
+        attempts: for the next memory.
+        settled: for the next memory; None unless all objects match.
+    """
+
+    applies: tuple[Apply, ...]
+    missing: int
+    foreign: tuple[tuple[str, str], ...]
+    attempts: tuple[ApplyAttempt, ...]
+    settled: Settled | None
+
+
+def repairs(
+    view: View,
+    inputs: tuple[object, ...],
+    render: Callable[[], Iterable[Mapping[str, Any]]],
+    memory: Memory,
+    failed: Container[tuple[str, str]],
+) -> Repairs:
+    """Compare the rendered objects with the cluster.
+
+    Args:
+        view: the cluster.
+        inputs: everything that the objects are rendered from.
+        render: renders the objects; not called if neither the inputs nor the objects changed since
+            all of them matched.
+        memory: of the last reconciliation.
+        failed: kind and name of the last reconciliation's failed actions, which are repeated.
+    """
+    settled = memory.settled
+    if settled is not None and settled.inputs == inputs and _unchanged(view, settled):
+        return Repairs(applies=(), missing=0, foreign=(), attempts=memory.attempts, settled=settled)
+    missing = 0
+    applies: list[Apply] = []
+    foreign: list[tuple[str, str]] = []
+    attempts: list[ApplyAttempt] = []
+    versions: list[tuple[str, str, str]] = []
+    for rendered in render():
+        key = (rendered["kind"], rendered["metadata"]["name"])
+        digest = digest_of(rendered, _DIGEST_CHARACTERS)
+        metadata = {**rendered["metadata"], "annotations": {ANNOTATION_APPLIED: digest}}
+        body = {**rendered, "metadata": metadata}
+        child = view.children.get(key)
+        if child is None:
+            applies.append(Apply(body=body))
+            missing += 1
+            continue
+        versions.append((*key, child.version))
+        if not child.ours:
+            foreign.append(key)
+            continue
+        additions = _template_additions(body, child)
+        if not child.deleting and (additions or differs(body, child.body)):
+            attempt = ApplyAttempt(kind=key[0], name=key[1], digest=digest, version=child.version)
+            attempts.append(attempt)
+            if attempt not in memory.attempts or key in failed:
+                applies.append(
+                    Apply(
+                        body=body,
+                        overwrites=_overwrites(body, child, additions),
+                        take_over=_POD_TEMPLATE if additions else (),
+                    )
+                )
+    matching = not applies and not foreign
+    return Repairs(
+        applies=tuple(applies),
+        missing=missing,
+        foreign=tuple(foreign),
+        attempts=tuple(attempts),
+        settled=Settled(inputs=inputs, versions=tuple(versions)) if matching else None,
+    )
+
+
+def _unchanged(view: View, settled: Settled) -> bool:
+    return all(
+        (child := view.children.get((kind, name))) is not None and child.version == version
+        for kind, name, version in settled.versions
+    )
+
+
+def _template_additions(body: Mapping[str, Any], child: Child) -> list[ManagedField]:
+    """Return the fields that other managers added to a Deployment's pod template."""
+    if child.body["kind"] != "Deployment":
+        return []
+    return [
+        field
+        for field in child.foreign_fields
+        if any(field.path[: len(at)] == at for at in _POD_TEMPLATE)
+        and field.value_in(body) is ABSENT
+    ]
+
+
+def _overwrites(
+    body: Mapping[str, Any], child: Child, additions: Iterable[ManagedField]
+) -> tuple[Conflict, ...]:
+    """Return the fields of other managers that an apply of the body changes or removes.
+
+    `kubectl scale` writes through the scale subresource, after which the API server reports no
+    conflict for `spec.replicas`. `managedFields` names the manager nevertheless, and may still do
+    so when the value is ours again.
+    """
+    changed = [
+        field
+        for field in child.foreign_fields
+        if (wanted := field.value_in(body)) is not ABSENT
+        and not _matches(wanted, field.value_in(child.body), field.path[-1].removeprefix("f:"))
+    ]
+    if _applied_digest(child.body) != _applied_digest(body):
+        # We change the object, so a difference does not show an edit by another manager.
+        changed = []
+    return tuple(dict.fromkeys(field.conflict() for field in (*changed, *additions)))
+
+
+def _applied_digest(body: Mapping[str, Any]) -> str | None:
+    annotations = body["metadata"].get("annotations") or {}
+    digest: str | None = annotations.get(ANNOTATION_APPLIED)
+    return digest
+
+
+def differs(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """True if a stored object lacks a rendered field or has it with another value.
+
+    Args:
+        wanted: the rendered object.
+        live: the stored object.
     """
     return any(
-        not _holds(value, live.get(key), key)
+        not _matches(value, live.get(key), key)
         for key, value in wanted.items()
         if key not in _IDENTITY and key != "metadata"
     ) or any(
-        not _holds(value, (live.get("metadata") or {}).get(key), key)
+        not _matches(value, (live.get("metadata") or {}).get(key), key)
         for key, value in wanted["metadata"].items()
         if key not in _IDENTITY
     )
 
 
-def _holds(wanted: Any, live: Any, key: str) -> bool:
+def _matches(wanted: Any, live: Any, key: str) -> bool:
+    if live is ABSENT:
+        live = None
     if not wanted and not live:
-        return True  # what is empty is left out
-    if key in _WHOLE:
+        return True  # the API server drops empty values
+    if key in _ATOMIC:
         return bool(wanted == live)
     if isinstance(wanted, dict):
         if not isinstance(live, dict):
             return False
-        if key in _QUANTITIES:
+        if key in _QUANTITY_MAPS:
             return all(_equal_quantities(value, live.get(k)) for k, value in wanted.items())
-        return all(_holds(value, live.get(k), k) for k, value in wanted.items())
+        return all(_matches(value, live.get(k), k) for k, value in wanted.items())
     if isinstance(wanted, list):
-        return isinstance(live, list) and _holds_list(wanted, live, key)
-    if key in _QUANTITY:
+        return isinstance(live, list) and _list_matches(wanted, live, key)
+    if key in _QUANTITIES:
         return _equal_quantities(wanted, live)
     return bool(wanted == live)
 
 
-def _holds_list(wanted: list[Any], live: list[Any], key: str) -> bool:
+def _list_matches(wanted: list[Any], live: list[Any], key: str) -> bool:
     keys = _KEYS.get(key)
     if keys is None:
-        return len(wanted) == len(live) and all(map(_holds, wanted, live, [""] * len(wanted)))
+        return len(wanted) == len(live) and all(map(_matches, wanted, live, [""] * len(wanted)))
     known = {_key_of(one, keys): one for one in live}
-    return all(_holds(one, known.get(_key_of(one, keys)), "") for one in wanted)
+    return all(_matches(one, known.get(_key_of(one, keys)), "") for one in wanted)
 
 
 def _key_of(one: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""Events on a service: the same words within ten minutes are counted, not repeated.
+"""Writes Events on a service; the same message within ten minutes increments a count.
 
-Written by ourselves: Kopf's poster neither counts nor knows of the Lease.
+Kopf's own poster neither counts repeated Events nor respects the Lease.
 """
 
 from __future__ import annotations
@@ -19,77 +19,78 @@ if TYPE_CHECKING:
     from goodput_operator.kube.objects import Object
     from goodput_operator.reconcile.actions import Emit
 
-__all__ = ["Events"]
+__all__ = ["EventRecorder"]
 
 _SAME_NS: Final = 600 * NS_PER_S
 _COUNT_NS: Final = 60 * NS_PER_S
-"""A count is written this often at most: what repeats each second is one call a minute."""
-_MOST_REMEMBERED: Final = 10_000
-_MOST_MESSAGE: Final = 1024
-"""The API server refuses longer ones."""
+"""Shortest time between two writes of a count."""
+_MAX_REMEMBERED: Final = 10_000
+_MAX_MESSAGE: Final = 1024
+"""Longest message that the API server accepts."""
 
 
 @dataclass(slots=True)
-class _Said:
+class _Recorded:
     name: str
     first_ns: int
     count: int
     written_ns: int
 
 
-class Events:
-    """Writes Events and remembers what was said.
+class EventRecorder:
+    """Writes Events and remembers them.
 
     Args:
-        client: the API server.
-        clock: both times.
-        instance: which operator says it.
+        client: writes them.
+        clock: monotonic and calendar time.
+        instance: this operator's identity, as the reporting instance.
     """
 
     def __init__(self, client: Client, *, clock: Clock, instance: str) -> None:
         self._client = client
         self._clock = clock
         self._instance = instance
-        self._said: OrderedDict[tuple[str, bool, str, str], _Said] = OrderedDict()
+        self._recorded: OrderedDict[tuple[str, bool, str, str], _Recorded] = OrderedDict()
 
     async def emit(self, service: Object, emit: Emit) -> Refusal | None:
-        """Say it, or count it.
+        """Write an Event, or count a repeated one.
 
         Raises:
-            LeaseLostError: another operator may write by now.
+            LeaseLostError: the Lease is no longer held.
         """
         now_ns = self._clock.now_ns()
         key = (service["metadata"]["uid"], emit.warning, emit.reason, emit.message)
-        said = self._said.get(key)
-        if said is None or now_ns - said.first_ns >= _SAME_NS:
-            return await self._say(service, emit, key, now_ns)
-        said.count += 1
-        if now_ns - said.written_ns < _COUNT_NS:
+        recorded = self._recorded.get(key)
+        if recorded is None or now_ns - recorded.first_ns >= _SAME_NS:
+            return await self._create(service, emit, key, now_ns)
+        recorded.count += 1
+        if now_ns - recorded.written_ns < _COUNT_NS:
             return None
-        said.written_ns = now_ns
-        patch = {"count": said.count, "lastTimestamp": self._stamp()}
-        answer = await self._client.merge(EVENT, service["metadata"]["namespace"], said.name, patch)
-        return answer if isinstance(answer, Refusal) and not answer.not_found else None
+        recorded.written_ns = now_ns
+        patch = {"count": recorded.count, "lastTimestamp": self._timestamp()}
+        namespace = service["metadata"]["namespace"]
+        response = await self._client.merge(EVENT, namespace, recorded.name, patch)
+        return response if isinstance(response, Refusal) and not response.not_found else None
 
-    async def _say(
+    async def _create(
         self, service: Object, emit: Emit, key: tuple[str, bool, str, str], now_ns: int
     ) -> Refusal | None:
         metadata = service["metadata"]
-        name = f"{metadata['name']}.{self._clock.unix_ns():x}.{len(self._said):x}"
-        answer: ApiResponse = await self._client.create(
+        name = f"{metadata['name']}.{self._clock.unix_ns():x}.{len(self._recorded):x}"
+        response: ApiResponse = await self._client.create(
             EVENT, metadata["namespace"], self._body(service, emit, name)
         )
-        if isinstance(answer, Refusal):
-            return answer
-        self._said[key] = _Said(name=name, first_ns=now_ns, count=1, written_ns=now_ns)
-        self._said.move_to_end(key)
-        while len(self._said) > _MOST_REMEMBERED:
-            self._said.popitem(last=False)
+        if isinstance(response, Refusal):
+            return response
+        self._recorded[key] = _Recorded(name=name, first_ns=now_ns, count=1, written_ns=now_ns)
+        self._recorded.move_to_end(key)
+        while len(self._recorded) > _MAX_REMEMBERED:
+            self._recorded.popitem(last=False)
         return None
 
     def _body(self, service: Object, emit: Emit, name: str) -> dict[str, Any]:
         metadata = service["metadata"]
-        stamp = self._stamp()
+        timestamp = self._timestamp()
         return {
             "apiVersion": EVENT.api_version,
             "kind": EVENT.name,
@@ -104,14 +105,14 @@ class Events:
             },
             "type": "Warning" if emit.warning else "Normal",
             "reason": emit.reason,
-            "message": emit.message[:_MOST_MESSAGE],
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
+            "message": emit.message[:_MAX_MESSAGE],
+            "firstTimestamp": timestamp,
+            "lastTimestamp": timestamp,
             "count": 1,
             "source": {"component": MANAGER},
             "reportingComponent": MANAGER,
             "reportingInstance": self._instance,
         }
 
-    def _stamp(self) -> str:
+    def _timestamp(self) -> str:
         return format_time(self._clock.unix_ns() // NS_PER_S)

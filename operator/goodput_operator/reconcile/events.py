@@ -1,7 +1,6 @@
-"""What of a round is worth an Event: conditions that turned, revisions, and decisions.
+"""The Events of a reconciliation: changed conditions, revisions, decisions and pods.
 
-`kubectl describe` tells the story of a service by these, so each says something that was not so
-before.
+`kubectl describe` shows them as the history of a service, so each reports a change.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from goodput_core.spec.status import Truth
 from goodput_operator.control.words import Change, Knob
 from goodput_operator.reconcile.actions import Emit
 from goodput_operator.reconcile.attainment import silence_reason
-from goodput_operator.reconcile.conditions import (
+from goodput_operator.reconcile.snapshot import Reported
+from goodput_operator.reconcile.status import (
     READY,
     SCALING_LIMITED,
     SLO_ATTAINED,
     STALLED,
     SUSPENDED,
-    Said,
+    Condition,
 )
-from goodput_operator.reconcile.memory import Told
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,125 +35,129 @@ __all__ = [
     "of_refusals",
     "of_revisions",
     "of_silence",
-    "told_after",
+    "reported_after",
 ]
 
-_WELL: Final[Mapping[str, tuple[Truth, str]]] = {
+_HEALTHY: Final[Mapping[str, tuple[Truth, str]]] = {
     READY: (Truth.TRUE, "Ready"),
     STALLED: (Truth.FALSE, "Recovered"),
     SLO_ATTAINED: (Truth.TRUE, "SLOAttained"),
     SCALING_LIMITED: (Truth.FALSE, "ScalingUnlimited"),
 }
-"""By condition: the status in which all is well, and what its return is called."""
+"""By condition: its healthy status, and the Event's reason when it becomes healthy."""
 _KNOBS: Final = {Knob.TOKEN_BUDGET: "TokenBudget", Knob.REPLICAS: "Scaled"}
 
 
-def of_conditions(said: Sequence[Said], stored: Mapping[str, Any]) -> Iterator[Emit]:
-    """Conditions that went wrong or well.
+def of_conditions(conditions: Sequence[Condition], stored: Mapping[str, Any]) -> Iterator[Emit]:
+    """Yield an Event for each condition that became healthy or unhealthy.
 
     Args:
-        said: the conditions that hold now.
-        stored: the status as it stood.
+        conditions: current conditions.
+        stored: the status before.
     """
     known = {one["type"]: one for one in stored.get("conditions") or ()}
-    for one in said:
-        if one.type not in _WELL or one.status is Truth.UNKNOWN:
+    for one in conditions:
+        if one.type not in _HEALTHY or one.status is Truth.UNKNOWN:
             continue
-        well, word = _WELL[one.type]
+        healthy, recovery = _HEALTHY[one.type]
         before = known.get(one.type, {})
         was = before.get("status")
-        turned = was != one.status.value
-        if one.status is well:
-            # A new service becomes ready, and has recovered from nothing.
-            if turned and (one.type == READY or was not in {None, Truth.UNKNOWN.value}):
-                yield Emit(warning=False, reason=word, message=one.message or word)
+        changed = was != one.status.value
+        if one.status is healthy:
+            # A new service becomes ready, but has recovered from nothing.
+            if changed and (one.type == READY or was not in {None, Truth.UNKNOWN.value}):
+                yield Emit(warning=False, reason=recovery, message=one.message or recovery)
         elif one.type == READY:
             if was == Truth.TRUE.value:
-                wished = one.reason == SUSPENDED
-                yield Emit(warning=not wished, reason=one.reason, message=one.message)
-        elif turned or before.get("reason") != one.reason:
+                intended = one.reason == SUSPENDED
+                yield Emit(warning=not intended, reason=one.reason, message=one.message)
+        elif changed or before.get("reason") != one.reason:
             yield Emit(warning=True, reason=one.reason, message=one.message)
 
 
 def of_revisions(stored: Mapping[str, Any], *, update: str, current: str | None) -> Iterator[Emit]:
-    """A new revision that comes in, or has come in.
+    """Yield an Event when a rollout starts or ends.
 
     Args:
-        stored: the status as it stood.
-        update: the revision that is asked for.
-        current: the revision that serves.
+        stored: the status before.
+        update: revision of the current spec.
+        current: the serving revision.
     """
     serving = stored.get("currentRevision")
     if serving and update != serving and stored.get("updateRevision") != update:
-        yield Emit(warning=False, reason="RollingOut", message=f"{serving} is replaced by {update}")
+        yield Emit(warning=False, reason="RollingOut", message=f"{update} replaces {serving}")
     if serving and current == update != serving:
         yield Emit(warning=False, reason="RolledOut", message=f"{update} has replaced {serving}")
 
 
 def of_changes(changes: Sequence[Change]) -> Iterator[Emit]:
-    """What the control laws put in force, or would."""
+    """Yield an Event for each change that the control laws applied or recommended."""
     for one in changes:
         reason = _KNOBS[one.knob] if one.applied else "Recommended"
         yield Emit(warning=False, reason=reason, message=f"{one.message} ({one.reason})")
 
 
-def of_silence(silent: Iterable[Silence], told: Collection[tuple[str, str]]) -> Iterator[Emit]:
-    """Pods that are ready and tell no numbers: one Event for all that have just fallen silent.
+def of_silence(silent: Iterable[Silence], reported: Collection[tuple[str, str]]) -> Iterator[Emit]:
+    """Yield one Event per role and reason for ready pods that newly lack measurements.
 
     Args:
-        silent: those that are.
-        told: (pod, reason) of those that an Event has named already.
+        silent: the pods without measurements.
+        reported: pod and reason of those that an Event has named.
     """
     new: dict[tuple[str, str], list[Silence]] = defaultdict(list)
     for one in silent:
         reason = silence_reason(one.signal)
-        if (one.pod, reason) not in told:
+        if (one.pod, reason) not in reported:
             new[one.role, reason].append(one)
-    for (role, reason), those in new.items():
-        message = f"{role} {those[0].pod}: {those[0].detail}"
-        yield Emit(warning=True, reason=reason, message=message + _others(those[1:]))
+    for (role, reason), pods in new.items():
+        message = f"{role} {pods[0].pod}: {pods[0].detail}"
+        yield Emit(warning=True, reason=reason, message=message + _and_more(pods[1:]))
 
 
-def of_refusals(failures: Mapping[tuple[str, str], str], told: Collection[str]) -> Iterator[Emit]:
-    """Engines that do not take their limits: one Event for all that have just begun to.
+def of_refusals(
+    failures: Mapping[tuple[str, str], str], reported: Collection[str]
+) -> Iterator[Emit]:
+    """Yield one Event for all engines that newly refuse their limits.
 
     Args:
-        failures: of the last round.
-        told: pods that an Event has named already.
+        failures: of the last reconciliation.
+        reported: pods that an Event has named.
     """
-    new = [key for key in sorted(failures) if key[0] == "Pod" and key[1] not in told]
+    new = [key for key in sorted(failures) if key[0] == "Pod" and key[1] not in reported]
     if new:
         message = f"pod {new[0][1]}: {failures[new[0]]}"
-        yield Emit(warning=True, reason="LimitsNotTaken", message=message + _others(new[1:]))
+        yield Emit(warning=True, reason="LimitsNotTaken", message=message + _and_more(new[1:]))
 
 
-def told_after(
-    told: Told,
+def reported_after(
+    reported: Reported,
     measures: Measures | None,
     law: ControlRound | None,
     failures: Mapping[tuple[str, str], str],
     decided: Decided,
-) -> Told:
-    """What has been told after a round, and is still as it was told.
+) -> Reported:
+    """Return the states that remain reported after a reconciliation.
 
     Args:
-        told: before it.
-        measures: of the round; None: none, and all are silent that were.
-        law: what it came to; it pushes again to those that have not taken their limits.
-        failures: of the last round.
-        decided: what stood before the round, as far as it was told.
+        reported: before it.
+        measures: of the ended interval; None if none ended, which keeps the silent pods.
+        law: result of the control laws; it pushes again to engines without their limits.
+        failures: of the last reconciliation.
+        decided: limits and replicas before it, as reported.
     """
     refusing = {name for kind, name in failures if kind == "Pod"}
-    kept = told.refusing if law is None else told.refusing & {one.name for one in law.pushes}
-    silent = told.silent
+    kept = reported.refusing
+    if law is not None:
+        kept = kept & {one.name for one in law.pushes}
+    silent = reported.silent
     if measures is not None:
         silent = frozenset((one.pod, silence_reason(one.signal)) for one in measures.silent)
-    return Told(
+    return Reported(
         silent=silent,
         refusing=kept | refusing,
         decided=decided if law is None else law.decided,
     )
 
 
-def _others(those: Sequence[object]) -> str:
-    return f"; and {len(those)} more" if those else ""
+def _and_more(others: Sequence[object]) -> str:
+    return f"; and {len(others)} more" if others else ""

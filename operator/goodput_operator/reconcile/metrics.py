@@ -80,7 +80,7 @@ class OperatorMetrics:
         self._calls.labels(verb, kind, status).inc()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def reconciliation(self) -> Iterator[None]:
         """Time a turn."""
         begun = time.perf_counter()
         outcome = "error"

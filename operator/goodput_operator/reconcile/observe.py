@@ -1,14 +1,16 @@
-"""From what is known of the cluster to one frozen snapshot of one service."""
+"""The observation of one reconciliation: from the cache and the pods to a frozen snapshot."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import trim
 from goodput_operator.kube.client import Refusal
-from goodput_operator.kube.objects import KINDS, controlled_by
-from goodput_operator.reconcile.snapshot import Snapshot
+from goodput_operator.kube.objects import KINDS, Object, controlled_by
+from goodput_operator.reconcile.snapshot import Memory, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,34 +19,55 @@ if TYPE_CHECKING:
     from goodput_operator.kube.cache import Cache, Key
     from goodput_operator.kube.client import Client
     from goodput_operator.kube.fence import Clock
-    from goodput_operator.kube.objects import Object
-    from goodput_operator.reconcile.record import Record
 
-__all__ = ["Measure", "Observer"]
+__all__ = ["Measure", "Observer", "ServiceRecord"]
+
+
+@dataclass(slots=True)
+class ServiceRecord:
+    """State of one service in this process, changed only by its reconciliations.
+
+    A restarted operator begins with an empty one; nothing in it must survive.
+
+    Args:
+        uid: of the LLMService; a later service of the same name gets a new record.
+        memory: of the decisions.
+        failures: messages of the last reconciliation's refused actions by kind and name.
+        delayed: the same for temporary failures.
+        foreign: objects with our names and another controller, as last read.
+        written: the service as our last status write returned it.
+    """
+
+    uid: str
+    memory: Memory = field(default_factory=Memory)
+    failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    foreign: dict[tuple[str, str], Object] = field(default_factory=dict)
+    written: Object | None = None
 
 
 class Measure(Protocol):
-    """Whoever gathers numbers from routers and engines."""
+    """Collects measurements from routers and engines."""
 
     async def measure(
         self, service: Object, pods: Sequence[Object], now_ns: int
     ) -> Measures | None:
-        """The interval that has just ended; None: it is not over."""
+        """Return the control interval that just ended; None if none ended."""
         ...
 
     def forget(self, uid: str) -> None:
-        """A service is gone."""
+        """Drop the state of a deleted service."""
         ...
 
 
 class Observer:
-    """Makes snapshots.
+    """Takes snapshots.
 
     Args:
-        cache: the watched objects.
-        client: for the few that are not watched.
-        measure: for the numbers.
-        clock: both times.
+        cache: watched objects.
+        client: for objects that are not watched.
+        measure: for measurements.
+        clock: monotonic and calendar time.
     """
 
     def __init__(self, *, cache: Cache, client: Client, measure: Measure, clock: Clock) -> None:
@@ -53,27 +76,24 @@ class Observer:
         self._measure = measure
         self._clock = clock
 
-    async def observe(self, key: Key, service: Object, record: Record) -> Snapshot:
-        """One service and all that stands around it, now.
+    async def observe(self, key: Key, service: Object, record: ServiceRecord) -> Snapshot:
+        """Return the current state of a service and its objects.
 
         Args:
             key: of the service.
-            service: as the cache has it.
-            record: of the service; objects of others that are gone leave it.
+            service: the cached LLMService.
+            record: of the service; deleted foreign objects are removed from it.
         """
         children = self._cache.children(key)
         pods = self._cache.pods(key)
         known = {(child["kind"], child["metadata"]["name"]) for child in children}
-        foreign = [
-            body
-            for (kind, name), body in (await self._foreign(key, record)).items()
-            if (kind, name) not in known
-        ]
+        await self._read_foreign(key, record)
+        foreign = [body for place, body in record.foreign.items() if place not in known]
         measures = await self._measure.measure(service, pods, self._clock.now_ns())
         return Snapshot(
             now_ns=self._clock.now_ns(),
             unix_s=self._clock.unix_ns() // NS_PER_S,
-            service=_newest(service, record),
+            service=_with_written_status(service, record),
             objects=(*children, *foreign),
             pods=pods,
             measures=measures,
@@ -82,27 +102,26 @@ class Observer:
             delayed=record.delayed,
         )
 
-    async def _foreign(self, key: Key, record: Record) -> dict[tuple[str, str], Object]:
-        """Objects of others in our places: looked at again, for they are not watched."""
-        for (kind, name), _ in list(record.foreign.items()):
-            answer = await self._client.read(KINDS[kind], key[0], name)
-            if isinstance(answer, Refusal):
-                if answer.not_found:
+    async def _read_foreign(self, key: Key, record: ServiceRecord) -> None:
+        """Read the known foreign objects again, because they are not watched."""
+        for kind, name in list(record.foreign):
+            response = await self._client.read(KINDS[kind], key[0], name)
+            if isinstance(response, Refusal):
+                if response.not_found:
                     del record.foreign[kind, name]
-            elif controlled_by(answer, record.uid):
+            elif controlled_by(response, record.uid):
                 del record.foreign[kind, name]
             else:
-                record.foreign[kind, name] = trim(answer)
-        return record.foreign
+                record.foreign[kind, name] = trim(response)
 
 
-def _newest(service: Object, record: Record) -> Object:
-    """The service with the status that we wrote, where the watch has not brought it yet."""
+def _with_written_status(service: Object, record: ServiceRecord) -> Object:
+    """Return the service with the status that we wrote, until the watch delivers it."""
     written = record.written
     if written is None:
         return service
-    seen = int(service["metadata"]["resourceVersion"])
-    if seen >= int(written["metadata"]["resourceVersion"]):
+    cached = int(service["metadata"]["resourceVersion"])
+    if cached >= int(written["metadata"]["resourceVersion"]):
         record.written = None
         return service
     return {**service, "status": written.get("status") or {}}

@@ -1,4 +1,4 @@
-"""What stands in a service's way, in the words of whoever said so."""
+"""Problems that keep a service from its spec, in the words of the component that reported them."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import TYPE_CHECKING, Any, Final
 from goodput_core.contract import KIND_LLMSERVICE, ROLE_ENGINE, ROLE_ROUTER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from goodput_operator.reconcile.view import PodView, View
+    from goodput_operator.reconcile.snapshot import PodView, View
 
-__all__ = ["Reason", "Trouble", "troubles"]
+__all__ = ["Problem", "Reason", "name_conflict", "problems_of"]
 
-_MOST_WORDS: Final = 1000
+_MAX_MESSAGE: Final = 1000
 
 
 class Reason(StrEnum):
-    """Why a service does not get on; the first of several is the one that is told."""
+    """Kinds of problems, the most severe first; conditions show the first that applies."""
 
     INVALID_SPEC = "InvalidSpec"
-    """The manifest breaks a rule."""
+    """The spec violates a rule."""
     NOT_BUILT = "NotBuilt"
-    """The manifest asks for what this version does not have."""
+    """The spec requests a feature that this version does not have."""
     NAME_CONFLICT = "NameConflict"
-    """An object of somebody else stands under a name that the service needs."""
+    """An object with a name that the service needs has another controller."""
     QUOTA_EXCEEDED = "QuotaExceeded"
     """A quota denies an object or a pod."""
     REFUSED = "Refused"
-    """The API server refused an object, or a controller a pod."""
+    """The API server refused an object, or a pod of a Deployment."""
     IMAGE_PULL_FAILED = "ImagePullFailed"
     """A pod cannot pull its image."""
     CONTAINER_CONFIG = "ContainerConfig"
-    """A pod's container cannot be made: a Secret or a volume is missing."""
+    """A container cannot be created: a Secret or a volume is missing."""
     CRASH_LOOPING = "CrashLooping"
-    """A process ends again and again."""
+    """A container exits repeatedly."""
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
-    """A workload has not become what it should be within its deadline."""
+    """A Deployment made no progress within its deadline."""
     PROMETHEUS_NOT_ALLOWED = "PrometheusNotAllowed"
-    """The manifest names a Prometheus server that the operator may not ask."""
+    """The spec names a Prometheus server that the installation does not allow."""
     UNSCHEDULABLE = "Unschedulable"
-    """A pod finds no node; a node may still come."""
+    """No node fits a pod; one may be added."""
     RETRYING = "Retrying"
-    """The API server, or a webhook that it asks, is not able to just now."""
+    """The API server, or an admission webhook, is temporarily unavailable."""
 
 
-_ORDER: Final = tuple(Reason)
+_SEVERITY: Final = {reason: index for index, reason in enumerate(Reason)}
 _WAITING: Final[Mapping[str, Reason]] = {
     "ErrImagePull": Reason.IMAGE_PULL_FAILED,
     "ImagePullBackOff": Reason.IMAGE_PULL_FAILED,
@@ -60,98 +60,108 @@ _WAITING: Final[Mapping[str, Reason]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """One thing that stands in the way.
+class Problem:
+    """One problem.
 
     Args:
-        reason: which kind.
-        message: what was said, and by or about whom.
-        of_room: whether it keeps pods from being.
+        reason: its kind.
+        message: the affected object and the reported message.
+        limits_scaling: True if it keeps pods from being created or scheduled.
     """
 
     reason: Reason
     message: str
-    of_room: bool = False
+    limits_scaling: bool = False
 
     @property
     def stalls(self) -> bool:
-        """Whether it stays unless somebody does something."""
+        """True if the problem remains until a person or another system acts."""
         return self.reason not in {Reason.UNSCHEDULABLE, Reason.RETRYING}
 
 
-def troubles(
+def name_conflict(foreign: Iterable[tuple[str, str]]) -> list[Problem]:
+    """Return one problem for all objects that the service does not control, or none."""
+    names = [f"{kind} {name}" for kind, name in foreign]
+    if not names:
+        return []
+    message = f"not controlled by this LLMService: {', '.join(names)}; rename or delete them"
+    return [Problem(reason=Reason.NAME_CONFLICT, message=message)]
+
+
+def problems_of(
     view: View, failures: Mapping[tuple[str, str], str], delayed: Mapping[tuple[str, str], str]
-) -> list[Trouble]:
-    """Everything in the way, the worst first.
+) -> list[Problem]:
+    """Return all problems of actions, Deployments and pods, the most severe first.
 
     Args:
-        view: pods and Deployments.
-        failures: what the API server answered to the last round, by kind and name.
-        delayed: the same of what may pass by itself.
+        view: the cluster.
+        failures: messages of refused actions by kind and name.
+        delayed: messages of actions that failed temporarily.
     """
-    found = [*_refusals(failures), *_delays(delayed), *_of_workloads(view)]
+    found = [*_refused_actions(failures), *_delayed_actions(delayed), *_of_workloads(view)]
     for pod in (*view.engines, *view.routers):
         found += _of_pod(pod)
-    return sorted(found, key=lambda trouble: _ORDER.index(trouble.reason))
+    return sorted(found, key=lambda problem: _SEVERITY[problem.reason])
 
 
-def _refusals(failures: Mapping[tuple[str, str], str]) -> Iterator[Trouble]:
-    for (kind, name), words in sorted(failures.items()):
+def _refused_actions(failures: Mapping[tuple[str, str], str]) -> Iterator[Problem]:
+    for (kind, name), message in sorted(failures.items()):
         if kind not in {"Pod", "Event"}:
-            yield _refused(f"{kind} {name}", words)
+            yield _refused(f"{kind} {name}", message)
 
 
-def _delays(delayed: Mapping[tuple[str, str], str]) -> Iterator[Trouble]:
-    """Of the service's own objects: who reads a status sees that it was written."""
-    for (kind, name), words in sorted(delayed.items()):
+def _delayed_actions(delayed: Mapping[tuple[str, str], str]) -> Iterator[Problem]:
+    for (kind, name), message in sorted(delayed.items()):
+        # A delayed status would be reported by a status write that succeeds.
         if kind not in {"Event", KIND_LLMSERVICE}:
-            yield _trouble(Reason.RETRYING, f"{kind} {name}: {words}")
+            yield _problem(Reason.RETRYING, f"{kind} {name}: {message}")
 
 
-def _of_workloads(view: View) -> Iterator[Trouble]:
+def _of_workloads(view: View) -> Iterator[Problem]:
     for workload in (*view.workloads(ROLE_ENGINE), *view.workloads(ROLE_ROUTER)):
         failure = workload.conditions.get("ReplicaFailure", {})
         if failure.get("status") == "True":
-            words = failure.get("message", "")
-            yield replace(_refused(f"pods of {workload.name}", words), of_room=True)
+            problem = _refused(f"pods of {workload.name}", failure.get("message", ""))
+            yield replace(problem, limits_scaling=True)
         progress = workload.conditions.get("Progressing", {})
         if progress.get("reason") == "ProgressDeadlineExceeded" and workload.wanted:
-            yield _trouble(Reason.PROGRESS_DEADLINE_EXCEEDED, progress.get("message", ""))
+            yield _problem(Reason.PROGRESS_DEADLINE_EXCEEDED, progress.get("message", ""))
 
 
-def _of_pod(pod: PodView) -> Iterator[Trouble]:
-    if pod.leaving:
+def _of_pod(pod: PodView) -> Iterator[Problem]:
+    if pod.terminating:
         return
     status = pod.body.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            said = condition.get("message", "")
-            trouble = _trouble(Reason.UNSCHEDULABLE, f"pod {pod.name}: {said}")
-            yield replace(trouble, of_room=True)
+            message = f"pod {pod.name}: {condition.get('message', '')}"
+            yield replace(_problem(Reason.UNSCHEDULABLE, message), limits_scaling=True)
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = _WAITING.get(waiting.get("reason", ""))
         if reason is None:
             continue
-        said = waiting.get("message", "")
+        message = waiting.get("message", "")
         if reason is Reason.CRASH_LOOPING:
-            said = _last_words(container) or said
-        yield _trouble(reason, f"pod {pod.name}: {said}")
+            message = _last_exit(container) or message
+        yield _problem(reason, f"pod {pod.name}: {message}")
 
 
-def _last_words(container: Mapping[str, Any]) -> str:
+def _last_exit(container: Mapping[str, Any]) -> str:
     ended = (container.get("lastState") or {}).get("terminated") or {}
+    if not ended:
+        return ""
     lines = str(ended.get("message", "")).strip().splitlines()
-    how = f"ended with code {ended.get('exitCode')}"
+    how = f"exited with code {ended.get('exitCode')}"
     if ended.get("reason") == "OOMKilled":
-        how = "was killed for want of memory"
-    return f"the {container['name']} {how}{f': {lines[-1]}' if lines else ''}" if ended else ""
+        how = "was killed because it ran out of memory"
+    return f"the {container['name']} {how}{f': {lines[-1]}' if lines else ''}"
 
 
-def _refused(what: str, words: str) -> Trouble:
-    quota = "exceeded quota" in words
-    return _trouble(Reason.QUOTA_EXCEEDED if quota else Reason.REFUSED, f"{what}: {words}")
+def _refused(name: str, message: str) -> Problem:
+    quota = "exceeded quota" in message
+    return _problem(Reason.QUOTA_EXCEEDED if quota else Reason.REFUSED, f"{name}: {message}")
 
 
-def _trouble(reason: Reason, message: str) -> Trouble:
-    return Trouble(reason=reason, message=" ".join(message.split())[:_MOST_WORDS])
+def _problem(reason: Reason, message: str) -> Problem:
+    return Problem(reason=reason, message=" ".join(message.split())[:_MAX_MESSAGE])

@@ -1,16 +1,20 @@
-"""One turn of one service: observe, decide, apply; then remember what matters for the next."""
+"""The reconciliation of one service: observe, decide, apply, and keep the memory for the next."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
 
-from goodput_operator.reconcile.record import Record
-from goodput_operator.reconcile.workers import Turn
+from goodput_core.units import NS_PER_S
+from goodput_operator.reconcile.observe import ServiceRecord
+from goodput_operator.reconcile.work_queue import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from goodput_core.control import ServiceDecision
     from goodput_operator.kube.cache import Cache, Key
     from goodput_operator.reconcile.actions import Decision
     from goodput_operator.reconcile.apply import Applier
@@ -18,21 +22,23 @@ if TYPE_CHECKING:
     from goodput_operator.reconcile.observe import Measure, Observer
     from goodput_operator.reconcile.snapshot import Snapshot
 
-__all__ = ["Rounds"]
+__all__ = ["EVENT_DECISION", "Reconciler"]
 
+EVENT_DECISION: Final = "decision"
+"""Log event of each change that the control laws applied or recommended, with its inputs."""
 _log = logging.getLogger(__name__)
 
 
-class Rounds:
-    """Gives turns, and owns what is remembered between them.
+class Reconciler:
+    """Reconciles services, and owns their records.
 
     Args:
-        cache: the watched objects.
-        observer: makes the snapshot.
-        decide: pure.
-        applier: carries out.
-        measure: told of services that are gone.
-        metrics: told what happened.
+        cache: watched objects.
+        observer: takes the snapshot.
+        decide: the decision function.
+        applier: carries out the actions.
+        measure: is notified of deleted services.
+        metrics: counts reconciliations and decisions.
     """
 
     def __init__(
@@ -51,13 +57,13 @@ class Rounds:
         self._applier = applier
         self._measure = measure
         self._metrics = metrics
-        self._records: dict[Key, Record] = {}
+        self._records: dict[Key, ServiceRecord] = {}
 
-    async def turn(self, key: Key) -> Turn:
-        """What `Workers` calls, for one key never twice at once.
+    async def reconcile(self, key: Key) -> Result:
+        """Reconcile one service; never called twice at once for the same key.
 
         Raises:
-            LeaseLostError: another operator may write by now.
+            LeaseLostError: the Lease is no longer held.
         """
         service = self._cache.service(key)
         record = self._records.get(key)
@@ -67,39 +73,75 @@ class Rounds:
             self._metrics.forget(key)
             record = None
         if service is None:
-            return Turn(gone=True)
+            return Result(deleted=True)
         if record is None:
-            record = self._records[key] = Record(uid=service["metadata"]["uid"])
-        with self._metrics.turn():
-            self._phase(key, "observe")
+            record = self._records[key] = ServiceRecord(uid=service["metadata"]["uid"])
+        with self._metrics.reconciliation():
+            self._log_phase(key, "observe")
             snapshot = await self._observer.observe(key, service, record)
-            self._phase(key, "decide")
+            self._log_phase(key, "decide")
             decision = self._decide(snapshot)
-            # What nothing of ours would stand in place of any more is nobody's concern.
+            # Foreign objects whose name is no longer needed are not read again.
             record.foreign = {
                 place: body for place, body in record.foreign.items() if place in decision.foreign
             }
-            self._phase(key, "apply")
+            self._log_phase(key, "apply")
             outcome = await self._applier.carry_out(snapshot, decision.actions, record)
-            self._phase(key, "done")
+            self._log_phase(key, "done")
         stored = record.written or snapshot.service
         self._metrics.status(key, stored.get("status") or {})
         self._metrics.decided(key, decision.changes)
-        for event, now, before in (
+        self._log_decisions(key, decision)
+        for event, messages, before in (
             ("refused", outcome.failures, record.failures),
             ("delayed", outcome.delayed, record.delayed),
         ):
-            for (kind, name), words in now.items():
-                if before.get((kind, name)) != words:
-                    fields = {"kind": kind, "name_": name, "words": words}
-                    _log.warning(event, extra={**_fields(key), **fields})
+            for (kind, name), text in messages.items():
+                if before.get((kind, name)) != text:
+                    fields = {"kind": kind, "object": name, "detail": text}
+                    _log.warning(event, extra={**_service_fields(key), **fields})
         record.failures, record.delayed = outcome.failures, outcome.delayed
         record.memory = decision.memory
-        return Turn(failed=outcome.transient, again_at_ns=decision.wake_at_ns)
+        return Result(failed=outcome.transient, again_at_ns=decision.wake_at_ns)
 
-    def _phase(self, key: Key, phase: str) -> None:
-        _log.debug("phase", extra={**_fields(key), "phase": phase})
+    def _log_phase(self, key: Key, phase: str) -> None:
+        _log.debug("phase", extra={**_service_fields(key), "phase": phase})
+
+    def _log_decisions(self, key: Key, decision: Decision) -> None:
+        inputs = {} if decision.law is None else _decision_inputs(decision.law)
+        for change in decision.changes:
+            fields = {
+                "knob": change.knob.value,
+                "reason": change.reason,
+                "detail": change.message,
+                "applied": change.applied,
+                "inputs": inputs,
+            }
+            _log.info(EVENT_DECISION, extra={**_service_fields(key), **fields})
 
 
-def _fields(key: Key) -> dict[str, str]:
+def _service_fields(key: Key) -> dict[str, str]:
     return {"namespace": key[0], "llmservice": key[1]}
+
+
+def _decision_inputs(decision: ServiceDecision) -> dict[str, Any]:
+    """Return the observation and the results of the control laws as JSON values."""
+    seen, params = decision.observation, decision.params
+    return {
+        "interval_seconds": seen.interval_ns / NS_PER_S,
+        "signal": seen.traffic.signal.value,
+        "arrivals": seen.traffic.arrivals,
+        "in_flight": seen.traffic.in_flight,
+        "classes": [asdict(window) for window in seen.classes],
+        "replicas": dict(Counter(replica.phase.value for replica in seen.replicas)),
+        "replicas_wanted": seen.replicas_asked,
+        "running": sum(replica.running for replica in seen.replicas),
+        "waiting": sum(replica.waiting for replica in seen.replicas),
+        "kv_used_blocks": sum(replica.kv_used_blocks for replica in seen.replicas),
+        "kv_total_blocks": sum(replica.kv_total_blocks for replica in seen.replicas),
+        "preemptions": sum(replica.preemptions for replica in seen.replicas),
+        "min_replicas": params.min_replicas,
+        "max_replicas": params.max_replicas,
+        "budget_law": None if decision.bounds is None else asdict(decision.bounds),
+        "replica_law": None if decision.replicas is None else asdict(decision.replicas),
+    }

@@ -1,33 +1,134 @@
-"""How the engines of a service are spread over its revisions while a new one comes in.
+"""The revisions of a service, and how its engines are distributed over them during a rollout.
 
-By surge, a step at a time: the new revision grows into a small surplus, and the old one shrinks
-by as much as the new one serves. At no time do fewer serve than the service has; what the new one
-loses again the stable one takes back.
+A rollout surges in steps: the new revision grows by a small surplus, and the old one shrinks by as
+many engines as the new one serves with. The number of serving engines never falls below the
+replicas of the service, and the stable revision replaces engines that the new one loses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
+from goodput_operator.reconcile.actions import Delete
+from goodput_operator.reconcile.snapshot import Workload
+from goodput_operator.render.base_resources import base_resources
+from goodput_operator.render.config_map import config_map
+from goodput_operator.render.revisions import (
+    Revision,
+    engine_deployment,
+    engine_revision,
+    read_revision,
+    router_deployment,
+    router_revision,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["Part", "spread"]
+    from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_operator.control.decided import Decided
+    from goodput_operator.reconcile.snapshot import View
+    from goodput_operator.render.pods import Installation
 
+__all__ = [
+    "RevisionReplicas",
+    "Revisions",
+    "Rollout",
+    "desired_objects",
+    "distribute",
+    "outdated_revisions",
+    "revisions_of",
+    "rollout_of",
+]
+
+_UNUSED_REVISIONS: Final = 5
+"""Unused revisions that are kept, so that a rollback finds its own template."""
 _SURGE: Final = 4
-"""One in so many may be there beyond what the service has, and at least one."""
+"""One engine in this many may exist beyond the service's replicas, and at least one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one revision has.
+class Revisions:
+    """The revisions of a service.
+
+    Args:
+        engines: stored revisions and the update revision, by name.
+        update: the engine revision of the current spec.
+        routers: the router revision of the current spec.
+        uids: uids of the existing ControllerRevisions by name.
+    """
+
+    engines: Mapping[str, Revision]
+    update: Revision
+    routers: Revision
+    uids: Mapping[str, str]
+
+
+def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -> Revisions:
+    """Return the stored revisions and those of the current spec.
+
+    Args:
+        view: the cluster.
+        spec: of the service.
+        installation: settings that a new revision is rendered with.
+    """
+    children = view.ours("ControllerRevision")
+    stored = _stored_revisions(view, ROLE_ENGINE)
+    number = 1 + max((child.body.get("revision", 0) for child in children), default=0)
+    update = engine_revision(view.owner, spec, installation, number=number, stored=stored)
+    routers = router_revision(
+        view.owner,
+        spec,
+        installation,
+        number=number,
+        stored=_stored_revisions(view, ROLE_ROUTER),
+    )
+    return Revisions(
+        engines={**stored, update.name: update},
+        update=update,
+        routers=routers,
+        uids={child.body["metadata"]["name"]: child.uid for child in children},
+    )
+
+
+def outdated_revisions(view: View, revisions: Revisions, used: Iterable[str]) -> list[Delete]:
+    """Return deletions of the unused revisions except the latest few.
+
+    Args:
+        view: the cluster.
+        revisions: of the service.
+        used: names of revisions with engines or routers.
+    """
+    spared = {*used, revisions.update.name, revisions.routers.name}
+    deletions = []
+    for role in (ROLE_ENGINE, ROLE_ROUTER):
+        stored = _stored_revisions(view, role).values()
+        unused = [one for one in stored if one.name not in spared]
+        unused.sort(key=lambda one: one.number, reverse=True)
+        deletions += [
+            Delete(kind="ControllerRevision", name=one.name, uid=revisions.uids[one.name])
+            for one in unused[_UNUSED_REVISIONS:]
+        ]
+    return deletions
+
+
+def _stored_revisions(view: View, role: str) -> dict[str, Revision]:
+    read = (read_revision(child.body, role) for child in view.ours("ControllerRevision"))
+    return {one.name: one for one in read if one is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionReplicas:
+    """Engines of one revision.
 
     Args:
         revision: its name.
-        wanted: engines that it is asked for.
-        pods: that it has.
-        available: of these, serving.
+        wanted: `spec.replicas` of its Deployment.
+        pods: existing pods.
+        available: serving pods.
     """
 
     revision: str
@@ -36,31 +137,120 @@ class Part:
     available: int
 
 
-def spread(
-    replicas: int, *, update: str, stable: str | None, parts: Sequence[Part]
+def distribute(
+    replicas: int, *, update: str, stable: str | None, current: Sequence[RevisionReplicas]
 ) -> Mapping[str, int]:
-    """How many engines each revision is to be asked for now.
+    """Return the number of engines that each revision is to have now.
 
     Args:
         replicas: of the service.
-        update: the revision that is asked for.
-        stable: the one that served before; None: none has yet.
-        parts: of all revisions that have a workload, the latest first.
+        update: the revision of the current spec.
+        stable: the revision that served before; None if there is none.
+        current: all revisions with a Deployment, the latest first.
     """
     new = next(
-        (part for part in parts if part.revision == update),
-        Part(revision=update, wanted=0, pods=0, available=0),
+        (one for one in current if one.revision == update),
+        RevisionReplicas(revision=update, wanted=0, pods=0, available=0),
     )
-    others = [part for part in parts if part.revision != update]
-    # Of more than are wanted some are on their way out already.
+    others = [one for one in current if one.revision != update]
+    # Pods beyond `wanted` are about to terminate, so they do not count as serving.
     missing = max(0, replicas - min(new.available, new.wanted))
-    kept = dict.fromkeys((part.revision for part in others), 0)
-    # What serves is worth keeping first, that of the stable revision before others'.
-    for part in sorted(others, key=lambda part: part.revision != stable):
-        kept[part.revision] = min(missing, part.wanted, part.available)
-        missing -= kept[part.revision]
+    kept = dict.fromkeys((one.revision for one in others), 0)
+    # Keep serving engines first, those of the stable revision before others.
+    for one in sorted(others, key=lambda one: one.revision != stable):
+        kept[one.revision] = min(missing, one.wanted, one.available)
+        missing -= kept[one.revision]
     if stable in kept:
         kept[stable] += missing
-    holding = sum(max(part.pods, kept[part.revision]) for part in others)
-    room = replicas if not holding else replicas + max(1, -(-replicas // _SURGE)) - holding
-    return {update: min(replicas, max(new.wanted, room)), **kept}
+    existing = sum(max(one.pods, kept[one.revision]) for one in others)
+    limit = replicas + max(1, -(-replicas // _SURGE)) if existing else replicas
+    return {update: min(replicas, max(new.wanted, limit - existing)), **kept}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Distribution of the engines over the revisions.
+
+    Args:
+        replicas: of the service.
+        counts: by revision, the update revision included.
+        current: the serving revision; None before the first serves.
+        finished: True if the update revision alone serves all replicas.
+        obsolete: Deployments of other revisions to delete.
+    """
+
+    replicas: int
+    counts: Mapping[str, int]
+    current: str | None
+    finished: bool
+    obsolete: tuple[Workload, ...]
+
+
+def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
+    """Distribute the engines over the existing revisions.
+
+    A Deployment whose ControllerRevision was deleted can be neither scaled nor repaired. It is not
+    counted, stays unchanged until the update revision serves, and is then deleted.
+
+    Args:
+        view: the cluster.
+        revisions: of the service.
+        replicas: of the service.
+    """
+    update = revisions.update.name
+    workloads = {one.revision: one for one in view.workloads(ROLE_ENGINE)}
+    existing = [
+        RevisionReplicas(revision=name, wanted=one.wanted, pods=one.pods, available=one.available)
+        for name, one in workloads.items()
+        if name in revisions.engines
+    ]
+    stable = view.status.get("currentRevision")
+    if stable not in workloads:
+        serving = [one for one in existing if one.revision != update and one.available]
+        stable = max(serving, key=lambda one: one.available).revision if serving else None
+    counts = distribute(replicas, update=update, stable=stable, current=existing)
+    new = workloads.get(update)
+    served = new is not None and replicas > 0 and min(new.available, new.wanted) >= replicas
+    others = [one for one in existing if one.revision != update]
+    finished = served and all(not one.wanted and not one.pods for one in others)
+    return Rollout(
+        replicas=replicas,
+        counts=counts,
+        current=update if finished else stable,
+        finished=finished,
+        obsolete=tuple(
+            one
+            for name, one in workloads.items()
+            if name != update and (finished or (not replicas and name not in revisions.engines))
+        ),
+    )
+
+
+def desired_objects(
+    view: View, spec: LLMServiceSpec, revisions: Revisions, rollout: Rollout, decided: Decided
+) -> list[dict[str, Any]]:
+    """Render all objects of the service in the order of creation: what pods need comes first.
+
+    The Deployment of an engine revision follows once its ControllerRevision is stored.
+    """
+    used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
+    obsolete = {one.revision for one in rollout.obsolete}
+    deadline_s = spec.rollout.progress_deadline_seconds
+    return [
+        *base_resources(view.owner),
+        *(one.render(view.owner) for one in (*used, revisions.routers)),
+        config_map(view.owner, spec, used, decided),
+        *(
+            engine_deployment(
+                view.owner,
+                one,
+                replicas=rollout.counts[one.name],
+                progress_deadline_s=deadline_s,
+            )
+            for one in used
+            if one.name in revisions.uids and one.name not in obsolete
+        ),
+        router_deployment(
+            view.owner, revisions.routers, replicas=0 if spec.suspend else spec.router.replicas
+        ),
+    ]

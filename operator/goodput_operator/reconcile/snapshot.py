@@ -1,41 +1,170 @@
-"""All that one round of decisions about one service is made from, frozen at one instant.
+"""The input of a decision: one service's state in the cluster, frozen at one instant.
 
-`observe` fills it; `decide` reads it and nothing else. Objects of the cluster are the plain
-dictionaries that the API server sent and are never changed.
+`observe` fills a `Snapshot`, and `decide` reads nothing else. Objects of the cluster are the
+dictionaries that the API server sent, and are never changed. Only this module knows how the API
+server writes Deployments; `problems` also reads why pods wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+from goodput_core.contract import (
+    OBJECT_LABEL_REVISION,
+    OBJECT_LABEL_ROLE,
+    ROLE_ENGINE,
+    ROLE_ROUTER,
+)
+from goodput_core.control import ReplicaPhase, ServiceState
+from goodput_core.spec.llmservice import LLMServiceSpec
+from goodput_operator.control.decided import Decided
 from goodput_operator.control.measures import Measures
-from goodput_operator.kube.objects import Object
-from goodput_operator.reconcile.memory import Memory
+from goodput_operator.kube.managed_fields import ManagedField, fields_of_others
+from goodput_operator.kube.objects import (
+    MANAGER,
+    Object,
+    conditions_of,
+    controlled_by,
+    has_ended,
+    is_ready,
+)
+from goodput_operator.render.metadata import Owner
 
-__all__ = ["Snapshot"]
+__all__ = [
+    "ApplyAttempt",
+    "Child",
+    "Memory",
+    "PodView",
+    "Reported",
+    "Settled",
+    "Snapshot",
+    "Tallied",
+    "View",
+    "Workload",
+    "view_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyAttempt:
+    """An apply to an existing object, and the object's version before it.
+
+    If the same apply is due again at the same version, the API server accepted it without a
+    change. The remaining difference cannot be repaired, and the apply is not repeated.
+
+    Args:
+        kind, name: of the object.
+        digest: of the applied body.
+        version: the object's resourceVersion before the apply.
+    """
+
+    kind: str
+    name: str
+    digest: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A reconciliation that found nothing to apply; nothing is rendered until an input changes.
+
+    Args:
+        inputs: everything that the objects are rendered from.
+        versions: kind, name and resourceVersion of each object.
+    """
+
+    inputs: tuple[object, ...]
+    versions: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tallied:
+    """Outcomes of one control interval.
+
+    Args:
+        at_ns: its end.
+        interval_ns: its length.
+        counts: class, good and total requests.
+    """
+
+    at_ns: int
+    interval_ns: int
+    counts: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """States that an Event has reported; emitted again only after the state changed.
+
+    Args:
+        silent: pod and reason of each ready pod without measurements.
+        refusing: pods that refuse their limits.
+        decided: limits and replicas after the last measured interval; None before the first.
+            Between two intervals they may follow the spec, which the next interval reports.
+    """
+
+    silent: frozenset[tuple[str, str]] = frozenset()
+    refusing: frozenset[str] = frozenset()
+    decided: Decided | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """State kept from one reconciliation of a service to the next.
+
+    A restarted operator begins with an empty one: everything that must survive is stored in the
+    service's status and ConfigMap.
+
+    Args:
+        law: state of the control laws.
+        decided: limits and replicas in force; None selects those of the ConfigMap.
+        created_ns: first observation of each engine pod by uid; None once it was ready.
+        startups_ns: time from first observation to ready of the latest pods.
+        measured_ns: end of the last measured interval; None before the first.
+        window: outcomes of the last minutes.
+        tokens: uids of the ControllerRevisions whose Secret was created.
+        reported: states that an Event has reported.
+        spec: generation and validated spec; None if it was not validated or is invalid.
+        settled: None if the last reconciliation applied an object.
+        attempts: applies of the last reconciliation to existing objects.
+        status_written_ns: last write of the status; None before this operator's first.
+    """
+
+    law: ServiceState = field(default_factory=ServiceState)
+    decided: Decided | None = None
+    created_ns: tuple[tuple[str, int | None], ...] = ()
+    startups_ns: tuple[int, ...] = ()
+    measured_ns: int | None = None
+    window: tuple[Tallied, ...] = ()
+    tokens: tuple[str, ...] = ()
+    reported: Reported = field(default_factory=Reported)
+    spec: tuple[int, LLMServiceSpec] | None = None
+    settled: Settled | None = None
+    attempts: tuple[ApplyAttempt, ...] = ()
+    status_written_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One service and all that stands around it.
+    """One service and its objects.
 
     Args:
-        now_ns: monotonic; intervals are measured by it.
-        unix_s: seconds since 1970; what conditions and events are dated by.
-        service: the LLMService as it is stored.
-        objects: everything in its namespace that carries the service's label or stands under a
-            name that the service uses (`resources.names`), ours or not: Deployments, Services,
-            ConfigMaps, PodDisruptionBudgets, ServiceAccounts, Roles, RoleBindings,
-            ControllerRevisions. Secrets may only be created, so none is here.
+        now_ns: monotonic time, for intervals.
+        unix_s: seconds since 1970, for timestamps in conditions.
+        service: the stored LLMService.
+        objects: objects of the namespace that carry the service's label or one of its names,
+            controlled by the service or not. Without Secrets, which may only be created.
         pods: of the service's engines and routers.
-        measures: of the interval that has just ended, in every control mode; None: it is not
-            over, or the service is suspended.
-        memory: what the last round remembered; fresh after a restart of the operator.
-        failures: what the API server answered to the last round's actions, in its own words, by
-            (kind, name): a quota, an admission webhook, another owner. ("Secret", name)
-            after a `CreateToken`, ("Pod", name) after a `Push`.
-        delayed: the same where it was only not able to: it may pass when it is tried again.
+        measures: of the control interval that just ended, in every control mode; None if none
+            ended or the service is suspended.
+        memory: of the last reconciliation.
+        failures: messages of refused actions of the last reconciliation by kind and name, such as
+            from a quota or an admission webhook. ("Secret", name) after a `CreateToken`,
+            ("Pod", name) after a `Push`.
+        delayed: the same for failures that may pass without a change of the cluster.
     """
 
     now_ns: int
@@ -47,3 +176,192 @@ class Snapshot:
     memory: Memory = field(default_factory=Memory)
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """An object of the cluster under a kind and name that the service uses.
+
+    Args:
+        body: the object.
+        ours: True if it carries our controller reference.
+    """
+
+    body: Object
+    ours: bool
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+        return str(self.body["metadata"]["uid"])
+
+    @property
+    def version(self) -> str:
+        """Its resourceVersion."""
+        return str(self.body["metadata"].get("resourceVersion", ""))
+
+    @property
+    def deleting(self) -> bool:
+        """True if it is being deleted."""
+        return "deletionTimestamp" in self.body["metadata"]
+
+    @cached_property
+    def foreign_fields(self) -> tuple[ManagedField, ...]:
+        """Fields that other managers own, those of the status excluded."""
+        return fields_of_others(self.body, MANAGER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """State of a Deployment.
+
+    Args:
+        name, uid: of the Deployment.
+        revision: its engine revision; empty for routers.
+        wanted: its `spec.replicas`.
+        pods: existing pods, terminating ones excluded.
+        ready: ready pods.
+        available: pods that have been ready for `minReadySeconds`.
+        current: True if its controller has observed the spec and all pods have the template.
+        conditions: by type.
+    """
+
+    name: str
+    uid: str
+    revision: str
+    wanted: int
+    pods: int
+    ready: int
+    available: int
+    current: bool
+    conditions: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """One pod of an engine or router.
+
+    Args:
+        body: the object.
+        role, revision: its labels.
+        ready: True if its condition `Ready` is True.
+        terminating: True if it is being deleted.
+    """
+
+    body: Object
+    role: str
+    revision: str
+    ready: bool
+    terminating: bool
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+        return str(self.body["metadata"]["uid"])
+
+    @property
+    def phase(self) -> ReplicaPhase:
+        """Its phase as a replica."""
+        if self.terminating:
+            return ReplicaPhase.DRAINING
+        return ReplicaPhase.READY if self.ready else ReplicaPhase.STARTING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The objects of a snapshot, classified.
+
+    Args:
+        owner: the service.
+        generation: of its spec.
+        status: as stored.
+        children: by kind and name.
+        engines: pods of engines, ended ones excluded.
+        routers: pods of routers, ended ones excluded.
+    """
+
+    owner: Owner
+    generation: int
+    status: Mapping[str, Any]
+    children: Mapping[tuple[str, str], Child]
+    engines: tuple[PodView, ...]
+    routers: tuple[PodView, ...]
+
+    def ours(self, kind: str) -> list[Child]:
+        """Return our objects of a kind that are not being deleted."""
+        return [
+            child
+            for (one, _), child in self.children.items()
+            if one == kind and child.ours and not child.deleting
+        ]
+
+    def workloads(self, role: str) -> list[Workload]:
+        """Return our Deployments of a role."""
+        return [
+            _workload(child.body)
+            for child in self.ours("Deployment")
+            if _pod_selector(child.body).get(OBJECT_LABEL_ROLE) == role
+        ]
+
+
+def view_of(snapshot: Snapshot) -> View:
+    """Classify the objects of a snapshot."""
+    service = snapshot.service
+    metadata = service["metadata"]
+    owner = Owner(name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"])
+    pods = [pod for body in snapshot.pods if (pod := _pod(body)) is not None]
+    return View(
+        owner=owner,
+        generation=metadata.get("generation", 0),
+        status=service.get("status") or {},
+        children={
+            (body["kind"], body["metadata"]["name"]): Child(
+                body=body, ours=controlled_by(body, owner.uid)
+            )
+            for body in snapshot.objects
+        },
+        engines=tuple(pod for pod in pods if pod.role == ROLE_ENGINE),
+        routers=tuple(pod for pod in pods if pod.role == ROLE_ROUTER),
+    )
+
+
+def _pod_selector(body: Object) -> Mapping[str, str]:
+    """Return a Deployment's pod selector, which is immutable, unlike its own labels."""
+    labels: Mapping[str, str] = body["spec"]["selector"].get("matchLabels") or {}
+    return labels
+
+
+def _workload(body: Object) -> Workload:
+    metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    wanted = spec.get("replicas", 1)
+    pods = status.get("replicas", 0)
+    observed = status.get("observedGeneration", 0) >= metadata.get("generation", 0)
+    return Workload(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        revision=_pod_selector(body).get(OBJECT_LABEL_REVISION, ""),
+        wanted=wanted,
+        pods=pods,
+        ready=status.get("readyReplicas", 0),
+        available=status.get("availableReplicas", 0),
+        current=observed and pods == wanted == status.get("updatedReplicas", 0),
+        conditions=conditions_of(body),
+    )
+
+
+def _pod(body: Object) -> PodView | None:
+    if has_ended(body):
+        return None
+    labels = body["metadata"].get("labels") or {}
+    return PodView(
+        body=body,
+        role=labels.get(OBJECT_LABEL_ROLE, ""),
+        revision=labels.get(OBJECT_LABEL_REVISION, ""),
+        ready=is_ready(body),
+        terminating="deletionTimestamp" in body["metadata"],
+    )

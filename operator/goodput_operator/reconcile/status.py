@@ -1,46 +1,219 @@
-"""The status of a service, and when it is worth writing."""
+"""The conditions and the status of a service, and when the status is worth writing.
+
+`Ready`, `Reconciling` and `Stalled` have the meaning of kstatus: a service that matches its spec is
+ready, not reconciling and not stalled.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
+from goodput_core.spec.codec import encode
+from goodput_core.spec.status import (
+    ConditionStatus,
+    DecisionStatus,
+    LLMServiceStatus,
+    SummaryStatus,
+    Truth,
+)
 from goodput_core.units import NS_PER_S
+from goodput_operator.control.decided import Decided
+from goodput_operator.control.rounds import ControlRound
+from goodput_operator.reconcile.attainment import Attainment
+from goodput_operator.reconcile.problems import Problem, Reason
+from goodput_operator.reconcile.rollout import Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from goodput_operator.reconcile.snapshot import View
 
-__all__ = ["due_ns"]
+__all__ = [
+    "READY",
+    "RECONCILING",
+    "SCALING_LIMITED",
+    "SLO_ATTAINED",
+    "STALLED",
+    "SUSPENDED",
+    "Condition",
+    "StatusInput",
+    "conditions_of",
+    "refused_conditions",
+    "status_of",
+    "write_due_ns",
+]
 
+READY: Final = "Ready"
+"""True if clients can reach the service: a router and an engine are ready."""
+RECONCILING: Final = "Reconciling"
+"""True while the cluster does not match the spec or the control law yet."""
+STALLED: Final = "Stalled"
+"""True if a problem remains until a person or another system acts."""
+SLO_ATTAINED: Final = "SLOAttained"
+"""True if every class with an objective attained it in the last minutes."""
+SCALING_LIMITED: Final = "ScalingLimited"
+"""True if the service needs more replicas than it may have or the cluster can run."""
+SUSPENDED: Final = "Suspended"
+"""Reason of conditions that follow from `spec.suspend`."""
+
+_DECISIONS: Final = 10
 _VOLATILE: Final = ("classes", "goodput")
-"""What changes with every request; the rest changes when something happened."""
+"""Status fields that change with every request."""
 _VOLATILE_SUMMARY: Final = ("attainment", "goodput")
-_REST_NS: Final = 60 * NS_PER_S
+_VOLATILE_WRITE_NS: Final = 60 * NS_PER_S
 
 
-def due_ns(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition without its times.
+
+    Args:
+        type: such as `Ready`.
+        status: True, False or Unknown.
+        reason: CamelCase.
+        message: one sentence, never empty.
+    """
+
+    type: str
+    status: Truth
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusInput:
+    """Results of a reconciliation that the status shows; only for a valid spec.
+
+    Args:
+        suspended: `spec.suspend`.
+        routers: wanted routers.
+        update: revision of the current spec.
+        rollout: distribution of the engines.
+        decided: limits and replicas in force.
+        problems: the most severe first.
+        foreign: kind and name of objects with our names and another controller.
+        missing: number of objects that do not exist yet.
+        attainment: of the window; None if no interval ended in this reconciliation.
+        law: result of the control laws; None likewise.
+    """
+
+    suspended: bool
+    routers: int
+    update: str
+    rollout: Rollout
+    decided: Decided
+    problems: Sequence[Problem]
+    foreign: Sequence[tuple[str, str]]
+    missing: int
+    attainment: Attainment | None
+    law: ControlRound | None
+
+
+def conditions_of(view: View, known: StatusInput) -> list[Condition]:
+    """Return the conditions of a service with a valid spec."""
+    return [
+        _ready(view, known),
+        _reconciling(view, known),
+        _stalled(known.problems),
+        _slo_attained(view, known),
+        _scaling_limited(view, known),
+    ]
+
+
+def refused_conditions(view: View, problem: Problem) -> list[Condition]:
+    """Return the conditions of a service with a refused spec; its pods stay as they are."""
+    return [
+        _serving(view),
+        Condition(
+            type=RECONCILING,
+            status=Truth.FALSE,
+            reason="Stalled",
+            message="the spec is refused; existing pods stay unchanged",
+        ),
+        _stalled([problem]),
+        *(
+            condition
+            for kind in (SLO_ATTAINED, SCALING_LIMITED)
+            if (condition := _stored(view, kind)) is not None
+        ),
+    ]
+
+
+def status_of(
+    view: View, conditions: Sequence[Condition], known: StatusInput | None, *, at: str
+) -> dict[str, Any]:
+    """Return the status to store; fields without a new value keep the stored one.
+
+    Args:
+        view: the cluster.
+        conditions: current conditions.
+        known: None if the spec is refused.
+        at: the current time.
+    """
+    stored = view.status
+    status = encode(
+        LLMServiceStatus(
+            observed_generation=view.generation,
+            replicas=sum(one.pods for one in view.workloads(ROLE_ENGINE)),
+            ready_replicas=sum(one.ready for one in view.workloads(ROLE_ENGINE)),
+            selector=",".join(f"{k}={v}" for k, v in view.owner.selector(ROLE_ENGINE).items()),
+            conditions=_timestamped(
+                conditions, stored.get("conditions") or (), generation=view.generation, at=at
+            ),
+        )
+    )
+    if known is None:
+        summary = {**(stored.get("summary") or {}), "phase": _phase(conditions)}
+        return {**stored, **status, "summary": summary}
+    status |= encode(
+        LLMServiceStatus(
+            token_budget=known.decided.bounds.max_tokens,
+            current_revision=known.rollout.current,
+            update_revision=known.update,
+        )
+    )
+    law, attainment = known.law, known.attainment
+    if law is not None and law.recommended is not None:
+        status["recommendedReplicas"] = law.recommended
+    if attainment is not None:
+        status |= encode(LLMServiceStatus(classes=attainment.classes, goodput=attainment.goodput))
+    if law is None and not known.suspended:
+        # Between two intervals the last measurement stays.
+        status |= _kept(stored, "recommendedReplicas", "classes", "goodput")
+    ring = [*_decisions(known, at), *(stored.get("decisions") or ())][:_DECISIONS]
+    if ring:
+        status["decisions"] = ring
+    status["summary"] = _summary(stored, status, conditions, known)
+    return status
+
+
+def write_due_ns(
     status: Mapping[str, Any],
     stored: Mapping[str, Any],
     *,
     written_ns: int | None,
     now_ns: int,
 ) -> int | None:
-    """When a status is to be written; None: it says what is stored.
+    """Return when to write a status; None if it equals the stored one.
+
+    A change of volatile fields alone is written at most once a minute.
 
     Args:
-        status: as it is to be.
-        stored: as it is.
-        written_ns: when it was last written; None: not by this operator.
-        now_ns: now.
+        status: the new status.
+        stored: the stored status.
+        written_ns: time of the last write; None before this operator's first.
+        now_ns: the current time.
     """
     if status == stored:
         return None
-    if _settled(status) != _settled(stored) or written_ns is None:
+    if _without_volatile(status) != _without_volatile(stored) or written_ns is None:
         return now_ns
-    return max(now_ns, written_ns + _REST_NS)
+    return max(now_ns, written_ns + _VOLATILE_WRITE_NS)
 
 
-def _settled(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The status without what changes all the time, messages with counts in them included."""
+def _without_volatile(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status without counts, those in messages included."""
     kept = {key: value for key, value in status.items() if key not in _VOLATILE}
     summary = status.get("summary") or {}
     kept["summary"] = {k: v for k, v in summary.items() if k not in _VOLATILE_SUMMARY}
@@ -49,3 +222,203 @@ def _settled(status: Mapping[str, Any]) -> dict[str, Any]:
         for one in status.get("conditions") or ()
     ]
     return kept
+
+
+def _timestamped(
+    conditions: Sequence[Condition],
+    stored: Sequence[Mapping[str, Any]],
+    *,
+    generation: int,
+    at: str,
+) -> tuple[ConditionStatus, ...]:
+    """Add the time of the last change of each condition's status."""
+    known = {one["type"]: one for one in stored}
+    timestamped = []
+    for one in conditions:
+        before = known.get(one.type, {})
+        same = before.get("status") == one.status.value
+        timestamped.append(
+            ConditionStatus(
+                type=one.type,
+                status=one.status,
+                reason=one.reason,
+                message=one.message,
+                last_transition_time=before["lastTransitionTime"] if same else at,
+                observed_generation=generation,
+            )
+        )
+    return tuple(timestamped)
+
+
+def _phase(conditions: Sequence[Condition]) -> str:
+    """Return the reason that `kubectl get` shows: of Stalled, else Reconciling, else Ready."""
+    known = {one.type: one for one in conditions}
+    for kind in (STALLED, RECONCILING):
+        if known[kind].status is Truth.TRUE:
+            return known[kind].reason
+    return known[READY].reason
+
+
+def _summary(
+    stored: Mapping[str, Any],
+    status: Mapping[str, Any],
+    conditions: Sequence[Condition],
+    known: StatusInput,
+) -> dict[str, Any]:
+    summary = encode(
+        SummaryStatus(
+            replicas=f"{status['readyReplicas']}/{known.rollout.replicas}",
+            goodput=status.get("goodput"),
+            budget=str(known.decided.bounds.max_tokens),
+            phase=_phase(conditions),
+        )
+    )
+    if known.suspended:
+        return summary
+    if known.attainment is None:
+        return summary | _kept(stored.get("summary") or {}, "attainment")
+    nearest = known.attainment.nearest
+    return summary if nearest is None else summary | {"attainment": nearest}
+
+
+def _decisions(known: StatusInput, at: str) -> list[dict[str, Any]]:
+    """Return this reconciliation's decisions, the latest first: replicas follow the budget."""
+    changes = () if known.law is None else known.law.changes
+    return [
+        encode(
+            DecisionStatus(
+                at=at,
+                knob=one.knob.value,
+                reason=one.reason,
+                message=one.message,
+                applied=one.applied,
+            )
+        )
+        for one in reversed(changes)
+    ]
+
+
+def _kept(stored: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: stored[key] for key in keys if key in stored}
+
+
+def _stored(view: View, kind: str) -> Condition | None:
+    for one in view.status.get("conditions") or ():
+        if one["type"] == kind:
+            status, message = Truth(one["status"]), one.get("message", "")
+            return Condition(type=kind, status=status, reason=one["reason"], message=message)
+    return None
+
+
+def _serving(view: View) -> Condition:
+    engines = sum(pod.ready for pod in view.engines)
+    routers = sum(pod.ready for pod in view.routers)
+    message = (
+        f"{engines} of {len(view.engines)} engines and {routers} of {len(view.routers)} routers "
+        "are ready"
+    )
+    if routers and engines:
+        return Condition(type=READY, status=Truth.TRUE, reason="Serving", message=message)
+    reason = "NoEngine" if routers else "NoRouter"
+    return Condition(type=READY, status=Truth.FALSE, reason=reason, message=message)
+
+
+def _ready(view: View, known: StatusInput) -> Condition:
+    if known.suspended:
+        message = "spec.suspend is set, so no pods run"
+        return Condition(type=READY, status=Truth.FALSE, reason=SUSPENDED, message=message)
+    services = [name for kind, name in known.foreign if kind == "Service"]
+    if services:
+        return Condition(
+            type=READY,
+            status=Truth.FALSE,
+            reason=Reason.NAME_CONFLICT,
+            message=f"requests cannot be routed: Service {' and '.join(services)} is not "
+            "controlled by this LLMService; rename or delete it",
+        )
+    condition = _serving(view)
+    if condition.reason == "NoEngine" and not known.rollout.replicas:
+        message = "the service is scaled to zero engines"
+        return Condition(type=READY, status=Truth.TRUE, reason="ScaledToZero", message=message)
+    return condition
+
+
+def _reconciling(view: View, known: StatusInput) -> Condition:
+    def in_progress(reason: str, message: str) -> Condition:
+        return Condition(type=RECONCILING, status=Truth.TRUE, reason=reason, message=message)
+
+    engines = view.workloads(ROLE_ENGINE)
+    new = next((one for one in engines if one.revision == known.update), None)
+    temporary = next((one for one in known.problems if not one.stalls), None)
+    if known.missing:
+        suffix = f"; {temporary.message}" if temporary is not None else ""
+        return in_progress("Creating", f"{known.missing} objects do not exist yet{suffix}")
+    if temporary is not None:
+        return in_progress(temporary.reason, temporary.message)
+    if any(one.revision != known.update and (one.pods or one.wanted) for one in engines):
+        serving = ", ".join(f"{one.available} of {one.revision}" for one in engines)
+        return in_progress("RollingOut", f"rolling out {known.update}; available: {serving}")
+    wanted = known.rollout.replicas
+    if new is None or new.wanted != wanted or not new.current or new.available != wanted:
+        available = 0 if new is None else new.available
+        return in_progress("Scaling", f"{available} of {wanted} engines are available")
+    for routers in view.workloads(ROLE_ROUTER):
+        if not routers.current or routers.available != known.routers:
+            message = f"{routers.available} of {known.routers} routers are available"
+            return in_progress("Scaling", message)
+    message = "all resources match the spec"
+    return Condition(type=RECONCILING, status=Truth.FALSE, reason="Settled", message=message)
+
+
+def _stalled(problems: Sequence[Problem]) -> Condition:
+    for problem in problems:
+        if problem.stalls:
+            return Condition(
+                type=STALLED, status=Truth.TRUE, reason=problem.reason, message=problem.message
+            )
+    message = "there are no problems"
+    return Condition(type=STALLED, status=Truth.FALSE, reason="Unhindered", message=message)
+
+
+def _slo_attained(view: View, known: StatusInput) -> Condition:
+    if known.suspended:
+        message = "spec.suspend is set, so no requests are served"
+        return Condition(type=SLO_ATTAINED, status=Truth.UNKNOWN, reason=SUSPENDED, message=message)
+    found = known.attainment
+    if found is not None:
+        return Condition(
+            type=SLO_ATTAINED, status=found.status, reason=found.reason, message=found.message
+        )
+    stored = _stored(view, SLO_ATTAINED)
+    if stored is not None and stored.reason != SUSPENDED:
+        return stored
+    return Condition(
+        type=SLO_ATTAINED,
+        status=Truth.UNKNOWN,
+        reason="MetricsMissing",
+        message="no requests have been measured yet",
+    )
+
+
+def _scaling_limited(view: View, known: StatusInput) -> Condition:
+    for problem in known.problems:
+        if problem.limits_scaling:
+            return Condition(
+                type=SCALING_LIMITED,
+                status=Truth.TRUE,
+                reason=problem.reason,
+                message=problem.message,
+            )
+    law = known.law
+    if law is None:
+        stored = _stored(view, SCALING_LIMITED)
+        if stored is not None and stored.reason == "MaxReplicas":
+            return stored
+    elif law.decision.replicas is not None and law.decision.replicas.limited:
+        most = law.decision.params.max_replicas
+        message = f"the service needs more replicas than maxReplicas, {most}"
+        return Condition(
+            type=SCALING_LIMITED, status=Truth.TRUE, reason="MaxReplicas", message=message
+        )
+    message = "scaling is not limited"
+    return Condition(type=SCALING_LIMITED, status=Truth.FALSE, reason="NotLimited", message=message)

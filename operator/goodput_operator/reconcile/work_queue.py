@@ -1,34 +1,37 @@
-"""When which key has its turn: the keyed queue, without tasks and without a clock.
+"""The work queue: keys that need a reconciliation, and the workers that reconcile them.
 
-A key is a service. It has one turn at a time; whatever happens meanwhile is one further turn, not
-many. What each turn does is not known here.
+A key is reconciled by one worker at a time. Requests during its reconciliation lead to one more,
+not many. The queue itself has no tasks and no clock; the reconciliation is a function.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from goodput_core.units import NS_PER_MS
+from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.backoff import BackOff
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from goodput_operator.kube.fence import Clock
 
-__all__ = ["Pace", "Schedule"]
+__all__ = ["RateLimit", "Result", "WorkQueue", "Workers"]
 
-K = TypeVar("K", bound="Hashable")
+_log = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How fast turns may follow each other.
+class RateLimit:
+    """Shortest times between two reconciliations of a key.
 
     Args:
-        gap_ns: from the end of a key's turn to its next one at the least, so that a burst of
-            events is one turn.
-        back_off: from the end of a turn that failed to the next one.
+        gap_ns: after the end of a reconciliation, so that a burst of events leads to one.
+        back_off: after a failed one.
     """
 
     gap_ns: int = 200 * NS_PER_MS
@@ -37,35 +40,40 @@ class Pace:
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one key.
+    """State of one key.
 
-    `due_ns` is when somebody wants the next turn; `rest_until_ns` is before when there is none.
+    Attributes:
+        due_ns: requested time of the next reconciliation; None if none is requested.
+        not_before_ns: earliest time of the next reconciliation.
+        failures: consecutive failed reconciliations.
+        started_ns: start of the current reconciliation; None if none runs.
+        ticket: of the key's valid place in the heap.
     """
 
     due_ns: int | None = None
-    rest_until_ns: int = 0
+    not_before_ns: int = 0
     failures: int = 0
-    since_ns: int | None = None
-    asked: int = 0
+    started_ns: int | None = None
+    ticket: int = 0
 
 
-class Schedule(Generic[K]):
-    """The keys that want a turn, in the order of their time.
+class WorkQueue(Generic[K]):
+    """Keys in the order of their due times.
 
     Args:
-        pace: how fast turns may follow each other.
+        rate_limit: shortest times between two reconciliations of a key.
     """
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, rate_limit: RateLimit) -> None:
+        self._rate_limit = rate_limit
         self._entries: dict[K, _Entry] = {}
         self._heap: list[tuple[int, int, K]] = []
-        self._count = 0
+        self._tickets = 0
 
     def add(self, key: K, at_ns: int) -> None:
-        """Ask for a turn of this key at that time; the earliest wish counts.
+        """Request a reconciliation of a key; the earliest requested time counts.
 
-        A key that is having its turn gets another one: what it saw may be out of date.
+        A key that is being reconciled is reconciled again, since its snapshot may be out of date.
         """
         entry = self._entries.setdefault(key, _Entry())
         if entry.due_ns is None or at_ns < entry.due_ns:
@@ -73,82 +81,173 @@ class Schedule(Generic[K]):
             self._push(key, entry)
 
     def take(self, now_ns: int) -> K | None:
-        """The key whose turn it is, which is then having it; None: nobody's yet."""
-        if self._next_ns(now_ns) is None:
+        """Pop the next due key and mark it running; None if none is due."""
+        next_ns = self.next_ns()
+        if next_ns is None or next_ns > now_ns:
             return None
         _, _, key = heappop(self._heap)
         entry = self._entries[key]
         entry.due_ns = None
-        entry.since_ns = now_ns
+        entry.started_ns = now_ns
         return key
 
     def finish(self, key: K, now_ns: int, *, failed: bool, again_at_ns: int | None = None) -> None:
-        """End a key's turn.
+        """Mark a running key as finished.
 
         Args:
-            key: as `take` gave it.
-            now_ns: now.
-            failed: have another turn after a while that doubles with each failure in a row; until
-                then no event brings it back.
-            again_at_ns: have another turn then at the latest.
+            key: returned by `take`.
+            now_ns: the current time.
+            failed: reconcile again after a delay that doubles with each consecutive failure; until
+                then no event does.
+            again_at_ns: reconcile again at the latest at this time.
         """
         entry = self._entries[key]
-        assert entry.since_ns is not None, "only a key that is having its turn ends it"
-        entry.since_ns = None
+        assert entry.started_ns is not None, "only a running key finishes"
+        entry.started_ns = None
         entry.failures = entry.failures + 1 if failed else 0
         if failed:
-            entry.rest_until_ns = now_ns + self._pace.back_off.delay_ns(key, entry.failures)
-            self.add(key, entry.rest_until_ns)
+            delay_ns = self._rate_limit.back_off.delay_ns(key, entry.failures)
+            entry.not_before_ns = now_ns + delay_ns
+            self.add(key, entry.not_before_ns)
         else:
-            entry.rest_until_ns = now_ns + self._pace.gap_ns
+            entry.not_before_ns = now_ns + self._rate_limit.gap_ns
         if again_at_ns is not None:
             self.add(key, again_at_ns)
         if entry.due_ns is not None:
             self._push(key, entry)
 
     def forget(self, key: K) -> None:
-        """Drop a key that wants no turn: a service that is gone leaves nothing behind."""
+        """Drop the state of a key that is neither requested nor running."""
         entry = self._entries.get(key)
-        if entry is not None and entry.due_ns is None and entry.since_ns is None:
+        if entry is not None and entry.due_ns is None and entry.started_ns is None:
             del self._entries[key]
 
     def next_ns(self) -> int | None:
-        """When the next turn may start; None: nobody waits."""
+        """Return the start time of the next key; None if none is requested."""
         self._drop_stale()
         return self._heap[0][0] if self._heap else None
 
     def waiting(self) -> int:
-        """How many keys want a turn."""
+        """Return the number of requested keys."""
         return sum(entry.due_ns is not None for entry in self._entries.values())
 
     def overdue_ns(self, now_ns: int) -> int:
-        """How long the first in line has been able to start and has not."""
-        first = self.next_ns()
-        return 0 if first is None else max(0, now_ns - first)
+        """Return how long the next key has been due."""
+        next_ns = self.next_ns()
+        return 0 if next_ns is None else max(0, now_ns - next_ns)
 
     def longest_ns(self, now_ns: int) -> int:
-        """How long the longest of the turns that are being had has taken."""
-        begun = [e.since_ns for e in self._entries.values() if e.since_ns is not None]
-        return now_ns - min(begun) if begun else 0
-
-    def _next_ns(self, now_ns: int) -> int | None:
-        first = self.next_ns()
-        return first if first is not None and first <= now_ns else None
+        """Return the duration of the longest running reconciliation."""
+        started = [e.started_ns for e in self._entries.values() if e.started_ns is not None]
+        return now_ns - min(started) if started else 0
 
     def _push(self, key: K, entry: _Entry) -> None:
-        assert entry.due_ns is not None, "only a key that wants a turn stands in line"
-        if entry.since_ns is None:
-            # The count keeps those who want the same instant in the order in which they asked.
-            self._count += 1
-            entry.asked = self._count
-            start_ns = max(entry.due_ns, entry.rest_until_ns)
-            heappush(self._heap, (start_ns, self._count, key))
+        assert entry.due_ns is not None, "only a requested key is queued"
+        if entry.started_ns is None:
+            # The ticket keeps keys of the same time in the order of their requests.
+            self._tickets += 1
+            entry.ticket = self._tickets
+            start_ns = max(entry.due_ns, entry.not_before_ns)
+            heappush(self._heap, (start_ns, self._tickets, key))
 
     def _drop_stale(self) -> None:
-        """Drop places in line that a later wish of the same key has replaced."""
+        """Drop heap places that an earlier request of the same key has replaced."""
         while self._heap:
-            _, asked, key = self._heap[0]
+            _, ticket, key = self._heap[0]
             entry = self._entries.get(key)
-            if entry is not None and entry.asked == asked and entry.due_ns is not None:
+            if entry is not None and entry.ticket == ticket and entry.due_ns is not None:
                 return
             heappop(self._heap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The result of a reconciliation.
+
+    Args:
+        failed: reconcile again after the back-off.
+        again_at_ns: reconcile again at the latest at this time; None to wait for a request.
+        deleted: the key does not exist any more.
+    """
+
+    failed: bool = False
+    again_at_ns: int | None = None
+    deleted: bool = False
+
+
+class Workers(Generic[K]):
+    """A bounded number of tasks that reconcile the keys of one queue.
+
+    The tasks are supervised: a worker that ends, ends the operator.
+
+    Args:
+        queue: changed by these workers only.
+        reconcile: an exception is logged and counts as a failure.
+        clock: monotonic time.
+        count: concurrent reconciliations.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: WorkQueue[K],
+        reconcile: Callable[[K], Awaitable[Result]],
+        clock: Clock,
+        count: int,
+    ) -> None:
+        self._queue = queue
+        self._reconcile = reconcile
+        self._clock = clock
+        self._count = count
+        self._changed = asyncio.Event()
+        self.finished_ns: int | None = None
+        """End of the last reconciliation."""
+
+    def add(self, key: K) -> None:
+        """Request a reconciliation now."""
+        self._queue.add(key, self._clock.now_ns())
+        self._changed.set()
+
+    @property
+    def queue(self) -> WorkQueue[K]:
+        """For reading only."""
+        return self._queue
+
+    async def run(self) -> None:
+        """Work until cancelled, which also cancels running reconciliations."""
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._count):
+                tasks.create_task(self._work(), name=f"worker {number}")
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._next()
+            result = Result(failed=True)
+            try:
+                result = await self._reconcile(key)
+            except Exception:  # noqa: BLE001 - one service's failure must not end the others
+                _log.exception("reconciliation failed", extra={"key": str(key)})
+            now_ns = self._clock.now_ns()
+            self._queue.finish(key, now_ns, failed=result.failed, again_at_ns=result.again_at_ns)
+            if result.deleted:
+                self._queue.forget(key)
+            self.finished_ns = now_ns
+            self._changed.set()
+
+    async def _next(self) -> K:
+        while True:
+            # Cleared before the queue is read, so that no request is missed.
+            self._changed.clear()
+            now_ns = self._clock.now_ns()
+            key = self._queue.take(now_ns)
+            if key is not None:
+                # Another key may be due for another worker.
+                self._changed.set()
+                return key
+            next_ns = self._queue.next_ns()
+            wait_s = None if next_ns is None else max(0, next_ns - now_ns) / NS_PER_S
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass

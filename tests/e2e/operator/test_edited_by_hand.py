@@ -87,7 +87,7 @@ EDITS = {
         said="Role edited-router {back} .metadata.labels.goodput.dev/llmservice",
     ),
 }
-BACK = 'was put back as the LLMService says: "somebody" had set'
+BACK = 'was reset to its LLMService: "somebody" had set'
 
 
 @pytest.fixture(scope="module")

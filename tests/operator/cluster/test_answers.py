@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_operator.kube.client import UNREACHABLE, Conflict, Refusal, parse_response
+from goodput_operator.kube.client import UNREACHABLE, Refusal, parse_response
+from goodput_operator.kube.managed_fields import Conflict
 
 
 def refusal(status: int, body: Any) -> Refusal:

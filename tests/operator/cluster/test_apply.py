@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goodput_operator.kube.errors import LeaseLostError
+from goodput_operator.kube.managed_fields import Conflict
 from goodput_operator.reconcile.actions import (
     Action,
     Apply,
@@ -21,8 +22,8 @@ from goodput_operator.reconcile.actions import (
     WriteStatus,
 )
 from goodput_operator.reconcile.apply import Applier, Outcome
-from goodput_operator.reconcile.event_recorder import Events
-from goodput_operator.reconcile.record import Record
+from goodput_operator.reconcile.event_recorder import EventRecorder
+from goodput_operator.reconcile.observe import ServiceRecord
 from goodput_operator.reconcile.snapshot import Snapshot
 from goodput_operator.render.secrets import control_token
 
@@ -73,10 +74,15 @@ def wanted(name: str, **data: str) -> Apply:
 
 
 async def carry_out(
-    memory: Any, *actions: Action, record: Record | None = None, engines: Engines | None = None
+    memory: Any,
+    *actions: Action,
+    record: ServiceRecord | None = None,
+    engines: Engines | None = None,
 ) -> Outcome:
     snapshot = snapshot_of(memory)
-    return await applier_of(memory, engines).carry_out(snapshot, actions, record or Record(uid=UID))
+    return await applier_of(memory, engines).carry_out(
+        snapshot, actions, record or ServiceRecord(uid=UID)
+    )
 
 
 def snapshot_of(memory: Any) -> Snapshot:
@@ -89,7 +95,7 @@ def applier_of(memory: Any, engines: Engines | None = None) -> Applier:
     return Applier(
         client=memory.client,
         pusher=engines or Engines(),  # type: ignore[arg-type]
-        events=Events(memory.client, clock=memory.clock, instance="op"),
+        recorder=EventRecorder(memory.client, clock=memory.clock, instance="op"),
         key=KEY,
     )
 
@@ -118,7 +124,7 @@ async def test_a_foreign_object_in_the_way_is_named_and_never_touched(
 ) -> None:
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", owners, theirs="x"))
     before = dict(memory.server.objects[f"{CONFIG_MAPS}/chat"])
-    record = Record(uid=UID)
+    record = ServiceRecord(uid=UID)
     outcome = await carry_out(memory, wanted("chat", a="1"), record=record)
     assert memory.server.writes == []
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"] == before
@@ -137,7 +143,7 @@ async def test_what_another_manager_set_is_put_back_and_both_are_named(memory: A
     assert events_of(memory) == [
         (
             "Overwritten",
-            'ConfigMap chat was put back as the LLMService says: "kubectl-edit" had set .data.a',
+            'ConfigMap chat was reset to its LLMService: "kubectl-edit" had set .data.a',
         )
     ]
 
@@ -162,6 +168,45 @@ async def test_what_ours_cannot_stand_beside_is_taken_away_and_named(memory: Any
     assert message.endswith('"kubectl-edit" had set .data.b, .data.c')
 
 
+async def test_overwritten_fields_are_named_even_if_the_server_reports_no_conflict(
+    memory: Any,
+) -> None:
+    memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="0"), "goodput-operator")
+    scaled = Conflict(manager="kubectl", field=".data.a")
+    apply = Apply(body=config_map("chat", a="1"), overwrites=(scaled,))
+    assert (await carry_out(memory, apply)).failures == {}
+    assert memory.server.writes[0] == ("PATCH", f"{CONFIG_MAPS}/chat", False)
+    assert events_of(memory) == [
+        (
+            "Overwritten",
+            'ConfigMap chat was reset to its LLMService: "kubectl" had set .data.a',
+        )
+    ]
+
+
+async def test_added_fields_are_removed_and_named_once(memory: Any) -> None:
+    path = f"{CONFIG_MAPS}/chat"
+    memory.server.put(path, config_map("chat", a="1", b="theirs"), "kubectl-set")
+    added = Conflict(manager="kubectl-set", field=".data.b")
+    body = config_map("chat", a="1")
+    apply = Apply(body=body, overwrites=(added,), take_over=(("f:data",),))
+    assert (await carry_out(memory, apply)).failures == {}
+    assert memory.server.objects[path]["data"] == {"a": "1"}
+    [(reason, message)] = events_of(memory)
+    assert reason == "Overwritten"
+    assert message.endswith('"kubectl-set" had set .data.b')
+
+
+async def test_fields_of_a_foreign_object_are_never_taken_over(memory: Any) -> None:
+    path = f"{CONFIG_MAPS}/chat"
+    memory.server.put(path, config_map("chat", [], b="theirs"), "kubectl-set")
+    before = copy.deepcopy(memory.server.objects[path])
+    apply = Apply(body=config_map("chat", a="1"), take_over=(("f:data",),))
+    assert ("ConfigMap", "chat") in (await carry_out(memory, apply)).failures
+    assert memory.server.writes == []
+    assert memory.server.objects[path] == before
+
+
 async def test_what_is_refused_although_nobody_else_touched_it_is_told(memory: Any) -> None:
     memory.server.rivals = {"a", "b"}
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="0"), "goodput-operator")
@@ -175,7 +220,9 @@ async def test_an_object_of_ours_whose_label_is_gone_is_put_back_like_any_other(
 ) -> None:
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="edited"), "kubectl-label")
     snapshot = Snapshot(now_ns=memory.clock.ns, unix_s=0, service=SERVICE)
-    outcome = await applier_of(memory).carry_out(snapshot, [wanted("chat", a="1")], Record(uid=UID))
+    outcome = await applier_of(memory).carry_out(
+        snapshot, [wanted("chat", a="1")], ServiceRecord(uid=UID)
+    )
     assert outcome.failures == {}
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "1"}
     assert [reason for reason, _ in events_of(memory)] == ["Overwritten"]
@@ -186,7 +233,7 @@ async def test_a_successor_of_the_same_name_is_left_alone_until_it_is_seen(memor
     snapshot = copy.deepcopy(snapshot_of(memory))
     memory.server.objects[f"{CONFIG_MAPS}/chat"]["metadata"]["uid"] = "another"
     actions = [wanted("chat", a="1")]
-    outcome = await applier_of(memory).carry_out(snapshot, actions, Record(uid=UID))
+    outcome = await applier_of(memory).carry_out(snapshot, actions, ServiceRecord(uid=UID))
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "0"}
     assert outcome.failures == {}, "that our cache is behind is nobody's business"
     assert outcome.transient
@@ -252,7 +299,7 @@ async def test_a_token_is_derived_written_once_and_its_presence_is_success(memor
 async def test_a_status_is_written_whole_to_this_very_service_and_remembered(memory: Any) -> None:
     path = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"
     memory.server.put(path, SERVICE)
-    record = Record(uid=UID)
+    record = ServiceRecord(uid=UID)
     status = {"replicas": 2}
     assert (await carry_out(memory, WriteStatus(status=status), record=record)).failures == {}
     assert memory.server.bodies[-1]["metadata"]["uid"] == UID

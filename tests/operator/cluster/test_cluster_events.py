@@ -8,7 +8,7 @@ import pytest
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.reconcile.actions import Emit
-from goodput_operator.reconcile.event_recorder import Events
+from goodput_operator.reconcile.event_recorder import EventRecorder
 
 SERVICE = {
     "apiVersion": "goodput.dev/v1alpha1",
@@ -19,11 +19,13 @@ SCALED = Emit(warning=False, reason="Scaled", message="from 1 to 2 replicas")
 
 
 @pytest.fixture
-def events(memory: Any) -> Events:
-    return Events(memory.client, clock=memory.clock, instance="op-1")
+def events(memory: Any) -> EventRecorder:
+    return EventRecorder(memory.client, clock=memory.clock, instance="op-1")
 
 
-async def test_an_event_names_the_service_and_who_says_it(memory: Any, events: Events) -> None:
+async def test_an_event_names_the_service_and_the_operator(
+    memory: Any, events: EventRecorder
+) -> None:
     await events.emit(SERVICE, SCALED)
     (event,) = memory.server.objects.values()
     assert event["involvedObject"]["uid"] == "u"
@@ -35,7 +37,9 @@ async def test_an_event_names_the_service_and_who_says_it(memory: Any, events: E
     assert event["firstTimestamp"].endswith("Z")
 
 
-async def test_the_same_words_within_ten_minutes_are_counted(memory: Any, events: Events) -> None:
+async def test_the_same_message_within_ten_minutes_is_counted(
+    memory: Any, events: EventRecorder
+) -> None:
     for _ in range(30):
         await events.emit(SERVICE, SCALED)
         memory.clock.ns += 10 * NS_PER_S
@@ -45,7 +49,7 @@ async def test_the_same_words_within_ten_minutes_are_counted(memory: Any, events
     assert [patch["count"] for patch in patches] == [7, 13, 19, 25], "a call a minute"
 
 
-async def test_after_ten_minutes_it_is_said_again(memory: Any, events: Events) -> None:
+async def test_after_ten_minutes_a_new_event_is_written(memory: Any, events: EventRecorder) -> None:
     await events.emit(SERVICE, SCALED)
     memory.clock.ns += 600 * NS_PER_S
     await events.emit(SERVICE, SCALED)
@@ -62,14 +66,16 @@ async def test_after_ten_minutes_it_is_said_again(memory: Any, events: Events) -
     ],
     ids=["type", "reason", "message"],
 )
-async def test_other_words_are_another_event(memory: Any, events: Events, other: Emit) -> None:
+async def test_another_message_is_another_event(
+    memory: Any, events: EventRecorder, other: Emit
+) -> None:
     await events.emit(SERVICE, SCALED)
     await events.emit(SERVICE, other)
     assert len(memory.server.objects) == 2
 
 
-async def test_an_event_that_was_refused_is_said_again_next_time(
-    memory: Any, events: Events
+async def test_a_refused_event_is_written_again_next_time(
+    memory: Any, events: EventRecorder
 ) -> None:
     path = "/api/v1/namespaces/ns/events"
     memory.server.refuse["POST", path] = (503, {"message": "busy"})
@@ -79,7 +85,9 @@ async def test_an_event_that_was_refused_is_said_again_next_time(
     assert len(memory.server.objects) == 1
 
 
-async def test_a_sentence_is_cut_to_what_the_api_server_takes(memory: Any, events: Events) -> None:
+async def test_a_message_is_cut_to_the_api_servers_limit(
+    memory: Any, events: EventRecorder
+) -> None:
     await events.emit(SERVICE, Emit(warning=True, reason="Long", message="x" * 5000))
     (event,) = memory.server.objects.values()
     assert len(event["message"]) == 1024

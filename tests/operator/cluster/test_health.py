@@ -10,8 +10,7 @@ import pytest
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.watch import WATCH_S
 from goodput_operator.manager.health import Health
-from goodput_operator.reconcile.work_queue import Pace, Schedule
-from goodput_operator.reconcile.workers import Turn, Workers
+from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
 
 PODS = "/api/v1/pods"
 SERVICES = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices"
@@ -27,14 +26,14 @@ class Parts:
     """
 
     def __init__(self, memory: Any) -> None:
-        async def turn(key: str) -> Turn:
+        async def turn(key: str) -> Result:
             if key not in self.turn_s:
                 self.hangs.set()
                 await asyncio.Event().wait()
             self.pass_s(self.turn_s[key])
             self.both_watched()
             self.found += self.health.problems()
-            return Turn()
+            return Result()
 
         self.turn_s: dict[str, int] = {}
         self.hangs = asyncio.Event()
@@ -42,8 +41,8 @@ class Parts:
         self.clock = memory.clock
         self.fence = memory.fence
         self.fence.extend(self.clock.ns + 10**6 * NS_PER_S)
-        self.schedule: Schedule[str] = Schedule(Pace())
-        self.workers = Workers(schedule=self.schedule, turn=turn, clock=self.clock, count=1)
+        self.schedule: WorkQueue[str] = WorkQueue(RateLimit())
+        self.workers = Workers(queue=self.schedule, reconcile=turn, clock=self.clock, count=1)
         self.health = Health(
             clock=self.clock, paths=[PODS, SERVICES], fence=self.fence, workers=self.workers
         )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from goodput_operator.kube.client import Conflict
-from goodput_operator.kube.managed_fields import take_over
+from goodput_operator.kube.managed_fields import Conflict, take_over
 
 
 def entry(manager: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:

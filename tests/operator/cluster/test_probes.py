@@ -14,8 +14,7 @@ from goodput_operator.kube.watch import WATCH_S
 from goodput_operator.manager.health import Health
 from goodput_operator.manager.probes import Probes
 from goodput_operator.reconcile.metrics import OperatorMetrics
-from goodput_operator.reconcile.work_queue import Pace, Schedule
-from goodput_operator.reconcile.workers import Turn, Workers
+from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,10 +24,12 @@ PODS = "/api/v1/pods"
 
 @pytest.fixture
 def health(memory: Any) -> Health:
-    async def turn(_: str) -> Turn:
-        return Turn()
+    async def turn(_: str) -> Result:
+        return Result()
 
-    workers = Workers(schedule=Schedule[str](Pace()), turn=turn, clock=memory.clock, count=1)
+    workers = Workers(
+        queue=WorkQueue[str](RateLimit()), reconcile=turn, clock=memory.clock, count=1
+    )
     return Health(clock=memory.clock, paths=[PODS], fence=memory.fence, workers=workers)
 
 

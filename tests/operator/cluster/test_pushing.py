@@ -15,7 +15,7 @@ from goodput_core.contract import PATH_CONTROL_LIMITS
 from goodput_core.units import NS_PER_MS
 from goodput_operator.kube.errors import LeaseLostError
 from goodput_operator.reconcile.actions import Push
-from goodput_operator.reconcile.pushing import Pusher
+from goodput_operator.reconcile.apply import LimitsPusher
 from goodput_operator.render.secrets import control_token
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def test_each_engine_is_told_with_the_token_of_its_revision(memory: Any) -
         return web.Response()
 
     async with engine(answer) as (url, session):
-        pusher = Pusher(session, fence=memory.fence, key=KEY)
+        pusher = LimitsPusher(session, fence=memory.fence, key=KEY)
         assert await pusher.push("uid", pushes(url, 2)) == {}
     assert sorted(tokens) == sorted(
         f"Bearer {control_token(KEY, service_uid='uid', revision=name)}" for name in ("r0", "r1")
@@ -65,7 +65,7 @@ async def test_nothing_is_sent_once_the_lease_is_not_certain_any_more(memory: An
         return web.Response()
 
     async with engine(answer) as (url, session):
-        pusher = Pusher(session, fence=memory.fence, key=KEY)
+        pusher = LimitsPusher(session, fence=memory.fence, key=KEY)
         with pytest.raises(LeaseLostError, match="limits of pod-16 not written"):
             await pusher.push("uid", pushes(url, 17))
         assert len(sent) <= 16
@@ -84,7 +84,7 @@ async def test_a_push_is_given_up_when_the_lease_ends(memory: Any) -> None:
 
     memory.fence.extend(memory.clock.now_ns() + 50 * NS_PER_MS)
     async with engine(answer) as (url, session):
-        pusher = Pusher(session, fence=memory.fence, key=KEY)
+        pusher = LimitsPusher(session, fence=memory.fence, key=KEY)
         said = await pusher.push("uid", pushes(url, 1))
         ended.set()
     assert said == {"pod-0": "limits not pushed: no answer within 0.05 s"}

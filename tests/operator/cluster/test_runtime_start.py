@@ -83,9 +83,9 @@ async def test_no_service_has_a_turn_before_everything_is_known(
     operator._leading = leads
     operator._listed(f"{PATH}/llmservices", {**NOTHING, "items": [SERVICE]})
     operator.wanted(("ns", "chat"))
-    assert operator._workers.schedule.waiting() == 0, "its children may be there, unlisted"
+    assert operator._workers.queue.waiting() == 0, "its children may be there, unlisted"
     list_all(operator, SERVICE, version=9)
-    assert operator._workers.schedule.waiting() == leads
+    assert operator._workers.queue.waiting() == leads
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "stands by"])
@@ -96,9 +96,9 @@ async def test_what_goes_unheard_and_is_then_not_listed_has_a_turn(
     operator._leading = leads
     operator._listed(PATH, {"kind": "APIResourceList"})  # what Kopf asks beside
     operator._listed(f"{PATH}/namespaces/elsewhere/llmservices", NOTHING)
-    assert operator._workers.schedule.waiting() == 0
+    assert operator._workers.queue.waiting() == 0
     operator._listed(f"{PATH}/llmservices", NOTHING)
-    assert operator._workers.schedule.waiting() == leads
+    assert operator._workers.queue.waiting() == leads
     assert operator._cache.services() == []
 
 
@@ -114,7 +114,7 @@ async def test_who_begins_to_lead_gives_every_service_a_turn(operator: Operator)
     leading = asyncio.create_task(operator._supervise(free_lock(operator)))
     async with asyncio.timeout(10):
         await led.wait()
-    assert operator._workers.schedule.waiting() == 1
+    assert operator._workers.queue.waiting() == 1
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
 

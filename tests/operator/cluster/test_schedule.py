@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.reconcile.work_queue import Pace, Schedule
+from goodput_operator.reconcile.work_queue import RateLimit, WorkQueue
 
-PACE = Pace(
+PACE = RateLimit(
     gap_ns=200 * NS_PER_MS,
     back_off=BackOff(first_ns=500 * NS_PER_MS, most_ns=30 * NS_PER_S),
 )
@@ -20,7 +20,7 @@ KEYS = st.sampled_from(["a", "b", "c", "d"])
 STEPS = st.integers(0, 2 * NS_PER_S)
 
 
-def drained(schedule: Schedule[str], now_ns: int) -> list[str]:
+def drained(schedule: WorkQueue[str], now_ns: int) -> list[str]:
     """Everybody whose turn it is, each finished at once."""
     turns = []
     while (key := schedule.take(now_ns)) is not None:
@@ -31,7 +31,7 @@ def drained(schedule: Schedule[str], now_ns: int) -> list[str]:
 
 
 def test_many_wishes_before_a_turn_are_one_turn() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     for now_ns in range(5):
         schedule.add("a", now_ns)
     assert drained(schedule, 5) == ["a"]
@@ -39,7 +39,7 @@ def test_many_wishes_before_a_turn_are_one_turn() -> None:
 
 
 def test_a_wish_during_a_turn_is_one_more_turn_after_it() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     schedule.add("a", 0)
     assert schedule.take(0) == "a"
     schedule.add("a", 1)
@@ -52,7 +52,7 @@ def test_a_wish_during_a_turn_is_one_more_turn_after_it() -> None:
 
 
 def test_a_later_wish_does_not_put_off_an_earlier_one() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     schedule.add("a", 10)
     schedule.add("a", 1000)
     assert schedule.next_ns() == 10
@@ -61,14 +61,14 @@ def test_a_later_wish_does_not_put_off_an_earlier_one() -> None:
 
 
 def test_those_who_ask_first_have_their_turn_first() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     for key in "cab":
         schedule.add(key, 7)
     assert drained(schedule, 7) == ["c", "a", "b"]
 
 
 def test_no_event_brings_a_failed_key_back_before_its_rest_is_over() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     now_ns, rests = 0, []
     schedule.add("a", now_ns)
     for _ in range(12):
@@ -86,7 +86,7 @@ def test_no_event_brings_a_failed_key_back_before_its_rest_is_over() -> None:
 
 
 def test_a_turn_that_went_well_ends_the_back_off() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     schedule.add("a", 0)
     for now_ns in (0, 60 * NS_PER_S, 120 * NS_PER_S):
         assert schedule.take(now_ns) == "a"
@@ -98,7 +98,7 @@ def test_a_turn_that_went_well_ends_the_back_off() -> None:
 
 
 def test_a_delayed_turn_comes_at_its_time_and_an_event_brings_it_forward() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     schedule.add("a", 0)
     assert schedule.take(0) == "a"
     schedule.finish("a", 0, failed=False, again_at_ns=10 * NS_PER_S)
@@ -109,7 +109,7 @@ def test_a_delayed_turn_comes_at_its_time_and_an_event_brings_it_forward() -> No
 
 
 def test_a_forgotten_key_leaves_nothing_behind_unless_it_is_wanted_again() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     schedule.add("a", 0)
     schedule.take(0)
     schedule.add("a", 1)
@@ -122,7 +122,7 @@ def test_a_forgotten_key_leaves_nothing_behind_unless_it_is_wanted_again() -> No
 
 
 def test_ages_tell_what_is_stuck() -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     assert schedule.overdue_ns(100) == 0
     assert schedule.longest_ns(100) == 0
     schedule.add("a", 100)
@@ -153,7 +153,7 @@ class Queue(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.schedule: Schedule[str] = Schedule(PACE)
+        self.schedule: WorkQueue[str] = WorkQueue(PACE)
         self.wishes: dict[str, Wish] = {}
         self.now_ns = 0
 
@@ -223,7 +223,7 @@ TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 def test_every_key_that_asks_is_served_however_the_others_fail(
     asked: list[tuple[str, bool]],
 ) -> None:
-    schedule: Schedule[str] = Schedule(PACE)
+    schedule: WorkQueue[str] = WorkQueue(PACE)
     served: set[str] = set()
     now_ns = 0
     for key, fails in asked:

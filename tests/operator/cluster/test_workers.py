@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 from goodput_core.units import NS_PER_MS
 from goodput_operator.backoff import BackOff
 from goodput_operator.kube.fence import SystemClock
-from goodput_operator.reconcile.work_queue import Pace, Schedule
-from goodput_operator.reconcile.workers import Turn, Workers
+from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     import pytest
 
-FAST = Pace(gap_ns=0, back_off=BackOff(first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS))
+FAST = RateLimit(gap_ns=0, back_off=BackOff(first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS))
 
 
 @contextlib.asynccontextmanager
 async def working(
-    turn: Callable[[str], Awaitable[Turn]], count: int = 4
+    turn: Callable[[str], Awaitable[Result]], count: int = 4
 ) -> AsyncIterator[Workers[str]]:
-    schedule: Schedule[str] = Schedule(FAST)
-    workers = Workers(schedule=schedule, turn=turn, clock=SystemClock(), count=count)
+    schedule: WorkQueue[str] = WorkQueue(FAST)
+    workers = Workers(queue=schedule, reconcile=turn, clock=SystemClock(), count=count)
     task = asyncio.create_task(workers.run())
     try:
         yield workers
@@ -41,7 +40,7 @@ async def test_turns_of_different_keys_overlap_up_to_the_bound() -> None:
     full, go_on, all_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
     ended: set[str] = set()
 
-    async def turn(key: str) -> Turn:
+    async def turn(key: str) -> Result:
         nonlocal most
         at_once[key] += 1
         most = max(most, at_once.total())
@@ -52,7 +51,7 @@ async def test_turns_of_different_keys_overlap_up_to_the_bound() -> None:
         ended.add(key)
         if len(ended) == 10:
             all_done.set()
-        return Turn()
+        return Result()
 
     async with working(turn, count=3) as workers:
         for number in range(10):
@@ -69,7 +68,7 @@ async def test_one_key_never_has_two_turns_at_once_and_its_events_are_not_lost()
     latest = 0
     done = asyncio.Event()
 
-    async def turn(_: str) -> Turn:
+    async def turn(_: str) -> Result:
         nonlocal running, turns, seen
         running += 1
         assert running == 1
@@ -81,7 +80,7 @@ async def test_one_key_never_has_two_turns_at_once_and_its_events_are_not_lost()
         seen = max(seen, saw)
         if seen == 50:
             done.set()
-        return Turn()
+        return Result()
 
     async with working(turn) as workers:
         for number in range(1, 51):
@@ -98,19 +97,19 @@ async def test_an_exception_is_logged_and_the_key_has_another_turn(
     turns = Counter[str]()
     done = asyncio.Event()
 
-    async def turn(key: str) -> Turn:
+    async def turn(key: str) -> Result:
         turns[key] += 1
         if key == "bad" and turns[key] < 3:
             raise ValueError("a bug")
         if turns["bad"] == 3 and turns["good"]:
             done.set()
-        return Turn()
+        return Result()
 
     async with working(turn, count=1) as workers:
         workers.add("bad")
         workers.add("good")
         await done.wait()
-    assert [record.getMessage() for record in caplog.records] == ["turn failed"] * 2
+    assert [record.getMessage() for record in caplog.records] == ["reconciliation failed"] * 2
     assert turns["good"] == 1
 
 
@@ -118,12 +117,12 @@ async def test_a_turn_that_wants_another_one_later_gets_it() -> None:
     clock, begun = SystemClock(), []
     done = asyncio.Event()
 
-    async def turn(_: str) -> Turn:
+    async def turn(_: str) -> Result:
         begun.append(clock.now_ns())
         if len(begun) == 2:
             done.set()
-            return Turn()
-        return Turn(again_at_ns=clock.now_ns() + 20 * NS_PER_MS)
+            return Result()
+        return Result(again_at_ns=clock.now_ns() + 20 * NS_PER_MS)
 
     async with working(turn) as workers:
         workers.add("chat")
@@ -135,13 +134,13 @@ async def test_a_turn_that_wants_another_one_later_gets_it() -> None:
 async def test_a_key_that_is_gone_is_forgotten() -> None:
     second = asyncio.Event()
 
-    async def turn(key: str) -> Turn:
+    async def turn(key: str) -> Result:
         if key == "later":
             second.set()
-        return Turn(gone=True)
+        return Result(deleted=True)
 
     async with working(turn, count=1) as workers:
         workers.add("chat")
         workers.add("later")
         await second.wait()
-        assert "chat" not in workers.schedule._entries
+        assert "chat" not in workers.queue._entries

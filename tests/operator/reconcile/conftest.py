@@ -26,8 +26,7 @@ from goodput_operator.reconcile.actions import (
     WriteStatus,
 )
 from goodput_operator.reconcile.decide import decide
-from goodput_operator.reconcile.memory import Memory
-from goodput_operator.reconcile.snapshot import Snapshot
+from goodput_operator.reconcile.snapshot import Memory, Snapshot
 from goodput_operator.render.pods import Installation
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ class Cluster:
         return decision
 
     def settle(self, rounds: int = 60) -> int:
-        """Rounds until one has nothing to do; how many."""
+        """Reconciler until one has nothing to do; how many."""
         for count in range(rounds):
             if not self.round().actions and not self.round().actions:
                 return count

@@ -34,8 +34,26 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
             "NotBuilt",
             "spec.model.source: torch execution",
         ),
+        (
+            {"model": {"source": "emulated://a100"}},
+            "InvalidSpec",
+            "spec.model.source: there is no device profile a100; use one of llama-3-70b-4xh100, ",
+        ),
+        (
+            {"engine": {"tensorParallel": 4}},
+            "InvalidSpec",
+            "spec.engine.tensorParallel: is 4, but the device profile unit has 1",
+        ),
     ],
-    ids=["between fields", "a word", "a missing field", "a gate", "weights"],
+    ids=[
+        "between fields",
+        "a word",
+        "a missing field",
+        "a gate",
+        "weights",
+        "an unknown profile",
+        "a wrong tensor parallelism",
+    ],
 )
 @pytest.mark.parametrize("before", [False, True], ids=["new", "running"])
 def test_a_spec_that_cannot_be_followed_stalls_and_changes_nothing(
@@ -75,12 +93,12 @@ POD_TROUBLES = [
     (
         waiting("CrashLoopBackOff", "back-off 10s", exitCode=64, message="a\nerror: no profile\n"),
         ("True", "CrashLooping"),
-        "the engine ended with code 64: error: no profile",
+        "the engine exited with code 64: error: no profile",
     ),
     (
         waiting("CrashLoopBackOff", "back-off 10s", exitCode=137, reason="OOMKilled"),
         ("True", "CrashLooping"),
-        "the engine was killed for want of memory",
+        "the engine was killed because it ran out of memory",
     ),
     (waiting("ContainerCreating", ""), ("False", "Unhindered"), ""),
 ]

@@ -1,4 +1,4 @@
-"""Rounds over a cluster of dictionaries: every way leads to what the spec says, and stays there."""
+"""Reconciliations over a cluster of dictionaries: all lead to the spec and stay there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_round_in_which_nothing_moved_renders_nothing(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.round()
-    monkeypatch.setattr("goodput_operator.reconcile.decide.base_objects", None)
+    monkeypatch.setattr("goodput_operator.reconcile.decide.desired_objects", None)
     assert running.round().actions == ()
     running.edit("Service", "chat", meddled)
     with pytest.raises(TypeError):

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 OPERATOR = ROOT / "operator" / "goodput_operator"
 PAGE = (ROOT / "docs" / "conditions.md").read_text(encoding="utf-8")
-SPEAKING = ("reconcile/conditions", "reconcile/saying", "reconcile/attainment", "reconcile/events")
-KINDS = {"Pod", "Event"}
+SPEAKING = ("reconcile/status", "reconcile/attainment", "reconcile/events")
+KINDS = {"Pod", "Event", "Service"}
 
 
 def constants(tree: ast.AST) -> set[str]:

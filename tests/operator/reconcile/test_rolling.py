@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_operator.reconcile.rollout import Part, spread
+from goodput_operator.reconcile.rollout import RevisionReplicas, distribute
 
 if TYPE_CHECKING:
     from tests.operator.reconcile.conftest import Cluster
@@ -151,13 +151,15 @@ def test_whatever_there_is_enough_is_kept(
     others: list[tuple[int, int, int]],
     has_stable: bool,
 ) -> None:
-    def part(name: str, counts: tuple[int, int, int]) -> Part:
+    def part(name: str, counts: tuple[int, int, int]) -> RevisionReplicas:
         wanted, pods, available = counts
-        return Part(revision=name, wanted=wanted, pods=pods, available=min(available, pods))
+        return RevisionReplicas(
+            revision=name, wanted=wanted, pods=pods, available=min(available, pods)
+        )
 
     parts = [part("new", update), *(part(f"old{i}", o) for i, o in enumerate(others))]
     stable = "old0" if has_stable and others else None
-    counts = spread(replicas, update="new", stable=stable, parts=parts)
+    counts = distribute(replicas, update="new", stable=stable, current=parts)
     assert set(counts) == {p.revision for p in parts}
     assert min(counts.values()) >= 0
     assert counts["new"] <= replicas
