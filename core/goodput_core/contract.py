@@ -43,6 +43,8 @@ PATH_READY: Final = "/health/ready"
 # --- HTTP: admin port ---------------------------------------------------------------------
 PATH_METRICS: Final = "/metrics"
 PATH_CONTROL_STATE: Final = "/control/state"
+QUERY_SECONDS_SINCE: Final = "seconds_since"
+"""Query of a router's state: it adds the per-second counts from this second of its clock on."""
 PATH_CONTROL_LIMITS: Final = "/control/limits"
 # Of the `revision` of limits, which rises with each change; there is room for nanoseconds.
 MAX_LIMITS_REVISION: Final = 2**63 - 1

@@ -98,7 +98,8 @@ class _Scale:
     """The misses of a window, cut into blocks of one length.
 
     Args:
-        blocks: number of blocks; 1 if the window cannot be cut.
+        blocks: number of blocks; 1 if the window cannot be cut, or need not be: without both
+            kinds of requests there are no residuals.
         variance: of the window's number of misses, from the spread between blocks.
         worst: the largest number of misses beyond its share in any block, at any offset.
     """
@@ -109,7 +110,7 @@ class _Scale:
 
 
 class WindowEstimate:
-    """What the per-second counts of one class in one window say about its attainment.
+    """Bounds of one class's attainment in one window, from its per-second counts.
 
     Args:
         counts: judged requests of the window.
@@ -228,7 +229,7 @@ def _scales(counts: SecondCounts) -> Iterator[_Scale]:
     """
     attainment, seconds = counts.attainment, len(counts.total)
     total, good = attainment.total, attainment.good
-    if seconds < 2 or total == 0:
+    if seconds < 2 or good in {0, total}:
         yield _Scale(blocks=1, variance=0.0, worst=0.0)
         return
     residuals = [good * n - total * g for g, n in zip(counts.good, counts.total, strict=True)]

@@ -6,8 +6,9 @@ replica's: the serving port knows a fixed list of paths and passes on nothing el
 
 from __future__ import annotations
 
+import re
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from aiohttp import web
@@ -23,6 +24,7 @@ from goodput_core.contract import (
     PATH_METRICS,
     PATH_MODELS,
     PATH_READY,
+    QUERY_SECONDS_SINCE,
     ROLE_ROUTER,
 )
 from goodput_core.units import NS_PER_S
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from goodput_engine.router.replicas import Replica, ReplicaPool
 
 __all__ = ["admin_app", "serving_app"]
+
+_SECOND: Final = re.compile(r"[0-9]{1,12}")
 
 
 def serving_app(proxy: Proxy, replicas: ReplicaPool) -> web.Application:
@@ -107,8 +111,13 @@ def admin_app(
             body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
 
-    async def state(_request: web.Request) -> web.Response:
-        body = {
+    async def state(request: web.Request) -> web.Response:
+        since = request.query.get(QUERY_SECONDS_SINCE)
+        if since is not None and not _SECOND.fullmatch(since):
+            return error_response(
+                400, f"{QUERY_SECONDS_SINCE} must be a whole number of seconds", "invalid_query"
+            )
+        body: dict[str, object] = {
             "role": ROLE_ROUTER,
             "epoch": epoch,
             "uptime_seconds": (clock() - began_ns) / NS_PER_S,
@@ -124,6 +133,8 @@ def admin_app(
             "judged_on_e2e_only": outcomes.e2e_only,
             "retries": outcomes.retries,
         }
+        if since is not None:
+            body["seconds"] = outcomes.seconds(int(since), clock())
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     app = web.Application()

@@ -34,6 +34,7 @@ from goodput_core.contract import (
 from goodput_core.control import WindowTally
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.slo.record import Outcome
+from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from goodput_core.control import PromiseCounts
     from goodput_core.slo.record import RequestRecord
+    from goodput_core.slo.window import RecentSeconds
     from goodput_engine.router.errors import RetryReason
     from goodput_engine.router.request_state import RequestState
 
@@ -59,6 +61,9 @@ _E2E_S: Final = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1, 1.5, 2.5, 4, 6, 10, 15, 20, 30, 45, 60, 90,
     120, 180, 300, 600,
 )  # fmt: skip
+
+
+_NOT_JUDGED: Final = frozenset({"cancelled", JudgementKind.UNJUDGED.value})
 
 
 class _Promises(Collector):
@@ -104,6 +109,7 @@ class OutcomeCounts:
         registry: where the metrics are published.
         llmservice: the service's name.
         classes: names of its classes.
+        began_ns: now; outcomes are counted by second from here on.
 
     Attributes:
         arrivals: requests that came, those refused for the client's own fault too.
@@ -115,7 +121,12 @@ class OutcomeCounts:
     """
 
     def __init__(
-        self, registry: CollectorRegistry, *, llmservice: str, classes: Iterable[str]
+        self,
+        registry: CollectorRegistry,
+        *,
+        llmservice: str,
+        classes: Iterable[str],
+        began_ns: int = 0,
     ) -> None:
         labels = (LABEL_LLMSERVICE, LABEL_SLO_CLASS)
         self.llmservice: Final = llmservice
@@ -166,6 +177,7 @@ class OutcomeCounts:
         self.e2e_only = 0
         self.retries: Final[dict[str, int]] = {}
         self._classes = {name: _Class(name, self) for name in classes}
+        self._seconds = SecondRing(began_ns // NS_PER_S)
         self._promises = WindowTally()
         registry.register(_Promises(llmservice, self._promises))
 
@@ -176,6 +188,10 @@ class OutcomeCounts:
     def promises(self) -> dict[str, dict[str, PromiseCounts]]:
         """How each promise of each class fared since the start, as the control law counts."""
         return {w.name: {"ttft": w.ttft, "tpot": w.tpot} for w in self._promises.sums()}
+
+    def seconds(self, since_s: int, now_ns: int) -> RecentSeconds:
+        """Return the judged requests of each complete second from `since_s` on, by class."""
+        return self._seconds.recent(since_s, now_ns // NS_PER_S)
 
     def begin(self) -> None:
         """A client request came."""
@@ -208,6 +224,10 @@ class OutcomeCounts:
         outcome = _outcome(record.outcome, judge(record, targets).kind)
         entry.counts[outcome] += 1
         entry.outcomes[outcome].inc()
+        if outcome not in _NOT_JUDGED:
+            attained = outcome == JudgementKind.ATTAINED.value
+            second = now_ns // NS_PER_S
+            self._seconds.add(record.slo_class, second, good=int(attained), total=1)
         self._promises.add(record, targets)
         _observe(entry, record)
 

@@ -75,7 +75,10 @@ class RouterService:
         self.replicas: Final = ReplicaPool(settings.policy)
         self._registry = CollectorRegistry()
         self.outcomes: Final = OutcomeCounts(
-            self._registry, llmservice=settings.llmservice, classes=settings.classes
+            self._registry,
+            llmservice=settings.llmservice,
+            classes=settings.classes,
+            began_ns=clock(),
         )
         self.vital: tuple[asyncio.Task[None], ...] = ()
         self.url = ""

@@ -258,8 +258,9 @@ class Bench:
         async with self.client.post(url, data=io.BytesIO(body), headers=named) as answer:
             return answer.status, await answer.read()
 
-    async def state(self) -> dict[str, Any]:
-        async with self.client.get(self.router.admin_url + "/control/state") as answer:
+    async def state(self, **query: str) -> dict[str, Any]:
+        url = self.router.admin_url + "/control/state"
+        async with self.client.get(url, params=query) as answer:
             decoded: dict[str, Any] = msgspec.json.decode(await answer.read())
             return decoded
 

@@ -133,6 +133,11 @@ async def _each_has_one(
             await router.outcomes.idle.wait()
         counted = sum(router.outcomes.by_class()["only"].values()) + router.outcomes.client_errors
         assert counted == len(requests)
+        outcomes = router.outcomes.by_class()["only"]
+        seconds = router.outcomes.seconds(0, time.monotonic_ns() + NS_PER_S).classes.get("only")
+        judged = sum(n for name, n in outcomes.items() if name not in {"cancelled", "unjudged"})
+        assert (sum(seconds.total) if seconds else 0) == judged
+        assert (sum(seconds.good) if seconds else 0) == outcomes["attained"]
         assert [replica.in_flight for replica in router.replicas] == [0, 0]
     for replica in replicas:
         await replica.refuse()

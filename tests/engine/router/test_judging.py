@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
+
+from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from tests.engine.router.conftest import Call, StartBench
@@ -135,3 +138,30 @@ async def test_the_state_tells_of_replicas_and_outcomes(start: StartBench) -> No
     assert state["promises"] == {"interactive": {"ttft": kept, "tpot": kept}}
     assert state["arrivals"] == 1
     assert (await bench.state())["epoch"] == state["epoch"], "the same until it starts again"
+
+
+async def test_the_state_has_per_second_counts_when_they_are_wanted(start: StartBench) -> None:
+    bench = await start()
+    for body in (b"{}", b'{"slo_class":"batch"}'):
+        assert (await bench.post(body))[0] == 200
+    await bench.settled()
+    assert "seconds" not in await bench.state()
+    seconds = bench.router.outcomes.seconds(0, time.monotonic_ns() + NS_PER_S)
+    assert {name: sum(c.good) for name, c in seconds.classes.items()} == {
+        "interactive": 1,
+        "batch": 1,
+    }
+    state = await bench.state(seconds_since="0")
+    assert state["seconds"]["end_s"] == pytest.approx(time.monotonic(), abs=60)
+    assert state["seconds"]["first_s"] <= state["seconds"]["end_s"]
+    later = await bench.state(seconds_since=str(state["seconds"]["end_s"] + 1000))
+    assert later["seconds"]["classes"] == {}
+
+
+@pytest.mark.parametrize("since", ["", "-1", "1.5", "soon", "9" * 13])
+async def test_a_second_that_is_no_number_is_refused(start: StartBench, since: str) -> None:
+    bench = await start()
+    url = bench.router.admin_url + "/control/state"
+    async with bench.client.get(url, params={"seconds_since": since}) as answer:
+        assert answer.status == 400
+        assert "seconds_since" in await answer.text()

@@ -1,0 +1,211 @@
+"""The last hour of a service: a bounded ring of per-second counts, and the verdict on it.
+
+Routers count into a ring, and the operator sums the routers' rings into one of its own; both use
+this class. The verdict is that of a run (`verdict.decide`) on the shortest window that decides.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.verdict import ClassEvidence, Verdict, VerdictKind, class_evidence, decide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_core.slo.targets import SLOClass
+
+__all__ = [
+    "RING_S",
+    "WINDOWS_S",
+    "RecentSeconds",
+    "RollingVerdict",
+    "SecondRing",
+    "judge_rolling",
+]
+
+WINDOWS_S: Final = (300, 900, 3600)
+"""The windows that are tried, shortest first."""
+RING_S: Final = WINDOWS_S[-1]
+_MOST: Final = 2**32 - 1  # of an unsigned 32-bit count
+_ZEROS: Final = array("I", [0]) * RING_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentSeconds:
+    """The counts of consecutive seconds; a router publishes these, and an operator adds them up.
+
+    Args:
+        first_s: the number of the first second.
+        end_s: the number of the second after the last.
+        classes: counts of each class that had requests, one entry per second.
+    """
+
+    first_s: int
+    end_s: int
+    classes: Mapping[str, SecondCounts]
+
+
+class SecondRing:
+    """Counts of judged requests per class for each of the last 3,600 seconds.
+
+    Seconds are numbered on any one clock. The ring advances to the newest second that was
+    counted or asked for; counts older than an hour before it are dropped.
+
+    Args:
+        first_s: the first second that is counted.
+    """
+
+    def __init__(self, first_s: int) -> None:
+        self._first_s = first_s
+        self._end_s = first_s
+        self._classes: dict[str, tuple[array[int], array[int]]] = {}
+
+    @property
+    def first_s(self) -> int:
+        """The oldest second that is still held."""
+        return max(self._first_s, self._end_s - RING_S)
+
+    @property
+    def end_s(self) -> int:
+        """The second after the newest one."""
+        return self._end_s
+
+    def advance(self, end_s: int) -> None:
+        """Make room up to, and without, a second; drop what is an hour older."""
+        if end_s <= self._end_s:
+            return
+        new = min(end_s - self._end_s, RING_S)
+        for good, total in self._classes.values():
+            for counts in (good, total):
+                _put(counts, end_s - new, _ZEROS[:new])
+        self._end_s = end_s
+
+    def extend_back(self, first_s: int) -> None:
+        """Count from an earlier second on, as far as the ring reaches."""
+        self._first_s = min(self._first_s, first_s)
+
+    def add(self, name: str, second: int, *, good: int, total: int) -> None:
+        """Add requests of one second; ignored if it is older than the ring.
+
+        Args:
+            name: the class.
+            second: in which their outcomes were known.
+            good: requests that attained.
+            total: requests that attained or missed.
+        """
+        self.advance(second + 1)
+        if second < self.first_s:
+            return
+        if name not in self._classes:
+            self._classes[name] = (_ZEROS[:], _ZEROS[:])
+        place = second % RING_S
+        for counts, more in zip(self._classes[name], (good, total), strict=True):
+            counts[place] = min(counts[place] + more, _MOST)
+
+    def counts(self, name: str, first_s: int, end_s: int) -> SecondCounts:
+        """Return the counts of the seconds from `first_s` up to, and without, `end_s`.
+
+        Args:
+            name: the class; one that was never counted has zeros.
+            first_s: at least `self.first_s`.
+            end_s: above `first_s` and at most `self.end_s`.
+        """
+        if not self.first_s <= first_s < end_s <= self._end_s:
+            raise ValueError(f"seconds {first_s} to {end_s} are not in the ring")
+        if name not in self._classes:
+            zeros = _ZEROS[: end_s - first_s]
+            return SecondCounts(good=zeros, total=zeros)
+        good, total = (_get(counts, first_s, end_s) for counts in self._classes[name])
+        return SecondCounts(good=good, total=total)
+
+    def recent(self, since_s: int, end_s: int) -> RecentSeconds:
+        """Return the seconds from `since_s` up to, and without, `end_s`, as far as they are held.
+
+        Classes without requests in them are left out.
+        """
+        self.advance(end_s)
+        first_s = min(max(since_s, self.first_s), end_s)
+        classes: dict[str, SecondCounts] = {}
+        for name in self._classes if first_s < end_s else ():
+            counts = self.counts(name, first_s, end_s)
+            if any(counts.total):
+                # Lists, which can be encoded.
+                classes[name] = SecondCounts(good=list(counts.good), total=list(counts.total))
+        return RecentSeconds(first_s=first_s, end_s=end_s, classes=classes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollingVerdict:
+    """The verdict on the last minutes of a service.
+
+    Args:
+        window_s: the length of the window that it rests on.
+        classes: the evidence about each class in that window.
+        verdict: PASS, FAIL or INCONCLUSIVE.
+    """
+
+    window_s: int
+    classes: tuple[ClassEvidence, ...]
+    verdict: Verdict
+
+
+def judge_rolling(
+    seconds: Mapping[str, SecondCounts],
+    classes: Sequence[SLOClass],
+    *,
+    confidence: float = DEFAULT_CONFIDENCE,
+    outage_s: int = 0,
+) -> RollingVerdict:
+    """Judge the shortest of the last 5, 15 and 60 minutes that decides; the longest if none does.
+
+    Each window may err with a third of the probability, so that three tries do not make an error
+    likelier. A window is cut where the counts begin.
+
+    Args:
+        seconds: counts of each class, all of one length, ending now.
+        classes: the classes with their objectives; at least one.
+        confidence: of each one-sided bound, over the three windows together.
+        outage_s: the longest outage that a PASS must exclude.
+    """
+    each = 1 - (1 - confidence) / len(WINDOWS_S)
+    sharers = max(1, sum(c.objective is not None for c in classes))
+    held_s = min((len(seconds[c.name].total) for c in classes), default=0)
+    for window_s in sorted({min(w, held_s) for w in WINDOWS_S}):
+        evidence = tuple(
+            class_evidence(
+                c.name,
+                c.objective,
+                _last(seconds[c.name], window_s),
+                confidence=each,
+                classes=sharers,
+                outage_s=outage_s,
+            )
+            for c in classes
+        )
+        found = RollingVerdict(window_s=window_s, classes=evidence, verdict=decide(evidence, None))
+        if found.verdict.kind is not VerdictKind.INCONCLUSIVE:
+            break
+    return found
+
+
+def _last(counts: SecondCounts, window_s: int) -> SecondCounts:
+    return SecondCounts(good=counts.good[-window_s:], total=counts.total[-window_s:])
+
+
+def _put(ring: array[int], first_s: int, values: array[int]) -> None:
+    """Write consecutive seconds, at most a whole ring of them."""
+    start = first_s % RING_S
+    until_wrap = min(len(values), RING_S - start)
+    ring[start : start + until_wrap] = values[:until_wrap]
+    ring[: len(values) - until_wrap] = values[until_wrap:]
+
+
+def _get(ring: array[int], first_s: int, end_s: int) -> array[int]:
+    start, stop = first_s % RING_S, (end_s - 1) % RING_S + 1
+    return ring[start:stop] if start < stop else ring[start:] + ring[:stop]
