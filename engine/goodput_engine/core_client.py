@@ -212,7 +212,7 @@ class CoreClient(asyncio.Protocol):
         """
         await asyncio.wait((self.ready, self.gone), return_when=asyncio.FIRST_COMPLETED)
         if not self.ready.done():
-            raise await self.obituary()
+            raise await self.failure()
         return self.ready.result()
 
     def submit(self, request: Submit, *, each: bool) -> RequestStream:
@@ -260,8 +260,8 @@ class CoreClient(asyncio.Protocol):
             self._process.kill()
             await self._process.wait()
 
-    async def obituary(self) -> GoodputError:
-        """Why the core is gone."""
+    async def failure(self) -> GoodputError:
+        """Return why the core is gone."""
         if self._failed is not None:
             mendable = self._failed.exit_code == ExitCode.USAGE
             return (UsageError if mendable else InternalError)(self._failed.detail)

@@ -6,15 +6,20 @@ those, and a prompt must not end up in a log.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
 import time
+from collections import Counter
+from typing import Final
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
 
-__all__ = ["LineFormatter", "configure_logging"]
+__all__ = ["EventCounter", "LineFormatter", "configure_logging"]
+
+_INTERVAL_S: Final = 10.0
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -31,6 +36,39 @@ class LineFormatter(logging.Formatter):
             fields["traceback"] = self.formatException(record.exc_info)
         rest = "".join(f" {key}={_value(value)}" for key, value in fields.items())
         return f"{seconds}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}{rest}"
+
+
+class EventCounter:
+    """Log what may happen thousands of times a second as counts, one line in an interval.
+
+    The first occurrence is logged at once. Needs a running event loop when something occurs.
+
+    Args:
+        log: the logger.
+        event: the event's name.
+        interval_s: between two lines.
+    """
+
+    def __init__(self, log: logging.Logger, event: str, *, interval_s: float = _INTERVAL_S) -> None:
+        self._log = log
+        self._event = event
+        self._interval_s = interval_s
+        self._counts: Counter[str] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, reason: str) -> None:
+        """Count one occurrence."""
+        self._counts[reason] += 1
+        if self._timer is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._timer = None
+        if self._counts:
+            self._log.warning(self._event, extra=dict(self._counts))
+            self._counts.clear()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._interval_s, self._flush)
 
 
 def _value(value: object) -> str:

@@ -41,7 +41,7 @@ async def test_an_idle_core_shows_that_it_lives_and_a_hanging_one_is_killed() ->
             stream = client.submit(Submit(rid=1, arrival_ns=0, input_tokens=1), each=True)
             await stream.more(0)
             assert stream.lost
-            error = await client.obituary()
+            error = await client.failure()
     finally:
         await client.close()
     assert isinstance(error, InternalError)

@@ -17,7 +17,7 @@ from goodput_core.spec.llmservice import LLMService
 from goodput_core.spec.workloads import EngineSpec, TokenBudgetSpec
 from goodput_engine.core.configuration import configuration
 from goodput_engine.manifest_file import read_manifest
-from goodput_engine.server.following import followed
+from goodput_engine.server.manifest_watch import followed_fields
 from goodput_operator.control.decided import Decided
 from goodput_operator.render.config_map import config_map
 from goodput_operator.render.metadata import Owner
@@ -130,7 +130,7 @@ def test_an_engine_that_follows_a_change_is_as_one_that_starts_after_it(
     name: str, tmp_path: Path
 ) -> None:
     before, after = mounted(service(), tmp_path), mounted(service(**CHANGES[name]), tmp_path)
-    found = followed(after)
+    found = followed_fields(after)
     running = structs.replace(starts_with(before), **structs.asdict(found.core))
     assert running == starts_with(after)
     assert (found.slo.classes, found.slo.default) == (

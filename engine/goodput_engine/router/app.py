@@ -1,7 +1,7 @@
-"""The router's two HTTP applications: what clients see, and what operators see.
+"""The applications of the router's two ports: the clients' and the operators'.
 
-They listen on two ports because a client must never reach metrics or control, its own or a
-replica's: the serving port knows a fixed list of paths and passes on nothing else.
+A client must never reach metrics or control, the router's or a replica's. So the serving port
+forwards a fixed list of paths and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from goodput_core.contract import (
     ROLE_ROUTER,
 )
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.replies import error_response
+from goodput_engine.http_server import error_response
+from goodput_engine.openai.errors import APIError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ _SECOND: Final = re.compile(r"[0-9]{1,12}")
 
 
 def serving_app(proxy: Proxy, replicas: ReplicaPool) -> web.Application:
-    """What clients see."""
+    """Return the application of the serving port."""
 
     async def live(_request: web.Request) -> web.Response:
         return web.json_response({"status": "live"})
@@ -58,13 +59,13 @@ def serving_app(proxy: Proxy, replicas: ReplicaPool) -> web.Application:
             return _not_ready("no replica is ready")
         return web.json_response({"status": "ready", "ready_replicas": count})
 
-    async def last_on_its_connection(_: web.Request, response: web.StreamResponse) -> None:
+    async def close_when_draining(_: web.Request, response: web.StreamResponse) -> None:
         if proxy.draining:
             response.force_close()
             response.headers["Connection"] = "close"
 
     app = web.Application()
-    app.on_response_prepare.append(last_on_its_connection)
+    app.on_response_prepare.append(close_when_draining)
     app.router.add_post(PATH_COMPLETIONS, proxy.inference)
     app.router.add_post(PATH_CHAT_COMPLETIONS, proxy.inference)
     app.router.add_get(PATH_MODELS, proxy.models)
@@ -83,25 +84,25 @@ def admin_app(
     outcomes: OutcomeCounts,
     clock: Callable[[], int],
 ) -> web.Application:
-    """What operators see.
+    """Return the application of the admin port.
 
     Args:
         registry: the router's metrics.
         llmservice: the service's name.
-        proxy: for whether it drains.
+        proxy: its `draining` is published.
         replicas: the replicas.
-        outcomes: the outcomes.
-        clock: nanoseconds, monotonic; the router starts now.
+        outcomes: the counts of requests.
+        clock: nanoseconds, monotonic; the router's uptime starts now.
     """
     up = Gauge(
         METRIC_ROUTER_REPLICA_UP,
-        "Whether a replica may get new requests.",
+        "1 if the replica may get new requests.",
         (LABEL_LLMSERVICE, "replica"),
         registry=registry,
     )
 
     epoch = secrets.token_hex(8)
-    began_ns = clock()
+    started_ns = clock()
 
     async def metrics(_request: web.Request) -> web.Response:
         up.clear()
@@ -120,7 +121,7 @@ def admin_app(
         body: dict[str, object] = {
             "role": ROLE_ROUTER,
             "epoch": epoch,
-            "uptime_seconds": (clock() - began_ns) / NS_PER_S,
+            "uptime_seconds": (clock() - started_ns) / NS_PER_S,
             "llmservice": llmservice,
             "policy": replicas.policy.value,
             "draining": proxy.draining,
@@ -162,9 +163,10 @@ def _replica_state(replica: Replica) -> dict[str, object]:
     }
 
 
-def _not_ready(why: str) -> web.Response:
-    return web.json_response({"status": "not ready", "reason": why}, status=503)
+def _not_ready(reason: str) -> web.Response:
+    return web.json_response({"status": "not ready", "reason": reason}, status=503)
 
 
 async def _no_such_path(request: web.Request) -> web.Response:
-    return error_response(404, f"no {request.method} {request.path[:200]} here", "unknown_path")
+    message = f"no {request.method} {request.path[:200]} here"
+    return error_response(APIError(404, message, code="unknown_path"))

@@ -1,4 +1,4 @@
-"""`goodput router`: arguments and manifest in, a running router until it is told to stop.
+"""`goodput router`: from arguments and manifest to a running router.
 
 The only module of the router that reads the clock, the arguments or the environment.
 """
@@ -21,9 +21,14 @@ import uvloop
 from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
 from goodput_core.errors import UsageError
 from goodput_core.placement import PLACEMENTS
+from goodput_core.signals import Shutdown
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S, parse_duration, parse_some_duration
-from goodput_engine.listening import announce
+from goodput_engine.http_server import (
+    add_connection_arguments,
+    announce,
+    connection_limits,
+)
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.router.api_server import in_cluster
@@ -36,19 +41,20 @@ from goodput_engine.router.upstreams import (
     UpstreamSource,
     parse_upstream,
 )
-from goodput_engine.stopping import Stops, require_running
+from goodput_engine.stopping import require_running
 
 if TYPE_CHECKING:
     import argparse
 
     from goodput_core.spec.llmservice import LLMService
+    from goodput_engine.http_server import ConnectionLimits
 
 __all__ = ["main", "make_parser"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What a person typed."""
+    """The parsed command line."""
 
     settings: RouterSettings
     upstreams: Sequence[Upstream]
@@ -62,11 +68,11 @@ class _Options:
 
 
 def main(argv: list[str]) -> int:
-    """Run a router until SIGTERM, Ctrl-C or, when asked to, the end of stdin.
+    """Run a router until SIGTERM, Ctrl-C or, with an option, the end of stdin.
 
     Raises:
-        UsageError: an argument that cannot be, or a port that is taken.
-        InputError: a manifest or a file of upstreams that cannot be used.
+        UsageError: an invalid argument, or a port in use.
+        InputError: an invalid manifest or file of upstreams.
     """
     options = _parse(argv)
     configure_logging()
@@ -74,12 +80,12 @@ def main(argv: list[str]) -> int:
 
 
 async def _serve(options: _Options) -> int:
-    """Serve; a first signal drains, a second one or a closed stdin does not wait.
+    """Serve; a first signal drains, a second one or a closed stdin ends it at once.
 
     Returns:
-        0 for a stop in order, 130 after Ctrl-C or for one that was told not to wait.
+        0 after a drain, 130 after Ctrl-C or an end without a drain.
     """
-    stops = Stops(exit_with_parent=options.exit_with_parent)
+    shutdown = Shutdown(exit_with_parent=options.exit_with_parent)
     service = RouterService(
         options.settings,
         clock=time.monotonic_ns,
@@ -91,22 +97,22 @@ async def _serve(options: _Options) -> int:
     )
     async with AsyncExitStack() as stack:
         starting = asyncio.ensure_future(stack.enter_async_context(service))
-        told = asyncio.ensure_future(stops.soon.wait())
-        await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        if not starting.done():  # it still waits to learn of its replicas
+        stopped = asyncio.ensure_future(shutdown.requested.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not starting.done():  # its replicas are not known yet
             starting.cancel()
             await asyncio.wait({starting})
-            return stops.exit_code
+            return shutdown.exit_code
         starting.result()
-        # What was made so far lives as long as the process: the collector need not look at it.
+        # All objects so far live as long as the process; the collector need not search them.
         gc.collect()
         gc.freeze()
         announce(service.url, service.admin_url, as_json=options.json)
-        await stops.wait(*service.vital)
-        await service.drain(options.grace_ns, hurry=stops.now)
+        await shutdown.wait(*service.vital)
+        await service.drain(options.grace_ns, hurry=shutdown.immediate)
         require_running(*service.vital)
-    return stops.exit_code
+    return shutdown.exit_code
 
 
 def make_parser() -> CommandParser:
@@ -190,6 +196,7 @@ def make_parser() -> CommandParser:
         metavar="DURATION",
         help="for running answers to finish after SIGTERM (30s)",
     )
+    add_connection_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON line when it listens")
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
@@ -216,6 +223,7 @@ def _parse(argv: list[str]) -> _Options:
                 first_byte_ns=args.first_byte_timeout,
                 idle_ns=args.idle_timeout,
             ),
+            connection_limits(args),
         ),
         upstreams=args.upstream,
         source=_source(args),
@@ -243,11 +251,14 @@ def _source(args: argparse.Namespace) -> UpstreamSource | None:
     )
 
 
-def _settings(service: LLMService, timeouts: Timeouts) -> RouterSettings:
+def _settings(
+    service: LLMService, timeouts: Timeouts, connections: ConnectionLimits
+) -> RouterSettings:
     return RouterSettings(
         llmservice=service.metadata.name,
         policy=service.spec.router.policy,
         classes=service.spec.slo.by_name(),
         default_class=service.spec.slo.default_class,
         timeouts=timeouts,
+        connections=connections,
     )

@@ -7,6 +7,7 @@ probes find those that are gone. Everything here may fail and is tried again, ev
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 from contextlib import aclosing
@@ -15,19 +16,24 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from goodput_core.contract import PORT_NAME_ADMIN, PORT_NAME_SERVING
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.api_server import ApiError, ApiServer
-from goodput_engine.router.slices import EndpointSlice, upstreams_of
+from goodput_engine.router.upstreams import MAX_UPSTREAMS, Upstream
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import aiohttp
 
-    from goodput_engine.router.upstreams import Upstream
-
-__all__ = ["EndpointsWatch", "WatchIntervals", "parse_service"]
+__all__ = [
+    "EndpointSlice",
+    "EndpointsWatch",
+    "WatchIntervals",
+    "parse_service",
+    "upstreams_of",
+]
 
 _PAGE: Final = 500
 _MAX_SLICES: Final = 1_000
@@ -55,6 +61,39 @@ class WatchIntervals:
     resync_ns: int = 900 * NS_PER_S
     first_ns: int = NS_PER_S // 2
     most_ns: int = 30 * NS_PER_S
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    terminating: bool | None = None
+
+
+class _Target(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Endpoint(msgspec.Struct, frozen=True, rename="camel"):
+    addresses: tuple[str, ...] = ()
+    conditions: _Conditions = _Conditions()
+    target_ref: _Target | None = None
+
+
+class _Port(msgspec.Struct, frozen=True):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+
+
+class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
+    """What is read of one; the rest is passed over."""
+
+    metadata: _Metadata = _Metadata()
+    address_type: str = ""
+    endpoints: tuple[_Endpoint, ...] | None = None
+    ports: tuple[_Port, ...] | None = None
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -240,3 +279,48 @@ def parse_service(text: str) -> tuple[str, str]:
         raise ValueError(f"{text[:200]!r} is not NAMESPACE/SERVICE")
     namespace, _, service = text.partition("/")
     return namespace, service
+
+
+_FAMILIES: Final = ("IPv4", "IPv6")
+
+
+def upstreams_of(slices: Iterable[EndpointSlice]) -> tuple[Upstream, ...]:
+    """The replicas of a Service, by name; each once, at its address of the older family.
+
+    More than a router can follow are cut off: the first by name stay.
+    """
+    found: dict[str, Upstream] = {}
+    for family in reversed(_FAMILIES):
+        for one in slices:
+            if one.address_type == family:
+                found |= _of_slice(one)
+    return tuple(found[name] for name in sorted(found)[:MAX_UPSTREAMS])
+
+
+def _of_slice(one: EndpointSlice) -> dict[str, Upstream]:
+    ports = {port.name: port.port for port in one.ports or ()}
+    serving, admin = ports.get(PORT_NAME_SERVING), ports.get(PORT_NAME_ADMIN)
+    found: dict[str, Upstream] = {}
+    if serving is None:
+        return found
+    for endpoint in one.endpoints or ():
+        if endpoint.conditions.terminating or not endpoint.addresses:
+            continue
+        address = _host(endpoint.addresses[0])
+        if address is None:
+            continue
+        name = (endpoint.target_ref.name if endpoint.target_ref else "") or address
+        found[name] = Upstream(
+            name=name,
+            url=f"http://{address}:{serving}",
+            admin_url=None if admin is None else f"http://{address}:{admin}",
+        )
+    return found
+
+
+def _host(address: str) -> str | None:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    return f"[{parsed}]" if parsed.version == 6 else str(parsed)

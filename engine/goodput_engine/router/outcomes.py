@@ -212,12 +212,18 @@ class OutcomeCounts:
         self._in_flight.dec()
         if not self.in_flight:
             self.idle.set()
-        if state.client_fault is not None:
+        if state.client_error is not None:
             self.client_errors += 1
-            self._client_errors.labels(self.llmservice, str(state.client_fault)).inc()
+            self._client_errors.labels(self.llmservice, str(state.client_error)).inc()
+            return
+        if not state.uploaded and state.outcome is Outcome.CANCELLED:
+            # The client left during its upload; no target applies to that.
+            entry = self._classes[state.slo.slo_class]
+            entry.counts["cancelled"] += 1
+            entry.outcomes["cancelled"].inc()
             return
         targets = state.measurable
-        if targets is not state.promise.targets:
+        if targets is not state.slo.targets:
             self.e2e_only += 1
         record = state.record(now_ns)
         entry = self._classes[record.slo_class]

@@ -1,7 +1,7 @@
-"""A client request's way through the router: placed, sent, passed on, counted.
+"""The path of a client request through the router: placement, attempts, response, one outcome.
 
-Whatever happens to it (a lost replica, a hanging one, a client that leaves, the router's own
-stop) ends in `inference`, the one place that counts.
+Every end of a request (a lost replica, a hanging one, a client that leaves, the router's own
+stop) passes through `inference`, the only place that counts outcomes.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
-from goodput_core.contract import HEADER_LOAD
+from goodput_core.contract import HEADER_LOAD, HEADER_SLO_CLASS
 from goodput_core.placement import PlacementReason
 from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import Targets
+from goodput_core.units import NS_PER_S
+from goodput_engine.http_server import MemoryLimit, error_response, read_body
+from goodput_engine.logs import EventCounter
+from goodput_engine.openai.errors import APIError, bad_request, overloaded, unavailable
+from goodput_engine.openai.headers import ServiceClasses, read_targets
 from goodput_engine.router.errors import (
-    ClientFault,
-    Crowded,
-    Diverted,
     Expired,
+    FilesExhausted,
     ReplicaLost,
+    Rerouted,
     RetryReason,
     Stopping,
 )
-from goodput_engine.router.intake import Promise, promise_of, read_body
 from goodput_engine.router.replicas import read_report
-from goodput_engine.router.replies import error_response
 from goodput_engine.router.request_state import RequestState
 from goodput_engine.router.response_stream import SATURATED, ResponseStream
 from goodput_engine.router.retry import RetryBudget
-from goodput_engine.router.room import Room
 from goodput_engine.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -48,15 +51,27 @@ __all__ = ["Proxy"]
 _log: Final = logging.getLogger(__name__)
 
 
+class _ClassField(msgspec.Struct):
+    slo_class: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_CLASS_FIELD: Final = msgspec.json.Decoder(_ClassField)
+_CLASS: Final[msgspec.json.Decoder[str | None]] = msgspec.json.Decoder(str | None)
+
+
 class Proxy:
-    """Answers client requests.
+    """Handles client requests.
 
     Args:
         settings: classes, time-outs and limits.
         replicas: the replicas.
-        upstream_client: sends to them.
-        outcomes: counts.
+        upstream_client: sends requests to replicas.
+        outcomes: counts requests.
         clock: nanoseconds, monotonic.
+
+    Attributes:
+        draining: the router stops; each response is the last on its connection.
+        refusing: requests on connections that were opened after the start of the drain get 503.
     """
 
     def __init__(
@@ -68,10 +83,8 @@ class Proxy:
         outcomes: OutcomeCounts,
         clock: Callable[[], int],
     ) -> None:
-        self._classes = settings.classes
-        self._default = Promise(
-            settings.default_class, settings.classes[settings.default_class].targets
-        )
+        self._classes = ServiceClasses(classes=settings.classes, default=settings.default_class)
+        self._default = self._classes.resolve(Targets(), header=None, body=None)
         self._timeouts = settings.timeouts
         self._limits = settings.limits
         self._report_valid_ns = settings.probe.report_valid_ns
@@ -83,106 +96,119 @@ class Proxy:
         self._budget = RetryBudget(
             percent=settings.limits.retry_percent, burst=settings.limits.retry_burst
         )
-        self._room = Room(settings.limits.all_bodies_bytes)
-        self._live: set[Watchdog] = set()
+        self._memory = MemoryLimit(settings.limits.all_bodies_bytes)
+        self._running: set[Watchdog] = set()
         self._known: frozenset[object] = frozenset()
+        self._files_exhausted = EventCounter(_log, "open files exhausted")
         self.draining = False
-        """Whether it is to stop: nobody shall come back."""
         self.refusing = False
-        """Whether who comes only now is sent away."""
 
-    def take_leave(self, connections: Iterable[object]) -> None:
-        """From now on an answer is the last on its connection.
+    def begin_drain(self, connections: Iterable[object]) -> None:
+        """Make every response from now on the last on its connection.
 
         Args:
-            connections: of the clients that are here.
+            connections: the open connections, whose next request is still served.
         """
         self.draining = True
         self._known = frozenset(connections)
 
     def stop_all(self) -> None:
-        """End every request that is under way: the time to drain is over."""
-        for watchdog in tuple(self._live):
+        """End every running request, because the grace period is over."""
+        for watchdog in tuple(self._running):
             watchdog.end(Stopping("the router is stopping"))
 
     async def inference(self, request: web.Request) -> web.StreamResponse:
-        """Handle a completion: counted, once, whatever becomes of it."""
-        state = RequestState(self._clock(), self._default, self._room)
+        """Handle a completion and count it once."""
+        state = self._state()
         self._outcomes.begin()
         try:
-            return await self._judged(request, state)
-        except ClientFault as fault:
-            state.client_fault = fault.status
-            return error_response(fault.status, str(fault), fault.code)
-        except Crowded as crowded:
-            return _refused(state, 429, str(crowded), "rate_limit_exceeded")
-        except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
-            # Many clients hang up on reading "[DONE]": they have what they came for.
-            state.outcome = Outcome.OK if state.said_all else Outcome.CANCELLED
+            return await self._completion(request, state)
+        except APIError as refusal:
+            if refusal.status in SATURATED:
+                state.outcome = Outcome.SHED
+            else:
+                state.client_error = refusal.status
+            return error_response(refusal)
+        except (asyncio.CancelledError, ConnectionError):
+            # Many clients leave when they read "[DONE]": they have the whole response.
+            state.outcome = Outcome.OK if state.complete else Outcome.CANCELLED
             raise
-        except Exception:  # noqa: BLE001 - a bug too is one outcome and one answer
+        except Exception:  # noqa: BLE001 - a bug too is one outcome and one response
             _log.exception("request failed")
             state.outcome = Outcome.ERROR
-            return await self._responses.abort(
-                request, state, 500, "the router failed", "internal_error"
-            )
+            error = APIError(500, "the router failed; see its log", code="internal_error")
+            return await self._responses.abort(request, state, error)
         finally:
             state.drop_body()
             self._outcomes.settle(state, self._clock())
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """Pass on a question about the models: no promise, not counted."""
-        return await self._answer(request, RequestState(self._clock(), self._default, self._room))
+        """Pass on a question about the models; it has no outcome."""
+        try:
+            return await self._forward(request, self._state())
+        except APIError as error:
+            return error_response(error)
 
-    async def _judged(self, request: web.Request, state: RequestState) -> web.StreamResponse:
+    def _state(self) -> RequestState:
+        return RequestState(self._clock(), self._default, self._memory.reserve())
+
+    async def _completion(self, request: web.Request, state: RequestState) -> web.StreamResponse:
         state.body = await read_body(
             request,
             limit_bytes=self._limits.body_bytes,
-            timeout_ns=self._timeouts.body_ns,
-            make_room=state.make_room,
+            timeout_s=self._timeouts.body_ns / NS_PER_S,
+            memory=state.memory,
         )
-        state.promise = promise_of(
-            request.headers,
-            state.body,
-            classes=self._classes,
-            default_class=self._default.slo_class,
+        state.uploaded = True
+        compressed = "Content-Encoding" in request.headers
+        header = request.headers.get(HEADER_SLO_CLASS)
+        # Of a valid body only the class is read; other errors are for the engine to name.
+        in_body = None if header is not None or compressed else _class_in(state.body)
+        state.slo = self._classes.resolve(
+            read_targets(request.headers), header=header, body=in_body
         )
-        if "Content-Encoding" not in request.headers:
+        if not compressed:
             state.keys = self._replicas.keys_of(state.body)
         self._budget.earn()
-        return await self._answer(request, state)
+        return await self._forward(request, state)
 
-    async def _answer(self, request: web.Request, state: RequestState) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, state: RequestState) -> web.StreamResponse:
+        """Send a request to replicas until one answers or no attempt is left.
+
+        Raises:
+            APIError: 429 or 503: no replica can take it.
+        """
         if self.refusing and request.protocol not in self._known:
-            return _refused(state, 503, "the router is stopping", "draining")
+            raise unavailable("the router is stopping; retry shortly", "draining")
         replica, placement = self._replicas.place(self._clock(), state.keys)
         if replica is None:
             if placement.reason is PlacementReason.ALL_SATURATED:
-                return _refused(state, 429, "every replica is full", "rate_limit_exceeded")
-            return _refused(state, 503, "no replica is ready", "no_replica_ready")
+                raise overloaded("every replica is full; retry shortly", 1)
+            raise unavailable("no replica is ready; retry shortly", "no_replica_ready")
         first_byte_by_ns = self._clock() + self._timeouts.first_byte_ns
         try:
             while True:
                 watchdog = Watchdog(self._clock, limit_ns=first_byte_by_ns - self._clock())
                 try:
                     result = await self._attempt(request, state, replica, watchdog)
-                except Diverted as diverted:
-                    result = diverted.to
+                except Rerouted as rerouted:
+                    result = rerouted.to
                 if isinstance(result, web.StreamResponse):
                     return result
                 replica = result
         except Expired:
-            return await self._expired(request, state)
+            return await self._expire(request, state)
+        except FilesExhausted as exhausted:
+            self._files_exhausted.add("refused_requests")
+            raise unavailable(
+                "the router reached its limit of open files; retry shortly", "open_files_exhausted"
+            ) from exhausted
         except Stopping:
-            state.outcome = Outcome.ERROR
-            return await self._responses.abort(
-                request, state, 503, "the router stopped before the answer ended", "draining"
-            )
+            error = unavailable("the router stopped before the response ended", "draining")
         except ReplicaLost as lost:
-            state.outcome = Outcome.ERROR
-            return await self._responses.abort(
-                request, state, 502, f"{lost}; try again", "replica_lost"
-            )
+            error = APIError(502, f"{lost}; retry", code="replica_lost")
+        state.outcome = Outcome.ERROR
+        return await self._responses.abort(request, state, error)
 
     async def _attempt(
         self,
@@ -191,63 +217,70 @@ class Proxy:
         replica: Replica,
         watchdog: Watchdog,
     ) -> web.StreamResponse | Replica:
-        """Ask one replica.
+        """Send a request to one replica.
 
         Returns:
-            What the client was sent, or the replica to ask instead.
+            The response to the client, or the replica to send the request to instead.
 
         Raises:
-            ReplicaLost: it is gone, and there is no other or it is too late for another.
-            Diverted: it hangs, and there is another.
-            Expired: nothing came in time.
-            Stopping: the router's time to drain is over.
+            ReplicaLost: the replica is lost, and there is no other or no retry is allowed.
+            Rerouted: the replica hangs, and there is another.
+            Expired: nothing arrived in time.
+            FilesExhausted: no connection can be opened.
+            Stopping: the router's grace period ended.
         """
         state.tried.add(replica.name)
         state.observer = None
         upstream: aiohttp.ClientResponse | None = None
         served = False
         replica.begin(watchdog, partial(self._leave, state, watchdog))
-        self._live.add(watchdog)
+        self._running.add(watchdog)
         try:
             with watchdog:
                 state.sent_ns = self._clock()
                 upstream = await self._upstream_client.send(request, state, replica)
-                told = self._hear(replica, upstream.headers.get(HEADER_LOAD))
+                reported = self._take_report(replica, upstream.headers.get(HEADER_LOAD))
                 if upstream.status >= 500 or upstream.status in SATURATED:
-                    reason = self._refused_by(replica, upstream.status, told=told)
-                    other = self._elsewhere(state, reason)
+                    reason = self._note_refusal(replica, upstream.status, reported=reported)
+                    other = self._retry_on(state, reason)
                     if other is not None:
                         return other
                 else:
                     served = True
                 return await self._responses.forward(request, state, upstream, watchdog)
         except ReplicaLost as lost:
-            _lost(replica, lost)
+            if lost.reason is RetryReason.CONNECT:
+                replica.mark_gone(str(lost))
+            # One broken connection proves little, so a probe checks.
+            replica.wake.set()
             if state.response is None:
-                other = self._elsewhere(state, lost.reason)
+                other = self._retry_on(state, lost.reason)
                 if other is not None:
                     return other
             raise
         finally:
             if upstream is not None:
-                # After a whole answer this does nothing; otherwise it closes the connection,
-                # which is how an engine learns that nobody listens any more.
+                # Closes the connection unless the response is complete, which cancels the request
+                # in the engine.
                 upstream.close()
-            self._live.discard(watchdog)
+            self._running.discard(watchdog)
             replica.end(watchdog, served=served)
 
     def _leave(self, state: RequestState, watchdog: Watchdog) -> None:
-        """Take a request away from a replica that hangs, if nothing of its answer has come.
+        """Take a request away from a replica that hangs, if nothing of its response arrived.
 
-        Without another replica or a retry to spend it stays: the replica may wake up.
+        Without another replica or a retry it stays, because the replica may recover.
         """
         if state.response is None:
-            other = self._elsewhere(state, RetryReason.HUNG)
+            other = self._retry_on(state, RetryReason.HUNG)
             if other is not None:
-                watchdog.end(Diverted(other))
+                watchdog.end(Rerouted(other))
 
-    def _elsewhere(self, state: RequestState, reason: RetryReason) -> Replica | None:
-        """The replica to ask instead, already paid for; None: the client hears of the failure."""
+    def _retry_on(self, state: RequestState, reason: RetryReason) -> Replica | None:
+        """Return the replica for a second attempt, its retry taken from the budget.
+
+        None if the failure has to be passed on to the client.
+        """
         if state.retried:
             return None
         replica, _ = self._replicas.place(self._clock(), state.keys, but=state.tried)
@@ -257,45 +290,51 @@ class Proxy:
         self._outcomes.retry(reason)
         return replica
 
-    def _hear(self, replica: Replica, account: str | None) -> bool:
-        """Take over what an answer's header says of the replica's load, if it says anything."""
-        report = None if account is None else read_report(account)
+    def _take_report(self, replica: Replica, text: str | None) -> bool:
+        """Take over the load that a response's header reports; False if there is none."""
+        report = None if text is None else read_report(text)
         if report is None:
             return False
         replica.take_report(report, self._clock(), valid_ns=self._report_valid_ns)
         return True
 
-    def _refused_by(self, replica: Replica, status: int, *, told: bool) -> RetryReason:
-        if status in SATURATED and not told:
-            # One that told its load may have refused this request alone.
+    def _note_refusal(self, replica: Replica, status: int, *, reported: bool) -> RetryReason:
+        if status in SATURATED and not reported:
+            # A replica that reports its load may have refused only this request.
             replica.mark_saturated(self._clock())
         if status >= 500:
             replica.wake.set()
             return RetryReason.SATURATED if status == 503 else RetryReason.SERVER_ERROR
         return RetryReason.SATURATED
 
-    async def _expired(self, request: web.Request, state: RequestState) -> web.StreamResponse:
+    async def _expire(self, request: web.Request, state: RequestState) -> web.StreamResponse:
         transport = request.transport
         if transport is None or transport.get_write_buffer_size():
-            # It is the client that does not move: its buffers are full and stay so.
+            # The client does not read: its buffers are full and stay so.
             state.outcome = Outcome.CANCELLED
             if transport is not None:
                 transport.abort()
             raise aiohttp.ClientConnectionResetError("the client stopped reading")
         state.outcome = Outcome.TIMEOUT
-        return await self._responses.abort(
-            request, state, 504, "the replica did not answer in time", "replica_timeout"
-        )
+        error = APIError(504, "the replica did not answer in time", code="replica_timeout")
+        return await self._responses.abort(request, state, error)
 
 
-def _lost(replica: Replica, lost: ReplicaLost) -> None:
-    """What a failed request teaches about the replica, before any probe does."""
-    if lost.reason is RetryReason.CONNECT:
-        replica.mark_gone(str(lost))
-    # A single broken connection proves little: ask.
-    replica.wake.set()
+def _class_in(body: bytes) -> str | None:
+    """Return the class that a body names; None if it names none or is not a JSON object.
 
-
-def _refused(state: RequestState, status: int, message: str, code: str) -> web.Response:
-    state.outcome = Outcome.SHED
-    return error_response(status, f"{message}; try again shortly", code, retry_after_s=1)
+    Raises:
+        APIError: 400 if it is not a string.
+    """
+    if b'"slo_class"' not in body:
+        return None
+    try:
+        raw = _CLASS_FIELD.decode(body).slo_class
+    except (ValueError, RecursionError):
+        return None  # the engine names the problem
+    try:
+        return _CLASS.decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(
+            "slo_class must be a string that names a class", "slo_class", "invalid_slo_class"
+        ) from error

@@ -1,4 +1,4 @@
-"""One client request, from its arrival to the record that it is judged by."""
+"""The state of one client request, from its arrival to the record that is judged."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import msgspec
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_US, ms_to_ns
-from goodput_engine.router.sse import TokenObserver
+from goodput_engine.openai.sse import TokenObserver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiohttp import web
 
-    from goodput_engine.router.intake import Promise
-    from goodput_engine.router.room import Room
+    from goodput_engine.http_server import MemoryReservation
+    from goodput_engine.openai.headers import RequestSLO
 
 __all__ = ["RequestState", "Timings", "read_timings"]
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """What an engine says of an answer that it did not stream, in milliseconds from its arrival."""
+    """An engine's timings of a response that it did not stream, in ms from its arrival there."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -34,62 +34,62 @@ _TIMINGS: Final = msgspec.json.Decoder(Timings)
 
 
 def read_timings(text: str | None) -> Timings | None:
-    """The timings of an answer's header; None where it has none, or no sensible ones."""
+    """Return the timings of a response header; None if absent or invalid."""
     if text is None:
         return None
     try:
         timings = _TIMINGS.decode(text)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
     values = (timings.ttft_ms, timings.tpot_ms, timings.tbt_p99_ms)
     return None if any(v is not None and not 0 <= v < 1e9 for v in values) else timings
 
 
 class RequestState:
-    """The mutable state of one client request; its handler is the only writer.
+    """The mutable state of one client request; only its handler writes it.
 
     Args:
-        received_ns: when it came; "scheduled", for the router.
-        promise: what it is held to; the default class's promise until its own is known.
-        room: where its body is counted.
+        received_ns: time of its arrival, which is "scheduled" for the router.
+        slo: its class and targets; the default class's until its own is known.
+        memory: counts the bytes of its body.
 
     Attributes:
-        body: the request's bytes, for as long as they may have to be sent again.
-        keys: its prompt's, for as long as it may have to be placed again.
-        sent_ns: when it was last sent to a replica.
-        tried: the replicas that were asked.
-        retried: whether its one retry is spent.
-        met_stale: whether it was sent again because a pooled connection was closed.
-        response: what the client is being sent, once it has begun.
-        observer: looks at the stream; None for an answer that is not streamed.
-        timings: what the engine said of an answer that was not streamed.
-        outcome: how it ended.
-        client_fault: the HTTP status of an answer that blames the client, else None.
+        body: the request's bytes, while they may have to be sent again.
+        keys: of its prompt, while it may have to be placed again.
+        uploaded: the whole request arrived.
+        sent_ns: time of the last attempt.
+        tried: names of the replicas that were asked.
+        retried: the one retry is used.
+        met_stale: it was sent again because a pooled connection was closed.
+        response: the response to the client, once it has begun.
+        observer: observes the stream; None for a response that is not streamed.
+        timings: the engine's, of a response that is not streamed.
+        outcome: the outcome so far.
+        client_error: the HTTP status of a response that blames the client, else None.
     """
 
     __slots__ = (
-        "_room",
-        "_taken_bytes",
         "body",
-        "client_fault",
+        "client_error",
         "keys",
+        "memory",
         "met_stale",
         "observer",
         "outcome",
-        "promise",
         "received_ns",
         "response",
         "retried",
         "sent_ns",
+        "slo",
         "timings",
         "tried",
+        "uploaded",
     )
 
-    def __init__(self, received_ns: int, promise: Promise, room: Room) -> None:
-        self._room = room
-        self._taken_bytes = 0
+    def __init__(self, received_ns: int, slo: RequestSLO, memory: MemoryReservation) -> None:
         self.received_ns = received_ns
-        self.promise = promise
+        self.slo = slo
+        self.memory = memory
         self.body = b""
         self.keys: Sequence[int] = ()
         self.sent_ns: int | None = None
@@ -100,38 +100,29 @@ class RequestState:
         self.observer: TokenObserver | None = None
         self.timings: Timings | None = None
         self.outcome = Outcome.ERROR
-        self.client_fault: int | None = None
-
-    def make_room(self, count: int) -> None:
-        """Count that many bytes more of its body as held.
-
-        Raises:
-            Crowded: the router holds too many already.
-        """
-        self._room.take(count)
-        self._taken_bytes += count
+        self.client_error: int | None = None
+        self.uploaded = False
 
     def drop_body(self) -> None:
-        """Its body will not be sent again."""
+        """Free the body, which will not be sent again."""
         self.body = b""
         self.keys = ()
-        self._room.give(self._taken_bytes)
-        self._taken_bytes = 0
+        self.memory.release()
 
     def watch_tokens(self) -> TokenObserver:
-        """Begin to look at a stream."""
-        keep_gaps = self.promise.targets.tbt_p99_ns is not None
+        """Return a new observer for a stream."""
+        keep_gaps = self.slo.targets.tbt_p99_ns is not None
         self.observer = TokenObserver(keep_gaps=keep_gaps)
         return self.observer
 
     @property
-    def said_all(self) -> bool:
-        """Whether the answer said that it is complete, and no error in it."""
+    def complete(self) -> bool:
+        """True if the stream reported its end and no error."""
         observer = self.observer
         return observer is not None and observer.finished and not observer.error
 
     def record(self, end_ns: int) -> RequestRecord:
-        """What happened, in the shape that everything is judged in."""
+        """Return the record that is judged."""
         first_ns: int | None = None
         last_ns: int | None = None
         tokens = 0
@@ -141,16 +132,16 @@ class RequestState:
             first_ns, last_ns = self.observer.first_ns, self.observer.last_ns
             tokens, gaps_us = self.observer.tokens, self.observer.gaps_us
         elif self.timings is not None and self.timings.ttft_ms is not None:
-            # The engine's clock starts when it gets the request, ours when the client's came.
+            # The engine's clock starts when it receives the request, ours when the router does.
             first_ns = (self.sent_ns or self.received_ns) + ms_to_ns(self.timings.ttft_ms)
-            # A mean is all it says, so two tokens one mean apart stand for the answer.
+            # Only the mean is known, so two tokens one mean apart stand for the response.
             tokens = 1 if self.timings.tpot_ms is None else 2
             last_ns = first_ns + ms_to_ns(self.timings.tpot_ms or 0)
             if self.timings.tbt_p99_ms is not None:
                 tbt_p99_us = ms_to_ns(self.timings.tbt_p99_ms) // NS_PER_US
         return RequestRecord(
             request_id="",
-            slo_class=self.promise.slo_class,
+            slo_class=self.slo.slo_class,
             scheduled_ns=self.received_ns,
             sent_ns=self.sent_ns,
             first_token_ns=first_ns,
@@ -164,8 +155,8 @@ class RequestState:
 
     @property
     def measurable(self) -> Targets:
-        """The targets that can be judged: all, unless a whole answer came without timings."""
-        targets = self.promise.targets
+        """The targets that can be judged: E2E only, if a whole response came without timings."""
+        targets = self.slo.targets
         blind = self.observer is None and (self.timings is None or self.timings.ttft_ms is None)
         if self.outcome is Outcome.OK and blind:
             return Targets(e2e_ns=targets.e2e_ns)

@@ -1,9 +1,9 @@
-"""Passes a replica's answer on to the client, byte for byte, and says how it ended.
+"""Forwards a replica's response to the client, byte for byte, and notes its outcome.
 
-Before its first token an answer is held back, so that a replica lost until then can be replaced
-by another without the client seeing it. From then on every chunk goes on as it comes; a client
-that reads slowly stops the reading from the replica, because one chunk is written before the
-next is read and both sides' buffers are bounded.
+A response is held back until its first token, so that another replica can take over without the
+client noticing. Then each chunk is forwarded as it arrives. One chunk is written before the next
+is read and both buffers are bounded, so a client that reads slowly slows the reading from the
+replica.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from aiohttp import web
 from goodput_core.contract import HEADER_LOAD, HEADER_TIMINGS
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
+from goodput_engine.http_server import error_response
+from goodput_engine.openai.errors import error_event
 from goodput_engine.router.errors import ReplicaLost, RetryReason
-from goodput_engine.router.replies import error_event, error_response
 from goodput_engine.router.request_state import read_timings
 from goodput_engine.router.upstream_client import end_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from goodput_engine.openai.errors import APIError
     from goodput_engine.router.request_state import RequestState
     from goodput_engine.router.settings import RouterSettings
     from goodput_engine.router.watchdog import Watchdog
@@ -32,13 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["SATURATED", "ResponseStream"]
 
 SATURATED: Final = frozenset({429, 503})
-"""Statuses with which a replica refuses for load, or for now."""
+"""Statuses of a replica that has no capacity now."""
 
 _STREAM: Final = "text/event-stream"
 
 
 class ResponseStream:
-    """Passes answers on.
+    """Forwards responses.
 
     Args:
         settings: time-outs and limits.
@@ -57,52 +59,53 @@ class ResponseStream:
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
-        """Pass on an answer to its end and note its outcome.
+        """Forward a response to its end and note its outcome.
 
         Raises:
-            ReplicaLost: it broke; `state.response` tells whether the client saw any of it.
-            ClientConnectionResetError: the client is gone.
+            ReplicaLost: it broke; `state.response` is None if the client has seen none of it.
+            ClientConnectionResetError: the client left.
         """
         good = 200 <= upstream.status < 300
         readable = good and "Content-Encoding" not in upstream.headers
         streamed = readable and upstream.content_type == _STREAM
         try:
             if streamed:
-                response = await self._pass_stream(request, state, upstream, watchdog)
+                response = await self._forward_stream(request, state, upstream, watchdog)
             else:
-                response = await self._pass_body(request, state, upstream, watchdog)
+                response = await self._forward_body(request, state, upstream, watchdog)
             await response.write_eof()
         except aiohttp.ClientConnectionResetError:
             raise  # the client's side, not the replica's
         except (aiohttp.ClientError, OSError) as error:
             raise ReplicaLost(
-                RetryReason.LOST, "the replica closed the connection before its answer ended"
+                RetryReason.LOST, "the replica closed the connection before its response ended"
             ) from error
         _note_outcome(state, upstream)
         return response
 
     async def abort(
-        self, request: web.Request, state: RequestState, status: int, message: str, code: str
+        self, request: web.Request, state: RequestState, error: APIError
     ) -> web.StreamResponse:
-        """Tell the client that no answer, or no more of it, will come."""
+        """Send an error in place of a response, or of its rest."""
         response = state.response
         if response is None:
-            return error_response(status, message, code)
+            return error_response(error)
         response.force_close()
         if state.observer is not None:
             try:
                 async with asyncio.timeout(self._idle_ns / NS_PER_S):
-                    await response.write(error_event(message, code))
+                    # The blank lines end a line that the replica left open.
+                    await response.write(b"\n\n" + error_event(error))
                     await response.write_eof()
                 return response
             except TimeoutError:
                 pass
-        # No error fits into the middle of a body; an end without its end tells of one.
+        # No error fits into the middle of a body, so the connection is cut.
         if request.transport is not None:
             request.transport.abort()
         return response
 
-    async def _pass_stream(
+    async def _forward_stream(
         self,
         request: web.Request,
         state: RequestState,
@@ -113,18 +116,20 @@ class ResponseStream:
         observer = state.watch_tokens()
         look = observer.feed
         held: list[bytes] = []
-        room = self._held_bytes
-        while observer.first_ns is None and room > 0 and (chunk := await read()):
+        left_bytes = self._held_bytes
+        while observer.first_ns is None and left_bytes > 0 and (chunk := await read()):
             look(chunk, clock())
             held.append(chunk)
-            room -= len(chunk)
-        if observer.first_ns is None and room > 0 and not observer.finished:
-            raise ReplicaLost(RetryReason.LOST, "the replica's answer ended before it began")
+            left_bytes -= len(chunk)
+        if observer.first_ns is None and left_bytes > 0 and not observer.finished:
+            raise ReplicaLost(
+                RetryReason.LOST, "the replica's response ended before its first token"
+            )
         response = await self._begin(request, state, upstream, watchdog)
         write, at_end = response.write, upstream.content.at_eof
         await write(b"".join(held))
         held.clear()
-        # The hot path: one turn per chunk of every stream.
+        # The hot path: one iteration per chunk of every stream.
         while chunk := await read():
             watchdog.touched_ns = now_ns = clock()
             look(chunk, now_ns)
@@ -132,9 +137,10 @@ class ResponseStream:
                 await response.write_eof(chunk)  # one system call for both
                 break
             await write(chunk)
+        observer.end(clock())
         return response
 
-    async def _pass_body(
+    async def _forward_body(
         self,
         request: web.Request,
         state: RequestState,
@@ -160,32 +166,32 @@ class ResponseStream:
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
-        """Send the answer's head: from here on it is this replica's answer or none."""
+        """Send the response's head; from now on the request cannot be retried."""
         headers = end_to_end(upstream.headers)
-        headers.popall(HEADER_LOAD, None)  # the router's to know, not the client's
+        headers.popall(HEADER_LOAD, None)  # for the router only
         response = web.StreamResponse(
             status=upstream.status, reason=upstream.reason, headers=headers
         )
         state.response = response
-        state.drop_body()  # no retry can need it now
+        state.drop_body()
         watchdog.allow(self._idle_ns)
         await response.prepare(request)
         return response
 
 
 def _note_outcome(state: RequestState, upstream: aiohttp.ClientResponse) -> None:
-    """How an answer that came to its end is to be counted."""
+    """Set the outcome of a response that was forwarded to its end."""
     status = upstream.status
     if 200 <= status < 300:
         if state.observer is not None:
-            whole = state.said_all
+            complete = state.complete
         else:
             state.timings = read_timings(upstream.headers.get(HEADER_TIMINGS))
-            whole = upstream.content_type in {"application/json", _STREAM}
-        state.outcome = Outcome.OK if whole else Outcome.ERROR
+            complete = upstream.content_type in {"application/json", _STREAM}
+        state.outcome = Outcome.OK if complete else Outcome.ERROR
     elif status in SATURATED:
         state.outcome = Outcome.SHED
     elif 400 <= status < 500:
-        state.client_fault = status
+        state.client_error = status
     else:
         state.outcome = Outcome.ERROR

@@ -1,4 +1,4 @@
-"""A running router: its parts put together, its sockets, and how it stops."""
+"""A running router: its parts, its ports, and its drain."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from goodput_engine.listening import listen
+from goodput_core.process import raise_open_files
+from goodput_engine.http_server import ADMIN_CONNECTIONS, listen
 from goodput_engine.router.app import admin_app, serving_app
 from goodput_engine.router.errors import RetryReason
 from goodput_engine.router.outcomes import OutcomeCounts
@@ -25,33 +25,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from aiohttp import web
+
     from goodput_engine.router.settings import RouterSettings
     from goodput_engine.router.upstreams import Upstream, UpstreamSource
 
 __all__ = ["RouterService"]
 
 # After the grace period, for the last error events to be written.
-_LAST_WORDS_S: Final = 1.0
-_LOOK_S: Final = 0.05
+_LAST_EVENTS_S: Final = 1.0
+_POLL_S: Final = 0.05
 _log: Final = logging.getLogger(__name__)
 
 
 class RouterService:
-    """A router that listens for as long as the context lasts.
+    """A router that serves while its context is open.
 
     Args:
         settings: classes, policy, time-outs and limits.
-        upstreams: replicas that were named once and for all.
-        source: of replicas that are followed while it runs.
+        upstreams: replicas that never change.
+        source: of replicas that may change.
         host: address of both ports.
         port, admin_port: 0 takes a free one.
         clock: nanoseconds, monotonic.
 
     Attributes:
-        vital: tasks that go on for as long as it listens; without one it is out of date.
+        vital: tasks that must not end while it serves.
 
     Raises:
-        UsageError: a port cannot be listened on, or a name is given twice.
+        UsageError: a port cannot be opened, or a name is given twice.
         InputError: the source's replicas cannot be used.
     """
 
@@ -85,7 +87,7 @@ class RouterService:
         self.admin_url = ""
         self._proxy: Proxy
         self._prober: Prober
-        self._serving: web.AppRunner
+        self._server: web.Server
 
     async def __aenter__(self) -> Self:
         try:
@@ -104,20 +106,19 @@ class RouterService:
         await self._stack.aclose()
 
     async def drain(self, grace_ns: int, *, hurry: asyncio.Event | None = None) -> None:
-        """Take leave of clients, take nothing new, let what runs finish, and end what is left.
+        """Refuse new requests, let running ones finish, and end the rest.
 
-        A client that keeps a connection may be sending just now, or about to once its answer has
-        ended: each connection is good for one answer more, which says that it is the last. One
-        that nobody uses for `parting_ns` is closed just so.
+        A client with an open connection may be sending a request just now. So each connection is
+        served one more response, which announces the close; an unused one is closed after
+        `parting_ns`.
 
         Args:
-            grace_ns: how long it may take.
+            grace_ns: the grace period.
             hurry: ends the grace period when it is set.
         """
         hurry = hurry or asyncio.Event()
-        server, parting_ns = self._serving.server, self._settings.timeouts.parting_ns
-        assert server is not None, "it listens for as long as the context lasts"
-        self._proxy.take_leave(server.connections)
+        server, parting_ns = self._server, self._settings.timeouts.parting_ns
+        self._proxy.begin_drain(server.connections)
         _log.info("draining", extra={"in_flight": self.outcomes.in_flight})
         began_ns = quiet_ns = now_ns = self._clock()
         while now_ns < began_ns + grace_ns and not hurry.is_set():
@@ -127,16 +128,16 @@ class RouterService:
             elif not server.connections or now_ns >= quiet_ns + parting_ns:
                 break
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_POLL_S):
                     await hurry.wait()
             now_ns = self._clock()
-        self._proxy.take_leave(())
+        self._proxy.begin_drain(())
         self._proxy.refusing = True
         cut_short = self.outcomes.in_flight
         if cut_short:
             self._proxy.stop_all()
             try:
-                async with asyncio.timeout(_LAST_WORDS_S):
+                async with asyncio.timeout(_LAST_EVENTS_S):
                     await self.outcomes.idle.wait()
             except TimeoutError:
                 pass
@@ -160,31 +161,28 @@ class RouterService:
             clock=self._clock,
         )
         host, port, admin_port = self._address
-        # Bodies pass as they are, and a client that leaves ends its request at once.
-        self._serving = web.AppRunner(
+        # Bodies are forwarded as they are, and a client that leaves ends its request at once.
+        self.url, self._server = await listen(
+            self._stack,
             serving_app(self._proxy, self.replicas),
-            access_log=None,
+            (host, port),
+            # One file for the client's connection, one for the replica's.
+            limits=settings.connections.within(raise_open_files(), files_each=2),
             handler_cancellation=True,
             auto_decompress=False,
-            shutdown_timeout=1.0,
         )
-        self.url = await listen(self._stack, self._serving, host, port)
-        self.admin_url = await listen(
+        self.admin_url, _ = await listen(
             self._stack,
-            web.AppRunner(
-                admin_app(
-                    self._registry,
-                    llmservice=settings.llmservice,
-                    proxy=self._proxy,
-                    replicas=self.replicas,
-                    outcomes=self.outcomes,
-                    clock=self._clock,
-                ),
-                access_log=None,
-                shutdown_timeout=1.0,
+            admin_app(
+                self._registry,
+                llmservice=settings.llmservice,
+                proxy=self._proxy,
+                replicas=self.replicas,
+                outcomes=self.outcomes,
+                clock=self._clock,
             ),
-            host,
-            admin_port,
+            (host, admin_port),
+            limits=ADMIN_CONNECTIONS,
         )
         self._apply(upstreams)
         if self._source is not None:

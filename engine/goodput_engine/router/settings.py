@@ -1,4 +1,4 @@
-"""What a router is told once, at its start: classes, policy, time-outs and limits."""
+"""The configuration of a router, read once: classes, policy, time-outs and limits."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits
 
 __all__ = ["ProbeSettings", "RouterLimits", "RouterSettings", "Timeouts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long the router waits, in nanoseconds.
+    """Time limits in nanoseconds.
 
     Args:
-        connect_ns: for a TCP connection to a replica; then the request goes elsewhere.
-        first_byte_ns: from the request's placement to the first token, or the first byte of an
-            answer that is not streamed; then 504. Such an answer has its
-            first byte at its end.
-        idle_ns: between two chunks of an answer, and for a client that reads nothing.
-        body_ns: for the client to send its whole request.
-        parting_ns: from the order to stop, for clients to leave connections that they keep open.
+        connect_ns: for a TCP connection to a replica; then another replica is used.
+        first_byte_ns: from the placement to the first token, or to the first byte of a response
+            that is not streamed, which comes when it is complete; then 504.
+        idle_ns: between two chunks of a response, and for a client that reads nothing.
+        body_ns: for the body of a request to arrive.
+        parting_ns: from the start of a drain, for clients to leave idle connections.
     """
 
     connect_ns: int = 2 * NS_PER_S
@@ -35,15 +35,15 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLimits:
-    """How much the router holds.
+    """Limits of memory and retries.
 
     Args:
-        body_bytes: of one request; kept until its first token, for one retry.
-        all_bodies_bytes: of all requests' bodies together; then 429.
-        held_bytes: of an answer before its first token; beyond it the answer is passed on as
-            it is and can no longer be retried.
+        body_bytes: of one request, kept until its first token for a retry.
+        all_bodies_bytes: of all bodies together; then 429.
+        held_bytes: of a response before its first token. A longer one is forwarded as it is and
+            cannot be retried.
         retry_percent: retries per hundred requests, in the long run.
-        retry_burst: retries in a row that a quiet router may make.
+        retry_burst: consecutive retries after a quiet time.
     """
 
     body_bytes: int = 32 << 20
@@ -55,16 +55,16 @@ class RouterLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """How replicas are watched.
+    """Probing of replicas.
 
     Args:
         interval_ns: between two probes of a replica.
-        quick_ns: the first pause before a replica that failed is asked again; it doubles up to
+        quick_ns: the first pause before a failed replica is probed again; it doubles up to
             `interval_ns`.
         timeout_ns: for one probe.
-        strikes: probes in a row that may go unanswered before a replica counts as gone; a
-            refused connection or a plain "not ready" counts at once.
-        concurrency: probes under way at a time.
+        strikes: consecutive probes without an answer after which a replica counts as gone. A
+            refused connection or the answer "not ready" counts at once.
+        concurrency: simultaneous probes.
     """
 
     interval_ns: int = NS_PER_S
@@ -75,19 +75,23 @@ class ProbeSettings:
 
     @property
     def report_valid_ns(self) -> int:
-        """How long a replica's word that it is full counts: until the next is due."""
+        """How long a report of saturation is valid: until the next probe's end."""
         return self.interval_ns + self.timeout_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
-    """Everything a router knows before its first request.
+    """A router.
 
     Args:
         llmservice: the service's name, a label of every metric.
-        policy: which replica a request goes to.
-        classes: the promises by class name, in the manifest's order.
+        policy: places requests on replicas.
+        classes: SLO classes by name, in the manifest's order.
         default_class: the class of a request that names none.
+        timeouts: time limits.
+        limits: of memory and retries.
+        probe: of replicas.
+        connections: limits of the serving port's connections.
     """
 
     llmservice: str
@@ -97,3 +101,4 @@ class RouterSettings:
     timeouts: Timeouts = Timeouts()
     limits: RouterLimits = RouterLimits()
     probe: ProbeSettings = ProbeSettings()
+    connections: ConnectionLimits = CLIENT_CONNECTIONS

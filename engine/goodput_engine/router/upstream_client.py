@@ -1,11 +1,12 @@
-"""One attempt on one replica: open or reuse a connection, send, wait for the answer's head.
+"""One attempt on one replica: open or reuse a connection, send, wait for the response's head.
 
-Everything that can go wrong before the head becomes `ReplicaLost`; what to do about it is the
-caller's to decide.
+Every failure before the head becomes `ReplicaLost` or `FilesExhausted`; the caller decides about
+a retry.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.errors import ReplicaLost, RetryReason
+from goodput_engine.openai.errors import bad_request
+from goodput_engine.router.errors import FilesExhausted, ReplicaLost, RetryReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
     from goodput_engine.router.request_state import RequestState
     from goodput_engine.router.settings import Timeouts
 
-__all__ = ["UpstreamClient", "end_to_end"]
+__all__ = ["UpstreamClient", "end_to_end", "out_of_files"]
 
-# RFC 9110, 7.6.1: these belong to one connection. Host and the length are the new
-# connection's own; Expect was answered when the body was read.
+# RFC 9110, 7.6.1: these belong to one connection. Host and length belong to the new connection,
+# and Expect was answered when the body was read.
 _HOP_BY_HOP: Final = (
     "Connection",
     "Keep-Alive",
@@ -49,8 +51,13 @@ _WHOLE_BYTES: Final = 256 << 10
 _GONE: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
 
 
+def out_of_files(error: BaseException) -> bool:
+    """True if a connection failed because this machine or process has no file left."""
+    return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
+
+
 def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """The headers that a proxy passes on."""
+    """Return the headers that a proxy forwards."""
     passed = CIMultiDict(headers)
     for named in headers.getall("Connection", ()):
         for name in named.split(","):
@@ -61,11 +68,11 @@ def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
 
 
 class UpstreamClient:
-    """The router's one pool of connections to replicas.
+    """The router's pool of connections to replicas.
 
     Args:
-        timeouts: how long to wait for a connection.
-        on_stale: called when a pooled connection turned out to be closed.
+        timeouts: for connecting.
+        on_stale: called when a pooled connection was found closed.
     """
 
     def __init__(self, timeouts: Timeouts, on_stale: Callable[[], None]) -> None:
@@ -73,7 +80,7 @@ class UpstreamClient:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_note_reuse)
         self.session: Final = aiohttp.ClientSession(
-            # No limit: admission is the replicas' to decide, a hidden queue here would delay it.
+            # No limit: a hidden queue here would delay the replicas' admission.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=5),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_ns / NS_PER_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -90,15 +97,17 @@ class UpstreamClient:
     async def send(
         self, request: web.BaseRequest, state: RequestState, replica: Replica
     ) -> aiohttp.ClientResponse:
-        """Send the request as it came and wait for the answer's head.
+        """Send a request unchanged and wait for the response's head.
 
-        A pooled connection that the replica had closed meanwhile fails before a byte of answer;
-        the request is sent once more then, on the same replica, at most once in its life.
+        If the replica had closed a pooled connection, the request is sent once more to the same
+        replica, at most once in its life.
 
         Raises:
-            ReplicaLost: no head came.
+            ReplicaLost: no head arrived.
+            FilesExhausted: this process cannot open a connection.
+            APIError: 400, HTTP cannot carry the request.
         """
-        # Never the request's own idea of a host: its line may name one ("GET http://… HTTP/1.1").
+        # Only the path: the request line may name a host of its own ("GET http://… HTTP/1.1").
         url = URL(replica.base + request.rel_url.raw_path_qs, encoded=True)
         headers = end_to_end(request.headers)
         for name in _OF_REQUEST:
@@ -115,12 +124,16 @@ class UpstreamClient:
             self._on_stale()
             return await self._open(request.method, url, headers, state.body, reused)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            if out_of_files(error):
+                raise FilesExhausted("the limit of open files is reached") from error
             raise ReplicaLost(
                 RetryReason.CONNECT, f"cannot connect to replica {replica.name}"
             ) from error
+        except ValueError as error:  # text that HTTP cannot carry, an invalid URL included
+            raise bad_request("the request's path or headers cannot be forwarded") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ReplicaLost(
-                RetryReason.LOST, f"replica {replica.name} closed the connection unanswered"
+                RetryReason.LOST, f"replica {replica.name} closed the connection without a response"
             ) from error
 
     async def _open(
@@ -146,5 +159,5 @@ async def _note_reuse(
     context: SimpleNamespace,
     _params: aiohttp.TraceConnectionReuseconnParams,
 ) -> None:
-    if context.trace_request_ctx is not None:  # a probe has none
+    if context.trace_request_ctx is not None:  # None for probes
         context.trace_request_ctx.append(True)

@@ -1,7 +1,7 @@
-"""Ends an attempt on which nothing moves, without a timer per chunk, or at somebody's word.
+"""Ends an attempt on which nothing moves, without a timer per chunk.
 
-The hot path only stores the time of its last chunk; the timer looks at it when it fires, and
-goes off or sets itself again.
+The hot path only stores the time of its last chunk. The timer compares it when it fires, and
+cancels the task or sets itself again.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ __all__ = ["Watchdog"]
 
 
 class Watchdog:
-    """A context that cancels its own task when it is too quiet, and then raises `Expired`.
+    """A context that cancels its own task after a silence and raises `Expired`.
 
     `end` does the same at once with another error; the task takes no further step before it.
 
     Args:
         clock: nanoseconds, monotonic.
-        limit_ns: how long nothing may move.
+        limit_ns: the longest silence.
 
     Attributes:
-        touched_ns: when something moved last; whoever moves something sets it.
+        touched_ns: time of the last movement; the guarded code sets it.
     """
 
     __slots__ = (
         "_cancelling",
         "_clock",
         "_error",
+        "_fired",
         "_handle",
         "_limit_ns",
         "_loop",
         "_task",
-        "_went_off",
         "touched_ns",
     )
 
@@ -55,7 +55,7 @@ class Watchdog:
         self._clock = clock
         self._limit_ns = limit_ns
         self._handle: asyncio.TimerHandle | None = None
-        self._went_off = False
+        self._fired = False
         self._error: RouterError = Expired()
         self.touched_ns = clock()
 
@@ -74,14 +74,14 @@ class Watchdog:
             self._handle = None
         # As in asyncio.timeout: a cancellation from outside stays one even when both came.
         if (
-            self._went_off
+            self._fired
             and self._task.uncancel() <= self._cancelling
             and kind is asyncio.CancelledError
         ):
             raise self._error from error
 
     def allow(self, limit_ns: int) -> None:
-        """From now on, let nothing move for this long."""
+        """Set another limit, counted from now."""
         self._limit_ns = limit_ns
         self.touched_ns = self._clock()
         if self._handle is not None:
@@ -89,22 +89,22 @@ class Watchdog:
             self._arm(limit_ns)
 
     def end(self, error: RouterError) -> None:
-        """Leave the context now, with this error; without effect on one that goes off already."""
-        if not self._went_off:
+        """Leave the context now with an error, unless it is being left already."""
+        if not self._fired:
             self._error = error
-            self._go_off()
+            self._fire()
 
     def _arm(self, left_ns: int) -> None:
-        self._handle = self._loop.call_later(left_ns / NS_PER_S, self._look)
+        self._handle = self._loop.call_later(left_ns / NS_PER_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         left_ns = self.touched_ns + self._limit_ns - self._clock()
         if left_ns > 0:
             self._arm(left_ns)
         else:
-            self._go_off()
+            self._fire()
 
-    def _go_off(self) -> None:
-        if not self._went_off:
-            self._went_off = True
+    def _fire(self) -> None:
+        if not self._fired:
+            self._fired = True
             self._task.cancel()

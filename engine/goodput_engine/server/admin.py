@@ -1,13 +1,12 @@
 """The admin port: metrics, the engine's state, and changes of its limits.
 
-A port of its own, so that what clients can reach never shows or steers the engine.
+It is a port of its own, so that no client can read or change the engine through the serving port.
 """
 
 from __future__ import annotations
 
-import asyncio
+import time
 from dataclasses import asdict
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -19,31 +18,31 @@ from goodput_core.contract import (
     PATH_METRICS,
     TOKENIZER_EMULATED,
 )
+from goodput_engine.http_server import MemoryLimit, read_body
+from goodput_engine.server.app import error_middleware
 from goodput_engine.server.limits import LimitsGate
-from goodput_engine.server.load import load_of
-from goodput_engine.server.metrics import CONTENT_TYPE
-from goodput_engine.server.refusals import Refusal
-from goodput_engine.server.serving import error_form
+from goodput_engine.server.metrics import CONTENT_TYPE, load_of
 
 if TYPE_CHECKING:
-    from goodput_engine.server.front import Front
     from goodput_engine.server.metrics import EngineMetrics
+    from goodput_engine.server.state import ServerState
 
 __all__ = ["admin_app"]
 
 _MAX_BODY_BYTES: Final = 64 * 1024
+_ALL_BODIES_BYTES: Final = 4 << 20
 _BODY_S: Final = 10.0
 
 
-def admin_app(front: Front, metrics: EngineMetrics) -> web.Application:
-    """The application of the admin port.
+def admin_app(state: ServerState, metrics: EngineMetrics) -> web.Application:
+    """Return the application of the admin port.
 
     Args:
-        front: the front's state.
+        state: of the HTTP process.
         metrics: of this replica.
     """
-    app = web.Application(middlewares=[error_form(front)], client_max_size=_MAX_BODY_BYTES)
-    admin = _Admin(front, metrics)
+    app = web.Application(middlewares=[error_middleware(state)])
+    admin = _Admin(state, metrics)
     app.router.add_get(PATH_METRICS, admin.metrics)
     app.router.add_get(PATH_CONTROL_STATE, admin.state)
     app.router.add_patch(PATH_CONTROL_LIMITS, admin.limits)
@@ -51,44 +50,48 @@ def admin_app(front: Front, metrics: EngineMetrics) -> web.Application:
 
 
 class _Admin:
-    def __init__(self, front: Front, metrics: EngineMetrics) -> None:
-        self._front = front
+    def __init__(self, state: ServerState, metrics: EngineMetrics) -> None:
+        self._state = state
         self._metrics = metrics
-        settings = front.settings
-        # Nothing but our own messages raises the core's revision, which starts at 0.
-        first = 0 if settings.limits is None else settings.limits.revision
-        self._gate = LimitsGate(token=settings.control_token, revision=first)
+        self._bodies = MemoryLimit(_ALL_BODIES_BYTES)
+        settings = state.settings
+        self._gate = LimitsGate(
+            token=settings.control_token,
+            # Only this process raises the core's revision, which starts at 0.
+            revision=0 if settings.limits is None else settings.limits.revision,
+            unix_ns=time.time_ns,
+        )
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def state(self, _: web.Request) -> web.Response:
-        return _json(_state(self._front))
+        return _json(_control_state(self._state))
 
     async def limits(self, request: web.Request) -> web.Response:
         self._gate.authorise(request.headers.get("Authorization"))
-        core = self._front.serving()
+        core = self._state.serving()
+        memory = self._bodies.reserve()
         try:
-            async with asyncio.timeout(_BODY_S):
-                body = await request.read()
-        except TimeoutError as error:
-            raise Refusal(
-                HTTPStatus.REQUEST_TIMEOUT, f"the body did not arrive within {_BODY_S:g} s"
-            ) from error
-        change = self._gate.read(body, self._front.configure)
+            body = await read_body(
+                request, limit_bytes=_MAX_BODY_BYTES, timeout_s=_BODY_S, memory=memory
+            )
+        finally:
+            memory.release()
+        change = self._gate.read(body, self._state.configure)
         core.set_limits(change)
         return _json({"revision": change.revision})
 
 
-def _state(front: Front) -> dict[str, Any]:
-    settings = front.settings
-    configure = front.configure
+def _control_state(server: ServerState) -> dict[str, Any]:
+    settings = server.settings
+    configure = server.configure
     state: dict[str, Any] = {
-        "epoch": front.epoch,
-        "llmservice": settings.names.llmservice,
-        "replica": settings.names.replica,
-        "revision": settings.names.revision,
-        "phase": front.phase,
+        "epoch": server.epoch,
+        "llmservice": settings.identity.llmservice,
+        "replica": settings.identity.replica,
+        "revision": settings.identity.revision,
+        "phase": server.phase,
         "policy": configure.policy,
         "preemption": configure.preemption,
         "bounds": {
@@ -97,16 +100,16 @@ def _state(front: Front) -> dict[str, Any]:
             "max_waiting": [0, configure.max_waiting],
         },
         "device": settings.device,
-        "in_flight": front.in_flight,
-        "answered": front.answered.bins(),
+        "in_flight": server.in_flight,
+        "answered": server.lengths.rows(),
     }
-    if front.core is not None and front.ready is not None:
-        core = front.core.state
+    if server.core is not None and server.ready is not None:
+        core = server.core.state
         state |= asdict(core)
-        state["max_model_tokens"] = front.ready.max_model_tokens
-        state["startup_seconds"] = front.startup_s
+        state["max_model_tokens"] = server.ready.max_model_tokens
+        state["startup_seconds"] = server.startup_s
         state["tokenizer"] = TOKENIZER_EMULATED
-        state |= load_of(front.core, draining=front.draining)
+        state |= load_of(server.core, draining=server.draining)
     return state
 
 

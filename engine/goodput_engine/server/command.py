@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,13 +17,14 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_engine.core.configuration import configuration
+from goodput_engine.http_server import add_connection_arguments, connection_limits
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.device_choice import choose_device, device_facts
-from goodput_engine.server.following import followed
-from goodput_engine.server.last_limits import read_last_limits
 from goodput_engine.server.lifecycle import serve
-from goodput_engine.server.settings import EngineSettings, Names
+from goodput_engine.server.limits import read_last_limits
+from goodput_engine.server.manifest_watch import followed_fields
+from goodput_engine.server.settings import EngineSettings, ReplicaIdentity
 
 if TYPE_CHECKING:
     import argparse
@@ -107,6 +109,7 @@ def make_parser() -> CommandParser:
         "--grace", type=argument_type(parse_duration, "duration"), default="30s", metavar="TIME",
         help="after SIGTERM, how long running answers may take to finish (%(default)s)",
     )  # fmt: skip
+    add_connection_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="print one line of JSON on stdout when ready"
     )
@@ -134,17 +137,20 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
         step_log=None if args.step_log is None else str(args.step_log.absolute()),
     )
     return EngineSettings(
-        names=Names(
+        identity=ReplicaIdentity(
             llmservice=service.metadata.name,
             replica=_in_headers("--name", args.name)
             or _in_headers(ENV_REPLICA, environment.get(ENV_REPLICA))
             or _LOCAL,
             revision=_in_headers(ENV_REVISION, environment.get(ENV_REVISION)) or _LOCAL,
         ),
-        followed=followed(service),
+        followed=followed_fields(service),
         manifest=args.manifest,
         configure=configure,
-        limits=None if args.limits is None else read_last_limits(args.limits, configure),
+        limits=None
+        if args.limits is None
+        else read_last_limits(args.limits, configure, unix_ns=time.time_ns()),
+        connections=connection_limits(args),
         device=device_facts(profile),
         host=args.host,
         port=args.port,

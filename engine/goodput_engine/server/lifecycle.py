@@ -1,7 +1,7 @@
-"""A replica's life: listen, start the core, serve, drain, end.
+"""The life of a replica: listen, start the core, serve, drain, end.
 
-Both ports open before the core is ready, so that a probe tells a slow start from a dead
-process. SIGTERM drains; a second one, a closed stdin or a dead core does not wait.
+Both ports open before the core is ready, so that a probe can tell a slow start from a dead
+process. SIGTERM drains; a second one, a closed stdin or a dead core ends the process at once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
-
+from goodput_core.process import raise_open_files
+from goodput_core.signals import Shutdown
 from goodput_engine.core_client import CoreClient
-from goodput_engine.listening import announce, listen
+from goodput_engine.http_server import ADMIN_CONNECTIONS, announce, listen
 from goodput_engine.server.admin import admin_app
-from goodput_engine.server.following import follow_manifest
-from goodput_engine.server.front import Front, Phase
+from goodput_engine.server.app import serving_app
+from goodput_engine.server.manifest_watch import watch_manifest
 from goodput_engine.server.metrics import EngineMetrics
-from goodput_engine.server.serving import serving_app
-from goodput_engine.stopping import Stops, require_running
+from goodput_engine.server.state import ServerPhase, ServerState
+from goodput_engine.stopping import require_running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -35,63 +35,73 @@ __all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
 
-_KEEPALIVE_S: Final = 75.0
-# After the grace period, or when the core died: for the last events to leave.
-_LAST_WORDS_S: Final = 1.0
+# After the grace period, or after the core died, for the last events to be written.
+_LAST_EVENTS_S: Final = 1.0
 
 
 async def serve(settings: EngineSettings) -> int:
-    """Run a replica until it is told to end; returns the process's exit code.
+    """Run a replica until it is stopped; return the exit code of the process.
 
     Raises:
         UsageError: a port cannot be opened.
         GoodputError: the core could not start, or died.
-        Exception: whatever ended a task that should not have ended.
+        Exception: the error of a background task that ended.
     """
     started = time.monotonic()
-    stops = Stops(exit_with_parent=settings.exit_with_parent)
-    front = Front(settings)
+    shutdown = Shutdown(exit_with_parent=settings.exit_with_parent)
+    state = ServerState(settings)
     metrics = EngineMetrics(
-        settings.names, lambda: None if front.core is None else front.core.state
+        settings.identity, lambda: None if state.core is None else state.core.state
     )
+    connections = settings.connections.within(raise_open_files(), files_each=1)
     async with AsyncExitStack() as stack:
-        readers = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="long-bodies"))
-        url = await _open(stack, serving_app(front, readers), settings.host, settings.port)
-        admin_url = await _open(
-            stack, admin_app(front, metrics), settings.host, settings.admin_port
+        parsers = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="long-bodies"))
+        url, _ = await listen(
+            stack,
+            serving_app(state, parsers),
+            (settings.host, settings.port),
+            limits=connections,
+            handler_cancellation=True,
+        )
+        admin_url, _ = await listen(
+            stack,
+            admin_app(state, metrics),
+            (settings.host, settings.admin_port),
+            limits=ADMIN_CONNECTIONS,
+            handler_cancellation=True,
         )
         core = await CoreClient.start(settings.configure, on_step=metrics.observe)
         stack.push_async_callback(core.close)
         ready = asyncio.ensure_future(core.await_ready())
-        await _any(stops.soon.wait(), ready)
+        await _any(shutdown.requested.wait(), ready)
         if not ready.done():
             ready.cancel()
-            return stops.exit_code
+            return shutdown.exit_code
         if settings.limits is not None:
             core.set_limits(settings.limits)
-        front.serve(core, ready.result(), startup_s=time.monotonic() - started)
-        following = asyncio.create_task(
-            follow_manifest(settings.manifest, settings.followed, front.follow)
+        state.serve(core, ready.result(), startup_s=time.monotonic() - started)
+        watching = asyncio.create_task(
+            watch_manifest(settings.manifest, settings.followed, state.follow)
         )
-        stack.callback(following.cancel)
-        _settle()
+        stack.callback(watching.cancel)
+        _reduce_pauses()
         announce(url, admin_url, as_json=settings.json)
-        await _any(stops.wait(following), core.gone)
+        await _any(shutdown.wait(watching), core.gone)
         if not core.gone.done():
-            await _drain(front, core, stops)
+            await _drain(state, core, shutdown)
         if core.gone.done():
-            front.phase = Phase.FAILED
-            await _last_words(front)
-            raise await core.obituary()
-        require_running(following)
-        return stops.exit_code
+            state.phase = ServerPhase.FAILED
+            await _last_events(state)
+            raise await core.failure()
+        require_running(watching)
+        return shutdown.exit_code
 
 
-def _settle() -> None:
-    """Keep the interpreter's own pauses out of the stream of tokens.
+def _reduce_pauses() -> None:
+    """Keep the interpreter's pauses out of the token streams.
 
-    Measured on two cores: a full garbage collection takes 19 ms before and nothing after what
-    lives for ever is frozen; and while a prompt of 500,000 tokens is read in its thread, the
+    Measured on two cores: a full garbage collection takes 19 ms before and nothing after the
+    long-lived objects are frozen. While a prompt of 500,000 tokens is parsed in its thread, the
     longest gap of other streams falls from about 30 ms to 16.
     """
     gc.collect()
@@ -99,36 +109,38 @@ def _settle() -> None:
     sys.setswitchinterval(0.0005)
 
 
-async def _drain(front: Front, core: CoreClient, stops: Stops) -> None:
-    """Let what runs finish, within the grace period."""
-    grace_s = front.settings.grace_s
-    _log.info("draining", extra={"in_flight": front.in_flight, "grace_s": grace_s})
-    front.phase = Phase.DRAINING
-    core.drain()
+async def _drain(state: ServerState, core: CoreClient, shutdown: Shutdown) -> None:
+    """Let running requests finish, within the grace period."""
+    grace_s = state.settings.grace_s
+    _log.info("draining", extra={"in_flight": state.in_flight, "grace_s": grace_s})
+    state.phase = ServerPhase.DRAINING
     try:
         async with asyncio.timeout(grace_s):
-            await _any(front.idle.wait(), stops.now.wait(), core.gone)
+            # Requests admitted before are submitted before the core stops to admit.
+            await _any(state.submitted.wait(), shutdown.immediate.wait(), core.gone)
+            core.drain()
+            await _any(state.idle.wait(), shutdown.immediate.wait(), core.gone)
     except TimeoutError:
         pass
     if core.gone.done():
         return
-    cut_short = front.in_flight
+    cut_short = state.in_flight
     core.abandon()
-    await _last_words(front)
+    await _last_events(state)
     _log.info("stopped", extra={"cut_short": cut_short})
 
 
-async def _last_words(front: Front) -> None:
-    """Wait until the handlers have told their clients, but not for clients that do not read."""
+async def _last_events(state: ServerState) -> None:
+    """Wait until the handlers have written their last events, but not for stalled clients."""
     try:
-        async with asyncio.timeout(_LAST_WORDS_S):
-            await front.idle.wait()
+        async with asyncio.timeout(_LAST_EVENTS_S):
+            await state.idle.wait()
     except TimeoutError:
         pass
 
 
 async def _any(*awaitables: Awaitable[object]) -> None:
-    """Wait for the first; a future that was passed in goes on, a coroutine is cancelled."""
+    """Wait for the first; cancel those that are coroutines, not futures of the caller."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -136,16 +148,3 @@ async def _any(*awaitables: Awaitable[object]) -> None:
         for task, awaitable in zip(tasks, awaitables, strict=True):
             if task is not awaitable:
                 task.cancel()
-
-
-async def _open(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> str:
-    """Listen, and return the URL with the port that it got."""
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        handler_cancellation=True,
-        keepalive_timeout=_KEEPALIVE_S,
-        shutdown_timeout=_LAST_WORDS_S,
-    )
-    return await listen(stack, runner, host, port)

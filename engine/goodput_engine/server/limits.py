@@ -1,28 +1,41 @@
-"""`PATCH /control/limits`: who may change the core's bounds, and to what.
+"""Changes of the core's limits: `PATCH /control/limits`, and the file that keeps the last ones.
 
-A revision that only rises makes a late or repeated message harmless: with several writers the
-newest decision stands, whatever the order of arrival.
+A change has a revision that must rise, so a late or repeated message is harmless: with several
+writers the newest decision stays in force, whatever the order of arrival.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from goodput_core.contract import MAX_LIMITS_REVISION
+from goodput_core.contract import ENV_CONTROL_TOKEN, MAX_LIMITS_REVISION
 from goodput_core.spec.choices import BudgetLaw, Policy
+from goodput_core.units import NS_PER_S
 from goodput_engine.messages import Configure, Limits, SetLimits
+from goodput_engine.openai.errors import APIError, bad_request
 from goodput_engine.scheduler.policies.registry import POLICIES
-from goodput_engine.server.refusals import Refusal, bad_request
 
-__all__ = ["LimitsGate"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["LimitsGate", "read_last_limits"]
+
+_MAX_FILE_BYTES: Final = 64 << 10
+_MAX_STEP: Final = 1 << 20
+_MAX_AHEAD_NS: Final = 3600 * NS_PER_S
+_log: Final = logging.getLogger(__name__)
+
+_Revision = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMITS_REVISION)]
 
 
 class _Patch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    revision: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMITS_REVISION)]
+    revision: _Revision
     token_budget: int | None = None
     max_num_seqs: int | None = None
     max_waiting: int | None = None
@@ -30,61 +43,87 @@ class _Patch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     safety_percent: int | None = None
 
 
+class _KeptLimits(msgspec.Struct, frozen=True):
+    """The fields that are read from a file of limits; others are ignored."""
+
+    revision: _Revision
+    token_budget: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    safety_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
+
+
 _PATCH: Final = msgspec.json.Decoder(_Patch)
+_KEPT: Final = msgspec.json.Decoder(_KeptLimits)
+
+
+def highest_revision(current: int, *, unix_ns: int) -> int:
+    """Return the highest revision that may follow another.
+
+    A writer counts up or uses Unix nanoseconds. A number above both is a mistake, and in force it
+    would block every later change.
+
+    Args:
+        current: the revision in force.
+        unix_ns: the time now.
+    """
+    return min(MAX_LIMITS_REVISION, max(current + _MAX_STEP, unix_ns + _MAX_AHEAD_NS))
 
 
 class LimitsGate:
-    """Lets changes of limits through, each newer than the last.
+    """Validates changes of limits, each newer than the last.
 
     Args:
-        token: what the caller must know; None: nobody may change limits.
+        token: the bearer token; None if limits cannot be changed.
         revision: of the limits in force at the start.
+        unix_ns: returns the Unix time in nanoseconds.
     """
 
-    def __init__(self, *, token: str | None, revision: int) -> None:
+    def __init__(self, *, token: str | None, revision: int, unix_ns: Callable[[], int]) -> None:
         self._token = token
         self._revision = revision
+        self._unix_ns = unix_ns
 
     def authorise(self, authorization: str | None) -> None:
         """Check the `Authorization` header.
 
         Raises:
-            Refusal: 403 where no token is configured, 401 for a missing or a wrong one.
+            APIError: 403 where no token is configured, 401 for a missing or a wrong one.
         """
         if not self._token:
-            raise Refusal(
+            raise APIError(
                 HTTPStatus.FORBIDDEN,
                 "limits cannot be changed here: the engine was started without "
-                "GOODPUT_CONTROL_TOKEN",
+                f"{ENV_CONTROL_TOKEN}",
                 code="control_disabled",
             )
         scheme, _, given = (authorization or "").partition(" ")
-        # Headers and environment hold bytes that are no UTF-8 as surrogates.
+        # Headers and environment hold bytes that are not UTF-8 as surrogates.
         known = hmac.compare_digest(
             given.strip().encode(errors="surrogateescape"),
             self._token.encode(errors="surrogateescape"),
         )
         if scheme.lower() != "bearer" or not known:
-            raise Refusal(
+            raise APIError(
                 HTTPStatus.UNAUTHORIZED,
                 "send the control token as `Authorization: Bearer TOKEN`",
                 code="invalid_token",
             )
 
     def read(self, data: bytes, bounds: Configure) -> SetLimits:
-        """Validate a change and count its revision.
+        """Validate a change and put its revision in force.
 
         Args:
             data: the request's body.
-            bounds: what the manifest allows at this moment.
+            bounds: the manifest's bounds as they are now.
 
         Raises:
-            Refusal: 400 for a bad field or a value out of bounds, 409 for an old revision.
+            APIError: 400 for a bad field, a value out of bounds or an implausible revision, 409
+                for an old revision.
         """
         try:
             patch = _PATCH.decode(data)
         except (ValueError, RecursionError) as error:
-            raise bad_request(f"not a change of limits: {error}") from error
+            raise bad_request(f"the body is not a change of limits: {error}") from error
         _within(
             "token_budget", patch.token_budget, bounds.min_token_budget, bounds.max_token_budget
         )
@@ -94,17 +133,25 @@ class LimitsGate:
         paced = bounds.budget_law is not None and POLICIES[Policy(bounds.policy)].paced
         if not paced and (patch.budget_law or patch.safety_percent):
             raise bad_request(
-                "nothing sizes the prompts' share of a step here: control.mode is not Auto, or "
-                "the policy keeps prompts whole or sizes steps itself",
+                "no token-budget law runs here: control.mode is not Auto, or the policy keeps "
+                "prompts whole or sizes steps itself",
                 "budget_law" if patch.budget_law else "safety_percent",
                 "not_paced",
             )
         if patch.revision <= self._revision:
-            raise Refusal(
+            raise APIError(
                 HTTPStatus.CONFLICT,
                 f"revision {patch.revision} is not newer than {self._revision}, which is in force",
                 param="revision",
                 code="stale_revision",
+            )
+        highest = highest_revision(self._revision, unix_ns=self._unix_ns())
+        if patch.revision > highest:
+            raise bad_request(
+                f"revision {patch.revision} is implausible; after {self._revision} send the next "
+                f"number, or Unix nanoseconds, up to {highest}",
+                "revision",
+                "implausible_revision",
             )
         self._revision = patch.revision
         return SetLimits(
@@ -117,6 +164,46 @@ class LimitsGate:
                 safety_percent=patch.safety_percent,
             ),
         )
+
+
+def read_last_limits(path: Path, bounds: Configure, *, unix_ns: int) -> SetLimits | None:
+    """Return the limits that a file keeps, brought within the manifest's bounds.
+
+    The writer of limits may be gone when an engine starts, which then continues with the last
+    ones. A missing or damaged file keeps no engine from starting.
+
+    Args:
+        path: a JSON object with `revision` and any of `token_budget`, `max_num_seqs` and
+            `safety_percent`.
+        bounds: the manifest's.
+        unix_ns: the time now.
+
+    Returns:
+        The limits; None if there are none that can be used.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        kept = _KEPT.decode(data)
+        if kept.revision > highest_revision(0, unix_ns=unix_ns):
+            raise ValueError(f"revision {kept.revision} is implausible")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        detail = str(error)[:200]
+        _log.warning("last limits unusable", extra={"file": str(path), "detail": detail})
+        return None
+    budget, seqs = kept.token_budget, kept.max_num_seqs
+    if budget is not None:
+        budget = min(max(budget, bounds.min_token_budget), bounds.max_token_budget)
+    return SetLimits(
+        revision=kept.revision,
+        limits=Limits(
+            token_budget=budget,
+            max_num_seqs=None if seqs is None else min(seqs, bounds.max_num_seqs),
+            safety_percent=kept.safety_percent,
+        ),
+    )
 
 
 def _within(name: str, value: int | None, low: int, high: int) -> None:

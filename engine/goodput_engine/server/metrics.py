@@ -1,19 +1,21 @@
-"""The engine's metrics, in Prometheus' text form, from what the core says after each step.
+"""Measurements of a replica: Prometheus metrics and its load.
 
-The core's snapshot already counts since its start, so a scrape only translates it; a step
-costs one histogram observation.
+The core's snapshot already counts from its start, so a scrape only translates it; a step costs
+one histogram observation.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from goodput_core.contract import (
+    HEADER_LOAD,
     LABEL_KV_STATE,
     LABEL_LLMSERVICE,
     LABEL_REVISION,
@@ -37,6 +39,7 @@ from goodput_core.contract import (
     METRIC_WAITING,
     ROLE_ENGINE,
 )
+from goodput_core.placement import is_saturated
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -45,10 +48,12 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from goodput_core.engine_state import EngineState
+    from goodput_engine.core_client import CoreClient
     from goodput_engine.messages import StepOutputs
-    from goodput_engine.server.settings import Names
+    from goodput_engine.server.settings import ReplicaIdentity
+    from goodput_engine.server.state import ServerState
 
-__all__ = ["CONTENT_TYPE", "EngineMetrics"]
+__all__ = ["CONTENT_TYPE", "EngineMetrics", "LoadHeader", "load_of"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -93,13 +98,13 @@ class EngineMetrics:
     """The metrics of one replica, in a registry of their own.
 
     Args:
-        names: for the labels.
-        state: the core's last snapshot; None before there is one.
+        identity: for the labels.
+        state: returns the core's last snapshot; None before there is one.
     """
 
-    def __init__(self, names: Names, state: Callable[[], EngineState | None]) -> None:
+    def __init__(self, identity: ReplicaIdentity, state: Callable[[], EngineState | None]) -> None:
         self._registry = CollectorRegistry()
-        values = (names.llmservice, names.revision, ROLE_ENGINE)
+        values = (identity.llmservice, identity.revision, ROLE_ENGINE)
         self._steps = Histogram(
             METRIC_STEP_SECONDS,
             "Device time of a step.",
@@ -110,12 +115,12 @@ class EngineMetrics:
         self._registry.register(_StateCollector(values, state))
 
     def observe(self, step: StepOutputs) -> None:
-        """Count one step; a message without a step counts nothing."""
+        """Count one step; a message without a step is not counted."""
         if step.step_ns:
             self._steps.observe(step.step_ns / NS_PER_S)
 
     def text(self) -> bytes:
-        """What `GET /metrics` answers."""
+        """Return the response body of `GET /metrics`."""
         return generate_latest(self._registry)
 
 
@@ -155,3 +160,58 @@ class _StateCollector(Collector):
         host.add_metric((*self._values, "used"), state.host_total_blocks - host_free)
         host.add_metric((*self._values, "empty"), host_free)
         yield host
+
+
+def load_of(core: CoreClient, *, draining: bool) -> dict[str, int | bool]:
+    """Return the load of a running core, as of its last step.
+
+    Placement uses it. It stands in `GET /control/state` and in a header of every response, which
+    is fresher than any poll.
+
+    Args:
+        core: the core.
+        draining: the HTTP process admits no new request.
+    """
+    state = core.state
+    saturated = is_saturated(
+        running=state.running,
+        max_num_seqs=state.max_num_seqs,
+        waiting=state.waiting,
+        max_waiting=state.max_waiting,
+        kv_used_blocks=state.kv_total_blocks - state.kv_free_blocks,
+        kv_total_blocks=state.kv_total_blocks,
+    )
+    return {
+        "running": state.running,
+        "waiting": state.waiting,
+        "max_waiting": state.max_waiting,
+        "kv_free_blocks": state.kv_free_blocks,
+        "kv_total_blocks": state.kv_total_blocks,
+        "saturated": saturated or core.full,
+        "draining": state.draining or draining,
+    }
+
+
+class LoadHeader:
+    """Builds the load header of responses, again only after a change.
+
+    Args:
+        state: of the HTTP process.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._known: tuple[EngineState | None, bool, bool] = (None, False, False)
+        self._headers: dict[str, str] = {}
+
+    def headers(self) -> dict[str, str]:
+        """Return the header by its name, read-only; empty before the core is ready."""
+        core = self._state.core
+        if core is None:
+            return self._headers
+        known = (core.state, core.full, self._state.draining)
+        if known != self._known:
+            load = load_of(core, draining=self._state.draining)
+            self._known = known
+            self._headers = {HEADER_LOAD: msgspec.json.encode(load).decode()}
+        return self._headers

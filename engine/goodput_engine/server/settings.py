@@ -1,4 +1,4 @@
-"""All that a replica's front is told when it starts, read once from arguments and environment."""
+"""The configuration of a replica's HTTP process, read once from arguments and environment."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits
 from goodput_engine.messages import Configure, SetLimits
-from goodput_engine.server.following import Followed
+from goodput_engine.server.manifest_watch import FollowedFields
 
-__all__ = ["ClientLimits", "EngineSettings", "Names"]
+__all__ = ["ClientLimits", "EngineSettings", "ReplicaIdentity"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """What this replica is called.
+class ReplicaIdentity:
+    """The names of a replica.
 
     Args:
         llmservice: the service; also the model's name in OpenAI's API.
         replica: this process.
-        revision: the rollout it belongs to.
+        revision: the rollout that it belongs to.
     """
 
     llmservice: str
@@ -30,22 +31,25 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What a client may take of this process.
+    """Limits of what clients may use.
 
     Args:
-        body_bytes: a longer body is refused with 413.
-        all_bodies_bytes: what would add to as much, held of all bodies together while they are
-            read, is refused with 429.
-        body_s: a body that takes longer is refused with 408.
-        inline_bytes: a longer body is read in a thread, so that it delays nobody else's tokens.
-        stall_s: a stream whose client takes nothing for so long is ended.
-        event_tokens: a client that fell behind gets at most so many tokens in one event.
+        body_bytes: a larger body gets 413.
+        body_base_bytes, body_token_bytes: so does a body above the base and this much for each
+            token of the model's context.
+        all_bodies_bytes: of all bodies that are being read; a body beyond gets 429.
+        body_s: for a body to arrive; then 408.
+        inline_bytes: a larger body is parsed in a thread, so that it does not delay streams.
+        stall_s: a stream ends whose client reads nothing for this time.
+        event_tokens: the most tokens in one event, for a client that fell behind.
     """
 
-    body_bytes: int = 32 * 1024 * 1024
-    all_bodies_bytes: int = 256 * 1024 * 1024
+    body_bytes: int = 32 << 20
+    body_base_bytes: int = 1 << 20
+    body_token_bytes: int = 64
+    all_bodies_bytes: int = 256 << 20
     body_s: float = 30.0
-    inline_bytes: int = 48 * 1024
+    inline_bytes: int = 48 << 10
     stall_s: float = 60.0
     event_tokens: int = 4096
 
@@ -55,23 +59,24 @@ class EngineSettings:
     """A replica.
 
     Args:
-        names: what it is called.
-        followed: what may change while it runs, as it is at the start.
-        manifest: the file in which it changes.
-        configure: what its core runs.
-        device: of its device, for `GET /control/state`: name, form and coefficients, start-up.
-        host: where both ports listen.
+        identity: its names.
+        followed: the manifest fields that may change while it runs, as at the start.
+        manifest: the file in which they change.
+        configure: the core's configuration.
+        device: for `GET /control/state`: the device's name, form, coefficients and start-up time.
+        host: address of both ports.
         port, admin_port: 0 for any free one.
-        grace_s: how long running answers may go on after SIGTERM.
-        exit_with_parent: end when stdin is closed.
+        grace_s: for running requests to finish after SIGTERM.
+        exit_with_parent: stop when stdin is closed.
         json: print one line of JSON on stdout when ready.
-        control_token: bearer token of `PATCH /control/limits`; None: nobody may change them.
-        clients: what a client may take.
-        limits: in force from the start, in place of the manifest's; None: the manifest's.
+        control_token: bearer token of `PATCH /control/limits`; None disables it.
+        clients: limits of what clients may use.
+        connections: limits of the serving port's connections.
+        limits: in force from the start, instead of the manifest's; None for the manifest's.
     """
 
-    names: Names
-    followed: Followed
+    identity: ReplicaIdentity
+    followed: FollowedFields
     manifest: Path
     configure: Configure
     device: Mapping[str, Any]
@@ -83,4 +88,5 @@ class EngineSettings:
     json: bool
     control_token: str | None = field(repr=False)
     clients: ClientLimits = ClientLimits()
+    connections: ConnectionLimits = CLIENT_CONNECTIONS
     limits: SetLimits | None = None

@@ -6,10 +6,9 @@ Both are settings of the whole process, so the operator makes them once, when it
 from __future__ import annotations
 
 import gc
-import resource
 from typing import Final
 
-__all__ = ["collect_garbage_seldom", "raise_open_files"]
+__all__ = ["collect_garbage_seldom"]
 
 _YOUNG: Final = 100_000
 """Several turns' worth of objects. With Python's 700, what a turn holds while it waits for answers
@@ -21,17 +20,3 @@ def collect_garbage_seldom() -> None:
     """Look for garbage among young objects only after many of them were made."""
     _, *older = gc.get_threshold()
     gc.set_threshold(_YOUNG, *older)
-
-
-def raise_open_files() -> int:
-    """Raise the limit of open files as far as it goes without privileges; returns the limit.
-
-    Every pod that is asked keeps a connection. Container runtimes leave a process 1,024 files and
-    let it have many more. Nothing of ours uses `select`, which could not count so far.
-    """
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    except (ValueError, OSError):  # macOS refuses "unlimited"
-        return soft
-    return most

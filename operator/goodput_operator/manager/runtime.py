@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.errors import InputError, UnreachableError, root_of
+from goodput_core.process import raise_open_files
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.kube.cache import Cache
@@ -22,7 +23,7 @@ from goodput_operator.kube.objects import LLMSERVICE
 from goodput_operator.kube.watch import WATCHED, connect, watch_session
 from goodput_operator.manager.health import Health
 from goodput_operator.manager.probes import Probes
-from goodput_operator.manager.process_limits import collect_garbage_seldom, raise_open_files
+from goodput_operator.manager.process_limits import collect_garbage_seldom
 from goodput_operator.measure.gathering import session_for_pods
 from goodput_operator.reconcile.apply import Applier, LimitsPusher
 from goodput_operator.reconcile.event_recorder import EventRecorder

@@ -9,22 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from goodput_core.contract import (
-    HEADER_OUTPUT_TOKENS,
-    HEADER_PRIORITY,
-    HEADER_REQUEST_ID,
-    HEADER_SLO_CLASS,
-    HEADER_SLO_E2E_MS,
-    HEADER_SLO_TPOT_MS,
-    HEADER_SLO_TTFT_MS,
-    PATH_CHAT_COMPLETIONS,
-    PATH_COMPLETIONS,
-)
-from goodput_core.units import NS_PER_MS
+from goodput_core.contract import PATH_CHAT_COMPLETIONS, PATH_COMPLETIONS
+from goodput_engine.openai.bodies import request_body
+from goodput_engine.openai.headers import write_headers
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.run.facts import LengthPinning
 
@@ -34,8 +23,6 @@ if TYPE_CHECKING:
     from goodput_replay.sending.prompts import Prompts
 
 __all__ = ["Endpoint", "PreparedRequest", "RequestRenderer"]
-
-_MAX_ID: Final = 128
 
 
 class Endpoint(StrEnum):
@@ -92,12 +79,11 @@ class RequestRenderer:
 
     def render(self, planned: PlannedRequest) -> PreparedRequest:
         """The body and the headers of one request."""
-        options = msgspec.json.encode(self._options(planned))[:-1]
-        prompt = self._prompts.render(planned.prompt)
-        if self._endpoint is Endpoint.COMPLETIONS:
-            body = b'%s,"prompt":%s}' % (options, prompt)
-        else:
-            body = b'%s,"messages":[{"role":"user","content":%s}]}' % (options, prompt)
+        body = request_body(
+            self._options(planned),
+            self._prompts.render(planned.prompt),
+            chat=self._endpoint is Endpoint.CHAT,
+        )
         return PreparedRequest(
             planned=planned,
             body=body,
@@ -120,26 +106,10 @@ class RequestRenderer:
         return options
 
     def _headers(self, planned: PlannedRequest) -> dict[str, str]:
-        headers = {HEADER_REQUEST_ID: _header_safe(planned.request_id)}
-        if planned.slo_class:
-            headers[HEADER_SLO_CLASS] = _header_safe(planned.slo_class)
-        targets = planned.targets
-        for name, bound_ns in (
-            (HEADER_SLO_TTFT_MS, targets.ttft_ns),
-            (HEADER_SLO_TPOT_MS, targets.tpot_ns),
-            (HEADER_SLO_E2E_MS, targets.e2e_ns),
-        ):
-            if bound_ns is not None:
-                headers[name] = f"{bound_ns / NS_PER_MS:.6g}"
-        if planned.priority is not None:
-            headers[HEADER_PRIORITY] = str(planned.priority)
-        if self._pinning is LengthPinning.HEADER:
-            headers[HEADER_OUTPUT_TOKENS] = str(planned.output_tokens)
-        return headers
-
-
-def _header_safe(text: str) -> str:
-    """Text as a header may carry it: printable ASCII, bounded."""
-    if text.isascii() and text.isprintable() and len(text) <= _MAX_ID:
-        return text
-    return "".join(c if c.isascii() and c.isprintable() else "_" for c in text)[:_MAX_ID]
+        return write_headers(
+            request_id=planned.request_id,
+            slo_class=planned.slo_class,
+            targets=planned.targets,
+            priority=planned.priority,
+            output_tokens=planned.output_tokens if self._pinning is LengthPinning.HEADER else None,
+        )

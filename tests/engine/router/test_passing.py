@@ -189,7 +189,7 @@ async def test_the_bodies_of_all_requests_together_are_bounded(start: StartBench
     assert (await second)[0] == 200
     await answer.read()
     assert await bench.settled() == {"attained": 2, "shed": 1}
-    assert bench.router._proxy._room.held_bytes == 0
+    assert bench.router._proxy._memory.held_bytes == 0
 
 
 async def test_a_client_that_leaves_ends_its_request_at_the_replica(start: StartBench) -> None:

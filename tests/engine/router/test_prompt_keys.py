@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.placement import MAX_KEYS
 from goodput_core.placement.blockhash import byte_block_hashes
+from goodput_core.slo.targets import SLOClass
+from goodput_engine.openai.headers import ServiceClasses
 from goodput_engine.router.prompt_keys import BYTES_PER_BLOCK, PromptForm, prompt_keys
-from goodput_engine.server.body import ChatBody, CompletionBody
-from goodput_engine.server.prompt import PromptLimits, chat_prompt, completion_prompt
+from goodput_engine.server.requests import PromptLimits, RequestParser
 
-LIMITS = PromptLimits(vocab_size=1 << 32, max_model_tokens=1 << 20, block_size=16)
+PARSER = RequestParser(
+    model="chat",
+    slo=ServiceClasses(classes={"a": SLOClass(name="a", ttft_ms=5, tpot_ms=5)}, default="a"),
+    limits=PromptLimits(vocab_size=1 << 32, max_model_tokens=1 << 20, block_size=16),
+)
 WORDS = PromptForm(block_size=16, counts_words=True)
 BYTES = PromptForm(block_size=16)
 
@@ -26,11 +30,9 @@ def body_of(**fields: Any) -> bytes:
 
 
 def engine_keys(body: bytes) -> list[int]:
-    """As the engine names the blocks of the same request."""
-    if b'"messages"' in body:
-        return chat_prompt(msgspec.json.decode(body, type=ChatBody).messages, LIMITS).block_hashes
-    raw = msgspec.json.decode(body, type=CompletionBody).prompt
-    return completion_prompt(raw, LIMITS).block_hashes
+    """Return the engine's own hashes of the same request's blocks."""
+    request = PARSER.parse(body, {}, chat=b'"messages"' in body, rid=1, arrival_ns=0)
+    return list(request.submit.block_hashes)
 
 
 TEXT = "Grüße, dear reader of \U0001f600 tokens " * 40

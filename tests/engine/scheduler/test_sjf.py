@@ -23,7 +23,7 @@ from goodput_engine.scheduler.request import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 from goodput_engine.scheduler.settings import PolicySettings
 from goodput_engine.server.metrics import EngineMetrics
-from goodput_engine.server.settings import Names
+from goodput_engine.server.settings import ReplicaIdentity
 
 if TYPE_CHECKING:
     from goodput_engine.core.engine_core import EngineCore
@@ -299,7 +299,7 @@ def test_how_wrong_it_was_is_in_the_engines_state_and_metrics(policy: str) -> No
     state = core.state(0)
     assert state.predicted_lengths == 3
     assert state.length_error == pytest.approx(math.log(2)), "20 were asked for, 10 came"
-    names = Names(llmservice="chat", replica="r", revision="1")
+    names = ReplicaIdentity(llmservice="chat", replica="r", revision="1")
     lines = EngineMetrics(names, lambda: state).text().decode().splitlines()
     labels = '{llmservice="chat",revision="1",role="engine"}'
     assert f"goodput_engine_predicted_lengths_total{labels} 3.0" in lines

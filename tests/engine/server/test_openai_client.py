@@ -10,7 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from goodput_engine.server.body import ChatBody, CompletionBody
+from goodput_engine.openai.bodies import ChatBody, CompletionBody
 from goodput_engine.tokens import answer_text, count_tokens, encode_chat
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from goodput_core.slo.targets import SLOClass
 from goodput_engine.core_client import CoreClient
+from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits, listen
 from goodput_engine.messages import Configure, FollowManifest
-from goodput_engine.server.following import Followed
-from goodput_engine.server.front import Front
-from goodput_engine.server.promise import SLOBook
-from goodput_engine.server.serving import serving_app
-from goodput_engine.server.settings import ClientLimits, EngineSettings, Names
+from goodput_engine.openai.headers import ServiceClasses
+from goodput_engine.server.app import serving_app
+from goodput_engine.server.manifest_watch import FollowedFields
+from goodput_engine.server.settings import ClientLimits, EngineSettings, ReplicaIdentity
+from goodput_engine.server.state import ServerState
 from goodput_engine.tokens import answer_text
 
 if TYPE_CHECKING:
@@ -43,27 +43,31 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Served:
     """A front, its port, and an event that every step of the core sets."""
 
-    front: Front
+    server: ServerState
     port: int
     stepped: asyncio.Event
 
     async def until(self, holds: Callable[[EngineState], bool]) -> None:
         """Wait until this is true of the core's state."""
-        assert self.front.core is not None
+        assert self.server.core is not None
         async with asyncio.timeout(PATIENCE_S):
-            while not holds(self.front.core.state):
+            while not holds(self.server.core.state):
                 self.stepped.clear()
                 await self.stepped.wait()
 
     async def until_idle(self) -> None:
         """Until no request is left, in front or core."""
         async with asyncio.timeout(PATIENCE_S):
-            await self.front.idle.wait()
+            await self.server.idle.wait()
         await self.until(lambda state: not state.running)
 
 
 @asynccontextmanager
-async def serving(clients: ClientLimits, device: str = "unit") -> AsyncIterator[Served]:
+async def serving(
+    clients: ClientLimits,
+    device: str = "unit",
+    connections: ConnectionLimits = CLIENT_CONNECTIONS,
+) -> AsyncIterator[Served]:
     """A front on sockets whose send buffers are as small as can be."""
     configure = Configure(
         device=device,
@@ -75,11 +79,13 @@ async def serving(clients: ClientLimits, device: str = "unit") -> AsyncIterator[
         max_num_seqs=16,
         max_waiting=16,
     )
-    front = Front(
+    server = ServerState(
         EngineSettings(
-            names=Names(llmservice="chat", replica="r", revision="1"),
-            followed=Followed(
-                slo=SLOBook(classes={"c": SLOClass(name="c", ttft_ms=1, tpot_ms=1)}, default="c"),
+            identity=ReplicaIdentity(llmservice="chat", replica="r", revision="1"),
+            followed=FollowedFields(
+                slo=ServiceClasses(
+                    classes={"c": SLOClass(name="c", ttft_ms=1, tpot_ms=1)}, default="c"
+                ),
                 core=FollowManifest(min_token_budget=256, max_token_budget=8192),
             ),
             manifest=Path("none.yaml"),
@@ -98,19 +104,20 @@ async def serving(clients: ClientLimits, device: str = "unit") -> AsyncIterator[
     stepped = asyncio.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    with ThreadPoolExecutor(1) as readers:
-        runner = web.AppRunner(
-            serving_app(front, readers), handler_cancellation=True, shutdown_timeout=0.1
-        )
-        await runner.setup()
+    async with AsyncExitStack() as stack:
+        parsers = stack.enter_context(ThreadPoolExecutor(1))
         core = await CoreClient.start(configure, on_step=lambda _: stepped.set())
-        try:
-            front.serve(core, await core.await_ready(), startup_s=0)
-            await web.SockSite(runner, listener).start()
-            yield Served(front=front, port=listener.getsockname()[1], stepped=stepped)
-        finally:
-            await core.close()
-            await runner.cleanup()
+        server.serve(core, await core.await_ready(), startup_s=0)
+        await listen(
+            stack,
+            serving_app(server, parsers),
+            listener,
+            limits=connections,
+            shutdown_s=0.1,
+            handler_cancellation=True,
+        )
+        stack.push_async_callback(core.close)
+        yield Served(server=server, port=listener.getsockname()[1], stepped=stepped)
 
 
 def post(body: dict[str, Any]) -> bytes:
@@ -162,7 +169,7 @@ async def test_a_slow_reader_gets_every_token_in_fewer_events_and_delays_nobody(
             timings = json.loads(response.headers["X-Goodput-Timings"])
         assert timings["e2e_ms"] < 2000
         await served.until(lambda state: state.output_tokens >= tokens + 50)
-        assert served.front.in_flight == 1
+        assert served.server.in_flight == 1
         pieces = await texts(reader)
         assert "".join(pieces) == answer_text(0, tokens)
         assert len(pieces) < tokens / 2
@@ -177,8 +184,8 @@ async def test_a_reader_that_takes_nothing_at_all_is_ended() -> None:
         writer.write(post({"max_tokens": 60_000, "stream": True}))
         await reader.read(1)
         await served.until_idle()
-        assert served.front.core is not None
-        assert served.front.core.state.output_tokens < 60_000
+        assert served.server.core is not None
+        assert served.server.core.state.output_tokens < 60_000
 
 
 async def test_a_reader_of_a_whole_answer_that_takes_nothing_is_ended(tmp_path: Path) -> None:
@@ -191,7 +198,7 @@ async def test_a_reader_of_a_whole_answer_that_takes_nothing_is_ended(tmp_path: 
     ):
         writer.write(post({"max_tokens": 60_000}))
         await reader.read(1)
-        assert served.front.in_flight == 1
+        assert served.server.in_flight == 1
         await served.until_idle()
         taken = 0
         with suppress(ConnectionError):
@@ -217,14 +224,14 @@ async def test_a_core_that_is_behind_gets_no_requests_but_may_get_limits() -> No
         serving(ClientLimits()) as served,
         aiohttp.ClientSession(f"http://127.0.0.1:{served.port}") as http,
     ):
-        core = served.front.serving()
+        core = served.server.serving()
         body = {"model": "chat", "prompt": "x", "max_tokens": 1}
         core.pause_writing()  # as asyncio does while the core does not read
         async with http.post("/v1/completions", json=body) as response:
             assert response.status == 429
             assert response.headers["Retry-After"] == "1"
             assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
-        assert served.front.serving() is core  # what PATCH /control/limits asks for
+        assert served.server.serving() is core  # what PATCH /control/limits asks for
         core.resume_writing()
         async with http.post("/v1/completions", json=body) as response:
             assert response.status == 200

@@ -281,7 +281,7 @@ async def broken(*_):
     raise LookupError('a bug')
 
 if __name__ == "__main__":
-    lifecycle.follow_manifest = broken
+    lifecycle.watch_manifest = broken
     sys.exit(run_command(sys.argv[1:]))
 """
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_engine.server.stops import StopMatcher
+from goodput_engine.server.handlers import StopMatcher
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:

@@ -326,9 +326,11 @@ def settle(outcomes: Any, *, ttft_ms: int) -> None:
     outcomes.begin()
     outcomes.settle(
         SimpleNamespace(
-            client_fault=None,
+            client_error=None,
             measurable=targets,
-            promise=SimpleNamespace(targets=targets),
+            outcome=Outcome.OK,
+            slo=SimpleNamespace(targets=targets),
+            uploaded=True,
             record=lambda _now_ns: record,
         ),
         record.end_ns,

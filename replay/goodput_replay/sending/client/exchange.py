@@ -18,6 +18,7 @@ from aiohttp.payload import Payload
 from goodput_core.contract import HEADER_REPLICA, HEADER_REVISION
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_S, NS_PER_US
+from goodput_engine.openai.sse import LineTooLongError, SSEReader
 from goodput_replay.sending.client.answer import (
     DONE,
     MalformedChunkError,
@@ -26,7 +27,6 @@ from goodput_replay.sending.client.answer import (
     refusal_sentence,
 )
 from goodput_replay.sending.client.reason import reason_of
-from goodput_replay.sending.client.sse import LineTooLongError, SSEParser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ class _Answer:
     )
 
     def __init__(self) -> None:
-        self.parser = SSEParser()
+        self.parser = SSEReader()
         self.first_ns: int | None = None
         self.last_ns: int | None = None
         self.end_ns: int | None = None

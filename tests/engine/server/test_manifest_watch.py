@@ -14,9 +14,9 @@ from tests.engine.conftest import manifest_text
 from goodput_core.slo.targets import SLOClass
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.messages import FollowManifest
-from goodput_engine.server import following
-from goodput_engine.server.following import Followed, follow_manifest
-from goodput_engine.server.promise import SLOBook
+from goodput_engine.openai.headers import ServiceClasses
+from goodput_engine.server import manifest_watch
+from goodput_engine.server.manifest_watch import FollowedFields, watch_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 20.0
 CORE = FollowManifest(min_token_budget=256, max_token_budget=8192, budget_law="model")
-KNOWN = Followed(
-    slo=SLOBook(classes={"a": SLOClass(name="a", ttft_ms=5, tpot_ms=5)}, default="a"), core=CORE
+KNOWN = FollowedFields(
+    slo=ServiceClasses(classes={"a": SLOClass(name="a", ttft_ms=5, tpot_ms=5)}, default="a"),
+    core=CORE,
 )
 
 
@@ -49,14 +50,14 @@ def replace(path: Path, text: str) -> None:
     part.replace(path)
 
 
-class Taken(list[Followed]):
+class Taken(list[FollowedFields]):
     """What was handed over, and when something was."""
 
     def __init__(self) -> None:
         super().__init__()
         self.came = asyncio.Event()
 
-    def __call__(self, found: Followed) -> None:
+    def __call__(self, found: FollowedFields) -> None:
         self.append(found)
         self.came.set()
 
@@ -71,11 +72,11 @@ async def test_what_has_changed_is_handed_over_once(
         looked.set()
         return found
 
-    monkeypatch.setattr(following, "_read", look)
+    monkeypatch.setattr(manifest_watch, "_read", look)
     path = tmp_path / "chat.yaml"
     replace(path, manifest(a=5) + "# the same\n")
     taken = Taken()
-    task = asyncio.create_task(follow_manifest(path, KNOWN, taken, every_s=0.005))
+    task = asyncio.create_task(watch_manifest(path, KNOWN, taken, every_s=0.005))
     assert await asyncio.to_thread(looked.wait, 10)
     replace(path, manifest(a=7, b=9, budget="{max: 4096, law: ema}"))
     await asyncio.wait_for(taken.came.wait(), 10)
@@ -91,7 +92,7 @@ async def test_what_changed_while_the_engine_started_is_not_missed(tmp_path: Pat
     path = tmp_path / "chat.yaml"
     replace(path, manifest(a=5, budget="{max: 4096}"))
     taken = Taken()
-    task = asyncio.create_task(follow_manifest(path, KNOWN, taken, every_s=0.005))
+    task = asyncio.create_task(watch_manifest(path, KNOWN, taken, every_s=0.005))
     await asyncio.wait_for(taken.came.wait(), 10)
     task.cancel()
     assert [found.core.max_token_budget for found in taken] == [4096]
@@ -104,7 +105,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing(
     path = tmp_path / "chat.yaml"
     replace(path, manifest(a=5))
     taken = Taken()
-    task = asyncio.create_task(follow_manifest(path, KNOWN, taken, every_s=0.005))
+    task = asyncio.create_task(watch_manifest(path, KNOWN, taken, every_s=0.005))
     await asyncio.sleep(0)
     if bad is None:
         path.unlink()

@@ -11,15 +11,14 @@ from multidict import CIMultiDict
 from goodput_core.placement.blockhash import block_hashes
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_MS
-from goodput_engine.server.intake import Call, Intake
-from goodput_engine.server.promise import SLOBook
-from goodput_engine.server.prompt import PromptLimits
-from goodput_engine.server.refusals import Refusal
+from goodput_engine.openai.errors import APIError
+from goodput_engine.openai.headers import ServiceClasses
+from goodput_engine.server.requests import CompletionRequest, PromptLimits, RequestParser
 from goodput_engine.tokens import encode, encode_chat
 
-INTAKE = Intake(
+PARSER = RequestParser(
     model="chat",
-    slo=SLOBook(
+    slo=ServiceClasses(
         classes={
             "interactive": SLOClass(name="interactive", ttft_ms=500, tpot_ms=50, e2e_ms=9000),
             "batch": SLOClass(name="batch", ttft_ms=30_000, tpot_ms=200, tbt_p99_ms=900),
@@ -30,10 +29,10 @@ INTAKE = Intake(
 )
 
 
-def read(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> Call:
+def read(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> CompletionRequest:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     chat = b'"messages"' in data
-    return INTAKE.read(data, CIMultiDict(headers or {}), chat=chat, rid=7, arrival_ns=42)
+    return PARSER.parse(data, CIMultiDict(headers or {}), chat=chat, rid=7, arrival_ns=42)
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -46,8 +45,8 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def refused(
     body: bytes | dict[str, Any], headers: dict[str, str] | None = None, status: int = 400
-) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+) -> APIError:
+    with pytest.raises(APIError) as caught:
         read(body, headers)
     assert caught.value.status == status
     return caught.value

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_replay.sending.client.sse import LineTooLongError, SSEParser
+from goodput_engine.openai.sse import LineTooLongError, SSEReader
 
 STREAMS = {
     "what servers send": (b'data: {"a":1}\n\ndata: [DONE]\n\n', [b'{"a":1}', b"[DONE]"]),
@@ -27,7 +27,7 @@ STREAMS = {
 
 
 def parse(pieces: list[bytes], limit: int = 1 << 20) -> list[bytes]:
-    parser = SSEParser(limit)
+    parser = SSEReader(limit)
     return [event for piece in pieces for event in parser.feed(piece)]
 
 
@@ -55,7 +55,7 @@ _PARTS = st.sampled_from(
 
 @given(st.lists(_PARTS, max_size=30).map(b"".join), st.lists(st.integers(0, 300), max_size=12))
 def test_where_the_network_cuts_a_stream_does_not_matter(stream: bytes, cuts: list[int]) -> None:
-    whole, pieces = SSEParser(), SSEParser()
+    whole, pieces = SSEReader(), SSEReader()
     expected = whole.feed(stream)
     assert [e for piece in split(stream, cuts) for e in pieces.feed(piece)] == expected
     assert pieces.inside_event == whole.inside_event
@@ -84,7 +84,7 @@ def test_many_short_lines_of_one_event_are_bounded_together() -> None:
 
 
 def test_an_endless_line_is_refused_long_before_it_is_held() -> None:
-    parser = SSEParser()
+    parser = SSEReader()
     piece = b"x" * 65_536
     for _ in range(16):
         parser.feed(piece)
@@ -98,6 +98,6 @@ def test_an_endless_line_is_refused_long_before_it_is_held() -> None:
     ids=["whole", "half", "half a line", "comment"],
 )
 def test_it_tells_whether_a_stream_ended_inside_an_event(stream: bytes, inside: bool) -> None:
-    parser = SSEParser()
+    parser = SSEReader()
     parser.feed(stream)
     assert parser.inside_event is inside

@@ -1,8 +1,8 @@
-"""Follows the manifest's file while the engine runs: what it takes over restarts nothing.
+"""Watches the manifest's file for the fields that a running engine follows.
 
-Classes and their targets, the bounds of the token budget and the law that sizes steps within it:
-in a cluster, all that changes without a new revision. What else shapes the engine stands until
-its end. A file that cannot be used changes nothing.
+These are the classes and their targets, the bounds of the token budget and the token-budget law:
+in a cluster, all fields whose change makes no new revision. Other fields are read once. A file
+that cannot be used changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from goodput_core.errors import InputError
 from goodput_engine.core.configuration import followed_by_core
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.messages import FollowManifest
-from goodput_engine.server.promise import SLOBook
+from goodput_engine.openai.headers import ServiceClasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,46 +24,50 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.llmservice import LLMService
 
-__all__ = ["Followed", "follow_manifest", "followed"]
+__all__ = ["FollowedFields", "followed_fields", "watch_manifest"]
 
-_LOOK_S: Final = 2.0
+_INTERVAL_S: Final = 2.0
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """What a running engine takes over of its manifest.
+class FollowedFields:
+    """The manifest fields that a running engine follows.
 
     Args:
-        slo: the classes that it promises.
-        core: what its core is told.
+        slo: the SLO classes.
+        core: the fields that the core follows.
     """
 
-    slo: SLOBook
+    slo: ServiceClasses
     core: FollowManifest
 
 
-def followed(service: LLMService) -> Followed:
-    """That part of a manifest."""
+def followed_fields(service: LLMService) -> FollowedFields:
+    """Return the followed fields of a manifest."""
     spec = service.spec
-    return Followed(
-        slo=SLOBook(classes=spec.slo.by_name(), default=spec.slo.default_class),
+    return FollowedFields(
+        slo=ServiceClasses(classes=spec.slo.by_name(), default=spec.slo.default_class),
         core=followed_by_core(spec.engine, mode=spec.control.mode),
     )
 
 
-async def follow_manifest(
-    manifest: Path, known: Followed, apply: Callable[[Followed], None], *, every_s: float = _LOOK_S
+async def watch_manifest(
+    manifest: Path,
+    known: FollowedFields,
+    apply: Callable[[FollowedFields], None],
+    *,
+    every_s: float = _INTERVAL_S,
 ) -> None:
-    """Hand what has changed to `apply`, until cancelled.
+    """Pass changed fields to `apply`, until cancelled.
 
     Args:
         manifest: the file.
-        known: what stood in it when it was read last.
-        apply: takes what stands in it now.
+        known: the fields as last read.
+        apply: called with the new fields.
         every_s: between two looks at the file.
     """
-    # It may have changed since it was read: an engine takes its time to start.
+    # The file may have changed while the engine started, so the first look reads it again.
     seen: tuple[int, ...] | None = ()
     problem = ""
     while True:
@@ -73,8 +77,8 @@ async def follow_manifest(
             continue
         seen = stamp
         try:
-            # Parsing takes milliseconds, in which no token would leave.
-            found = followed(await asyncio.to_thread(_read, manifest))
+            # Parsing takes milliseconds, which would delay tokens.
+            found = followed_fields(await asyncio.to_thread(_read, manifest))
         except InputError as error:
             if problem != str(error):
                 problem = str(error)

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from goodput_engine.listening import listen
+from goodput_engine.http_server import listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ async def answers_at(url: str) -> list[str]:
 async def test_a_process_answers_where_it_listens(
     stack: AsyncExitStack, host: str, answering: list[str]
 ) -> None:
-    url = await listen(stack, web.AppRunner(web.Application()), host, 0)
+    url, _ = await listen(stack, web.Application(), (host, 0))
     assert await answers_at(url) == answering
 
 
@@ -55,6 +55,6 @@ async def test_everywhere_is_every_ipv4_address_where_the_kernel_has_no_ipv6(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-    url = await listen(stack, web.AppRunner(web.Application()), "::", 0)
+    url, _ = await listen(stack, web.Application(), ("::", 0))
     assert url.startswith("http://0.0.0.0:")
     assert await answers_at(url) == ["127.0.0.1"]

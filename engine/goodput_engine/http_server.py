@@ -1,0 +1,526 @@
+"""The HTTP server under every port: listening, limits of connections, reading of bodies.
+
+aiohttp bounds neither the time for a request's head nor the number of connections, and answers a
+malformed request in plain text. This module adds both limits and OpenAI's error form, so that
+half-sent requests cannot use up a port. It knows no path and no metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import logging
+import os
+import socket
+import sys
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from goodput_core.cli import argument_type, parse_whole
+from goodput_core.contract import EVENT_LISTENING
+from goodput_core.errors import UsageError
+from goodput_core.units import NS_PER_S, parse_some_duration
+from goodput_engine.logs import EventCounter
+from goodput_engine.openai.errors import APIError, bad_request, error_body, overloaded, unavailable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+    from contextlib import AsyncExitStack
+
+__all__ = [
+    "ADMIN_CONNECTIONS",
+    "CLIENT_CONNECTIONS",
+    "ConnectionLimits",
+    "MemoryLimit",
+    "MemoryReservation",
+    "add_connection_arguments",
+    "announce",
+    "connection_limits",
+    "error_response",
+    "listen",
+    "read_body",
+]
+
+_EVERY_ADDRESS: Final = "::"
+_BACKLOG: Final = 4096
+_MAX_SHOWN: Final = 200
+# Open files beside the connections of the serving port: the admin port, the core, logs, libraries.
+_OTHER_FILES: Final = 256
+_REFUSAL_S: Final = 1.0
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Limits of one port.
+
+    Args:
+        connections: open at once. A further one takes the place of the connection that has
+            waited longest for a request; if each has a request, the new one gets 503.
+        head_s: from the first byte of a request's head to its last; then 408.
+        idle_s: a connection without a request is closed after this time.
+    """
+
+    connections: int = 8192
+    head_s: float = 10.0
+    idle_s: float = 75.0
+
+    def within(self, open_files: int, *, files_each: int) -> ConnectionLimits:
+        """Return the limits with no more connections than the process has files for.
+
+        Args:
+            open_files: the limit of open files of this process.
+            files_each: files that one connection may need.
+        """
+        affordable = max(1, (open_files - _OTHER_FILES) // files_each)
+        if affordable >= self.connections:
+            return self
+        _log.warning(
+            "fewer connections",
+            extra={
+                "connections": affordable,
+                "wanted": self.connections,
+                "open_files": open_files,
+                "remedy": "raise the hard limit of open files (ulimit -Hn)",
+            },
+        )
+        return replace(self, connections=affordable)
+
+
+CLIENT_CONNECTIONS: Final = ConnectionLimits()
+ADMIN_CONNECTIONS: Final = ConnectionLimits(connections=64)
+"""The admin port has limits of its own: a full serving port leaves it reachable."""
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that set the limits of the serving port's connections."""
+    defaults = CLIENT_CONNECTIONS
+    parser.add_argument(
+        "--max-connections",
+        type=argument_type(_parse_connections, "number"),
+        default=defaults.connections,
+        metavar="N",
+        help="connections of clients at once; the limit of open files may allow fewer "
+        "(%(default)s)",
+    )
+    duration = argument_type(parse_some_duration, "duration")
+    parser.add_argument(
+        "--head-timeout",
+        type=duration,
+        default=round(defaults.head_s * NS_PER_S),
+        metavar="DURATION",
+        help="for the head of a request to arrive, from its first byte (10s)",
+    )
+    parser.add_argument(
+        "--keepalive-timeout",
+        type=duration,
+        default=round(defaults.idle_s * NS_PER_S),
+        metavar="DURATION",
+        help="after which a connection without a request is closed (75s)",
+    )
+
+
+def _parse_connections(text: str) -> int:
+    return parse_whole(text, 1, 1_000_000, "a number of connections")
+
+
+def connection_limits(args: argparse.Namespace) -> ConnectionLimits:
+    """Return the limits that the options set."""
+    return ConnectionLimits(
+        connections=args.max_connections,
+        head_s=args.head_timeout / NS_PER_S,
+        idle_s=args.keepalive_timeout / NS_PER_S,
+    )
+
+
+async def listen(
+    stack: AsyncExitStack,
+    app: web.Application,
+    address: tuple[str, int] | socket.socket,
+    *,
+    limits: ConnectionLimits = CLIENT_CONNECTIONS,
+    shutdown_s: float = 1.0,
+    **options: Any,
+) -> tuple[str, web.Server]:
+    """Serve an application until the stack is closed.
+
+    Args:
+        stack: closes the port and ends the connections.
+        app: the application.
+        address: host and port, or a bound socket. The host is an address, or a name whose first
+            address is used; `::` is every address, of both families if the kernel has both. Port
+            0 takes any free one.
+        limits: of the connections.
+        shutdown_s: for running handlers to end after the stack is closed.
+        options: of aiohttp's `AppRunner`.
+
+    Returns:
+        The URL, with the actual port, and the server, for its open connections.
+
+    Raises:
+        UsageError: the port cannot be opened.
+    """
+    listener = address if isinstance(address, socket.socket) else _bind(*address)
+    stack.callback(listener.close)
+    runner = _Runner(app, limits, shutdown_s=shutdown_s, **options)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+    assert runner.server is not None, "the runner was set up"
+    host, port = listener.getsockname()[:2]
+    if not isinstance(address, socket.socket) and address[0] != _EVERY_ADDRESS:
+        host = address[0]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}", runner.server
+
+
+def announce(url: str, admin_url: str, *, as_json: bool) -> None:
+    """Log the URLs of a process and, for a parent process, print them as one line of JSON.
+
+    Args:
+        url: of the serving port.
+        admin_url: of the admin port.
+        as_json: print the line on stdout.
+    """
+    _log.info("listening", extra={"url": url, "admin_url": admin_url})
+    if as_json:
+        event = {"event": EVENT_LISTENING, "url": url, "admin_url": admin_url, "pid": os.getpid()}
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+
+def error_response(error: APIError, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return an error as an HTTP response.
+
+    Args:
+        error: the error.
+        headers: to send beside the error's own.
+    """
+    response = web.Response(
+        status=error.status,
+        body=error_body(error),
+        content_type="application/json",
+        headers={**error.headers, **(headers or {})},
+    )
+    if error.close:
+        response.force_close()
+    return response
+
+
+class MemoryLimit:
+    """Bounds the bytes that all request bodies of a process hold together.
+
+    Args:
+        limit_bytes: the bound.
+    """
+
+    __slots__ = ("_limit_bytes", "held_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def reserve(self) -> MemoryReservation:
+        """Return an empty reservation for one body."""
+        return MemoryReservation(self)
+
+    def take(self, count: int) -> None:
+        """Count bytes as held.
+
+        Raises:
+            APIError: 429 if they exceed the limit; none is counted.
+        """
+        if self.held_bytes + count > self._limit_bytes:
+            raise overloaded("the bodies of running requests fill the memory limit; retry later", 1)
+        self.held_bytes += count
+
+
+class MemoryReservation:
+    """The bytes that one body holds; `release` returns them."""
+
+    __slots__ = ("_held_bytes", "_limit")
+
+    def __init__(self, limit: MemoryLimit) -> None:
+        self._limit = limit
+        self._held_bytes = 0
+
+    def add(self, count: int) -> None:
+        """Hold further bytes.
+
+        Raises:
+            APIError: 429 if all bodies together exceed the limit.
+        """
+        self._limit.take(count)
+        self._held_bytes += count
+
+    def release(self) -> None:
+        """Return all bytes to the limit."""
+        self._limit.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+
+async def read_body(
+    request: web.BaseRequest, *, limit_bytes: int, timeout_s: float, memory: MemoryReservation
+) -> bytes:
+    """Read the whole body of a request, bounded in size, time and memory.
+
+    Args:
+        request: a request whose body was not read.
+        limit_bytes: the largest body.
+        timeout_s: for the whole body to arrive.
+        memory: counts the bytes that are held.
+
+    Raises:
+        APIError: 400 for bad framing or a bad `Content-Encoding`, 408 for a body that is too
+            slow, 413 for one that is too large, 429 if `memory` is exhausted.
+        ConnectionError: the client left.
+    """
+    if request.content_length is not None and request.content_length > limit_bytes:
+        raise _too_large(limit_bytes)
+    content = request.content
+    try:
+        if content.is_eof():  # the usual case: the body came with the head
+            body = content.read_nowait()
+            if len(body) > limit_bytes:
+                raise _too_large(limit_bytes)
+            memory.add(len(body))
+            return body
+        parts: list[bytes] = []
+        size = 0
+        async with asyncio.timeout(timeout_s):
+            while chunk := await content.readany():
+                size += len(chunk)
+                if size > limit_bytes:
+                    raise _too_large(limit_bytes)
+                memory.add(len(chunk))
+                parts.append(chunk)
+    except TimeoutError as error:
+        raise APIError(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"the body did not arrive within {timeout_s:g} s",
+            code="request_timeout",
+            close=True,
+        ) from error
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        problem = bad_request("the body does not match its Content-Encoding or Transfer-Encoding")
+        problem.close = True
+        raise problem from error
+    except APIError as error:
+        error.close = True
+        raise
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit_bytes: int) -> APIError:
+    return APIError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the body is larger than {limit_bytes / (1 << 20):.3g} MiB",
+        code="request_too_large",
+        close=True,
+    )
+
+
+class _Connection(web.RequestHandler):
+    """One client connection: a time limit for heads, and errors in OpenAI's form."""
+
+    __slots__ = ("_head_timer", "_server")
+
+    def __init__(self, server: _Server, **options: Any) -> None:
+        super().__init__(server, keepalive_timeout=server.limits.idle_s, **options)
+        self._server = server
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting_since_s(self) -> float | None:
+        """Loop time since when it waits for a request; None while a request runs."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return None
+        return self._next_keepalive_close_time - self._server.limits.idle_s
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Refuse the connection if the port has too many that are busy."""
+        super().connection_made(transport)
+        if not self._server.make_room():
+            self._send_last(_TOO_MANY_CONNECTIONS)
+
+    def data_received(self, data: bytes) -> None:
+        """Start the clock for a head that arrives in parts; runs once per read."""
+        requests = self._request_count
+        super().data_received(data)
+        if self._request_count != requests:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+        elif self._head_timer is None and self.waiting_since_s is not None:
+            self._head_timer = self._loop.call_later(self._server.limits.head_s, self._expire_head)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Drop the timer."""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the response for a request that cannot be parsed, or to a handler's bug."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun; no error fits into it") from exc
+        if isinstance(exc, APIError):
+            return error_response(exc)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            _log.error("request failed", exc_info=exc)
+            error = APIError(status, "internal error; see the log", code="internal_error")
+        else:
+            first_line = (message or "").strip().partition("\n")[0][:_MAX_SHOWN]
+            error = APIError(
+                status,
+                f"malformed HTTP request: {first_line}".rstrip(": "),
+                code="malformed_request",
+            )
+        error.close = True
+        return error_response(error)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send a response, aiohttp's own errors in OpenAI's form."""
+        if isinstance(resp, web.HTTPException):
+            error = APIError(resp.status, f"{request.method} {request.path[:200]}: {resp.reason}")
+            resp = error_response(error)
+        return await super().finish_response(request, resp, start_time)
+
+    def _expire_head(self) -> None:
+        self._head_timer = None
+        if self.waiting_since_s is not None:
+            self._server.events.add("head_timeouts")
+            self._send_last(_HEAD_TIMEOUT)
+            self.close()
+
+    def _send_last(self, response: bytes) -> None:
+        """Send a response outside HTTP processing and end the connection.
+
+        To close at once while the client still sends would reset the connection and could
+        discard the response, so only this side's end is closed first.
+        """
+        self._force_close = True  # nothing more is parsed
+        transport = self.transport
+        if transport is None:
+            return
+        transport.write(response)
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._loop.call_later(_REFUSAL_S, transport.abort)
+
+
+class _Server(web.Server):
+    """The connections of one port."""
+
+    def __init__(
+        self, server: web.Server, limits: ConnectionLimits, options: dict[str, Any]
+    ) -> None:
+        super().__init__(
+            server.request_handler,
+            request_factory=server.request_factory,
+            handler_cancellation=server.handler_cancellation,
+        )
+        self.limits = limits
+        self.events = EventCounter(_log, "connections limited")
+        self._options = options
+
+    def __call__(self) -> _Connection:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+    def make_room(self) -> bool:
+        """Bring the number of connections within the limit; False if all are busy."""
+        excess = len(self._connections) - self.limits.connections
+        if excess <= 0:
+            return True
+        waiting = [
+            (since_s, connection)
+            for connection in self._connections
+            if isinstance(connection, _Connection)
+            and (since_s := connection.waiting_since_s) is not None
+        ]
+        # A few at once, so that a flood does not search all connections for each new one.
+        count = excess + self.limits.connections // 64
+        oldest = heapq.nsmallest(count, waiting, key=itemgetter(0))
+        for _, connection in oldest:
+            self.events.add("closed_while_waiting")
+            connection.force_close()
+        if len(oldest) >= excess:
+            return True
+        self.events.add("refused")
+        return False
+
+
+class _Runner(web.AppRunner):
+    def __init__(
+        self, app: web.Application, limits: ConnectionLimits, *, shutdown_s: float, **options: Any
+    ) -> None:
+        super().__init__(app, access_log=None, shutdown_timeout=shutdown_s, **options)
+        self._limits = limits
+        self._options = {k: v for k, v in options.items() if k != "handler_cancellation"}
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        return _Server(server, self._limits, {**self._options, "access_log": None})
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if host == _EVERY_ADDRESS and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104 - every address was requested
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if host == _EVERY_ADDRESS:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:  # a name may be one that IDNA cannot encode
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another") from error
+    return listener
+
+
+def _whole_response(error: APIError) -> bytes:
+    body = error_body(error)
+    status = HTTPStatus(error.status)
+    headers = {
+        **error.headers,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+_TOO_MANY_CONNECTIONS: Final = _whole_response(
+    unavailable("too many connections; retry later", "too_many_connections")
+)
+_HEAD_TIMEOUT: Final = _whole_response(
+    APIError(
+        HTTPStatus.REQUEST_TIMEOUT,
+        "the request's head did not arrive in time",
+        code="request_timeout",
+    )
+)

@@ -1,0 +1,395 @@
+"""Bodies of OpenAI's completion endpoints: decoding of requests, encoding of responses.
+
+A request field is obeyed, accepted without effect (it only steers sampling or the caller's
+bookkeeping) or refused by name, because it would change the response and is not implemented. A
+field that OpenAI does not have is refused too, so that a typo is not silently ignored.
+
+A field whose content is not used is not decoded either: decoding arbitrary JSON takes up to
+thirty times the memory of its text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from goodput_engine.openai.errors import APIError, bad_request
+
+__all__ = [
+    "CHAT_BODY",
+    "COMPLETION_BODY",
+    "ChatBody",
+    "ChatMessage",
+    "CompletionBody",
+    "StreamOptions",
+    "TextPart",
+    "decode_body",
+    "request_body",
+    "response_body",
+    "stops_of",
+    "usage_object",
+]
+
+MAX_TOKENS: Final = 1_048_576
+_MAX_STOPS: Final = 16
+_MAX_STOP_CHARACTERS: Final = 256
+_MAX_STOP_BYTES: Final = 64 << 10
+_MAX_METADATA_BYTES: Final = 64 << 10
+_MAX_NEUTRAL_BYTES: Final = 64
+# A larger body is checked for its number of JSON objects and lists before it is decoded.
+_UNCHECKED_BYTES: Final = 1 << 20
+_MAX_CONTAINERS: Final = 65_536
+_SLICE_BYTES: Final = 1 << 18
+_QUOTE: Final = ord('"')
+
+_ABSENT: Final = msgspec.Raw()
+_NULL: Final = msgspec.Raw(b"null")
+
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+_Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
+_Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a streamed response."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both endpoints; null means absent."""
+
+    # Obeyed.
+    model: str
+    max_tokens: _Tokens | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    stop: msgspec.Raw = _ABSENT  # see `stops`
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    slo_class: str | None = None
+
+    # Accepted: an emulated device does not sample, and the rest is the caller's bookkeeping.
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: _Share | None = None
+    top_k: int | None = None
+    min_p: _Share | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    user: str | None = None
+
+    # Refused, except for the values in `_NEUTRAL`.
+    n: msgspec.Raw = _ABSENT
+    logprobs: msgspec.Raw = _ABSENT
+    logit_bias: msgspec.Raw = _ABSENT
+    stop_token_ids: msgspec.Raw = _ABSENT
+
+
+class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/completions`."""
+
+    # Decoded later as text or as token ids, whichever its first byte announces.
+    prompt: msgspec.Raw
+
+    best_of: msgspec.Raw = _ABSENT
+    echo: msgspec.Raw = _ABSENT
+    suffix: msgspec.Raw = _ABSENT
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One part of a message's content; images, audio and files are not implemented."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] = ""
+
+    # Fields of an assistant's message that a client sends back; refused unless empty.
+    name: msgspec.Raw = _ABSENT
+    refusal: msgspec.Raw = _ABSENT
+    annotations: msgspec.Raw = _ABSENT
+    audio: msgspec.Raw = _ABSENT
+    function_call: msgspec.Raw = _ABSENT
+    tool_calls: msgspec.Raw = _ABSENT
+
+    @property
+    def text(self) -> str:
+        """The content, its parts joined."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=10_000)]
+    max_completion_tokens: _Tokens | None = None
+
+    # Accepted.
+    metadata: msgspec.Raw = _ABSENT  # see `_check_metadata`
+    parallel_tool_calls: bool | None = None
+    prediction: msgspec.Raw = _ABSENT
+    prompt_cache_key: str | None = None
+    prompt_cache_options: msgspec.Raw = _ABSENT
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+
+    # Refused, except for the values in `_NEUTRAL`.
+    audio: msgspec.Raw = _ABSENT
+    function_call: msgspec.Raw = _ABSENT
+    functions: msgspec.Raw = _ABSENT
+    modalities: msgspec.Raw = _ABSENT
+    moderation: msgspec.Raw = _ABSENT
+    reasoning_effort: msgspec.Raw = _ABSENT
+    response_format: msgspec.Raw = _ABSENT
+    store: msgspec.Raw = _ABSENT
+    tool_choice: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
+    top_logprobs: msgspec.Raw = _ABSENT
+    verbosity: msgspec.Raw = _ABSENT
+    web_search_options: msgspec.Raw = _ABSENT
+
+
+# The values, beside null, that ask for what this engine does anyway.
+_COMMON_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "logit_bias": ({},),
+    "stop_token_ids": ([],),
+}
+_NEUTRAL: Final[dict[type, dict[str, tuple[object, ...]]]] = {
+    CompletionBody: {**_COMMON_NEUTRAL, "best_of": (1,), "echo": (False,), "suffix": ("",)},
+    ChatBody: {
+        **_COMMON_NEUTRAL,
+        "audio": (),
+        "function_call": ("none",),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "reasoning_effort": ("none",),
+        "response_format": ({"type": "text"},),
+        "store": (False,),
+        "tool_choice": ("none",),
+        "tools": ([],),
+        "top_logprobs": (0,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    },
+    ChatMessage: {
+        "name": (),
+        "refusal": (),
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "tool_calls": ([],),
+    },
+}
+_PATH: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(.*)`")
+
+_CONTAINERS: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[{]', re.DOTALL)
+_STOPS: Final = msgspec.json.Decoder(
+    Annotated[list[_Stop], msgspec.Meta(max_length=_MAX_STOPS)] | _Stop | None
+)
+_METADATA: Final = msgspec.json.Decoder(dict[str, str] | None)
+COMPLETION_BODY: Final = msgspec.json.Decoder(CompletionBody)
+CHAT_BODY: Final = msgspec.json.Decoder(ChatBody)
+
+B = TypeVar("B", CompletionBody, ChatBody)
+T = TypeVar("T")
+
+
+def decode_body(data: bytes, decoder: msgspec.json.Decoder[B]) -> B:
+    """Decode a request's body.
+
+    Args:
+        data: the body.
+        decoder: `COMPLETION_BODY` or `CHAT_BODY`.
+
+    Raises:
+        APIError: 400, naming the field, for a body that is not JSON, has a wrong type or an
+            unknown field, or asks for what this engine cannot do.
+    """
+    _check_containers(data)
+    try:
+        body = decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not JSON: {error}") from error
+    _refuse_unsupported(body, "")
+    if isinstance(body, ChatBody):
+        _check_metadata(body.metadata)
+        for index, message in enumerate(body.messages):
+            _refuse_unsupported(message, f"messages[{index}].")
+    return body
+
+
+def stops_of(body: CompletionBody | ChatBody) -> tuple[str, ...]:
+    """Return the stop strings of a request.
+
+    Raises:
+        APIError: 400 if `stop` is neither a string nor a list of strings, or too long.
+    """
+    if len(body.stop) > _MAX_STOP_BYTES:
+        raise bad_request(f"stop is longer than {_MAX_STOP_BYTES >> 10} KiB", "stop")
+    if not len(body.stop):
+        return ()
+    stops = _decode_field(body.stop, _STOPS, "stop")
+    return (stops,) if isinstance(stops, str) else tuple(stops or ())
+
+
+def request_body(options: dict[str, Any], prompt: bytes, *, chat: bool) -> bytes:
+    """Return the body of a request.
+
+    Args:
+        options: every field but the prompt.
+        prompt: JSON: the prompt of a completion, or the content of a chat's one user message.
+        chat: for the chat endpoint.
+    """
+    head = msgspec.json.encode(options)[:-1]
+    if chat:
+        return b'%s,"messages":[{"role":"user","content":%s}]}' % (head, prompt)
+    return b'%s,"prompt":%s}' % (head, prompt)
+
+
+def response_body(
+    text: str,
+    *,
+    chat: bool,
+    completion_id: str,
+    created: int,
+    model: str,
+    finish_reason: str,
+    usage: dict[str, Any],
+) -> bytes:
+    """Return the body of a response that is not streamed."""
+    content: dict[str, Any] = (
+        {"message": {"role": "assistant", "content": text, "refusal": None}}
+        if chat
+        else {"text": text}
+    )
+    choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+    return msgspec.json.encode(
+        {
+            "id": completion_id,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": created,
+            "model": model,
+            "choices": [choice],
+            "usage": usage,
+        }
+    )
+
+
+def usage_object(*, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """Return OpenAI's `usage`."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def _check_containers(data: bytes) -> None:
+    """Refuse a body whose decoding would take many times its size.
+
+    The work is done in slices or per match, so that other threads run in between.
+    """
+    if len(data) <= _UNCHECKED_BYTES:
+        return
+    count = 0
+    for at in range(0, len(data), _SLICE_BYTES):
+        end = at + _SLICE_BYTES
+        count += data.count(b"{", at, end) + data.count(b"[", at, end)
+        if count > _MAX_CONTAINERS:
+            break
+    else:
+        return
+    # Brackets inside strings do not count.
+    count = 0
+    for match in _CONTAINERS.finditer(data):
+        count += data[match.start()] != _QUOTE
+        if count > _MAX_CONTAINERS:
+            raise bad_request(f"the body has more than {_MAX_CONTAINERS} objects and lists")
+
+
+def _check_metadata(raw: msgspec.Raw) -> None:
+    if len(raw) > _MAX_METADATA_BYTES:
+        raise bad_request(f"metadata is longer than {_MAX_METADATA_BYTES >> 10} KiB", "metadata")
+    if len(raw):
+        _decode_field(raw, _METADATA, "metadata")
+
+
+def _decode_field(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str) -> T:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), field) from error
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"{field} is not JSON: {error}", field) from error
+
+
+def _refuse_unsupported(value: CompletionBody | ChatBody | ChatMessage, path: str) -> None:
+    for field, neutral in _NEUTRAL[type(value)].items():
+        raw: msgspec.Raw = getattr(value, field)
+        if not len(raw) or raw == _NULL or _is_one_of(raw, neutral):
+            continue
+        instead = f"; leave it out or send {_shown(neutral[0])}" if neutral else "; leave it out"
+        raise bad_request(f"{path}{field} is not supported by this engine{instead}", path + field)
+
+
+def _is_one_of(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
+    if len(raw) > _MAX_NEUTRAL_BYTES:
+        return False
+    try:
+        value = msgspec.json.decode(raw)
+    except (ValueError, RecursionError):
+        return False
+    # `True == 1` in Python, but not in JSON.
+    return any(value == one and type(value) is type(one) for one in neutral)
+
+
+def _shown(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _explained(error: str, field: str = "") -> APIError:
+    """Return the 400 for a msgspec error, with the field's path first.
+
+    Args:
+        error: as in "Expected `int`, got `str` - at `$.max_tokens`".
+        field: the path of what was decoded; empty for the whole body.
+    """
+    match = _PATH.fullmatch(error)
+    assert match is not None, "every part of the pattern is optional"
+    problem, path = match[1], field + (match[2] or "")
+    if unknown := _UNKNOWN.fullmatch(problem):
+        name = unknown[1][:100]
+        name = f"{path}.{name}" if path else name
+        return bad_request(f"{name} is not a field of this endpoint; remove it", name)
+    if missing := _MISSING.fullmatch(problem):
+        name = f"{path}.{missing[1]}" if path else missing[1]
+        return bad_request(f"{name} is required", name)
+    if not path:
+        return bad_request(f"the body must be a JSON object: {_lower(problem)}")
+    return bad_request(f"{path}: {_lower(problem)}", path)
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

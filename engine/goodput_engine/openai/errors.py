@@ -1,0 +1,122 @@
+"""Errors in OpenAI's form: as a response body and as the last event of a broken stream.
+
+Server and router answer every request that they do not serve with one of these, so a client
+library reads the same fields everywhere.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from goodput_core.errors import GoodputError
+
+__all__ = [
+    "APIError",
+    "bad_request",
+    "error_body",
+    "error_event",
+    "overloaded",
+    "too_long",
+    "unavailable",
+]
+
+_RATE_LIMIT: Final = "rate_limit_error"
+_INVALID: Final = "invalid_request_error"
+_SERVER: Final = "server_error"
+
+
+class APIError(GoodputError):
+    """A response other than the requested one.
+
+    Args:
+        status: HTTP status.
+        message: one sentence for the client: the problem and the remedy.
+        param: the body field or the header at fault; None if there is none.
+        code: OpenAI's `code`, for programs.
+        retry_after_s: seconds after which to retry; 0 if a retry cannot help.
+        close: close the connection after the response, because its body was not read.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int = 0,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = int(status)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.close = close
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type`, which follows from the status."""
+        if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return _SERVER
+        return _RATE_LIMIT if self.status == HTTPStatus.TOO_MANY_REQUESTS else _INVALID
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The response headers that belong to the status."""
+        headers: dict[str, str] = {}
+        if self.retry_after_s:
+            headers["Retry-After"] = str(self.retry_after_s)
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+
+def error_body(error: APIError) -> bytes:
+    """Return OpenAI's error object as JSON."""
+    fields = {
+        "message": _encodable(error.message),
+        "type": error.kind,
+        "param": None if error.param is None else _encodable(error.param),
+        "code": error.code,
+    }
+    return msgspec.json.encode({"error": fields})
+
+
+def error_event(error: APIError) -> bytes:
+    """Return the server-sent event that ends a broken stream."""
+    return b"data: %b\n\n" % error_body(error)
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    """Return a 400."""
+    return APIError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
+
+
+def too_long(message: str, param: str | None = None) -> APIError:
+    """Return the 400 for a prompt and an answer that exceed the model's context."""
+    return bad_request(message, param, "context_length_exceeded")
+
+
+def overloaded(message: str, retry_after_s: int) -> APIError:
+    """Return a 429."""
+    return APIError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        message,
+        code="rate_limit_exceeded",
+        retry_after_s=retry_after_s,
+    )
+
+
+def unavailable(message: str, code: str) -> APIError:
+    """Return a 503 that asks for a retry after one second."""
+    return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, retry_after_s=1)
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which request lines and headers may hold and JSON may not."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,221 @@
+"""Headers of a completion request: SLO class, targets, priority, and a replayed output length.
+
+Server and router read them and the replayer writes them. The true output length of a replayed
+request is kept apart from the rest: only the executor may see it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from goodput_core.contract import (
+    HEADER_OUTPUT_TOKENS,
+    HEADER_PRIORITY,
+    HEADER_REQUEST_ID,
+    HEADER_SLO_CLASS,
+    HEADER_SLO_E2E_MS,
+    HEADER_SLO_TPOT_MS,
+    HEADER_SLO_TTFT_MS,
+)
+from goodput_core.slo.targets import SLOClass, Targets
+from goodput_core.units import NS_PER_MS
+from goodput_engine.openai.errors import bad_request
+
+__all__ = [
+    "RequestHeaders",
+    "RequestSLO",
+    "ServiceClasses",
+    "read_headers",
+    "read_targets",
+    "write_headers",
+]
+
+_MAX_REQUEST_ID: Final = 128
+_MAX_MS: Final = 86_400_000
+_MAX_PRIORITY: Final = 2**31 - 1
+_MAX_OUTPUT_TOKENS: Final = 1_048_576
+_DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
+_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHeaders:
+    """The validated headers of a request.
+
+    Args:
+        request_id: the client's identifier; None if it sent none.
+        slo_class: the requested class; None if the headers name none.
+        targets: the request's own targets.
+        priority: larger is more urgent.
+        output_tokens: the true output length of a replayed request, for the executor only.
+    """
+
+    request_id: str | None
+    slo_class: str | None
+    targets: Targets
+    priority: int
+    output_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSLO:
+    """The class of a request and the targets that it is judged by.
+
+    Args:
+        slo_class: the class's name.
+        targets: the class's targets, overridden by the request's own.
+    """
+
+    slo_class: str
+    targets: Targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceClasses:
+    """The SLO classes of a service.
+
+    Args:
+        classes: by name.
+        default: the class of a request that names none.
+    """
+
+    classes: Mapping[str, SLOClass]
+    default: str
+
+    def resolve(self, targets: Targets, *, header: str | None, body: str | None) -> RequestSLO:
+        """Return the class and the targets of a request.
+
+        Args:
+            targets: the request's own.
+            header: the class that its headers name.
+            body: the body's `slo_class`.
+
+        Raises:
+            APIError: 400 for an unknown class, or two different ones.
+        """
+        if header is not None and body not in {None, header}:
+            raise bad_request(
+                f"slo_class is {_shown(body)} but {HEADER_SLO_CLASS} is {_shown(header)}; "
+                "send one of them",
+                "slo_class",
+            )
+        name = body if header is None else header
+        found = self.classes.get(self.default if name is None else name)
+        if found is None:
+            param = "slo_class" if header is None else HEADER_SLO_CLASS
+            known = ", ".join(self.classes)
+            raise bad_request(
+                f"{param}: {_shown(name)} is not an SLO class of this service; classes are {known}",
+                param,
+                "unknown_slo_class",
+            )
+        return RequestSLO(slo_class=found.name, targets=found.targets.overridden_by(targets))
+
+
+def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
+    """Read the headers of a request; names are compared as `headers` compares them.
+
+    Raises:
+        APIError: 400 for an invalid value, naming the header.
+    """
+    request_id = headers.get(HEADER_REQUEST_ID)
+    if request_id is not None and not _REQUEST_ID.fullmatch(request_id):
+        raise bad_request(
+            f"{HEADER_REQUEST_ID} must be 1 to {_MAX_REQUEST_ID} visible ASCII characters",
+            HEADER_REQUEST_ID,
+        )
+    return RequestHeaders(
+        request_id=request_id,
+        slo_class=headers.get(HEADER_SLO_CLASS),
+        targets=read_targets(headers),
+        priority=_integer(headers, HEADER_PRIORITY, -_MAX_PRIORITY, _MAX_PRIORITY) or 0,
+        output_tokens=_integer(headers, HEADER_OUTPUT_TOKENS, 1, _MAX_OUTPUT_TOKENS),
+    )
+
+
+def read_targets(headers: Mapping[str, str]) -> Targets:
+    """Read a request's own targets.
+
+    Raises:
+        APIError: 400 for an invalid value, naming the header.
+    """
+    return Targets(
+        ttft_ns=_milliseconds(headers, HEADER_SLO_TTFT_MS),
+        tpot_ns=_milliseconds(headers, HEADER_SLO_TPOT_MS),
+        e2e_ns=_milliseconds(headers, HEADER_SLO_E2E_MS),
+    )
+
+
+def write_headers(
+    *,
+    request_id: str,
+    slo_class: str,
+    targets: Targets,
+    priority: int | None,
+    output_tokens: int | None,
+) -> dict[str, str]:
+    """Return the headers of a request, texts shortened to what a header may hold.
+
+    Args:
+        request_id: the request's identifier.
+        slo_class: its class; empty for the service's default.
+        targets: its own targets.
+        priority: larger is more urgent; None for the service's default.
+        output_tokens: the output length to reproduce; None to leave it open.
+    """
+    headers = {HEADER_REQUEST_ID: _printable(request_id)}
+    if slo_class:
+        headers[HEADER_SLO_CLASS] = _printable(slo_class)
+    for name, target_ns in (
+        (HEADER_SLO_TTFT_MS, targets.ttft_ns),
+        (HEADER_SLO_TPOT_MS, targets.tpot_ns),
+        (HEADER_SLO_E2E_MS, targets.e2e_ns),
+    ):
+        if target_ns is not None:
+            headers[name] = f"{target_ns / NS_PER_MS:.6f}".rstrip("0").rstrip(".")
+    if priority is not None:
+        headers[HEADER_PRIORITY] = str(priority)
+    if output_tokens is not None:
+        headers[HEADER_OUTPUT_TOKENS] = str(output_tokens)
+    return headers
+
+
+def _printable(text: str) -> str:
+    if text.isascii() and text.isprintable() and len(text) <= _MAX_REQUEST_ID:
+        return text
+    shown = (c if c.isascii() and c.isprintable() else "_" for c in text)
+    return "".join(shown)[:_MAX_REQUEST_ID]
+
+
+def _milliseconds(headers: Mapping[str, str], name: str) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    ns = round(float(text) * NS_PER_MS) if _DECIMAL.fullmatch(text) else 0
+    if not 0 < ns <= _MAX_MS * NS_PER_MS:
+        raise bad_request(
+            f"{name} must be a number of milliseconds above 0, at most {_MAX_MS}, "
+            f"not {_shown(text)}",
+            name,
+            "invalid_slo_target",
+        )
+    return ns
+
+
+def _integer(headers: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not _INTEGER.fullmatch(text) or not low <= int(text) <= high:
+        raise bad_request(
+            f"{name} must be a whole number in {low} to {high}, not {_shown(text)}", name
+        )
+    return int(text)
+
+
+def _shown(text: str | None) -> str:
+    return repr(text if text is None or len(text) <= 60 else f"{text[:60]}…")

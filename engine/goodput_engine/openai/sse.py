@@ -1,0 +1,369 @@
+"""Server-sent events: the reader of router and replayer, and the writer of the engine.
+
+`SSEReader` cuts a stream of bytes into the data of its events, however the network cut it.
+`TokenObserver` times the tokens of a stream that passes through the router. `EventWriter` builds
+the events of one streamed response. All three run once per token, so the usual chunk, one whole
+event, takes a path without buffers.
+
+Source: WHATWG HTML, "Parsing an event stream".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from goodput_core.units import NS_PER_US
+
+__all__ = ["DONE_EVENT", "EventWriter", "LineTooLongError", "SSEReader", "TokenObserver"]
+
+DONE_EVENT: Final = b"data: [DONE]\n\n"
+_MAX_LINE_BYTES: Final = 1 << 20
+_MAX_OBSERVED_BYTES: Final = 256 << 10
+_BOM: Final = b"\xef\xbb\xbf"
+_ABSENT: Final = msgspec.Raw(b"")
+_NULL: Final = msgspec.Raw(b"null")
+
+
+class LineTooLongError(ValueError):
+    """A line, or the lines of one event, above the limit."""
+
+
+class SSEReader:
+    """Reads the data of events from chunks of bytes; other fields and comments are ignored.
+
+    Memory is bounded by one event, and time is linear in the bytes, whatever a server sends.
+
+    Args:
+        max_line_bytes: the longest line, and the longest data of one event.
+        skip_long: drop what is longer and count it in `skipped`, instead of an error.
+
+    Attributes:
+        skipped: lines of data, or events, that were dropped for their length.
+    """
+
+    __slots__ = (
+        "_at_start",
+        "_data",
+        "_data_bytes",
+        "_max_bytes",
+        "_parts",
+        "_parts_bytes",
+        "_skip_lf",
+        "_skip_long",
+        "_skipping",
+        "skipped",
+    )
+
+    def __init__(self, max_line_bytes: int = _MAX_LINE_BYTES, *, skip_long: bool = False) -> None:
+        self._max_bytes = max_line_bytes
+        self._skip_long = skip_long
+        self._parts: list[bytes] = []  # of the unfinished line
+        self._parts_bytes = 0
+        self._data: list[bytes] = []  # of the unfinished event
+        self._data_bytes = 0
+        self._at_start = True
+        self._skip_lf = False
+        self._skipping = False
+        self.skipped = 0
+
+    @property
+    def inside_event(self) -> bool:
+        """True if an event is unfinished; a stream that ends here was cut."""
+        return bool(self._parts or self._data or self._skipping)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the unfinished line."""
+        return self._parts_bytes
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the data of every event that `chunk` finishes, in order.
+
+        Raises:
+            LineTooLongError: a line or an event above the limit, unless these are skipped. The
+                reader is then unusable.
+        """
+        if (
+            chunk.endswith(b"\n\n")
+            and chunk.startswith(b"data: ")
+            and not (self._parts or self._data or self._skipping or self._skip_lf)
+            and len(chunk) <= self._max_bytes
+            and b"\r" not in chunk
+        ):
+            self._at_start = False
+            if chunk.find(b"\n") == len(chunk) - 2:
+                return [chunk[6:-2]]
+            events = chunk[:-2].split(b"\n\n")
+            if all(event.startswith(b"data: ") and b"\n" not in event for event in events):
+                return [event[6:] for event in events]
+        return self._feed_lines(chunk)
+
+    def flush(self) -> list[bytes]:
+        """Return the data of an event whose lines are complete but whose blank line is missing."""
+        return self._end_event() if self._data else []
+
+    def _feed_lines(self, chunk: bytes) -> list[bytes]:
+        if self._at_start:
+            chunk = b"".join([*self._parts, chunk])
+            self._parts.clear()
+            self._parts_bytes = 0
+            if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
+                self._hold(chunk)
+                return []
+            self._at_start = False
+            chunk = chunk.removeprefix(_BOM)
+        if self._skip_lf and chunk:
+            self._skip_lf = False
+            chunk = chunk.removeprefix(b"\n")
+        if b"\r" in chunk:
+            self._skip_lf = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = chunk.split(b"\n")
+        rest = lines.pop()
+        events: list[bytes] = []
+        for line in lines:
+            self._hold(line)
+            if self._skipping:
+                self._skipping = False
+                continue
+            whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            self._parts_bytes = 0
+            if whole:
+                self._take(whole)
+            elif self._data:
+                events += self._end_event()
+        self._hold(rest)
+        return events
+
+    def _hold(self, piece: bytes) -> None:
+        """Keep a piece of the current line."""
+        if self._skipping or not piece:
+            return
+        self._parts.append(piece)
+        self._parts_bytes += len(piece)
+        if self._parts_bytes > self._max_bytes:
+            is_data = b"".join(self._parts[:8]).startswith(b"data:")
+            self._parts.clear()
+            self._parts_bytes = 0
+            self._skipping = True
+            self._drop(counted=is_data)
+
+    def _take(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        if name != b"data":
+            return
+        value = value.removeprefix(b" ")
+        self._data.append(value)
+        self._data_bytes += len(value) + 1
+        if self._data_bytes > self._max_bytes:
+            self._end_event()
+            self._drop(counted=True)
+
+    def _end_event(self) -> list[bytes]:
+        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        self._data.clear()
+        self._data_bytes = 0
+        return [data]
+
+    def _drop(self, *, counted: bool) -> None:
+        if not self._skip_long:
+            raise LineTooLongError(f"line too long: over {self._max_bytes} bytes without an end")
+        self.skipped += counted
+
+
+# Raw fields take any JSON: a server that sends a list where OpenAI sends a string is still
+# measured, and no string is built.
+class _Delta(msgspec.Struct, gc=False):
+    content: msgspec.Raw = _ABSENT
+    reasoning_content: msgspec.Raw = _ABSENT
+    reasoning: msgspec.Raw = _ABSENT
+    refusal: msgspec.Raw = _ABSENT
+    tool_calls: msgspec.Raw = _ABSENT
+
+
+class _Choice(msgspec.Struct, gc=False):
+    text: msgspec.Raw = _ABSENT
+    delta: _Delta | None = None
+    finish_reason: msgspec.Raw = _ABSENT
+
+
+class _Usage(msgspec.Struct, gc=False):
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw = _ABSENT
+
+
+class TokenObserver:
+    """Times the tokens of a stream of completions that passes by.
+
+    A token is an event with content, reasoning, a refusal or a tool call; if the stream reports
+    `usage`, that count wins. Events that are not in OpenAI's form are ignored. A line above 256
+    KiB counts as one token and is not read.
+
+    Args:
+        keep_gaps: record the time between consecutive tokens.
+
+    Attributes:
+        first_ns, last_ns: times of the first and the last token; None before there is one.
+        gaps_us: microseconds between consecutive tokens, if recorded.
+        finished: the stream reported its end.
+        error: the stream carried an error event.
+    """
+
+    __slots__ = (
+        "_decode",
+        "_events",
+        "_keep_gaps",
+        "_reader",
+        "_usage_tokens",
+        "error",
+        "finished",
+        "first_ns",
+        "gaps_us",
+        "last_ns",
+    )
+
+    def __init__(self, *, keep_gaps: bool = False) -> None:
+        self._decode = _DECODER.decode
+        self._events = 0
+        self._usage_tokens = 0
+        self._keep_gaps = keep_gaps
+        self._reader = SSEReader(_MAX_OBSERVED_BYTES, skip_long=True)
+        self.gaps_us: list[int] = []
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+        self.finished = False
+        self.error = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far, as the stream's `usage` or its events count them."""
+        return self._usage_tokens or self._events
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept of an unfinished line."""
+        return self._reader.held_bytes
+
+    def feed(self, chunk: bytes, now_ns: int) -> None:
+        """Observe the next bytes of the stream."""
+        skipped = self._reader.skipped
+        for data in self._reader.feed(chunk):
+            self._event(data, now_ns)
+        if self._reader.skipped != skipped:
+            self._token(now_ns)
+
+    def end(self, now_ns: int) -> None:
+        """Observe the end of the stream: its last event may lack the blank line."""
+        for data in self._reader.flush():
+            self._event(data, now_ns)
+
+    def _event(self, data: bytes, now_ns: int) -> None:
+        try:
+            event = self._decode(data)
+        except (ValueError, RecursionError):
+            if data.strip() == b"[DONE]":
+                self.finished = True
+            return
+        if event.choices:
+            has_token = False
+            for choice in event.choices:
+                delta = choice.delta
+                has_token = has_token or _filled(choice.text) or _has_token(delta)
+                if _filled(choice.finish_reason):
+                    self.finished = True
+            if has_token:
+                self._token(now_ns)
+        if event.usage is not None and event.usage.completion_tokens is not None:
+            self._usage_tokens = event.usage.completion_tokens
+        if _filled(event.error):
+            self.error = True
+
+    def _token(self, now_ns: int) -> None:
+        self._events += 1
+        if self.last_ns is None:
+            self.first_ns = now_ns
+        elif self._keep_gaps:
+            self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
+        self.last_ns = now_ns
+
+
+_DECODER: Final = msgspec.json.Decoder(_Event)
+
+
+def _filled(raw: msgspec.Raw) -> bool:
+    """True if JSON is neither absent, nor null, nor an empty string, list or object."""
+    return len(raw) > 2 and raw != _NULL
+
+
+def _has_token(delta: _Delta | None) -> bool:
+    return delta is not None and (
+        _filled(delta.content)
+        or _filled(delta.reasoning_content)
+        or _filled(delta.reasoning)
+        or _filled(delta.tool_calls)
+        or _filled(delta.refusal)
+    )
+
+
+class EventWriter:
+    """Builds the events of one streamed response; its constant parts are encoded once.
+
+    Args:
+        chat: for the chat endpoint.
+        include_usage: the stream ends with the usage.
+        completion_id: the response's `id`.
+        created: Unix seconds.
+        model: the served name.
+    """
+
+    __slots__ = ("_delta", "_first", "_head", "_role", "_tail")
+
+    def __init__(
+        self, *, chat: bool, include_usage: bool, completion_id: str, created: int, model: str
+    ) -> None:
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        head = msgspec.json.encode(
+            {"id": completion_id, "object": kind, "created": created, "model": model}
+        )
+        self._head = b"data: " + head[:-1]
+        self._delta = b'"delta":{' if chat else b""
+        self._role = b'"role":"assistant",' if chat else b""
+        self._tail = (
+            (b"}" if chat else b"")
+            + b',"logprobs":null,"finish_reason":%b}]'
+            + (b',"usage":null' if include_usage else b"")
+            + b"}\n\n"
+        )
+        self._first = True
+
+    def event(self, text: str, finish_reason: str | None) -> bytes:
+        """Return one event.
+
+        Args:
+            text: the next text.
+            finish_reason: why the response ends with it; None if it goes on.
+        """
+        name = b'"content":' if self._delta else b'"text":'
+        role = self._role if self._first else b""
+        self._first = False
+        return (
+            self._head
+            + b',"choices":[{"index":0,'
+            + self._delta
+            + role
+            + name
+            + msgspec.json.encode(text)
+            + self._tail % (b'"%b"' % finish_reason.encode() if finish_reason else b"null")
+        )
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        """Return the event of `stream_options.include_usage`, which has no choice."""
+        return self._head + b',"choices":[],"usage":' + msgspec.json.encode(usage) + b"}\n\n"

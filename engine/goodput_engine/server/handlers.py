@@ -1,0 +1,424 @@
+"""The handlers of both completion endpoints: parse, submit to the core, write the response.
+
+The head of a response is sent with its first token, so until then an error still has its own
+status and a router may use another replica. A client that reads slowly delays no other: its
+tokens are kept as a count and sent together. A client that leaves has its request cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from aiohttp import web
+
+from goodput_core.contract import (
+    HEADER_REPLICA,
+    HEADER_REQUEST_ID,
+    HEADER_REVISION,
+    HEADER_TIMINGS,
+)
+from goodput_core.units import NS_PER_MS
+from goodput_engine.http_server import read_body
+from goodput_engine.openai.bodies import response_body, usage_object
+from goodput_engine.openai.errors import (
+    APIError,
+    bad_request,
+    error_event,
+    overloaded,
+    too_long,
+    unavailable,
+)
+from goodput_engine.openai.sse import DONE_EVENT, EventWriter
+from goodput_engine.server.metrics import LoadHeader
+from goodput_engine.tokens import answer_text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from concurrent.futures import Executor
+
+    from goodput_engine.core_client import CoreClient, RequestStream
+    from goodput_engine.messages import Rejected
+    from goodput_engine.server.requests import CompletionRequest, RequestParser
+    from goodput_engine.server.state import ServerState
+
+__all__ = ["CompletionHandlers", "CompletionText", "StopMatcher"]
+
+_MAX_RETRY_AFTER_S: Final = 60
+_MAX_EVENTS: Final = 64
+_SLICE_BYTES: Final = 64 << 10
+_CONTENT_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
+
+
+class CompletionHandlers:
+    """Handles completions.
+
+    Args:
+        state: of the HTTP process.
+        parsers: runs the parsing of large bodies.
+    """
+
+    def __init__(self, state: ServerState, parsers: Executor) -> None:
+        self._state = state
+        self._parsers = parsers
+        self._load = LoadHeader(state)
+        identity = state.settings.identity
+        self._headers = {HEADER_REPLICA: identity.replica, HEADER_REVISION: identity.revision}
+        self._stream_headers = {
+            **self._headers,
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        return await self._handle(request, chat=False)
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        return await self._handle(request, chat=True)
+
+    async def _handle(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        arrival_ns = time.monotonic_ns()
+        with self._state.counted():
+            core, parser = self._state.admitting()
+            with self._state.counted_reading():
+                call = await self._parse(request, parser, chat=chat, arrival_ns=arrival_ns)
+                stream = core.submit(call.submit, each=call.stream or bool(call.stops))
+            try:
+                await stream.more(0)
+                if stream.rejected is not None:
+                    raise _rejection(stream.rejected)
+                if stream.lost:
+                    raise self._state.not_serving()
+                if call.stream:
+                    return await self._stream(request, call, core, stream)
+                return await self._whole(request, call, core, stream)
+            finally:
+                core.release(call.submit.rid)
+
+    async def _parse(
+        self, request: web.Request, parser: RequestParser, *, chat: bool, arrival_ns: int
+    ) -> CompletionRequest:
+        encoding = request.headers.get("Content-Encoding", "identity").lower()
+        if encoding not in _CONTENT_ENCODINGS:
+            raise APIError(
+                415,
+                f"Content-Encoding {encoding[:40]!r} is not supported; send the body as it is",
+                param="Content-Encoding",
+                close=True,
+            )
+        clients = self._state.settings.clients
+        memory = self._state.bodies.reserve()
+
+        def parse(body: bytes) -> CompletionRequest:
+            rid = self._state.next_rid()
+            return parser.parse(body, request.headers, chat=chat, rid=rid, arrival_ns=arrival_ns)
+
+        try:
+            body = await read_body(
+                request,
+                limit_bytes=self._state.body_bytes,
+                timeout_s=clients.body_s,
+                memory=memory,
+            )
+            if len(body) <= clients.inline_bytes:
+                return parse(body)
+            return await asyncio.get_running_loop().run_in_executor(self._parsers, parse, body)
+        finally:
+            memory.release()
+
+    async def _stream(
+        self,
+        request: web.Request,
+        call: CompletionRequest,
+        core: CoreClient,
+        stream: RequestStream,
+    ) -> web.StreamResponse:
+        completion_id = _completion_id(call)
+        text = CompletionText(call.stops, min_tokens=call.min_tokens)
+        writer = EventWriter(
+            chat=call.chat,
+            include_usage=call.include_usage,
+            completion_id=completion_id,
+            created=int(time.time()),
+            model=self._state.settings.identity.llmservice,
+        )
+        response = web.StreamResponse(
+            headers={
+                **self._stream_headers,
+                **self._load.headers(),
+                HEADER_REQUEST_ID: call.request_id or completion_id,
+            }
+        )
+        await response.prepare(request)
+        reason = None
+        while True:
+            if stream.tokens > text.tokens or stream.finish_reason is not None:
+                events, reason = self._events(request, writer, text, stream)
+                if events:
+                    await self._write(request, response, events)
+            if reason is not None:
+                break
+            if text.tokens == stream.tokens:
+                if stream.lost:
+                    event = error_event(self._state.not_serving())
+                    await self._finish(request, response, event)
+                    return response
+                await stream.more(text.tokens)
+        core.release(call.submit.rid)
+        usage = self._count(call, text, stream)
+        tail = writer.usage_event(usage) if call.include_usage else b""
+        await self._finish(request, response, tail + DONE_EVENT)
+        return response
+
+    def _count(
+        self, call: CompletionRequest, text: CompletionText, stream: RequestStream
+    ) -> dict[str, object]:
+        """Count a finished request and return its usage."""
+        input_tokens, cached_tokens = call.submit.input_tokens, stream.cached_tokens
+        self._state.lengths.add(
+            input_tokens=input_tokens, cached_tokens=cached_tokens, output_tokens=text.tokens
+        )
+        return usage_object(
+            prompt_tokens=input_tokens, cached_tokens=cached_tokens, output_tokens=text.tokens
+        )
+
+    def _events(
+        self,
+        request: web.Request,
+        writer: EventWriter,
+        text: CompletionText,
+        stream: RequestStream,
+    ) -> tuple[bytes, str | None]:
+        """Return the events of the new tokens, and the finish reason if they are the last.
+
+        Each token is one event, unless the client has not yet read what was written before: then
+        one event holds all new tokens.
+        """
+        transport = request.transport
+        behind = transport is not None and transport.get_write_buffer_size() > 0
+        most = self._state.settings.clients.event_tokens
+        each = most if behind else 1
+        goal = min(stream.tokens, text.tokens + (most if behind else _MAX_EVENTS))
+        events: list[bytes] = []
+        while True:
+            count = min(each, goal - text.tokens)
+            last = stream.finish_reason is not None and text.tokens + count == stream.tokens
+            piece = text.take(count, last=last)
+            reason = "stop" if text.stopped else stream.finish_reason if last else None
+            if piece or reason is not None:
+                events.append(writer.event(piece, reason))
+            if reason is not None or text.tokens >= goal:
+                return b"".join(events), reason
+
+    async def _whole(
+        self,
+        request: web.Request,
+        call: CompletionRequest,
+        core: CoreClient,
+        stream: RequestStream,
+    ) -> web.StreamResponse:
+        text = CompletionText(call.stops, min_tokens=call.min_tokens)
+        pieces: list[str] = []
+        while True:
+            count = stream.tokens - text.tokens
+            pieces.append(text.take(count, last=stream.finish_reason is not None))
+            if text.stopped or stream.finish_reason is not None:
+                break
+            if stream.lost:
+                raise self._state.not_serving()
+            await stream.more(text.tokens)
+        core.release(call.submit.rid)
+        completion_id = _completion_id(call)
+        body = response_body(
+            "".join(pieces),
+            chat=call.chat,
+            completion_id=completion_id,
+            created=int(time.time()),
+            model=self._state.settings.identity.llmservice,
+            finish_reason="stop" if text.stopped else stream.finish_reason or "stop",
+            usage=self._count(call, text, stream),
+        )
+        headers = {
+            **self._headers,
+            **self._load.headers(),
+            HEADER_REQUEST_ID: call.request_id or completion_id,
+            HEADER_TIMINGS: _timings(call, text, stream),
+        }
+        response = web.StreamResponse(headers=headers)
+        response.content_type = "application/json"
+        response.content_length = len(body)
+        await response.prepare(request)
+        # In slices, because the time limit for the client is for each write.
+        last = (len(body) - 1) // _SLICE_BYTES * _SLICE_BYTES
+        for at in range(0, last, _SLICE_BYTES):
+            await self._write(request, response, body[at : at + _SLICE_BYTES])
+        await self._finish(request, response, body[last:])
+        return response
+
+    async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+        transport = request.transport
+        if transport is None or not transport.get_write_buffer_size():
+            await response.write(data)
+            return
+        async with self._stall_timeout(request):
+            await response.write(data)
+
+    async def _finish(
+        self, request: web.Request, response: web.StreamResponse, data: bytes
+    ) -> None:
+        async with self._stall_timeout(request):
+            await response.write(data)
+            await response.write_eof()
+
+    @asynccontextmanager
+    async def _stall_timeout(self, request: web.Request) -> AsyncIterator[None]:
+        """Drop a client that reads nothing for too long.
+
+        Raises:
+            ConnectionResetError: the client was dropped.
+        """
+        try:
+            async with asyncio.timeout(self._state.settings.clients.stall_s):
+                yield
+        except TimeoutError as error:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the client stopped reading") from error
+
+
+class CompletionText:
+    """The text of one response, built as its tokens are taken.
+
+    Args:
+        stops: stop strings.
+        min_tokens: no stop string ends the text before this many tokens.
+
+    Attributes:
+        tokens: taken so far; with a stop string, up to the token that completed it.
+        stopped: a stop string was found.
+    """
+
+    __slots__ = ("_matcher", "_min_tokens", "stopped", "tokens")
+
+    def __init__(self, stops: Sequence[str], *, min_tokens: int) -> None:
+        self.tokens = 0
+        self.stopped = False
+        self._matcher = StopMatcher(stops) if stops else None
+        self._min_tokens = min_tokens
+
+    def take(self, count: int, *, last: bool) -> str:
+        """Return the text of the next tokens that may be sent.
+
+        Args:
+            count: tokens to take.
+            last: they are the last, so no text is held back.
+        """
+        matcher = self._matcher
+        if matcher is None:
+            text = answer_text(self.tokens, count)
+            self.tokens += count
+            return text
+        pieces: list[str] = []
+        for _ in range(count):
+            piece = answer_text(self.tokens, 1)
+            self.tokens += 1
+            if self.tokens <= self._min_tokens:
+                pieces.append(piece)
+                continue
+            text, self.stopped = matcher.feed(piece)
+            pieces.append(text)
+            if self.stopped:
+                return "".join(pieces)
+        if last:
+            pieces.append(matcher.rest())
+        return "".join(pieces)
+
+
+class StopMatcher:
+    """Finds stop strings in a text that arrives in pieces.
+
+    Text that may still become a stop string is held back, so a client never sees part of one.
+
+    Args:
+        stops: non-empty strings; the one that ends first in the text wins.
+    """
+
+    __slots__ = ("_held", "_stops")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def feed(self, piece: str) -> tuple[str, bool]:
+        """Return the text that may be sent after `piece`, and True if a stop string ended it.
+
+        The stop string itself is never part of it. After a match the matcher is used up.
+        """
+        text = self._held + piece
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)[1]], True
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def rest(self) -> str:
+        """Return the text that was held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that `stop` begins with."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+def _timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:
+    """Return the engine's timings of a whole response, as the JSON of `X-Goodput-Timings`.
+
+    Milliseconds from the arrival at this process, on the core's clock; a token's time is that of
+    its step's results. `tpot_ms` is null for a single token.
+    """
+    arrived, first, last = stream.arrival_ns, stream.first_token_ns, stream.last_token_ns
+    gaps = stream.tokens - 1
+    return msgspec.json.encode(
+        {
+            "queue_ms": _ms(stream.first_scheduled_ns - arrived),
+            "ttft_ms": _ms(first - arrived),
+            "tpot_ms": _ms((last - first) / gaps) if gaps > 0 else None,
+            "e2e_ms": _ms(last - arrived),
+            "prompt_tokens": call.submit.input_tokens,
+            "cached_tokens": stream.cached_tokens,
+            "output_tokens": text.tokens,
+        }
+    ).decode()
+
+
+def _ms(ns: float) -> float:
+    return round(ns / NS_PER_MS, 3)
+
+
+def _completion_id(call: CompletionRequest) -> str:
+    kind = "chatcmpl" if call.chat else "cmpl"
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def _rejection(rejected: Rejected) -> APIError:
+    if rejected.reason == "too_long":
+        return too_long(rejected.detail)
+    if rejected.reason == "draining":
+        return unavailable("the engine is stopping; use another replica", "draining")
+    if rejected.retry_after_s:
+        return overloaded(rejected.detail, max(1, min(rejected.retry_after_s, _MAX_RETRY_AFTER_S)))
+    return bad_request(rejected.detail)

@@ -1,0 +1,241 @@
+"""From the bytes and headers of a request to the message for the engine core.
+
+Every error of a client is found here, before anything is reserved for the request. The code is
+synchronous and stateless, so a long prompt can be parsed in a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from goodput_core.placement.blockhash import block_hashes
+from goodput_engine import tokens
+from goodput_engine.messages import ExecutorInput, Submit
+from goodput_engine.openai.bodies import (
+    CHAT_BODY,
+    COMPLETION_BODY,
+    ChatBody,
+    CompletionBody,
+    decode_body,
+    stops_of,
+)
+from goodput_engine.openai.errors import APIError, bad_request, too_long
+from goodput_engine.openai.headers import ServiceClasses, read_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CompletionRequest", "PromptLimits", "RequestParser"]
+
+_TEXT: Final = msgspec.json.Decoder(str)
+_IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]])
+_WHITE_SPACE: Final = b" \t\r\n"
+_SLICE_BYTES: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """A valid request.
+
+    Args:
+        chat: for `/v1/chat/completions`.
+        stream: answered as server-sent events.
+        include_usage: the stream ends with the usage.
+        stops: strings that end the output.
+        min_tokens: no stop string ends the output before this many tokens.
+        request_id: the client's identifier; None if it sent none.
+        submit: the message for the core.
+    """
+
+    chat: bool
+    stream: bool
+    include_usage: bool
+    stops: tuple[str, ...]
+    min_tokens: int
+    request_id: str | None
+    submit: Submit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLimits:
+    """Limits of the device.
+
+    Args:
+        vocab_size: token ids are below this.
+        max_model_tokens: prompt and output together.
+        block_size: tokens per KV block.
+    """
+
+    vocab_size: int
+    max_model_tokens: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParser:
+    """Validates requests.
+
+    Args:
+        model: the served model's name.
+        slo: the SLO classes.
+        limits: of the device.
+    """
+
+    model: str
+    slo: ServiceClasses
+    limits: PromptLimits
+
+    def parse(
+        self,
+        data: bytes,
+        headers: Mapping[str, str],
+        *,
+        chat: bool,
+        rid: int,
+        arrival_ns: int,
+    ) -> CompletionRequest:
+        """Validate a request.
+
+        Args:
+            data: its body.
+            headers: its headers, case-insensitive.
+            chat: for `/v1/chat/completions`.
+            rid: the request's number.
+            arrival_ns: the time of its arrival.
+
+        Raises:
+            APIError: 400 or 404, naming the field or header.
+        """
+        sent = read_headers(headers)
+        body = decode_body(data, CHAT_BODY) if chat else decode_body(data, COMPLETION_BODY)
+        self._check_model(body.model)
+        max_tokens = _max_tokens(body)
+        min_tokens = body.min_tokens or 0
+        if max_tokens is not None and min_tokens > max_tokens:
+            raise bad_request(
+                f"min_tokens, {min_tokens}, is above max_tokens, {max_tokens}", "min_tokens"
+            )
+        options = body.stream_options
+        if options is not None and not body.stream:
+            raise bad_request("stream_options needs stream: true", "stream_options")
+        stops = stops_of(body)
+        slo = self.slo.resolve(sent.targets, header=sent.slo_class, body=body.slo_class)
+        ids = self._prompt_ids(body)
+        self._check_length(len(ids), max_tokens)
+        return CompletionRequest(
+            chat=chat,
+            stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+            stops=stops,
+            min_tokens=min_tokens,
+            request_id=sent.request_id,
+            submit=Submit(
+                rid=rid,
+                arrival_ns=arrival_ns,
+                input_tokens=len(ids),
+                max_output_tokens=max_tokens,
+                block_hashes=list(block_hashes(ids, self.limits.block_size)),
+                slo_class=slo.slo_class,
+                ttft_ns=slo.targets.ttft_ns,
+                tpot_ns=slo.targets.tpot_ns,
+                tbt_p99_ns=slo.targets.tbt_p99_ns,
+                e2e_ns=slo.targets.e2e_ns,
+                priority=sent.priority,
+                executor=ExecutorInput(
+                    output_tokens=sent.output_tokens,
+                    min_tokens=min_tokens,
+                    ignore_eos=bool(body.ignore_eos),
+                ),
+            ),
+        )
+
+    def _check_model(self, name: str) -> None:
+        if name != self.model:
+            raise APIError(
+                404,
+                f"the model {name[:100]!r} is not served here; {self.model!r} is",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _prompt_ids(self, body: CompletionBody | ChatBody) -> list[int]:
+        if isinstance(body, ChatBody):
+            chat = [(message.role, message.text) for message in body.messages]
+            ids = tokens.encode_chat(chat, limit=self.limits.max_model_tokens)
+            return self._fitting(ids, "messages")
+        try:
+            return self._fitting(self._completion_ids(bytes(body.prompt)), "prompt")
+        except (ValueError, RecursionError) as error:  # not JSON, or of another type
+            raise bad_request(
+                "prompt must be a text, a list of token ids, or a list of one of these: "
+                f"{str(error)[:200]}",
+                "prompt",
+            ) from error
+
+    def _completion_ids(self, data: bytes) -> list[int]:
+        if data.startswith(b"["):
+            inner = data[1:-1].strip(_WHITE_SPACE)
+            if inner[:1] not in {b'"', b"["}:
+                return self._token_ids(data)
+            data = inner  # a list of one prompt; several are not valid JSON without the brackets
+        if data.startswith(b"["):
+            return self._token_ids(data)
+        return tokens.encode(_TEXT.decode(data), limit=self.limits.max_model_tokens)
+
+    def _token_ids(self, data: bytes) -> list[int]:
+        self._check_count(data)
+        ids = _IDS.decode(data)
+        if ids and max(ids) >= self.limits.vocab_size:
+            raise bad_request(
+                f"prompt holds the token id {max(ids)}; this model's are below "
+                f"{self.limits.vocab_size}",
+                "prompt",
+            )
+        return ids
+
+    def _check_count(self, data: bytes) -> None:
+        """Refuse a list that is too long before it is decoded, which takes ten times its size."""
+        commas = 0
+        for at in range(0, len(data), _SLICE_BYTES):
+            commas += data.count(b",", at, at + _SLICE_BYTES)
+            if commas >= self.limits.max_model_tokens:
+                raise self._too_long(commas, "prompt")
+
+    def _fitting(self, ids: list[int], param: str) -> list[int]:
+        if not ids:
+            raise bad_request(f"{param} holds no tokens; send at least one", param)
+        if len(ids) >= self.limits.max_model_tokens:
+            raise self._too_long(len(ids), param)
+        return ids
+
+    def _too_long(self, count: int, param: str) -> APIError:
+        return too_long(
+            f"{param} has {count} tokens or more; this model's context of "
+            f"{self.limits.max_model_tokens} must hold the prompt and at least one output token",
+            param,
+        )
+
+    def _check_length(self, input_tokens: int, max_tokens: int | None) -> None:
+        left = self.limits.max_model_tokens - input_tokens
+        if max_tokens is not None and max_tokens > left:
+            raise too_long(
+                f"max_tokens is {max_tokens}, but after a prompt of {input_tokens} tokens this "
+                f"model's context of {self.limits.max_model_tokens} leaves {left}",
+                "max_tokens",
+            )
+
+
+def _max_tokens(body: CompletionBody | ChatBody) -> int | None:
+    newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    if newer is None:
+        return body.max_tokens
+    if body.max_tokens not in {None, newer}:
+        raise bad_request(
+            f"max_tokens is {body.max_tokens} but max_completion_tokens is {newer}; "
+            "send one of them",
+            "max_completion_tokens",
+        )
+    return newer

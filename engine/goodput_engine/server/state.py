@@ -1,0 +1,181 @@
+"""The state of the HTTP process: starting, serving, draining or failed.
+
+The only mutable owner of it. The handlers ask it whether they may go on, and the process's
+lifecycle changes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from goodput_core.histogram import LengthHistogram
+from goodput_engine.http_server import MemoryLimit
+from goodput_engine.openai.errors import overloaded, unavailable
+from goodput_engine.server.requests import PromptLimits, RequestParser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_engine.core_client import CoreClient
+    from goodput_engine.messages import Ready
+    from goodput_engine.openai.errors import APIError
+    from goodput_engine.server.manifest_watch import FollowedFields
+    from goodput_engine.server.settings import EngineSettings
+
+__all__ = ["ServerPhase", "ServerState"]
+
+
+class ServerPhase(StrEnum):
+    """The phases of a replica's life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class ServerState:
+    """The state of one replica's HTTP process.
+
+    Args:
+        settings: of the replica.
+
+    Attributes:
+        phase: the current phase.
+        core: the running core; None before it is ready.
+        ready: the core's first report; None before it is ready.
+        parser: validates requests; None before the core is ready.
+        configure: the core's configuration, with the fields followed from a changed manifest.
+        startup_s: from the start of the process to a ready core, seconds.
+        in_flight: requests being read or answered.
+        reading: requests that are admitted but not yet with the core.
+        lengths: lengths of the answered requests.
+        bodies: bounds the memory of bodies that are being read.
+        epoch: identifies this start of the process; counters restart with it.
+        idle: set while `in_flight` is 0.
+        submitted: set while `reading` is 0.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.phase = ServerPhase.STARTING
+        self.core: CoreClient | None = None
+        self.ready: Ready | None = None
+        self.parser: RequestParser | None = None
+        self.configure = settings.configure
+        self.startup_s = 0.0
+        self.in_flight = 0
+        self.reading = 0
+        self.lengths = LengthHistogram()
+        self.bodies = MemoryLimit(settings.clients.all_bodies_bytes)
+        self.epoch = secrets.token_hex(8)
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.submitted = asyncio.Event()
+        self.submitted.set()
+        self._rids = itertools.count(1)
+
+    @property
+    def draining(self) -> bool:
+        """True if no new request is admitted because the process stops."""
+        return self.phase is ServerPhase.DRAINING
+
+    @property
+    def body_bytes(self) -> int:
+        """The largest body: the general limit, or what the model's context can need if less."""
+        clients = self.settings.clients
+        if self.ready is None:
+            return clients.body_bytes
+        needed = clients.body_base_bytes + clients.body_token_bytes * self.ready.max_model_tokens
+        return min(clients.body_bytes, needed)
+
+    def serve(self, core: CoreClient, ready: Ready, *, startup_s: float) -> None:
+        """Admit requests from now on."""
+        self.core = core
+        self.ready = ready
+        self.startup_s = startup_s
+        self.parser = RequestParser(
+            model=self.settings.identity.llmservice,
+            slo=self.settings.followed.slo,
+            limits=PromptLimits(
+                vocab_size=ready.vocab_size,
+                max_model_tokens=ready.max_model_tokens,
+                block_size=ready.state.block_size,
+            ),
+        )
+        self.phase = ServerPhase.SERVING
+
+    def follow(self, found: FollowedFields) -> None:
+        """Apply a changed manifest to the requests from now on."""
+        assert self.parser is not None, "the manifest is followed once the core is ready"
+        assert self.core is not None
+        self.parser = replace(self.parser, slo=found.slo)
+        self.configure = structs.replace(self.configure, **structs.asdict(found.core))
+        self.core.follow_manifest(found.core)
+
+    def admitting(self) -> tuple[CoreClient, RequestParser]:
+        """Return the core and the parser for a new request.
+
+        Raises:
+            APIError: 503 or 429 if no request is admitted now.
+        """
+        core = self.serving()
+        assert self.parser is not None
+        if core.full:
+            raise overloaded("the engine is behind with reading requests; retry later", 1)
+        return core, self.parser
+
+    def serving(self) -> CoreClient:
+        """Return the core.
+
+        Raises:
+            APIError: 503 if the process does not serve.
+        """
+        if self.phase is not ServerPhase.SERVING:
+            raise self.not_serving()
+        assert self.core is not None
+        return self.core
+
+    def not_serving(self) -> APIError:
+        """Return the 503 of the current phase."""
+        if self.phase is ServerPhase.STARTING:
+            return unavailable("the engine is starting; retry in a moment", "starting")
+        if self.draining:
+            return unavailable("the engine is stopping; use another replica", "draining")
+        return unavailable("the engine failed; use another replica", "engine_died")
+
+    def next_rid(self) -> int:
+        """Return a number for a request."""
+        return next(self._rids)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request in `in_flight`."""
+        self.in_flight += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+
+    @contextmanager
+    def counted_reading(self) -> Iterator[None]:
+        """Count a request in `reading`."""
+        self.reading += 1
+        self.submitted.clear()
+        try:
+            yield
+        finally:
+            self.reading -= 1
+            if not self.reading:
+                self.submitted.set()
