@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import TYPE_CHECKING
 
 from goodput_core.errors import InternalError
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["require_running"]
 
