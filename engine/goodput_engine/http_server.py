@@ -1,4 +1,4 @@
-"""The HTTP server under every port: listening, limits of connections, reading of bodies.
+"""The HTTP server under every port: listening, limits of connections, error responses.
 
 aiohttp bounds neither the time for a request's head nor the number of connections, and answers a
 malformed request in plain text. This module adds both limits and OpenAI's error form, so that
@@ -20,14 +20,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from goodput_core.cli import argument_type, parse_whole
 from goodput_core.contract import EVENT_LISTENING
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S, parse_some_duration
 from goodput_engine.logs import EventCounter
-from goodput_engine.openai.errors import APIError, bad_request, error_body, overloaded, unavailable
+from goodput_engine.openai.errors import APIError, error_body, unavailable
 
 if TYPE_CHECKING:
     import argparse
@@ -38,14 +37,11 @@ __all__ = [
     "ADMIN_CONNECTIONS",
     "CLIENT_CONNECTIONS",
     "ConnectionLimits",
-    "MemoryLimit",
-    "MemoryReservation",
     "add_connection_arguments",
     "announce",
     "connection_limits",
     "error_response",
     "listen",
-    "read_body",
 ]
 
 _EVERY_ADDRESS: Final = "::"
@@ -211,119 +207,6 @@ def error_response(error: APIError, headers: Mapping[str, str] | None = None) ->
     if error.close:
         response.force_close()
     return response
-
-
-class MemoryLimit:
-    """Bounds the bytes that all request bodies of a process hold together.
-
-    Args:
-        limit_bytes: the bound.
-    """
-
-    __slots__ = ("_limit_bytes", "held_bytes")
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self.held_bytes = 0
-
-    def reserve(self) -> MemoryReservation:
-        """Return an empty reservation for one body."""
-        return MemoryReservation(self)
-
-    def take(self, count: int) -> None:
-        """Count bytes as held.
-
-        Raises:
-            APIError: 429 if they exceed the limit; none is counted.
-        """
-        if self.held_bytes + count > self._limit_bytes:
-            raise overloaded("the bodies of running requests fill the memory limit; retry later", 1)
-        self.held_bytes += count
-
-
-class MemoryReservation:
-    """The bytes that one body holds; `release` returns them."""
-
-    __slots__ = ("_held_bytes", "_limit")
-
-    def __init__(self, limit: MemoryLimit) -> None:
-        self._limit = limit
-        self._held_bytes = 0
-
-    def add(self, count: int) -> None:
-        """Hold further bytes.
-
-        Raises:
-            APIError: 429 if all bodies together exceed the limit.
-        """
-        self._limit.take(count)
-        self._held_bytes += count
-
-    def release(self) -> None:
-        """Return all bytes to the limit."""
-        self._limit.held_bytes -= self._held_bytes
-        self._held_bytes = 0
-
-
-async def read_body(
-    request: web.BaseRequest, *, limit_bytes: int, timeout_s: float, memory: MemoryReservation
-) -> bytes:
-    """Read the whole body of a request, bounded in size, time and memory.
-
-    Args:
-        request: a request whose body was not read.
-        limit_bytes: the largest body.
-        timeout_s: for the whole body to arrive.
-        memory: counts the bytes that are held.
-
-    Raises:
-        APIError: 400 for bad framing or a bad `Content-Encoding`, 408 for a body that is too
-            slow, 413 for one that is too large, 429 if `memory` is exhausted.
-        ConnectionError: the client left.
-    """
-    if request.content_length is not None and request.content_length > limit_bytes:
-        raise _too_large(limit_bytes)
-    content = request.content
-    try:
-        if content.is_eof():  # the usual case: the body came with the head
-            body = content.read_nowait()
-            if len(body) > limit_bytes:
-                raise _too_large(limit_bytes)
-            memory.add(len(body))
-            return body
-        parts: list[bytes] = []
-        size = 0
-        async with asyncio.timeout(timeout_s):
-            while chunk := await content.readany():
-                size += len(chunk)
-                if size > limit_bytes:
-                    raise _too_large(limit_bytes)
-                memory.add(len(chunk))
-                parts.append(chunk)
-    except TimeoutError as error:
-        raise APIError(
-            HTTPStatus.REQUEST_TIMEOUT,
-            f"the body did not arrive within {timeout_s:g} s",
-            code="request_timeout",
-            close=True,
-        ) from error
-    except (web.RequestPayloadError, HttpProcessingError) as error:
-        problem = bad_request("the body does not match its Content-Encoding or Transfer-Encoding")
-        problem.close = True
-        raise problem from error
-    except APIError as error:
-        error.close = True
-        raise
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _too_large(limit_bytes: int) -> APIError:
-    return APIError(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"the body is larger than {limit_bytes / (1 << 20):.3g} MiB",
-        code="request_too_large",
-        close=True,
-    )
 
 
 class _Connection(web.RequestHandler):

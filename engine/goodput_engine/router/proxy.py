@@ -20,10 +20,11 @@ from goodput_core.placement import PlacementReason
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_engine.http_server import MemoryLimit, error_response, read_body
+from goodput_engine.http_server import error_response
 from goodput_engine.logs import EventCounter
 from goodput_engine.openai.errors import APIError, bad_request, overloaded, unavailable
 from goodput_engine.openai.headers import ServiceClasses, read_targets
+from goodput_engine.request_bodies import MemoryLimit, read_body
 from goodput_engine.router.errors import (
     Expired,
     FilesExhausted,

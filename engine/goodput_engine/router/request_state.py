@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from goodput_engine.http_server import MemoryReservation
     from goodput_engine.openai.headers import RequestSLO
+    from goodput_engine.request_bodies import MemoryReservation
 
 __all__ = ["RequestState", "Timings", "read_timings"]
 

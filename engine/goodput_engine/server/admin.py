@@ -18,7 +18,7 @@ from goodput_core.contract import (
     PATH_METRICS,
     TOKENIZER_EMULATED,
 )
-from goodput_engine.http_server import MemoryLimit, read_body
+from goodput_engine.request_bodies import MemoryLimit, read_body
 from goodput_engine.server.app import error_middleware
 from goodput_engine.server.limits import LimitsGate
 from goodput_engine.server.metrics import CONTENT_TYPE, load_of

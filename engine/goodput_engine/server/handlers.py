@@ -23,7 +23,6 @@ from goodput_core.contract import (
     HEADER_TIMINGS,
 )
 from goodput_core.units import NS_PER_MS
-from goodput_engine.http_server import read_body
 from goodput_engine.openai.bodies import response_body, usage_object
 from goodput_engine.openai.errors import (
     APIError,
@@ -34,6 +33,7 @@ from goodput_engine.openai.errors import (
     unavailable,
 )
 from goodput_engine.openai.sse import DONE_EVENT, EventWriter
+from goodput_engine.request_bodies import read_body
 from goodput_engine.server.metrics import LoadHeader
 from goodput_engine.tokens import answer_text
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from goodput_core.histogram import LengthHistogram
-from goodput_engine.http_server import MemoryLimit
 from goodput_engine.openai.errors import overloaded, unavailable
+from goodput_engine.request_bodies import MemoryLimit
 from goodput_engine.server.requests import PromptLimits, RequestParser
 
 if TYPE_CHECKING:
