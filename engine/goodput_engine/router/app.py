@@ -115,9 +115,8 @@ def admin_app(
     async def state(request: web.Request) -> web.Response:
         since = request.query.get(QUERY_SECONDS_SINCE)
         if since is not None and not _SECOND.fullmatch(since):
-            return error_response(
-                400, f"{QUERY_SECONDS_SINCE} must be a whole number of seconds", "invalid_query"
-            )
+            message = f"{QUERY_SECONDS_SINCE} must be a whole number of seconds"
+            return error_response(APIError(400, message, code="invalid_query"))
         body: dict[str, object] = {
             "role": ROLE_ROUTER,
             "epoch": epoch,
