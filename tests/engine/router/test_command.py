@@ -196,7 +196,7 @@ sys.exit(run_command(sys.argv[1:]))
     ("body", "says"),
     [
         ("raise LookupError('a bug')", "internal error: LookupError: a bug; "),
-        ("return", "a part of this process ended too early"),
+        ("return", "a background task of this process ended"),
     ],
     ids=["raised", "returned"],
 )
