@@ -82,7 +82,7 @@ PROSE: Final = (
         "name the object instead of 'of what …'",
     ),
     _pattern(r"(?i)\bof which (?:nothing|none|each|one)\b", "split the sentence"),
-    _pattern(r"(?i)\b(?:is|are|was|were|be) (?:none|no such)\b", "state the condition"),
+    _pattern(r"(?i)(?<!there )\b(?:is|are|was|were|be) (?:none|no such)\b", "state the condition"),
     _pattern(r"(?i)\btold\b", "set, reported, configured, unless given"),
     _pattern(r"(?i)\b(?:bears?|bore|borne)\b", "sustains, holds, allows"),
     _pattern(r"(?i)\b(?:its|their|whose|a|his) turns?\b", "next in order; a reconciliation"),

@@ -1,7 +1,7 @@
 """Names that cross a process boundary: metrics, HTTP paths, headers, environment, CRD group.
 
-Two components that must agree on a string import it from here; none spells it out. Renaming
-a value here is a breaking change for dashboards, manifests and running fleets.
+Components that must agree on a string import it from here. Renaming a value is a breaking change
+for dashboards, manifests and running fleets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PLURAL_LLMSERVICE: Final = "llmservices"
 OBJECT_LABEL_LLMSERVICE: Final = f"{CRD_GROUP}/llmservice"
 OBJECT_LABEL_REVISION: Final = f"{CRD_GROUP}/revision"
 OBJECT_LABEL_ROLE: Final = f"{CRD_GROUP}/role"
-# Of a child: a digest of what was applied, so that what is asked for no more is noticed.
+# On a child object: a digest of the applied fields, to detect fields that were removed.
 ANNOTATION_APPLIED: Final = f"{CRD_GROUP}/applied"
-# The ports of engines and routers, in Services and in the EndpointSlices that routers read.
+# Ports of engines and routers, in Services and in the EndpointSlices that routers read.
 PORT_NAME_SERVING: Final = "http"
 PORT_NAME_ADMIN: Final = "admin"
-# Where an engine's pod finds what pvc://CLAIM/PATH names: CLAIM is a folder below it.
+# Folder of an engine's pod in which pvc://CLAIM/PATH is mounted as CLAIM.
 FOLDER_CLAIMS: Final = "/var/lib/goodput/claims"
-# Where it keeps downloaded weights.
+# Folder of an engine's pod for downloaded weights.
 FOLDER_WEIGHTS: Final = "/var/cache/goodput"
 
 # --- HTTP: serving port -------------------------------------------------------------------
@@ -46,10 +46,10 @@ PATH_CONTROL_STATE: Final = "/control/state"
 QUERY_SECONDS_SINCE: Final = "seconds_since"
 """Query of a router's state: it adds the per-second counts from this second of its clock on."""
 PATH_CONTROL_LIMITS: Final = "/control/limits"
-# Of the `revision` of limits, which rises with each change; there is room for nanoseconds.
+# Bound of the `revision` of limits, which rises with each change; large enough for nanoseconds.
 MAX_LIMITS_REVISION: Final = 2**63 - 1
-# `tokenizer` in an engine's /control/state where a router can count tokens as the engine does:
-# the rule of emulated devices.
+# `tokenizer` in an engine's /control/state if a router can count tokens as the engine does, which
+# holds for emulated devices.
 TOKENIZER_EMULATED: Final = "emulated"
 
 # --- HTTP headers, request ----------------------------------------------------------------
@@ -59,8 +59,8 @@ HEADER_SLO_TTFT_MS: Final = "X-SLO-TTFT-Ms"
 HEADER_SLO_TPOT_MS: Final = "X-SLO-TPOT-Ms"
 HEADER_SLO_E2E_MS: Final = "X-SLO-E2E-Ms"
 HEADER_PRIORITY: Final = "X-Priority"
-# The true output length of a replayed row. The HTTP front hands it to the executor and to
-# nothing else: no policy may see it (DESIGN.md, "Engine").
+# The true output length of a replayed row. The HTTP server passes it to the executor alone: no
+# policy may see it.
 HEADER_OUTPUT_TOKENS: Final = "X-Goodput-Output-Tokens"
 
 # --- HTTP headers, response ---------------------------------------------------------------
@@ -68,9 +68,9 @@ HEADER_TIMINGS: Final = "X-Goodput-Timings"
 HEADER_REPLICA: Final = "X-Goodput-Replica"
 HEADER_REVISION: Final = "X-Goodput-Revision"
 # A replica's load as JSON, with the names of GET /control/state: running, waiting, max_waiting,
-# kv_free_blocks, kv_total_blocks, saturated, draining. The router reads it and keeps it back.
+# kv_free_blocks, kv_total_blocks, saturated, draining. The router reads and removes it.
 HEADER_LOAD: Final = "X-Goodput-Load"
-# `owned_by` of our models in /v1/models: a client may then pin lengths by header.
+# `owned_by` of Goodput's models in /v1/models: a client may pin lengths of these by header.
 MODEL_OWNER: Final = "goodput"
 
 # --- environment --------------------------------------------------------------------------
@@ -79,7 +79,7 @@ ENV_CONTROL_TOKEN: Final = "GOODPUT_CONTROL_TOKEN"  # noqa: S105 - a variable's 
 ENV_LLMSERVICE: Final = "GOODPUT_LLMSERVICE"
 ENV_REPLICA: Final = "GOODPUT_REPLICA"
 ENV_REVISION: Final = "GOODPUT_REVISION"
-# The options of `goodput operator`, for `kopf run`, which passes none on.
+# The options of `goodput operator`, since `kopf run` passes none on.
 ENV_OPERATOR_OPTIONS: Final = "GOODPUT_OPERATOR_OPTIONS"
 
 # --- metric labels ------------------------------------------------------------------------
@@ -88,7 +88,7 @@ LABEL_REVISION: Final = "revision"
 LABEL_ROLE: Final = "role"
 LABEL_SLO_CLASS: Final = "slo_class"
 LABEL_OUTCOME: Final = "outcome"
-# Of METRIC_KV_BLOCKS: used, cached (free, and still holding a reusable prefix) or empty; of
+# METRIC_KV_BLOCKS: used, cached (free, but holding a reusable prefix) or empty.
 # METRIC_HOST_KV_BLOCKS: used or empty.
 LABEL_KV_STATE: Final = "state"
 ROLE_ENGINE: Final = "engine"
@@ -97,9 +97,9 @@ ROLE_ROUTER: Final = "router"
 # --- metrics of the router: the source of measured attainment ------------------------------
 # One increment per client request. `outcome` is one of CLIENT_OUTCOMES.
 METRIC_REQUESTS: Final = "goodput_requests_total"
-# attained + missed + shed + error + timeout is the denominator of attainment. Outside it stand
-# `cancelled` (the client left before its TTFT target had passed) and `unjudged` (a whole answer
-# of a foreign engine that streams nothing and tells no timings: nothing promised was measured).
+# attained + missed + shed + error + timeout is the denominator of attainment. Not counted there:
+# `cancelled` (the client left before its TTFT target had passed) and `unjudged` (a response that
+# was not streamed and has no timings, from a foreign engine).
 CLIENT_OUTCOMES: Final = (
     "attained",
     "missed",
@@ -109,12 +109,12 @@ CLIENT_OUTCOMES: Final = (
     "cancelled",
     "unjudged",
 )
-# How TTFT and TPOT fared apart, as the control laws count them; a request may be in both.
+# Results of TTFT and TPOT apart, for the control laws; a request may be counted in both.
 METRIC_PROMISES: Final = "goodput_promises_total"
 LABEL_PROMISE: Final = "promise"
 LABEL_RESULT: Final = "result"
 PROMISES: Final = ("ttft", "tpot")
-# `close`: kept with less than a fifth of the target to spare.
+# `close`: met with less than a fifth of the target to spare.
 PROMISE_RESULTS: Final = ("kept", "close", "missed")
 METRIC_TTFT: Final = "goodput_request_ttft_seconds"
 METRIC_TPOT: Final = "goodput_request_tpot_seconds"
@@ -123,7 +123,7 @@ METRIC_ROUTER_IN_FLIGHT: Final = "goodput_router_in_flight_requests"
 METRIC_ROUTER_ARRIVALS: Final = "goodput_router_arrivals_total"
 METRIC_ROUTER_RETRIES: Final = "goodput_router_retries_total"
 METRIC_ROUTER_REPLICA_UP: Final = "goodput_router_replica_ready"
-# Requests that the client itself got wrong (4xx other than 429): they are in no outcome.
+# Invalid requests (4xx other than 429), which are not counted as outcomes.
 METRIC_ROUTER_CLIENT_ERRORS: Final = "goodput_router_client_errors_total"
 LABEL_STATUS: Final = "status"
 
@@ -151,19 +151,19 @@ METRIC_OPERATOR_LEADER: Final = "goodput_operator_leader"
 METRIC_OPERATOR_WAITING: Final = "goodput_operator_waiting_services"
 METRIC_OPERATOR_TURNS: Final = "goodput_operator_turns_total"
 METRIC_OPERATOR_TURN_SECONDS: Final = "goodput_operator_turn_seconds"
-# Labels: verb and kind as in RBAC, status of HTTP (0: no answer came).
+# Labels: verb and kind as in RBAC, HTTP status (0 without a response).
 METRIC_OPERATOR_CALLS: Final = "goodput_operator_api_calls_total"
-# What a service's status says, and what was decided of it, by namespace and llmservice.
+# Status and decisions of a service, by namespace and llmservice.
 METRIC_SERVICE_REPLICAS: Final = "goodput_service_replicas"
 METRIC_SERVICE_READY_REPLICAS: Final = "goodput_service_ready_replicas"
 METRIC_SERVICE_RECOMMENDED_REPLICAS: Final = "goodput_service_recommended_replicas"
 METRIC_SERVICE_TOKEN_BUDGET: Final = "goodput_service_token_budget"  # noqa: S105 - as above
-# Labels besides: knob and reason as in a service's status, applied true or false.
+# More labels: knob and reason as in a service's status, applied true or false.
 METRIC_SERVICE_DECISIONS: Final = "goodput_service_decisions_total"
 
-# --- lines on stdout that one process reads of another ------------------------------------
-# `goodput engine --json` and `goodput router --json` print exactly one such line when they
-# listen: {"event": "listening", "url": ..., "admin_url": ...}; `goodput up --json` prints
+# --- lines on stdout that another process reads ------------------------------------
+# `goodput engine --json` and `goodput router --json` print exactly one line when they listen:
+# {"event": "listening", "url": ..., "admin_url": ...}. `goodput up --json` prints
 # {"event": "ready", "url": ..., "admin_url": ..., "replicas": [...]} when traffic may start, and
 # {"event": "decision", "decision": {...}} for each decision of the control laws.
 EVENT_LISTENING: Final = "listening"

@@ -1,8 +1,7 @@
-"""Nearest-rank quantiles: always a value that was measured, at a rank computed in integers.
+"""Nearest-rank quantiles: always a measured value, at a rank computed in integers.
 
-Reports, promises on the gaps between tokens and the client's own lag all use this one
-definition; an interpolated or float-ranked quantile would differ from it by one rank exactly
-where a promise is broken. It knows nothing of what the values measure.
+Reports, the TBT targets and the client's lag use this one definition. An interpolated quantile, or
+one at a rank computed in floats, could differ by one rank exactly at the target.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time is an integer of nanoseconds inside and milliseconds, seconds or minutes for people."""
+"""Units: integer nanoseconds in the code, and durations as users read and write them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_DAYS: Final = 3650
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of a duration as people write it: `250ms`, `90s`, `10m`, `1h30m`, `1.5s`.
+    """Return the nanoseconds of a duration such as `250ms`, `90s`, `10m`, `1h30m` or `1.5s`.
 
     Raises:
         ValueError: the text has no unit, an unknown one, or exceeds ten years.
@@ -51,19 +51,19 @@ def parse_duration(text: str) -> int:
 
 
 def parse_some_duration(text: str) -> int:
-    """`parse_duration` of a time that must not be zero: a time-out, an interval.
+    """Return the nanoseconds of a duration that must not be zero, such as a time-out.
 
     Raises:
-        ValueError: the text is no duration, or zero.
+        ValueError: the text is not a duration, or is zero.
     """
     duration_ns = parse_duration(text)
     if duration_ns == 0:
-        raise ValueError(f"{text!r} is no time at all; give it at least 1ms")
+        raise ValueError(f"{text!r} is zero; give at least 1ms")
     return duration_ns
 
 
 def format_duration(ns: int) -> str:
-    """A duration for people, three significant digits: `0.42 ms`, `12.3 s`, `5 min 00 s`."""
+    """Format a duration with three significant digits: `0.42 ms`, `12.3 s`, `5 min 00 s`."""
     if ns < 0:
         return f"-{format_duration(-ns)}"
     if ns < NS_PER_MS:
@@ -80,10 +80,10 @@ def format_duration(ns: int) -> str:
 
 
 def format_number(value: float) -> str:
-    """A number for people, three significant digits or all before the point: `0.42`, `1234`."""
+    """Format a number with three significant digits or all before the point: `0.42`, `1234`."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def ms_to_ns(ms: float) -> int:
-    """Nanoseconds of a number of milliseconds, rounded to the nearest."""
+    """Return milliseconds in nanoseconds, rounded to the nearest."""
     return round(ms * NS_PER_MS)

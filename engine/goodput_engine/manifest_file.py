@@ -18,7 +18,7 @@ from goodput_core.spec.manifest import (
     parse_manifest,
     strict_documents,
 )
-from goodput_core.support import require_built
+from goodput_core.spec.support import require_built
 
 if TYPE_CHECKING:
     from pathlib import Path

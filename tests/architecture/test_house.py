@@ -1,4 +1,4 @@
-"""The habits that a newcomer relies on to find where a line belongs."""
+"""Conventions of modules and packages, and the dependencies of each component."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands parse their arguments."""
+"""The argument parser of all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dispatcher: a command found by name, its errors as sentences, its exit code."""
+"""The dispatcher: commands by name, errors as sentences, exit codes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_traceback_of_a_bug_is_shown_when_asked_for(
 
 
 @pytest.mark.parametrize("command", ["broken_pipe", "rich_on_a_broken_pipe"])
-def test_a_reader_that_went_away_never_looks_like_a_verdict(command: str) -> None:
+def test_a_broken_pipe_has_no_exit_code_of_a_verdict(command: str) -> None:
     assert run_command([command]) == ExitCode.INTERNAL
 
 
@@ -155,9 +155,7 @@ def waiting(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=str)
-def test_a_signal_ends_a_command_without_handlers_and_what_it_cleans_up(
-    waiting: list[str], number: int
-) -> None:
+def test_a_signal_interrupts_a_command_after_its_cleanup(waiting: list[str], number: int) -> None:
     with subprocess.Popen(
         waiting, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as command:
@@ -232,7 +230,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_help_into_a_closed_pipe_says_nothing(unbuffered: str) -> None:
+def test_help_into_a_closed_pipe_prints_no_error(unbuffered: str) -> None:
     script = "from goodput_core.dispatch import main; main()"
     child = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", script, "--help"],

@@ -28,7 +28,7 @@ def test_the_docstring_draws_every_error() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [(n, c) for n, c in tree() if c is not None])
-def test_an_error_ends_with_the_code_that_is_drawn(name: str, code: int) -> None:
+def test_an_error_has_the_exit_code_of_the_drawing(name: str, code: int) -> None:
     assert getattr(errors, name).exit_code == code
 
 
@@ -46,7 +46,7 @@ def test_a_spec_error_names_the_field_and_then_the_file() -> None:
     assert type(errors.NotBuiltError("a", "b").at("c")) is errors.NotBuiltError
 
 
-def test_what_ended_a_group_is_found_through_groups_within_it() -> None:
+def test_the_root_of_nested_exception_groups_is_their_first_error() -> None:
     cause = ValueError("first")
     group = ExceptionGroup("outer", [ExceptionGroup("inner", [cause, KeyError()]), OSError()])
     assert errors.root_of(group) is cause

@@ -1,4 +1,4 @@
-"""From text to a service: everything a file can hold instead of one manifest."""
+"""Parsing the text of a manifest file, valid or not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_json_is_yaml_too() -> None:
     assert parse(json.dumps(yaml.safe_load(CHAT))) == parse(CHAT)
 
 
-def test_empty_documents_around_a_manifest_are_nothing() -> None:
+def test_empty_documents_around_a_manifest_are_ignored() -> None:
     assert parse(f"---\n---\n{CHAT}\n---\n") == parse(CHAT)
 
 
@@ -83,7 +83,9 @@ NOT_ONE_MANIFEST = {
 
 
 @pytest.mark.parametrize(("text", "words"), NOT_ONE_MANIFEST.values(), ids=NOT_ONE_MANIFEST)
-def test_what_is_not_one_manifest_is_refused_in_a_sentence(text: str, words: str) -> None:
+def test_a_text_without_exactly_one_manifest_is_refused_in_a_sentence(
+    text: str, words: str
+) -> None:
     with pytest.raises(InputError) as caught:
         parse(text)
     sentence = str(caught.value)
@@ -93,7 +95,7 @@ def test_what_is_not_one_manifest_is_refused_in_a_sentence(text: str, words: str
     assert len(sentence) < 400
 
 
-def test_a_bomb_of_aliases_costs_nothing() -> None:
+def test_nested_aliases_are_refused_at_once() -> None:
     lines = [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
     text = CHAT.replace("  replicas: 2", "  replicas: *a59").replace(
         "spec:", "status:\n  a0: &a0 [ha]\n  " + "\n  ".join(lines) + "\nspec:"

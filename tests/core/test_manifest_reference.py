@@ -1,4 +1,4 @@
-"""The manifest's reference page says what the decoder enforces."""
+"""The manifest's reference page has the bounds of the decoder."""
 
 from __future__ import annotations
 

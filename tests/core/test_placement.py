@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Placement: round robin, least loaded, and the rules of all policies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from goodput_core.placement import (
     PlacementReason,
     PlacementState,
     ReplicaLoad,
-    least_loaded,
-    round_robin,
 )
 from goodput_core.spec.choices import RouterPolicy
 
@@ -72,7 +70,7 @@ def placed(place: Place, replicas: list[ReplicaLoad], times: int) -> list[str | 
     return names
 
 
-def test_the_registry_holds_what_manifests_may_ask_for() -> None:
+def test_every_router_policy_of_a_manifest_has_a_placement() -> None:
     assert set(PLACEMENTS) == set(RouterPolicy)
     for policy, place in PLACEMENTS.items():
         assert place(PlacementState(), [load("a")], (), 0)[1].policy is policy
@@ -80,13 +78,25 @@ def test_the_registry_holds_what_manifests_may_ask_for() -> None:
 
 def test_round_robin_takes_each_in_turn() -> None:
     replicas = [load("b", 9), load("a"), load("c", 3)]
-    assert placed(round_robin, replicas, 7) == ["a", "b", "c", "a", "b", "c", "a"]
+    assert placed(PLACEMENTS[RouterPolicy.ROUND_ROBIN], replicas, 7) == [
+        "a",
+        "b",
+        "c",
+        "a",
+        "b",
+        "c",
+        "a",
+    ]
 
 
-def test_round_robin_goes_on_where_a_replica_left() -> None:
-    state, _ = round_robin(PlacementState(last="a"), [load("a"), load("b"), load("c")], (), 0)
+def test_round_robin_continues_after_a_replica_left() -> None:
+    state, _ = PLACEMENTS[RouterPolicy.ROUND_ROBIN](
+        PlacementState(last="a"), [load("a"), load("b"), load("c")], (), 0
+    )
     assert state.last == "b"
-    assert round_robin(state, [load("a"), load("c")], (), 0)[1].replica == "c"
+    assert (
+        PLACEMENTS[RouterPolicy.ROUND_ROBIN](state, [load("a"), load("c")], (), 0)[1].replica == "c"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,18 +124,23 @@ def test_round_robin_goes_on_where_a_replica_left() -> None:
     ],
 )
 def test_least_loaded_takes_the_emptiest(replicas: list[ReplicaLoad], taken: str) -> None:
-    assert least_loaded(PlacementState(), replicas, (), 0)[1].replica == taken
-    assert least_loaded(PlacementState(), replicas[::-1], (), 0)[1].replica == taken
+    assert (
+        PLACEMENTS[RouterPolicy.LEAST_LOADED](PlacementState(), replicas, (), 0)[1].replica == taken
+    )
+    assert (
+        PLACEMENTS[RouterPolicy.LEAST_LOADED](PlacementState(), replicas[::-1], (), 0)[1].replica
+        == taken
+    )
 
 
 def test_idle_replicas_share() -> None:
-    names = placed(least_loaded, [load(name) for name in "abc"], 9)
+    names = placed(PLACEMENTS[RouterPolicy.LEAST_LOADED], [load(name) for name in "abc"], 9)
     assert set(Counter(names).values()) == {3}
 
 
 @EACH
 @given(state=STATES, replicas=LOADS)
-def test_a_replica_that_cannot_take_it_is_never_chosen(
+def test_a_replica_that_is_no_candidate_is_never_selected(
     place: Place, state: PlacementState, replicas: list[ReplicaLoad]
 ) -> None:
     after, placement = place(state, replicas, (), 7)
@@ -145,7 +160,7 @@ def test_a_replica_that_cannot_take_it_is_never_chosen(
 
 @EACH
 @given(state=STATES, replicas=LOADS, random=st.randoms(use_true_random=False))
-def test_the_order_of_the_list_does_not_matter(
+def test_the_order_of_the_list_has_no_effect(
     place: Place, state: PlacementState, replicas: list[ReplicaLoad], random: Random
 ) -> None:
     shuffled = random.sample(replicas, len(replicas))
@@ -162,7 +177,7 @@ def test_least_loaded_keeps_counts_even(replicas: list[ReplicaLoad], requests: i
     state = PlacementState()
     for _ in range(requests):
         loads = [load(name, count) for name, count in counts.items()]
-        state, placement = least_loaded(state, loads, (), 0)
+        state, placement = PLACEMENTS[RouterPolicy.LEAST_LOADED](state, loads, (), 0)
         assert placement.replica is not None
         assert counts[placement.replica] == min(counts.values())
         counts[placement.replica] += 1

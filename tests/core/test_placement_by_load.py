@@ -1,4 +1,4 @@
-"""Two random choices: what they are drawn from, where they help and where they hurt."""
+"""Placement by two random choices, and the loads under which it helps or hurts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.placement import (
+    PLACEMENTS,
     Place,
     PlacementState,
     ReplicaLoad,
-    least_loaded,
-    power_of_two,
-    round_robin,
 )
+from goodput_core.spec.choices import RouterPolicy
 
 NAMES = [f"r{i}" for i in range(8)]
 
@@ -30,7 +29,7 @@ def loads(counts: dict[str, int]) -> list[ReplicaLoad]:
 def placed(seed: int, times: int, counts: dict[str, int]) -> list[str]:
     state, names = PlacementState(seed=seed), []
     for _ in range(times):
-        state, placement = power_of_two(state, loads(counts), (), 0)
+        state, placement = PLACEMENTS[RouterPolicy.POWER_OF_TWO](state, loads(counts), (), 0)
         assert placement.replica is not None
         names.append(placement.replica)
     return names
@@ -51,7 +50,7 @@ def test_every_replica_is_drawn_about_equally_often(count: int) -> None:
     assert max(drawn.values()) < 1_150
 
 
-def test_of_two_replicas_it_is_always_the_emptier() -> None:
+def test_the_emptier_of_two_replicas_is_selected() -> None:
     assert set(placed(3, 40, {"a": 2, "b": 1})) == {"b"}
     assert set(placed(3, 5, {"a": 2})) == {"a"}
 
@@ -60,7 +59,7 @@ def test_of_two_replicas_it_is_always_the_emptier() -> None:
     counts=st.lists(st.integers(0, 20), min_size=2, max_size=8, unique=True),
     seed=st.integers(0, 1 << 64),
 )
-def test_the_fullest_is_never_taken(counts: list[int], seed: int) -> None:
+def test_the_fullest_replica_is_never_selected(counts: list[int], seed: int) -> None:
     named = dict(zip(NAMES, counts, strict=False))
     fullest = max(named, key=named.__getitem__)
     assert fullest not in placed(seed, 20, named)
@@ -95,27 +94,37 @@ def mean_stay(place: Place, sizes: list[int], *, gap: int, seen_every: int = 1) 
     return fmean(stays)
 
 
-def test_it_balances_better_than_turns_when_sizes_differ() -> None:
+def test_power_of_two_balances_better_than_round_robin_if_sizes_differ() -> None:
     random = Random(11)
     sizes = [random.choice([10, 10, 10, 10, 10, 10, 10, 250]) for _ in range(4_000)]
-    turns, two = (mean_stay(law, sizes, gap=6) for law in (round_robin, power_of_two))
+    turns, two = (
+        mean_stay(law, sizes, gap=6)
+        for law in (PLACEMENTS[RouterPolicy.ROUND_ROBIN], PLACEMENTS[RouterPolicy.POWER_OF_TWO])
+    )
     assert two < 0.6 * turns
 
 
-def test_it_is_worse_than_turns_when_all_requests_are_equal() -> None:
+def test_power_of_two_is_worse_than_round_robin_if_all_requests_are_equal() -> None:
     sizes = [40] * 2_000
-    turns, two = (mean_stay(law, sizes, gap=6) for law in (round_robin, power_of_two))
-    assert turns == 40, "nobody ever waits"
+    turns, two = (
+        mean_stay(law, sizes, gap=6)
+        for law in (PLACEMENTS[RouterPolicy.ROUND_ROBIN], PLACEMENTS[RouterPolicy.POWER_OF_TWO])
+    )
+    assert turns == 40, "no request waits"
     assert two > 1.1 * turns
 
 
-def test_it_balances_better_than_the_emptiest_when_loads_are_old() -> None:
-    # As from several routers, or between two reports: everybody runs to the same one.
+def test_power_of_two_balances_better_than_least_loaded_if_loads_are_old() -> None:
+    # As with several routers, or between two reports: all requests go to the same replica.
     random = Random(12)
     sizes = [random.choice([20, 60]) for _ in range(4_000)]
     herd, two = (
-        mean_stay(law, sizes, gap=6, seen_every=24) for law in (least_loaded, power_of_two)
+        mean_stay(law, sizes, gap=6, seen_every=24)
+        for law in (PLACEMENTS[RouterPolicy.LEAST_LOADED], PLACEMENTS[RouterPolicy.POWER_OF_TWO])
     )
     assert two < 0.8 * herd
-    fresh, two = (mean_stay(law, sizes, gap=6) for law in (least_loaded, power_of_two))
+    fresh, two = (
+        mean_stay(law, sizes, gap=6)
+        for law in (PLACEMENTS[RouterPolicy.LEAST_LOADED], PLACEMENTS[RouterPolicy.POWER_OF_TWO])
+    )
     assert fresh < two, "with fresh loads the emptiest of all is better"

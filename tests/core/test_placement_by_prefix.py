@@ -1,4 +1,4 @@
-"""Following a known prefix, and how far."""
+"""Placement by known prefixes within a bounded load."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from goodput_core.placement import (
     MAX_KEYS,
+    PLACEMENTS,
     KnownPrefixes,
     PlacementReason,
     PlacementState,
     ReplicaLoad,
-    least_loaded,
     most_in_flight,
-    prefix_affinity,
 )
 from goodput_core.placement.blockhash import block_hashes
+from goodput_core.spec.choices import RouterPolicy
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
 
@@ -40,7 +40,7 @@ class Fleet:
 
     def place_keys(self, keys: tuple[int, ...]) -> str:
         loads = [ReplicaLoad(name=name, in_flight=n) for name, n in self.in_flight.items()]
-        self.state, placement = prefix_affinity(self.state, loads, keys, 0)
+        self.state, placement = PLACEMENTS[RouterPolicy.PREFIX_AFFINITY](self.state, loads, keys, 0)
         assert placement.replica is not None
         self.reasons.append(placement.reason)
         self.in_flight[placement.replica] += 1
@@ -56,7 +56,7 @@ class Fleet:
         return name
 
 
-def test_the_next_turn_goes_where_the_last_went() -> None:
+def test_the_next_turn_of_a_conversation_goes_to_the_same_replica() -> None:
     fleet = Fleet("a", "b", "c")
     first = [fleet.serve(session, 1, 2) for session in range(6)]
     assert set(fleet.reasons) == {PlacementReason.LEAST_LOADED}
@@ -85,11 +85,11 @@ def test_of_equal_holders_the_emptier_is_taken() -> None:
 
 
 @given(prompts=st.lists(st.lists(st.integers(0, 99), max_size=3), max_size=30))
-def test_prompts_that_nobody_knows_are_spread_as_by_load(prompts: list[list[int]]) -> None:
+def test_unknown_prompts_are_spread_by_load(prompts: list[list[int]]) -> None:
     fleet, state = Fleet("a", "b", "c"), PlacementState()
     for index, prompt in enumerate(prompts):
         loads = [ReplicaLoad(name=name, in_flight=n) for name, n in fleet.in_flight.items()]
-        state, placement = least_loaded(state, loads, (), 0)
+        state, placement = PLACEMENTS[RouterPolicy.LEAST_LOADED](state, loads, (), 0)
         assert fleet.place(1_000 + index, *prompt) == placement.replica
 
 
@@ -97,7 +97,7 @@ def test_prompts_that_nobody_knows_are_spread_as_by_load(prompts: list[list[int]
     replicas=st.integers(1, 9),
     steps=st.lists(st.tuples(st.booleans(), st.integers(0, 99), PROMPTS), max_size=120),
 )
-def test_no_replica_is_given_more_than_its_bound(
+def test_no_replica_exceeds_the_bound(
     replicas: int, steps: list[tuple[bool, int, list[int]]]
 ) -> None:
     fleet = Fleet(*(f"r{i}" for i in range(replicas)))
@@ -139,7 +139,7 @@ def test_a_replica_that_leaves_moves_only_its_own_prompts() -> None:
     assert moved == {session for session, name in before.items() if name == "b"}
 
 
-def test_a_replica_that_comes_moves_nothing_and_gets_what_is_new() -> None:
+def test_a_new_replica_gets_new_prompts_only() -> None:
     fleet = Fleet("a", "b")
     before = {session: fleet.serve(session, 1) for session in range(40)}
     fleet.in_flight["c"] = 0
@@ -148,7 +148,7 @@ def test_a_replica_that_comes_moves_nothing_and_gets_what_is_new() -> None:
     assert fresh.count("c") == 10
 
 
-def test_a_prompt_is_looked_at_up_to_a_bound() -> None:
+def test_only_the_first_keys_of_a_prompt_are_used() -> None:
     fleet = Fleet("a", "b")
     long = tuple(range(5 * MAX_KEYS))
     fleet.end(fleet.place_keys(long))
@@ -161,7 +161,7 @@ def test_a_prompt_is_looked_at_up_to_a_bound() -> None:
     asked=PROMPTS,
     most=st.integers(12, 30),
 )
-def test_what_is_known_of_a_prompt_is_its_beginning(
+def test_the_known_keys_of_a_prompt_are_its_first_ones(
     prompts: list[tuple[str, list[int]]], asked: list[int], most: int
 ) -> None:
     known = KnownPrefixes(most_of_one=most)
@@ -178,7 +178,7 @@ def test_what_is_known_of_a_prompt_is_its_beginning(
         assert [key in held for key in keys] == [i < length for i in range(len(keys))]
 
 
-def test_memory_is_bounded_whatever_comes_and_goes() -> None:
+def test_memory_is_bounded_while_replicas_change() -> None:
     random, known = Random(5), KnownPrefixes(most_of_one=2_000, most_of_all=4_000)
     for generation in range(20):
         names = [f"r{generation}-{i}" for i in range(6)]

@@ -1,4 +1,4 @@
-"""When a replica should get no more requests."""
+"""Saturation of a replica."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def saturated(
         pytest.param({}, False, id="idle"),
         pytest.param({"waiting": 9}, False, id="one place in the queue"),
         pytest.param({"waiting": 10}, True, id="full queue"),
-        pytest.param({"queue": 0, "running": 7}, False, id="no queue, a free seat"),
-        pytest.param({"queue": 0, "running": 8}, True, id="no queue, no seat"),
-        pytest.param({"used": 100}, False, id="full memory, nobody waits"),
+        pytest.param({"queue": 0, "running": 7}, False, id="no queue, one may run"),
+        pytest.param({"queue": 0, "running": 8}, True, id="no queue, none may run"),
+        pytest.param({"used": 100}, False, id="full memory, empty queue"),
         pytest.param({"used": 100, "waiting": 4}, False, id="full memory, short queue"),
         pytest.param({"used": 95, "waiting": 5}, True, id="full memory, half a queue"),
         pytest.param({"used": 94, "waiting": 5}, False, id="half a queue, some memory"),
@@ -53,7 +53,7 @@ def test_saturation(load: dict[str, int], expected: bool) -> None:
     queue=st.integers(0, 10),
     used=st.integers(0, 100),
 )
-def test_more_load_never_ends_it(running: int, waiting: int, queue: int, used: int) -> None:
+def test_more_load_never_ends_saturation(running: int, waiting: int, queue: int, used: int) -> None:
     if saturated(running=running, waiting=waiting, queue=queue, used=used):
         assert saturated(running=running + 1, waiting=waiting, queue=queue, used=used)
         assert saturated(running=running, waiting=waiting + 1, queue=queue, used=used)

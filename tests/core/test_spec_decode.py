@@ -110,7 +110,7 @@ def test_any_value_is_refused_with_one_short_line(value: object) -> None:
     ),
     values,
 )
-def test_any_value_in_any_field_is_taken_or_refused_at_that_field(
+def test_any_value_in_any_field_is_accepted_or_refused_at_that_field(
     way: tuple[str, ...], value: object
 ) -> None:
     manifest = {**VALID, "metadata": {**VALID["metadata"]}, "spec": {**VALID["spec"]}}
@@ -138,7 +138,7 @@ def billion_laughs() -> list[Any]:
 
 
 @pytest.mark.parametrize("field", ["replicas", "model", "slo", "engine", "minReplicas", "router"])
-def test_a_bomb_of_aliases_is_refused_without_being_unfolded(field: str) -> None:
+def test_nested_aliases_are_refused_without_being_expanded(field: str) -> None:
     manifest = {**VALID, "spec": {**VALID["spec"], field: billion_laughs()}}
     with pytest.raises(SpecError, match=rf"^spec\.{field}: .*not a list$"):
         LLMService.from_dict(manifest)
@@ -170,7 +170,7 @@ def test_a_list_that_holds_itself_is_refused() -> None:
     ],
     ids=lambda v: type(v).__name__,
 )
-def test_a_value_is_repeated_on_one_short_line(value: object, text: str) -> None:
+def test_an_error_shows_a_value_on_one_short_line(value: object, text: str) -> None:
     assert shown(value) == text
 
 
@@ -239,7 +239,7 @@ def test_every_kind_of_field_is_decoded() -> None:
     ],
     ids=lambda v: str(v)[:24],
 )
-def test_every_kind_of_field_refuses_what_it_is_not(value: object, message: str) -> None:
+def test_every_kind_of_field_refuses_other_types(value: object, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         decode(Sample, value, "s")
     assert str(caught.value).startswith(message)

@@ -1,4 +1,4 @@
-"""A spec that is written back is read as the same, and says nothing that is at its default."""
+"""Encoding a decoded spec returns the manifest without fields at their default."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ FULL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("written", [LEAST, FULL], ids=["least", "full"])
-def test_what_was_read_is_written_back(written: dict[str, Any]) -> None:
+def test_a_decoded_manifest_is_encoded_unchanged(written: dict[str, Any]) -> None:
     assert encode(decode(LLMServiceSpec, written, "spec")) == written
 
 
-def test_what_is_at_its_default_is_left_out() -> None:
+def test_fields_at_their_default_are_left_out() -> None:
     spelt_out = {
         **LEAST,
         "engine": {"policy": "slo", "tokenBudget": {"min": 256}},

@@ -1,4 +1,4 @@
-"""The table of invalid manifests: each is refused at the field that must change."""
+"""The table of invalid manifests: each is refused at the field to correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Valid manifests: what they mean, and what stands where nothing was written."""
+"""Valid manifests: their meaning and their defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPol
 from goodput_core.spec.codec import encode
 from goodput_core.spec.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
-from goodput_core.support import require_built
+from goodput_core.spec.support import require_built
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def test_the_designed_manifest_is_valid() -> None:
     assert designed.rollout.gate.margin == Fraction(1, 100)
 
 
-def test_the_designed_manifest_asks_for_more_than_is_built() -> None:
+def test_the_designed_manifest_has_fields_that_are_not_built() -> None:
     with pytest.raises(NotBuiltError, match=r"^spec\.rollout\.gate: gated rollouts are"):
         require_built(service(DESIGNED))
 
@@ -106,7 +106,7 @@ def test_the_example_in_the_repository_is_valid_and_built() -> None:
 
 
 @pytest.mark.parametrize("manifest", VALID, ids=[m["metadata"]["name"] for m in VALID])
-def test_a_valid_manifest_is_taken_and_written_back(manifest: dict[str, Any]) -> None:
+def test_a_valid_manifest_is_accepted_and_encoded_unchanged(manifest: dict[str, Any]) -> None:
     taken = LLMService.from_dict(manifest)
     assert LLMService.from_dict(encode(taken)) == taken
 
@@ -132,7 +132,7 @@ def _written(cls: type[Any], value: Any) -> Iterator[tuple[str, str]]:
                     yield from _written(field.nested, one[field.name])
 
 
-def test_replicas_of_a_human_come_before_the_law() -> None:
+def test_replicas_set_by_hand_override_the_control_law() -> None:
     assert service(SMALLEST + "  minReplicas: 2\n  replicas: 0\n").spec.initial_replicas == 0
 
 

@@ -1,4 +1,4 @@
-"""What a manifest passes through to pods: taken as Kubernetes writes it, within bounds."""
+"""The pod section: Kubernetes' own shapes, within bounds."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ volumeMounts:
 """)
 
 
-def test_a_pod_comes_out_as_it_was_written() -> None:
+def test_a_pod_section_is_encoded_unchanged() -> None:
     pod = decode(PodSpec, POD, "pod")
     assert pod.tolerations[0].operator is TolerationOperator.EXISTS
     assert encode(pod) == POD
 
 
-def test_nothing_is_passed_on_where_nothing_was_written() -> None:
+def test_an_absent_pod_section_is_empty() -> None:
     assert encode(PodSpec()) == {}
 
 

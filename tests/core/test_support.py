@@ -9,7 +9,7 @@ import pytest
 from goodput_core.errors import ExitCode, NotBuiltError, SpecError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.llmservice import LLMService
-from goodput_core.support import SHIPPED_PROFILES, require_built, require_served
+from goodput_core.spec.support import SHIPPED_PROFILES, require_built, require_served
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Durations as people write and read them."""
+"""Durations and numbers as users read and write them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_duration_is_read_exactly(text: str, ns: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "10", "s", "-1s", "1 s", "10m 5s", "1.s", ".5s", "1e3s", "5 parsecs", "1s!", "x1s"]
 )
-def test_text_that_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="write for example"):
         parse_duration(text)
 
@@ -59,7 +59,7 @@ def test_every_number_of_nanoseconds_can_be_written(ns: int) -> None:
 
 
 @given(st.text(alphabet="0123456789.smhdnu ", max_size=12))
-def test_any_text_is_read_or_refused_in_one_way(text: str) -> None:
+def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert parse_duration(text) >= 0
 

@@ -49,7 +49,7 @@ def test_options_have_the_documented_defaults() -> None:
         (["--replicas", "0"], "'0' is not a number of replicas in 1 to 64"),
         (["--replicas", "1.5"], "is not a number of replicas"),
         (["--grace", "30"], "'30' is not a duration; write for example"),
-        (["--ready-timeout", "0s"], "'0s' is no time at all"),
+        (["--ready-timeout", "0s"], "'0s' is zero"),
         (["--port", "9000", "--admin-port", "9000"], "are both 9000"),
         (["--repl", "2"], "--repl"),
         (["extra"], "extra"),

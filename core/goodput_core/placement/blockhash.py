@@ -1,8 +1,7 @@
 """Hashes of KV blocks: the keys of prefix reuse and of placement by prefix.
 
-A block's hash covers every token before it, so equal hashes mean equal prefixes. Engines,
-routers and the virtual fleet share this function; otherwise affinity would send a request to
-a replica whose cache names the same block differently.
+A block's hash covers every token before it, so equal hashes mean equal prefixes. Engines, routers
+and virtual time must use the same function, else a router's keys would not match an engine's cache.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _DIGEST_BYTES: Final = 8
 
 
 def block_hashes(tokens: Sequence[int], block_size: int, *, salt: bytes = b"") -> tuple[int, ...]:
-    """Chained hashes of the full blocks of a prompt; a partial last block has none.
+    """Return the chained hashes of the full blocks of a prompt; a partial last block has none.
 
     Args:
         tokens: token ids, each in 0 … 2**32 − 1.
@@ -31,13 +30,13 @@ def block_hashes(tokens: Sequence[int], block_size: int, *, salt: bytes = b"") -
         `len(tokens) // block_size` unsigned 64-bit integers.
 
     Raises:
-        OverflowError: a token id outside its range.
+        OverflowError: a token id is outside its range.
     """
     return byte_block_hashes(array("I", tokens).tobytes(), block_size * 4, salt=salt)
 
 
 def byte_block_hashes(data: bytes, block_bytes: int, *, salt: bytes = b"") -> tuple[int, ...]:
-    """The same of a text's bytes, where its tokens are not known.
+    """Return the chained hashes of the full blocks of a text whose tokens are not known.
 
     Args:
         data: the bytes.

@@ -1,9 +1,8 @@
-"""Which prompts went to which replica: a bounded guess at what is in each prefix cache.
+"""The prompts that were sent to each replica: a bounded estimate of its prefix cache.
 
-The guess needs no word from the replicas and is made the same way in every world. A table for
-each replica holds the keys of the prompts that it was given, the least recently used of them
-dropped first, as a replica's own cache drops blocks. It is the one mutable part of a
-placement's state.
+The estimate needs no report of the replica. A table for each replica holds the keys of the prompts
+that were sent to it; like the replica's own cache it evicts the least recently used first. It is
+the only mutable part of a placement's state.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ if TYPE_CHECKING:
 __all__ = ["MAX_KEYS", "KnownPrefixes"]
 
 MAX_KEYS: Final = 512
-"""Keys of one prompt that are looked at: the work of placing a request is bounded."""
+"""The most keys of one prompt that are used, to bound the cost of a placement."""
 
 _MOST_OF_ONE: Final = 32_768
 _MOST_OF_ALL: Final = 524_288
-"""Keys held of one replica, and of all together: about 130 bytes each."""
+"""The most keys of one replica and of all together, about 130 bytes each."""
 
 
 class KnownPrefixes:
     """The keys of prompts by replica.
 
-    A key stands for its block and all before it. A prompt's keys are touched from the last to
-    the first, so a key is always more recent than those that follow it: what is known of a
-    prompt is its beginning, without a hole, and its length is found by halving.
+    A key stands for its block and all blocks before it. A prompt's keys are touched from the last
+    to the first, so a key is always more recent than the ones that follow it. The known keys of a
+    prompt are therefore its first ones, and binary search finds their number.
 
     Args:
-        most_of_one: keys that are kept of a replica.
-        most_of_all: keys that are kept of all together; each has an equal part, but never less
-            than one prompt's.
+        most_of_one: the most keys of one replica.
+        most_of_all: the most keys of all replicas; each has an equal share, but at least enough
+            for one prompt.
     """
 
     __slots__ = ("_most_of_all", "_most_of_one", "_tables")
@@ -45,11 +44,11 @@ class KnownPrefixes:
         self._tables: dict[str, OrderedDict[int, None]] = {}
 
     def __len__(self) -> int:
-        """Keys that are held."""
+        """The number of keys of all replicas."""
         return sum(map(len, self._tables.values()))
 
     def length(self, replica: str, keys: Sequence[int]) -> int:
-        """How many of a prompt's first keys the replica was given."""
+        """Return how many of a prompt's first keys were sent to the replica."""
         table = self._tables.get(replica)
         if table is None or not keys or keys[0] not in table:
             return 0
@@ -63,12 +62,13 @@ class KnownPrefixes:
         return known
 
     def add(self, replica: str, keys: Sequence[int], present: Collection[str]) -> None:
-        """Note that the replica is given a prompt.
+        """Record that a prompt is sent to the replica.
 
         Args:
             replica: its name.
-            keys: the prompt's, at most `MAX_KEYS`.
-            present: the names of all replicas; tables of others go when there are too many.
+            keys: the prompt's first keys, at most `MAX_KEYS`.
+            present: the names of all replicas; tables of others are dropped if there are too
+                many.
         """
         table = self._tables.get(replica)
         if table is None:

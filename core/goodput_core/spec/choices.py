@@ -1,4 +1,4 @@
-"""The words a manifest chooses from: one enum for the command line, the CRD and the tests."""
+"""The enums of a manifest, shared by the command line, the CRD and the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class Policy(StrEnum):
-    """Scheduling policies: one enum for the command line, the CRD and the tests."""
+    """Scheduling policies."""
 
     REQUEST = "request"
     STATIC = "static"
@@ -34,7 +34,7 @@ class Policy(StrEnum):
 
 
 class Preemption(StrEnum):
-    """What becomes of a victim's KV blocks."""
+    """How the KV blocks of a preempted request are restored."""
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
@@ -42,7 +42,7 @@ class Preemption(StrEnum):
 
 
 class RouterPolicy(StrEnum):
-    """Which replica a request goes to."""
+    """Placement policies of the router."""
 
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
@@ -51,7 +51,7 @@ class RouterPolicy(StrEnum):
 
 
 class ControlMode(StrEnum):
-    """Whether the control laws act, advise or stay silent."""
+    """Use of the decisions of the control laws."""
 
     AUTO = "Auto"
     RECOMMEND = "Recommend"
@@ -59,25 +59,25 @@ class ControlMode(StrEnum):
 
 
 class BudgetLaw(StrEnum):
-    """What sizes a step's share of prompts, where the control laws act."""
+    """Laws that size the prefill share of a step under control mode Auto."""
 
     FIXED = "fixed"
-    """The token budget that is set, whatever a step takes."""
+    """The configured token budget, independent of step times."""
     EMA = "ema"
-    """The tightest time per token over a moving average of time per computed token."""
+    """The tightest TPOT target over a moving average of the time per computed token."""
     MODEL = "model"
-    """The largest step that a fitted model predicts to keep the tightest time per token."""
+    """The largest step that meets the tightest TPOT target by a fitted step-time model."""
 
 
 class Baseline(StrEnum):
-    """What a gate compares a candidate with."""
+    """Baselines of a rollout gate."""
 
     FRESH = "Fresh"
     RECORDED = "Recorded"
 
 
 class OnInconclusive(StrEnum):
-    """What a rollout does when its gate cannot tell."""
+    """Actions after an inconclusive gate."""
 
     PAUSE = "Pause"
     PROMOTE = "Promote"
@@ -85,14 +85,14 @@ class OnInconclusive(StrEnum):
 
 
 class TolerationOperator(StrEnum):
-    """How a toleration compares a taint."""
+    """Comparison of a toleration with a taint."""
 
     EQUAL = "Equal"
     EXISTS = "Exists"
 
 
 class TaintEffect(StrEnum):
-    """What a taint does to a pod that does not tolerate it."""
+    """Effects of a taint on pods that do not tolerate it."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"

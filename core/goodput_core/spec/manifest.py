@@ -1,6 +1,6 @@
-"""Parse the bytes of a manifest to a validated `LLMService`; callers read the file.
+"""Parse the bytes of a manifest to a validated `LLMService`.
 
-The YAML parser is an argument, since core has no third-party imports.
+Callers read the file. The YAML parser is an argument, since core has no third-party imports.
 """
 
 from __future__ import annotations

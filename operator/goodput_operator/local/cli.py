@@ -17,7 +17,7 @@ from goodput_core.control import ServiceParams
 from goodput_core.errors import GoodputError, SpecError, UsageError
 from goodput_core.signals import StopCause, watch_stop_requests
 from goodput_core.spec.choices import ControlMode
-from goodput_core.support import require_built
+from goodput_core.spec.support import require_built
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.local.commands import ChildCommands

@@ -14,7 +14,7 @@ from goodput_core.control import Bounds, ReplicaPhase, ServiceParams
 from goodput_core.errors import NotBuiltError, SpecError
 from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.llmservice import LLMService
-from goodput_core.support import require_served
+from goodput_core.spec.support import require_served
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.decided import Decided
 from goodput_operator.control.rounds import ControlRound, control_round
