@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from goodput_core.control import ServiceObservation, ServiceParams, ServiceState
+    from goodput_core.control.step import Law
     from goodput_core.slo.record import RequestRecord
-    from goodput_replay.emulation.control import Law
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec import structs
 
-from goodput_core.control import Bounds, ServiceParams
+from goodput_core.control import Bounds, ServiceParams, Setpoint
 from goodput_core.spec.llmservice import LLMService
 from goodput_core.spec.workloads import EngineSpec, TokenBudgetSpec
 from goodput_engine.core.configuration import configuration
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.manifest_watch import followed_fields
-from goodput_operator.control.decided import Decided
 from goodput_operator.render.config_map import config_map
 from goodput_operator.render.metadata import Owner
 from goodput_operator.render.pods import Installation, manifest_key
@@ -100,7 +99,7 @@ def mounted(llmservice: LLMService, folder: Path) -> LLMService:
     """The service as an engine's pod reads it."""
     revision = revision_of(llmservice)
     bounds = Bounds.initial(ServiceParams.of(llmservice.spec))
-    decided = Decided(limits_revision=1, bounds=bounds, replicas=1)
+    decided = Setpoint(limits_revision=1, bounds=bounds, replicas=1)
     stored = config_map(OWNER, llmservice.spec, [revision], decided)
     path = folder / "chat.json"
     path.write_text(stored["data"][manifest_key(revision.name)], encoding="utf-8")

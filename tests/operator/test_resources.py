@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from goodput_core.control import Bounds, ServiceParams
+from goodput_core.control import Bounds, ServiceParams, Setpoint
 from goodput_core.spec.llmservice import LLMService
 from goodput_engine.manifest_file import read_manifest
-from goodput_operator.control.decided import Decided
 from goodput_operator.render.base_resources import base_resources
 from goodput_operator.render.config_map import config_map, read_decided
 from goodput_operator.render.metadata import Owner
@@ -57,7 +56,7 @@ def rendered(llmservice: LLMService, owner: Owner = OWNER) -> list[dict[str, Any
     engines = engine_revision(owner, spec, INSTALLATION, number=1)
     routers = router_revision(owner, spec, INSTALLATION, number=2)
     bounds = Bounds.initial(ServiceParams.of(spec))
-    decided = Decided(limits_revision=1, bounds=bounds, replicas=spec.initial_replicas)
+    decided = Setpoint(limits_revision=1, bounds=bounds, replicas=spec.initial_replicas)
     return [
         *base_resources(owner),
         engines.render(owner),
@@ -267,7 +266,7 @@ def test_another_installation_makes_no_other_revision() -> None:
 def test_engines_and_routers_can_read_their_manifests(tmp_path: Path) -> None:
     spec = service(**GPU_SERVICE).spec
     revision = engine_revision(OWNER, spec, INSTALLATION, number=1)
-    decided = Decided(limits_revision=3, bounds=Bounds.initial(ServiceParams.of(spec)), replicas=2)
+    decided = Setpoint(limits_revision=3, bounds=Bounds.initial(ServiceParams.of(spec)), replicas=2)
     data = config_map(OWNER, spec, [revision], decided)["data"]
     command = revision.template["spec"]["containers"][0]["command"]
     for key in ("router.json", command[command.index("-f") + 1].rpartition("/")[2]):
@@ -283,7 +282,7 @@ def test_engines_and_routers_can_read_their_manifests(tmp_path: Path) -> None:
 def test_what_was_decided_is_read_back_and_nonsense_is_nothing() -> None:
     spec = service().spec
     bounds = Bounds(min_tokens=1, max_tokens=2, safety_percent=3, max_num_seqs=4)
-    decided = Decided(limits_revision=9, bounds=bounds, replicas=0)
+    decided = Setpoint(limits_revision=9, bounds=bounds, replicas=0)
     stored = config_map(OWNER, spec, [], decided)
     assert read_decided(stored) == decided
     for damage in ({"replicas": "many"}, {"limits.json": "{"}, {"limits.json": "[]"}):

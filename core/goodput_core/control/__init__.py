@@ -8,6 +8,7 @@ clock, a metric or a file.
 
 from __future__ import annotations
 
+from goodput_core.control.changes import Change, Knob
 from goodput_core.control.decision import ServiceDecision, ServiceState, service_law
 from goodput_core.control.observation import (
     DeviceCapacity,
@@ -34,6 +35,15 @@ from goodput_core.control.replicas import (
     replica_law,
 )
 from goodput_core.control.slo_window import ClassWindow, PromiseCounts, TargetStatus, WindowTally
+from goodput_core.control.step import (
+    ControlInput,
+    ControlState,
+    ControlStep,
+    EngineReading,
+    LimitsPush,
+    Setpoint,
+    control_step,
+)
 from goodput_core.control.token_budget import (
     Bounds,
     TokenBudgetDecision,
@@ -45,8 +55,15 @@ from goodput_core.control.token_budget import (
 __all__ = [
     "QUANTUM_TOKENS",
     "Bounds",
+    "Change",
     "ClassWindow",
+    "ControlInput",
+    "ControlState",
+    "ControlStep",
     "DeviceCapacity",
+    "EngineReading",
+    "Knob",
+    "LimitsPush",
     "PrefillDecision",
     "PrefillObservation",
     "PrefillParams",
@@ -62,6 +79,7 @@ __all__ = [
     "ServiceObservation",
     "ServiceParams",
     "ServiceState",
+    "Setpoint",
     "Signal",
     "TargetStatus",
     "TokenBudgetDecision",
@@ -69,6 +87,7 @@ __all__ = [
     "TokenBudgetState",
     "Traffic",
     "WindowTally",
+    "control_step",
     "prefill_law",
     "replica_law",
     "service_law",

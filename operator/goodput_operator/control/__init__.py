@@ -1,5 +1,6 @@
-"""One interval of control over a service, the same for pods and for processes: pure.
+"""The operator's side of the control loop: measuring routers and engines, and pushing limits.
 
-What was measured goes in; the bounds to tell engines, the replicas to have and a sentence for
-each change come out. No client, no clock, no process: whoever applies it is not known here.
+`admin_ports` talks HTTP, `readings` decodes and `measures` turns two readings into an interval;
+the last two are pure. No traffic, missing numbers and failed scrapes stay three states throughout.
+The body of the loop is `goodput_core.control.control_step`.
 """

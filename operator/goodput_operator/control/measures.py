@@ -1,61 +1,40 @@
-"""What an interval of control is judged by: values that measuring fills and deciding reads.
+"""Measures: one interval of a service, as the difference of two readings. Pure.
 
-They stand below both, so that neither knows the other, nor whether pods or processes were asked.
+Counters start at zero with each process, and a process that is silent now may answer later with
+everything that it counted meanwhile. So a reading of the routers is used completely or not at
+all: while a ready router does not answer, nothing is counted, and the next complete reading
+covers the longer interval. Engines are independent of each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
-from goodput_core.control import DeviceCapacity, Signal, Traffic
-from goodput_core.control.slo_window import ClassWindow
+from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
+from goodput_core.control import ClassWindow, PromiseCounts, Signal, Traffic
+from goodput_core.control.step import EngineReading
+from goodput_core.histogram import LengthBin, LengthMix
+from goodput_operator.control.readings import ClassCounters, EngineCounters, RouterCounters
 
-__all__ = ["Attained", "EngineReading", "Measures", "Silence"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from goodput_operator.control.readings import EngineScrape, RouterScrape, ServiceReading
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReading:
-    """What one engine pod said of itself, or that it said nothing.
+__all__ = ["Attained", "LastReading", "Measures", "Silence", "measure_interval"]
 
-    Args:
-        pod: the pod's name.
-        signal: whether the rest can be believed; it is not read otherwise.
-        limits_revision: of the limits in force there, `limits_revision` of its state; 0: it
-            started with none.
-        paced: whether a law sizes its steps (`budget_law` of its state is not empty), so that a
-            safety factor can be set.
-        running, waiting: its requests.
-        kv_used_blocks, kv_total_blocks: its KV cache.
-        preemptions: since the last reading.
-        token_budget, max_num_seqs, safety_percent: in force; None: not told.
-        token_bounds: least and most that it may be told, by the manifest as it has read it; None:
-            not told.
-        most_seqs: the widest batch that it may be told; None: not told.
-        settled: whether its budget has stopped following a change of the device.
-        device: its law of step time, learnt or published; None: not known yet.
-    """
-
-    pod: str
-    signal: Signal
-    limits_revision: int = 0
-    paced: bool = False
-    running: int = 0
-    waiting: int = 0
-    kv_used_blocks: int = 0
-    kv_total_blocks: int = 0
-    preemptions: int = 0
-    token_budget: int | None = None
-    max_num_seqs: int | None = None
-    safety_percent: int | None = None
-    token_bounds: tuple[int, int] | None = None
-    most_seqs: int | None = None
-    settled: bool = True
-    device: DeviceCapacity | None = None
+_NOTHING: Final = ClassCounters()
+_AT_START: Final = RouterCounters(
+    epoch="", uptime_ns=None, arrivals=0, client_errors=0, in_flight=0, classes={}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attained:
-    """Outcomes of one class in an interval, as routers counted them.
+    """Outcomes of one class in an interval, as the routers counted them.
 
     Args:
         name: of the class.
@@ -70,13 +49,13 @@ class Attained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A pod that is ready and did not tell its numbers.
+    """A ready pod without numbers.
 
     Args:
         role: of the pod.
         pod: its name.
-        signal: FAILED: it did not answer; MISSING: it answered without them.
-        detail: what went wrong, for people.
+        signal: FAILED if it did not answer, MISSING if it answered without them.
+        detail: the problem, for people.
     """
 
     role: str
@@ -87,15 +66,15 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """One control interval of one service, gathered from its routers and engines.
+    """One interval of one service.
 
     Args:
-        interval_ns: for how long counters were counted, above 0.
-        traffic: what the routers saw, all together.
-        classes: how promises fared of requests that ended in the interval.
-        attained: how many of them attained, by class; every class of the manifest stands here.
-        engines: one reading for each engine pod that has an address.
-        silent: who should have told numbers and did not, routers first.
+        interval_ns: time over which counters were counted, above 0.
+        traffic: of all routers.
+        classes: met and missed targets of the requests that ended in the interval.
+        attained: outcomes of each class of the manifest.
+        engines: one reading for each engine that has an address.
+        silent: ready pods without numbers, routers first.
     """
 
     interval_ns: int
@@ -104,3 +83,227 @@ class Measures:
     attained: tuple[Attained, ...] = ()
     engines: tuple[EngineReading, ...] = ()
     silent: tuple[Silence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastReading:
+    """The last complete reading.
+
+    Args:
+        at_ns: time of the reading.
+        routers, engines: the latest counters of each process, by uid.
+    """
+
+    at_ns: int
+    routers: Mapping[str, RouterCounters]
+    engines: Mapping[str, EngineCounters]
+
+
+def measure_interval(
+    last: LastReading | None, reading: ServiceReading, *, classes: Sequence[str], interval_ns: int
+) -> tuple[LastReading | None, Measures]:
+    """Return the difference of a reading to the last one.
+
+    Args:
+        last: as returned with the last reading; None at the first one.
+        reading: the new one.
+        classes: of the manifest; others are not counted.
+        interval_ns: the configured interval, used without a last reading.
+
+    Returns:
+        The last reading of the next interval, and the measures of this one.
+    """
+    signal = _signal(last, reading)
+    engines = tuple(_engine(last, scrape) for scrape in reading.engines)
+    silent = (*_silent(ROLE_ROUTER, reading.routers), *_silent(ROLE_ENGINE, reading.engines))
+    if last is None or signal is not Signal.FRESH:
+        if last is None and signal is Signal.FRESH:
+            last, signal = _latest(None, reading), Signal.MISSING
+        return last, Measures(
+            interval_ns=interval_ns,
+            traffic=Traffic(signal=signal),
+            attained=tuple(Attained(name=name, good=0, total=0) for name in classes),
+            engines=engines,
+            silent=silent,
+        )
+    interval_ns = reading.at_ns - last.at_ns
+    grown = [
+        (scrape.counters, _before(last, scrape.source.uid, scrape.counters, interval_ns))
+        for scrape in reading.routers
+        if scrape.counters is not None
+    ]
+    windows = [_class(name, grown) for name in classes]
+    return _latest(last, reading), Measures(
+        interval_ns=interval_ns,
+        traffic=Traffic(
+            signal=Signal.FRESH,
+            arrivals=max(0, sum(_arrived(now) - _arrived(was) for now, was in grown)),
+            in_flight=sum(now.in_flight for now, _ in grown),
+            finished=_finished(last, reading.engines),
+        ),
+        classes=tuple(window for window, _ in windows if window.ttft.judged or window.tpot.judged),
+        attained=tuple(attained for _, attained in windows),
+        engines=engines,
+        silent=silent,
+    )
+
+
+def _signal(last: LastReading | None, reading: ServiceReading) -> Signal:
+    asked = [scrape for scrape in reading.routers if scrape.source.ready]
+    if any(scrape.signal is Signal.FAILED for scrape in asked):
+        return Signal.FAILED
+    if not asked or any(scrape.signal is Signal.MISSING for scrape in asked):
+        return Signal.MISSING
+    if last is not None and reading.at_ns <= last.at_ns:
+        return Signal.MISSING  # an unchanged reading
+    return Signal.FRESH
+
+
+def _silent(role: str, scrapes: Iterable[RouterScrape | EngineScrape]) -> Iterator[Silence]:
+    for scrape in scrapes:
+        source = scrape.source
+        if source.ready and scrape.signal is not Signal.FRESH:
+            detail = scrape.detail
+            yield Silence(role=role, pod=source.name, signal=scrape.signal, detail=detail)
+
+
+def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
+    """Return the latest counters of every process that still exists."""
+    routers = {} if last is None else last.routers
+    engines = {} if last is None else last.engines
+    return LastReading(
+        at_ns=reading.at_ns,
+        routers={
+            scrape.source.uid: counters
+            for scrape in reading.routers
+            if (counters := _largest(routers.get(scrape.source.uid), scrape.counters)) is not None
+        },
+        engines={
+            scrape.source.uid: told
+            for scrape in reading.engines
+            if (told := scrape.counters or engines.get(scrape.source.uid)) is not None
+        },
+    )
+
+
+def _largest(was: RouterCounters | None, now: RouterCounters | None) -> RouterCounters | None:
+    """Return the largest known counters of a router.
+
+    A Prometheus server ingests series one by one and may lack some for a moment. Within one start
+    no counter decreases, so the earlier value still holds.
+    """
+    if was is None or now is None or not _same_run(was, now):
+        return now or was
+    return replace(
+        now,
+        client_errors=max(was.client_errors, now.client_errors),
+        classes={
+            name: _largest_of_class(
+                was.classes.get(name, _NOTHING), now.classes.get(name, _NOTHING)
+            )
+            for name in was.classes.keys() | now.classes.keys()
+        },
+    )
+
+
+def _largest_of_class(was: ClassCounters, now: ClassCounters) -> ClassCounters:
+    return ClassCounters(
+        good=max(was.good, now.good),
+        total=max(was.total, now.total),
+        ttft=was.ttft + _since(now.ttft, was.ttft),
+        tpot=was.tpot + _since(now.tpot, was.tpot),
+    )
+
+
+def _same_run(was: RouterCounters, now: RouterCounters) -> bool:
+    """True if the router has not restarted in between."""
+    return was.epoch == now.epoch and was.arrivals <= now.arrivals
+
+
+def _before(last: LastReading, uid: str, now: RouterCounters, interval_ns: int) -> RouterCounters:
+    """Return the counters of a router at the start of the interval."""
+    was = last.routers.get(uid)
+    if was is not None and _same_run(was, now):
+        return was
+    began_since = was is not None or (now.uptime_ns is not None and now.uptime_ns <= interval_ns)
+    if began_since:
+        return _AT_START
+    return now  # how much of it belongs to this interval is not known
+
+
+def _arrived(counters: RouterCounters) -> int:
+    """Return the arrivals without client errors, which cost nearly nothing."""
+    return counters.arrivals - counters.client_errors
+
+
+def _class(
+    name: str, grown: Iterable[tuple[RouterCounters, RouterCounters]]
+) -> tuple[ClassWindow, Attained]:
+    ttft, tpot = PromiseCounts(), PromiseCounts()
+    good = total = 0
+    for now, was in grown:
+        after = now.classes.get(name, _NOTHING)
+        before = was.classes.get(name, _NOTHING)
+        ttft += _since(after.ttft, before.ttft)
+        tpot += _since(after.tpot, before.tpot)
+        good += max(0, after.good - before.good)
+        total += max(0, after.total - before.total)
+    window = ClassWindow(name=name, ttft=ttft, tpot=tpot)
+    return window, Attained(name=name, good=good, total=total)
+
+
+def _since(after: PromiseCounts, before: PromiseCounts) -> PromiseCounts:
+    return PromiseCounts(
+        judged=max(0, after.judged - before.judged),
+        missed=max(0, after.missed - before.missed),
+        close=max(0, after.close - before.close),
+    )
+
+
+def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
+    name, uid, now = scrape.source.name, scrape.source.uid, scrape.counters
+    if now is None:
+        return EngineReading(name=name, signal=scrape.signal)
+    was = _same_start(last, uid, now)
+    return EngineReading(
+        name=name,
+        signal=scrape.signal,
+        state=now.state,
+        preemptions=0 if was is None else max(0, now.state.preemptions - was.state.preemptions),
+        settled=now.settled,
+        token_bounds=now.token_bounds,
+        max_width=now.max_width,
+        device=now.device,
+    )
+
+
+def _same_start(last: LastReading | None, uid: str, now: EngineCounters) -> EngineCounters | None:
+    """Return the last counters of this start of an engine; None if not known."""
+    was = None if last is None else last.engines.get(uid)
+    return was if was is not None and was.epoch == now.epoch else None
+
+
+def _finished(last: LastReading, engines: Iterable[EngineScrape]) -> LengthMix:
+    """Return the lengths of answers since the last reading, of engines known then."""
+    bins = (
+        _bins_since(now.answered, was.answered)
+        for scrape in engines
+        if (now := scrape.counters) is not None
+        and (was := _same_start(last, scrape.source.uid, now)) is not None
+    )
+    return LengthMix.of(chain.from_iterable(bins))
+
+
+def _bins_since(after: Iterable[LengthBin], before: Iterable[LengthBin]) -> Iterable[LengthBin]:
+    known = {bin_.key: bin_ for bin_ in before}
+    for now in after:
+        was = known.get(now.key)
+        if was is None:
+            yield now
+        elif now.requests > was.requests:
+            yield LengthBin(
+                requests=now.requests - was.requests,
+                input_tokens=max(0, now.input_tokens - was.input_tokens),
+                cached_tokens=max(0, now.cached_tokens - was.cached_tokens),
+                output_tokens=max(0, now.output_tokens - was.output_tokens),
+            )

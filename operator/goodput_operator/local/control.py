@@ -1,7 +1,7 @@
-"""The control laws over processes: once per interval observe, decide, apply.
+"""The driver of the control loop over local processes: observe, decide, apply each interval.
 
-The same measures and the same round of control as over pods. Here they are asked of this
-machine's processes, and what comes out goes to the fleet and, over HTTP, to the engines.
+It measures this machine's processes as the operator measures pods, and applies the decisions to
+the supervisor and, over HTTP, to the engines.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from goodput_core.control import Bounds, ReplicaPhase, ServiceState
+from goodput_core.control import (
+    ControlInput,
+    ControlState,
+    ControlStep,
+    ReplicaPhase,
+    Setpoint,
+    control_step,
+)
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.decided import Decided
-from goodput_operator.control.rounds import control_round
-from goodput_operator.limits_push import push_limits
+from goodput_operator.control.admin_ports import Scraper, push_limits
+from goodput_operator.control.measures import LastReading, measure_interval
+from goodput_operator.control.readings import ServiceReading, Source
 from goodput_operator.local.snapshot import Phase, Role
-from goodput_operator.measure.differencing import Baseline, measured
-from goodput_operator.measure.gathering import Gatherer
-from goodput_operator.measure.readings import Reading, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 
     from goodput_core.control import ServiceParams
     from goodput_operator.control.measures import Measures
-    from goodput_operator.control.rounds import ControlRound
     from goodput_operator.local.fleet import Fleet
     from goodput_operator.local.reporter import Reporter
     from goodput_operator.local.snapshot import ProcessView
@@ -35,13 +38,13 @@ __all__ = ["FleetControl"]
 
 
 class FleetControl:
-    """Looks after one fleet of processes.
+    """The control loop of one fleet of processes.
 
     Args:
-        params: the manifest's bounds.
-        interval_ns: between two rounds.
+        params: of the manifest.
+        interval_ns: between two steps.
         token: of the engines' admin ports.
-        reporter: told of each round.
+        reporter: reports each step.
         clock: nanoseconds, monotonic.
     """
 
@@ -59,82 +62,74 @@ class FleetControl:
         self._token = token
         self._reporter = reporter
         self._clock = clock
-        self._law = ServiceState()
-        # Engines begin with the manifest's own limits, which have no revision.
-        self._decided = Decided(
-            limits_revision=0, bounds=Bounds.initial(params), replicas=params.initial_replicas
-        )
-        self._recommended: int | None = None
-        self._baseline: Baseline | None = None
+        self._state = ControlState(setpoint=Setpoint.initial(params))
+        self._last: LastReading | None = None
 
     async def run(self, session: aiohttp.ClientSession, fleet: Fleet) -> None:
-        """Go on until cancelled.
+        """Control the fleet until cancelled.
 
         Args:
             session: of HTTP.
-            fleet: to look after.
+            fleet: the processes.
         """
         next_ns = self._clock()
         while True:
-            round_ = await self._round(session, fleet)
-            self._reporter.decided(round_)
+            self._reporter.decided(await self._step(session, fleet))
             next_ns = max(next_ns + self._interval_ns, self._clock())
             await asyncio.sleep((next_ns - self._clock()) / NS_PER_S)
 
-    async def _round(self, session: aiohttp.ClientSession, fleet: Fleet) -> ControlRound:
+    async def _step(self, session: aiohttp.ClientSession, fleet: Fleet) -> ControlStep:
         processes = fleet.processes
-        measures = await self._measure(Gatherer(session), processes)
+        measures = await self._measure(Scraper(session), processes)
         replicas = [p for p in processes if p.role is Role.REPLICA]
-        round_ = control_round(
-            measures,
-            params=self._params,
-            law=self._law,
-            last=self._decided,
-            told=self._decided.bounds,
-            recommended=self._recommended,
-            phases={process.name: _phase(process) for process in replicas},
-            asked=fleet.replicas,
-            startups_ns=tuple(
-                p.ready_ns - p.started_ns for p in replicas if p.ready_ns is not None
-            ),
-            now_ns=self._clock(),
+        step = control_step(
+            ControlInput(
+                state=self._state,
+                params=self._params,
+                interval_ns=measures.interval_ns,
+                traffic=measures.traffic,
+                classes=measures.classes,
+                engines=measures.engines,
+                phases={process.name: _phase(process) for process in replicas},
+                replicas_asked=fleet.replicas,
+                startups_ns=tuple(
+                    p.ready_ns - p.started_ns for p in replicas if p.ready_ns is not None
+                ),
+                now_ns=self._clock(),
+            )
         )
-        self._law, self._decided = round_.law, round_.decided
-        self._recommended = round_.recommended
-        await self._tell(session, processes, round_)
-        fleet.scale(round_.decided.replicas)
-        return round_
+        self._state = step.state
+        await self._push(session, processes, step)
+        fleet.scale(step.state.setpoint.replicas)
+        return step
 
-    async def _measure(self, gatherer: Gatherer, processes: Sequence[ProcessView]) -> Measures:
+    async def _measure(self, scraper: Scraper, processes: Sequence[ProcessView]) -> Measures:
         at_ns = self._clock()
         routers, engines = await asyncio.gather(
-            gatherer.routers(_sources(processes, Role.ROUTER)),
-            gatherer.engines(_sources(processes, Role.REPLICA)),
+            scraper.routers(_sources(processes, Role.ROUTER)),
+            scraper.engines(_sources(processes, Role.REPLICA)),
         )
-        self._baseline, measures = measured(
-            self._baseline,
-            Reading(at_ns=at_ns, routers=routers, engines=engines),
+        self._last, measures = measure_interval(
+            self._last,
+            ServiceReading(at_ns=at_ns, routers=routers, engines=engines),
             classes=[one.name for one in self._params.classes],
             interval_ns=self._interval_ns,
         )
         return measures
 
-    async def _tell(
-        self,
-        session: aiohttp.ClientSession,
-        processes: Sequence[ProcessView],
-        round_: ControlRound,
+    async def _push(
+        self, session: aiohttp.ClientSession, processes: Sequence[ProcessView], step: ControlStep
     ) -> None:
         urls = {p.name: p.address.admin_url for p in processes if p.address is not None}
-        said = await asyncio.gather(
+        problems = await asyncio.gather(
             *(
                 push_limits(session, urls[push.name], token=self._token, limits=push.limits)
-                for push in round_.pushes
+                for push in step.pushes
             )
         )
-        for push, words in zip(round_.pushes, said, strict=True):
-            if words:
-                self._reporter.say(f"{push.name}: {words}")
+        for push, problem in zip(step.pushes, problems, strict=True):
+            if problem:
+                self._reporter.say(f"{push.name}: {problem}")
 
 
 def _sources(processes: Sequence[ProcessView], role: Role) -> tuple[Source, ...]:

@@ -20,8 +20,7 @@ from goodput_core.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_core.control import ServiceDecision
-    from goodput_operator.control.rounds import ControlRound
+    from goodput_core.control import ControlStep, ServiceDecision
     from goodput_operator.local.outlet import Outlet
     from goodput_operator.local.snapshot import Address, ProcessView, Upstream
 
@@ -126,9 +125,9 @@ class Reporter:
         self.say(f"{process.name} {how}")
         self._event("replica_left", name=process.name)
 
-    def decided(self, round_: ControlRound) -> None:
-        """A round of control: what changed for people, all of it for whoever records it."""
-        for change in round_.changes:
+    def decided(self, step: ControlStep) -> None:
+        """Report a step of control: changes to people, the decision to a parent process."""
+        for change in step.changes:
             self.say(change.message)
             self._event(
                 "change",
@@ -138,9 +137,7 @@ class Reporter:
                 applied=change.applied,
             )
         if self._machine:
-            self._out.write(
-                f'{{"event": "{EVENT_DECISION}", "decision": {_line(round_.decision)}}}'
-            )
+            self._out.write(f'{{"event": "{EVENT_DECISION}", "decision": {_line(step.decision)}}}')
 
     def killed(self, name: str, reason: str) -> None:
         """A process is killed rather than asked to end."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from goodput_operator.control.admin_ports import Scraper
+from goodput_operator.control.pod_measures import PodMeasures
 from goodput_operator.kube.fence import SystemClock
 from goodput_operator.manager.runtime import Operator
-from goodput_operator.measure.gathering import Gatherer
-from goodput_operator.measure.services import ServiceMeasures
 from goodput_operator.reconcile.decide import decide
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def assemble(options: Options, ended: Callable[[], None]) -> Operator:
     return Operator(
         options,
         decide=partial(decide, installation=installation),
-        measure=lambda session: ServiceMeasures(
-            Gatherer(session), prometheus_urls=installation.prometheus_urls
+        measure=lambda session: PodMeasures(
+            Scraper(session), prometheus_urls=installation.prometheus_urls
         ),
         clock=SystemClock(),
         ended=ended,

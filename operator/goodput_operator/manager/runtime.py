@@ -15,6 +15,7 @@ from goodput_core.errors import InputError, UnreachableError, root_of
 from goodput_core.process import raise_open_files
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
+from goodput_operator.control.admin_ports import session_for_pods
 from goodput_operator.kube.cache import Cache
 from goodput_operator.kube.client import Client, LeaseClient, Refusal
 from goodput_operator.kube.fence import Fence
@@ -24,7 +25,6 @@ from goodput_operator.kube.watch import WATCHED, connect, watch_session
 from goodput_operator.manager.health import Health
 from goodput_operator.manager.probes import Probes
 from goodput_operator.manager.process_limits import collect_garbage_seldom
-from goodput_operator.measure.gathering import session_for_pods
 from goodput_operator.reconcile.apply import Applier, LimitsPusher
 from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics

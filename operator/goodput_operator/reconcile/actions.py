@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from goodput_core.control import ServiceDecision
-from goodput_operator.control.words import Change
+from goodput_core.control import Change, ServiceDecision
 from goodput_operator.kube.managed_fields import Conflict
 from goodput_operator.reconcile.snapshot import Memory
 

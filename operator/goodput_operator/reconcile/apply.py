@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
+from goodput_operator.control.admin_ports import push_limits
 from goodput_operator.kube.client import Refusal
 from goodput_operator.kube.managed_fields import take_over
 from goodput_operator.kube.objects import (
@@ -23,7 +24,6 @@ from goodput_operator.kube.objects import (
     SECRET,
     controlled_by,
 )
-from goodput_operator.limits_push import push_limits
 from goodput_operator.reconcile.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
 from goodput_operator.render.secrets import TOKEN_KEY, control_token
 

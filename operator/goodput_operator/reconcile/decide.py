@@ -10,14 +10,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
-from goodput_core.control import Bounds, ReplicaPhase, ServiceParams
+from goodput_core.control import (
+    Bounds,
+    ControlInput,
+    ControlState,
+    ControlStep,
+    ReplicaPhase,
+    ServiceParams,
+    Setpoint,
+    control_step,
+)
 from goodput_core.errors import NotBuiltError, SpecError
 from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.llmservice import LLMService
 from goodput_core.spec.support import require_served
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.decided import Decided
-from goodput_operator.control.rounds import ControlRound, control_round
 from goodput_operator.kube.objects import admin_url, format_time
 from goodput_operator.reconcile import events
 from goodput_operator.reconcile.actions import (
@@ -51,8 +58,8 @@ from goodput_operator.render.secrets import secret_of, token_secret
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
+    from goodput_core.control import LimitsPush
     from goodput_core.spec.llmservice import LLMServiceSpec
-    from goodput_operator.control.rounds import LimitsPush
     from goodput_operator.kube.objects import Object
     from goodput_operator.reconcile.rollout import Revisions, Rollout
     from goodput_operator.reconcile.snapshot import PodView, Snapshot, View
@@ -240,8 +247,8 @@ class _ControlStep:
         memory: the next memory.
     """
 
-    decided: Decided
-    law: ControlRound | None
+    decided: Setpoint
+    law: ControlStep | None
     attainment: Attainment | None
     memory: Memory
 
@@ -259,44 +266,51 @@ def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _Cont
         # The law compares with the replicas reported last, so that it also reports a change that
         # follows from new replica bounds in the spec.
         scales = params.mode is ControlMode.AUTO and params.replicas is None
-        law = control_round(
-            measures,
-            params=params,
-            law=memory.law,
-            last=decided,
-            told=before.bounds,
-            recommended=view.status.get("recommendedReplicas"),
-            phases={pod.name: pod.phase for pod in view.engines},
-            asked=before.replicas if scales else decided.replicas,
-            startups_ns=startups_ns,
-            now_ns=now_ns,
+        law = control_step(
+            ControlInput(
+                state=ControlState(
+                    setpoint=decided,
+                    law=memory.law,
+                    reported=before.bounds,
+                    recommended=view.status.get("recommendedReplicas"),
+                ),
+                params=params,
+                interval_ns=measures.interval_ns,
+                traffic=measures.traffic,
+                classes=measures.classes,
+                engines=measures.engines,
+                phases={pod.name: pod.phase for pod in view.engines},
+                replicas_asked=before.replicas if scales else decided.replicas,
+                startups_ns=startups_ns,
+                now_ns=now_ns,
+            )
         )
-        decided = law.decided
+        decided = law.state.setpoint
         window = tally(memory.window, measures, now_ns)
         found = attainment(window, params.classes, measures)
-        memory = replace(memory, law=law.law, measured_ns=now_ns, window=window)
+        memory = replace(memory, law=law.state.law, measured_ns=now_ns, window=window)
     reported = events.reported_after(memory.reported, measures, law, snapshot.failures, before)
     memory = replace(memory, decided=decided, reported=reported)
     return _ControlStep(decided=decided, law=law, attainment=found, memory=memory)
 
 
-def _stored_decided(view: View) -> Decided | None:
+def _stored_decided(view: View) -> Setpoint | None:
     """Return the last decision that the ConfigMap stores."""
     child = view.children.get(("ConfigMap", view.owner.names.config))
     return None if child is None or not child.ours else read_decided(child.body)
 
 
-def _within_spec(last: Decided | None, params: ServiceParams) -> Decided:
+def _within_spec(last: Setpoint | None, params: ServiceParams) -> Setpoint:
     """Return the last decision within the spec's bounds; the spec's own values unless Auto."""
     bounds, replicas = Bounds.initial(params), params.initial_replicas
     if last is None:
-        return Decided(limits_revision=1, bounds=bounds, replicas=replicas)
+        return Setpoint(limits_revision=1, bounds=bounds, replicas=replicas)
     if params.mode is ControlMode.AUTO:
         bounds = last.bounds.within(params)
         if params.replicas is None:
             replicas = min(max(last.replicas, params.min_replicas), params.max_replicas)
     number = last.limits_revision + (bounds != last.bounds)
-    return Decided(limits_revision=number, bounds=bounds, replicas=replicas)
+    return Setpoint(limits_revision=number, bounds=bounds, replicas=replicas)
 
 
 def _startups(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from goodput_core.control import Change, Knob
 from goodput_core.spec.status import Truth
-from goodput_operator.control.words import Change, Knob
 from goodput_operator.reconcile.actions import Emit
 from goodput_operator.reconcile.attainment import silence_reason
 from goodput_operator.reconcile.snapshot import Reported
@@ -25,9 +25,8 @@ from goodput_operator.reconcile.status import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from goodput_operator.control.decided import Decided
+    from goodput_core.control import ControlStep, Setpoint
     from goodput_operator.control.measures import Measures, Silence
-    from goodput_operator.control.rounds import ControlRound
 
 __all__ = [
     "of_changes",
@@ -132,9 +131,9 @@ def of_refusals(
 def reported_after(
     reported: Reported,
     measures: Measures | None,
-    law: ControlRound | None,
+    law: ControlStep | None,
     failures: Mapping[tuple[str, str], str],
-    decided: Decided,
+    decided: Setpoint,
 ) -> Reported:
     """Return the states that remain reported after a reconciliation.
 
@@ -155,7 +154,7 @@ def reported_after(
     return Reported(
         silent=silent,
         refusing=kept | refusing,
-        decided=decided if law is None else law.decided,
+        decided=decided if law is None else law.state.setpoint,
     )
 
 

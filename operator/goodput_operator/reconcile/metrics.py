@@ -26,7 +26,7 @@ from goodput_core.contract import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from goodput_operator.control.words import Change
+    from goodput_core.control import Change
     from goodput_operator.kube.cache import Key
 
 __all__ = ["CONTENT_TYPE", "OperatorMetrics"]

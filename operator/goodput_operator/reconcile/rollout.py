@@ -28,8 +28,8 @@ from goodput_operator.render.revisions import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from goodput_core.control import Setpoint
     from goodput_core.spec.llmservice import LLMServiceSpec
-    from goodput_operator.control.decided import Decided
     from goodput_operator.reconcile.snapshot import View
     from goodput_operator.render.pods import Installation
 
@@ -227,7 +227,7 @@ def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
 
 
 def desired_objects(
-    view: View, spec: LLMServiceSpec, revisions: Revisions, rollout: Rollout, decided: Decided
+    view: View, spec: LLMServiceSpec, revisions: Revisions, rollout: Rollout, decided: Setpoint
 ) -> list[dict[str, Any]]:
     """Render all objects of the service in the order of creation: what pods need comes first.
 

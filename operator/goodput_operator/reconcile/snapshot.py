@@ -18,9 +18,8 @@ from goodput_core.contract import (
     ROLE_ENGINE,
     ROLE_ROUTER,
 )
-from goodput_core.control import ReplicaPhase, ServiceState
+from goodput_core.control import ReplicaPhase, ServiceState, Setpoint
 from goodput_core.spec.llmservice import LLMServiceSpec
-from goodput_operator.control.decided import Decided
 from goodput_operator.control.measures import Measures
 from goodput_operator.kube.managed_fields import ManagedField, fields_of_others
 from goodput_operator.kube.objects import (
@@ -108,7 +107,7 @@ class Reported:
 
     silent: frozenset[tuple[str, str]] = frozenset()
     refusing: frozenset[str] = frozenset()
-    decided: Decided | None = None
+    decided: Setpoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +133,7 @@ class Memory:
     """
 
     law: ServiceState = field(default_factory=ServiceState)
-    decided: Decided | None = None
+    decided: Setpoint | None = None
     created_ns: tuple[tuple[str, int | None], ...] = ()
     startups_ns: tuple[int, ...] = ()
     measured_ns: int | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
+from goodput_core.control import ControlStep, Setpoint
 from goodput_core.spec.codec import encode
 from goodput_core.spec.status import (
     ConditionStatus,
@@ -20,8 +21,6 @@ from goodput_core.spec.status import (
     Truth,
 )
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.decided import Decided
-from goodput_operator.control.rounds import ControlRound
 from goodput_operator.reconcile.attainment import Attainment
 from goodput_operator.reconcile.problems import Problem, Reason
 from goodput_operator.reconcile.rollout import Rollout
@@ -102,12 +101,12 @@ class StatusInput:
     routers: int
     update: str
     rollout: Rollout
-    decided: Decided
+    decided: Setpoint
     problems: Sequence[Problem]
     foreign: Sequence[tuple[str, str]]
     missing: int
     attainment: Attainment | None
-    law: ControlRound | None
+    law: ControlStep | None
 
 
 def conditions_of(view: View, known: StatusInput) -> list[Condition]:
@@ -174,8 +173,8 @@ def status_of(
         )
     )
     law, attainment = known.law, known.attainment
-    if law is not None and law.recommended is not None:
-        status["recommendedReplicas"] = law.recommended
+    if law is not None and law.state.recommended is not None:
+        status["recommendedReplicas"] = law.state.recommended
     if attainment is not None:
         status |= encode(LLMServiceStatus(classes=attainment.classes, goodput=attainment.goodput))
     if law is None and not known.suspended:

@@ -10,9 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE, MAX_LIMITS_REVISION
-from goodput_core.control import Bounds
+from goodput_core.control import Bounds, Setpoint
 from goodput_core.spec.codec import encode
-from goodput_operator.control.decided import Decided
 from goodput_operator.render.pods import LIMITS_KEY, ROUTER_MANIFEST_KEY, manifest_key
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ _LIMITS_FIELDS: Final = (
 
 
 def config_map(
-    owner: Owner, spec: LLMServiceSpec, revisions: Sequence[Revision], decided: Decided
+    owner: Owner, spec: LLMServiceSpec, revisions: Sequence[Revision], decided: Setpoint
 ) -> dict[str, Any]:
     """Render the ConfigMap of a service.
 
@@ -74,7 +73,7 @@ def config_map(
     }
 
 
-def read_decided(stored: Mapping[str, Any]) -> Decided | None:
+def read_decided(stored: Mapping[str, Any]) -> Setpoint | None:
     """Read the stored control decision; None if the ConfigMap holds no valid one."""
     data = stored.get("data") or {}
     try:
@@ -84,7 +83,7 @@ def read_decided(stored: Mapping[str, Any]) -> Decided | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     bounds = Bounds(min_tokens=least, max_tokens=most, safety_percent=safety, max_num_seqs=width)
-    return Decided(limits_revision=revision, bounds=bounds, replicas=replicas)
+    return Setpoint(limits_revision=revision, bounds=bounds, replicas=replicas)
 
 
 def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> str:

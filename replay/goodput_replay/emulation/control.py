@@ -1,62 +1,64 @@
-"""The control laws in the loop: an actor that observes a fleet, asks the law and applies it.
+"""The driver of the control loop over an emulated fleet, and the decisions in the run's folder.
 
-It gathers what the operator would gather from metrics, from the fleet's own objects, and must not
-know how the law decides. What is recorded is the decision with everything it was made from, so it
-can be made again.
+It observes the fleet's own objects where the operator observes metrics, and must not know how the
+laws decide. Each decision is recorded with its inputs, so that it can be recomputed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from goodput_core.control import (
-    Bounds,
+    ControlInput,
+    ControlState,
     DeviceCapacity,
+    EngineReading,
+    LimitsPush,
     ReplicaPhase,
-    ReplicaWindow,
     ServiceDecision,
-    ServiceObservation,
     ServiceParams,
-    ServiceState,
+    Setpoint,
     Signal,
     Traffic,
     WindowTally,
+    control_step,
     service_law,
 )
 from goodput_core.control.decision import json_value
 from goodput_core.histogram import LengthMix
 from goodput_engine.messages import Limits, SetLimits
+from goodput_replay.run.files import DECISIONS_FILE, PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from goodput_core.control.step import Law
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.fleet import Fleet
     from goodput_replay.emulation.replica import Replica
+    from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["ControlLoop", "Law", "decision_line"]
+__all__ = ["ControlLoop", "control_loop", "decision_line"]
 
-Law: TypeAlias = Callable[
-    [ServiceState, ServiceObservation, ServiceParams, int], tuple[ServiceState, ServiceDecision]
-]
-"""What decides; `service_law` does."""
-
-_STARTS: Final = 16
-"""So many of the latest start-up times are told to the law."""
+_MAX_STARTUPS: Final = 16
+"""The law gets this many of the latest start-up times."""
 
 
 class ControlLoop:
-    """The service's law over a fleet whose replicas are all alike; an actor.
+    """The control loop of a fleet of equal replicas; an actor.
 
     Args:
-        params: the manifest's bounds. Mode `Recommend` observes and decides, and what is applied
-            stays as it was.
+        params: of the manifest. Mode Recommend decides and changes nothing.
         interval_ns: between two decisions, above 0.
-        decided: told of each decision.
-        signal: whether what routers say at an instant can be believed; None: always.
-        law: what decides.
+        decided: called with each decision.
+        signal: state of the routers' numbers at an instant; None if they are always fresh.
+        law: decides.
     """
 
     def __init__(
@@ -74,24 +76,22 @@ class ControlLoop:
         self._signal = signal
         self._law = law
         self._next_ns = interval_ns
-        self._state = ServiceState()
-        self._bounds: Bounds | None = None
-        self._revision = 0
+        self._state = ControlState(setpoint=Setpoint.initial(params))
         self._arrived = 0
         self._tally = WindowTally()
         self._finished: list[tuple[int, int, int]] = []
         self._preemptions: dict[str, int] = {}
-        self._started: dict[str, int] = {}
+        self._startups_ns: dict[str, int] = {}
 
     def next_ns(self) -> int:
-        """When it decides next."""
+        """Return the time of the next decision."""
         return self._next_ns
 
     def ended(self, planned: PlannedRequest, record: RequestRecord) -> None:
-        """A request ended; to be told of each one, before the next decision."""
-        promised = {c.name: c.targets for c in self._params.classes}.get(record.slo_class)
-        if promised is not None:
-            self._tally.add(record, promised.overridden_by(planned.targets))
+        """Count a request that ended, before the next decision."""
+        slo_class = {c.name: c.targets for c in self._params.classes}.get(record.slo_class)
+        if slo_class is not None:
+            self._tally.add(record, slo_class.overridden_by(planned.targets))
         if record.output_tokens:
             cached = record.cached_tokens or 0
             self._finished.append((planned.prompt.input_tokens, cached, record.output_tokens))
@@ -99,20 +99,28 @@ class ControlLoop:
     def act(self, fleet: Fleet, now_ns: int) -> None:
         """Observe, decide, apply."""
         self._next_ns = now_ns + self._interval_ns
-        observation = self._observe(fleet, now_ns)
-        self._state, decision = self._law(self._state, observation, self._params, now_ns)
-        self._apply(fleet, decision, now_ns)
-        self._decided(decision)
+        step = control_step(self._observe(fleet, now_ns))
+        self._state = step.state
+        self._apply(fleet, step.pushes, now_ns)
+        self._decided(step.decision)
 
-    def _observe(self, fleet: Fleet, now_ns: int) -> ServiceObservation:
+    def _observe(self, fleet: Fleet, now_ns: int) -> ControlInput:
         finished, self._finished = self._finished, []
         arrivals, self._arrived = fleet.arrived - self._arrived, fleet.arrived
         staying = [r for r in fleet.replicas if not r.draining]
         for replica in staying:
             if replica.ready_ns <= now_ns and replica.ready_ns > replica.created_ns:
-                self._started[replica.name] = replica.ready_ns - replica.created_ns
+                self._startups_ns[replica.name] = replica.ready_ns - replica.created_ns
         profile = fleet.settings.profile
-        return ServiceObservation(
+        device = DeviceCapacity(
+            form=profile.form,
+            kv_tokens=profile.kv_blocks * profile.block_size,
+            host_ns_per_step=profile.host_ns_per_step,
+            host_ns_per_request=profile.host_ns_per_request,
+        )
+        return ControlInput(
+            state=self._state,
+            params=self._params,
             interval_ns=self._interval_ns,
             traffic=Traffic(
                 signal=Signal.FRESH if self._signal is None else self._signal(now_ns),
@@ -121,58 +129,85 @@ class ControlLoop:
                 finished=LengthMix.of_requests(finished),
             ),
             classes=self._tally.take(),
-            replicas=tuple(self._window(r, now_ns) for r in fleet.replicas),
+            engines=tuple(self._reading(r, device, now_ns) for r in fleet.replicas),
+            phases={r.name: _phase(r, now_ns) for r in fleet.replicas},
             replicas_asked=len(staying),
-            startups_ns=tuple(self._started.values())[-_STARTS:],
-            device=DeviceCapacity(
-                form=profile.form,
-                kv_tokens=profile.kv_blocks * profile.block_size,
-                host_ns_per_step=profile.host_ns_per_step,
-                host_ns_per_request=profile.host_ns_per_request,
-            ),
+            startups_ns=tuple(self._startups_ns.values())[-_MAX_STARTUPS:],
+            now_ns=now_ns,
+            law=self._law,
         )
 
-    def _window(self, replica: Replica, now_ns: int) -> ReplicaWindow:
-        load = replica.load(now_ns)
-        total = replica.core.scheduler.stats.preemptions
+    def _reading(self, replica: Replica, device: DeviceCapacity, now_ns: int) -> EngineReading:
+        state = replica.core.state(now_ns)
+        # Without requests that have ended and hold their blocks until the step in flight ends.
+        state = replace(state, running=replica.in_flight - state.waiting)
         before = self._preemptions.get(replica.name, 0)
-        self._preemptions[replica.name] = total
-        phase = ReplicaPhase.READY if load.ready else ReplicaPhase.STARTING
-        return ReplicaWindow(
+        self._preemptions[replica.name] = state.preemptions
+        return EngineReading(
             name=replica.name,
-            phase=ReplicaPhase.DRAINING if replica.draining else phase,
             signal=Signal.FRESH,
-            running=load.in_flight - load.waiting,
-            waiting=load.waiting,
-            kv_used_blocks=load.kv_used_blocks,
-            kv_total_blocks=load.kv_total_blocks,
-            preemptions=total - before,
+            state=state,
+            preemptions=state.preemptions - before,
+            device=device,
         )
 
-    def _apply(self, fleet: Fleet, decision: ServiceDecision, now_ns: int) -> None:
+    def _apply(self, fleet: Fleet, pushes: tuple[LimitsPush, ...], now_ns: int) -> None:
+        setpoint = self._state.setpoint
         staying = [r for r in fleet.replicas if not r.draining]
-        bounds = decision.apply_bounds
-        told = [] if bounds == self._bounds else staying
-        self._bounds = bounds
-        self._revision += 1
-        wanted = decision.apply_replicas
-        started = [fleet.start_replica(now_ns) for _ in range(wanted - len(staying))]
-        for replica in [*told, *started]:
-            replica.core.set_limits(_limits(bounds, self._revision))
-        # The youngest go first: those that have not started yet serve nobody.
-        for replica in reversed(staying[wanted:]):
+        outdated = {push.name for push in pushes}
+        for replica in staying:
+            if replica.name in outdated:
+                replica.core.set_limits(_limits(setpoint))
+        for _ in range(setpoint.replicas - len(staying)):
+            # A new replica starts with the last limits, as a pod reads them from its ConfigMap.
+            fleet.start_replica(now_ns).core.set_limits(_limits(setpoint))
+        # The latest replicas drain first: those that have not started yet serve no request.
+        for replica in reversed(staying[setpoint.replicas :]):
             fleet.drain_replica(replica, now_ns)
 
 
+def _phase(replica: Replica, now_ns: int) -> ReplicaPhase:
+    if replica.draining:
+        return ReplicaPhase.DRAINING
+    return ReplicaPhase.READY if replica.ready_ns <= now_ns else ReplicaPhase.STARTING
+
+
+def _limits(setpoint: Setpoint) -> SetLimits:
+    limits = Limits(
+        token_budget=setpoint.bounds.max_tokens,
+        max_num_seqs=setpoint.bounds.max_num_seqs,
+        safety_percent=setpoint.bounds.safety_percent,
+    )
+    return SetLimits(revision=setpoint.limits_revision, limits=limits)
+
+
 def decision_line(decision: ServiceDecision) -> bytes:
-    """One line of `decisions.jsonl`: the decision and all that it was made from."""
+    """Return a line of `decisions.jsonl`: the decision with its inputs."""
     return msgspec.json.encode(decision, enc_hook=json_value) + b"\n"
 
 
-def _limits(bounds: Bounds, revision: int) -> SetLimits:
-    limits = Limits(
-        token_budget=bounds.max_tokens,
-        max_num_seqs=bounds.max_num_seqs,
-        safety_percent=bounds.safety_percent,
-    )
-    return SetLimits(revision=revision, limits=limits)
+@contextmanager
+def control_loop(settings: FleetSettings, folder: Path) -> Iterator[ControlLoop | None]:
+    """Open the control loop of a run, whose decisions are written to `decisions.jsonl`.
+
+    Args:
+        settings: of the fleet.
+        folder: of the run.
+
+    Yields:
+        The loop; None if the manifest's control mode has none.
+
+    Raises:
+        OSError: the file could not be written.
+    """
+    rules = settings.control
+    if rules is None:
+        yield None
+        return
+    # The run's writer renames it, when the records are complete.
+    with (folder / (DECISIONS_FILE + PARTIAL_SUFFIX)).open("wb") as file:
+
+        def keep(decision: ServiceDecision) -> None:
+            file.write(decision_line(decision))
+
+        yield ControlLoop(rules.params, interval_ns=rules.interval_ns, decided=keep)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from goodput_core.cli import installed_version
 from goodput_core.errors import Interrupted
 from goodput_core.units import NS_PER_S, NS_PER_US, format_duration
-from goodput_replay.emulation.decisions import control_loop
+from goodput_replay.emulation.control import control_loop
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.job import Finished, Job
 from goodput_replay.run.facts import (

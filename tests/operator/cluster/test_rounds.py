@@ -11,6 +11,8 @@ import pytest
 from pythonjsonlogger.json import JsonFormatter
 
 from goodput_core.control import (
+    Change,
+    Knob,
     ReplicaPhase,
     ReplicaWindow,
     ServiceDecision,
@@ -24,7 +26,6 @@ from goodput_core.control import (
 from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.words import Change, Knob
 from goodput_operator.kube.cache import Cache, Key, key_of, service_of, trim
 from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.reconcile.apply import Applier

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_core.control import Signal, Traffic
+from goodput_core.control import EngineReading, Signal, Traffic
+from goodput_core.engine_state import EngineState
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import Attained, EngineReading, Measures
+from goodput_operator.control.measures import Attained, Measures
 from goodput_operator.reconcile.actions import (
     Apply,
     CreateToken,
@@ -310,7 +311,7 @@ class Cluster:
         *,
         signal: Signal = Signal.FRESH,
         limits: int = 1,
-        **reading: Any,
+        **state: Any,
     ) -> Measures:
         """An interval of ten seconds in which every ready engine answered."""
         return Measures(
@@ -319,10 +320,9 @@ class Cluster:
             attained=(Attained(name="a", good=good, total=total),),
             engines=tuple(
                 EngineReading(
-                    pod=pod["metadata"]["name"],
+                    name=pod["metadata"]["name"],
                     signal=Signal.FRESH,
-                    limits_revision=limits,
-                    **reading,
+                    state=EngineState(limits_revision=limits, **state),
                 )
                 for pod in self.engines(ready=True)
             ),

@@ -25,7 +25,7 @@ SLOW = ClassWindow(
 def test_limits_are_pushed_until_every_engine_has_them(running: Cluster) -> None:
     running.round(running.measured(limits=1))
     assert running.pushed == [], "engines began with them"
-    running.round(running.measured(limits=0, paced=True))
+    running.round(running.measured(limits=0, budget_law="model"))
     assert [p.limits["revision"] for p in running.pushed] == [1, 1]
     assert {p.pod for p in running.pushed} == {p["metadata"]["name"] for p in running.engines()}
     assert all(
@@ -216,11 +216,11 @@ def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster)
             id="a lower budget",
         ),
         pytest.param(
-            {"minReplicas": 3}, "replicas 2 → 3: the floor is 3 (BelowFloor)", id="a higher floor"
+            {"minReplicas": 3}, "replicas 2 → 3: minReplicas is 3 (BelowFloor)", id="a higher floor"
         ),
         pytest.param(
             {"maxReplicas": 1, "minReplicas": 1},
-            "replicas 2 → 1: the ceiling is 1 (AboveCeiling)",
+            "replicas 2 → 1: maxReplicas is 1 (AboveCeiling)",
             id="a lower ceiling",
         ),
     ],

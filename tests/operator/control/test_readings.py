@@ -8,7 +8,7 @@ import pytest
 from goodput_core.control import PromiseCounts
 from goodput_core.steptime import RooflineForm, TableForm, UnitForm
 from goodput_core.units import NS_PER_S
-from goodput_operator.measure.decoding import engine_counters, router_counters
+from goodput_operator.control.readings import decode_engine, decode_router
 
 ROUTER: dict[str, Any] = {
     "role": "router",
@@ -56,7 +56,7 @@ def encoded(state: dict[str, Any], **changes: Any) -> bytes:
 
 
 def test_a_router_tells_outcomes_and_promises_by_class() -> None:
-    told = router_counters(encoded(ROUTER))
+    told = decode_router(encoded(ROUTER))
     assert (told.epoch, told.uptime_ns) == ("0011aabb", 12.5 * NS_PER_S)
     assert (told.arrivals, told.client_errors) == (20, 3)
     assert told.in_flight == 4
@@ -66,11 +66,13 @@ def test_a_router_tells_outcomes_and_promises_by_class() -> None:
 
 
 def test_an_engine_tells_its_state_and_what_its_device_can_do() -> None:
-    told = engine_counters(encoded(ENGINE))
-    assert (told.running, told.waiting, told.kv_used_blocks) == (3, 2, 40)
-    assert (told.paced, told.settled, told.limits_revision) == (True, True, 6)
-    assert (told.token_bounds, told.most_seqs) == ((256, 8192), 64)
-    assert (told.token_budget, told.max_num_seqs, told.safety_percent) == (1024, 48, 85)
+    told = decode_engine(encoded(ENGINE))
+    state = told.state
+    assert (state.running, state.waiting, state.kv_total_blocks) == (3, 2, 100)
+    assert state.kv_free_blocks == 60
+    assert (state.budget_law, told.settled, state.limits_revision) == ("model", True, 6)
+    assert (told.token_bounds, told.max_width) == ((256, 8192), 64)
+    assert (state.token_budget, state.max_num_seqs, state.safety_percent) == (1024, 48, 85)
     (bin_,) = told.answered
     assert (bin_.requests, bin_.input_tokens, bin_.cached_tokens, bin_.output_tokens) == (
         2, 300, 16, 40,
@@ -100,7 +102,7 @@ def test_an_engine_tells_its_state_and_what_its_device_can_do() -> None:
     ],
 )  # fmt: skip
 def test_each_form_of_a_device_is_known(step_time: dict[str, Any], form: object) -> None:
-    device = engine_counters(encoded(ENGINE, device={"step_time": step_time})).device
+    device = decode_engine(encoded(ENGINE, device={"step_time": step_time})).device
     assert device is not None
     assert device.form == form
 
@@ -120,9 +122,9 @@ def test_each_form_of_a_device_is_known(step_time: dict[str, Any], form: object)
     ],
 )
 def test_a_device_that_makes_no_sense_is_not_known(step_time: dict[str, Any]) -> None:
-    told = engine_counters(encoded(ENGINE, device={"step_time": step_time}))
+    told = decode_engine(encoded(ENGINE, device={"step_time": step_time}))
     assert told.device is None
-    assert told.running == 3, "the rest holds"
+    assert told.state.running == 3, "the rest holds"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_device_that_makes_no_sense_is_not_known(step_time: dict[str, Any]) ->
 def test_an_engine_is_settled_when_steps_take_what_was_predicted(
     law: str, error: float, settled: bool
 ) -> None:
-    told = engine_counters(encoded(ENGINE, budget_law=law, step_time_error=error))
+    told = decode_engine(encoded(ENGINE, budget_law=law, step_time_error=error))
     assert told.settled is settled
 
 
@@ -155,7 +157,7 @@ def test_an_engine_is_settled_when_steps_take_what_was_predicted(
 )
 def test_a_router_s_answer_that_cannot_be_used_is_refused_whole(body: bytes) -> None:
     with pytest.raises(ValueError, match="not a state that can be used"):
-        router_counters(body)
+        decode_router(body)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +168,10 @@ def test_a_router_s_answer_that_cannot_be_used_is_refused_whole(body: bytes) -> 
         pytest.param({"answered": [[1, 1, 0, 1]] * 5000}, id="too many bins"),
         pytest.param({"answered": [[1, 1]]}, id="half a bin"),
         pytest.param({"limits_revision": -1}, id="negative"),
+        pytest.param({"waiting": 2**60}, id="too large"),
+        pytest.param({"kv_free_blocks": "60"}, id="text"),
     ],
 )
 def test_an_engine_s_answer_that_cannot_be_used_is_refused_whole(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="not a state that can be used"):
-        engine_counters(encoded(ENGINE, **changes))
+        decode_engine(encoded(ENGINE, **changes))

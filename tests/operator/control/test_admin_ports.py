@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.operator.measure.test_decoding import ROUTER
+from tests.operator.control.test_readings import ROUTER
 
 from goodput_core.control import Signal
-from goodput_operator.measure.gathering import Gatherer, session_for_pods
-from goodput_operator.measure.readings import RouterScrape, Source
+from goodput_operator.control.admin_ports import Scraper, session_for_pods
+from goodput_operator.control.readings import RouterScrape, Source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -97,9 +97,9 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def ask(
-    session: aiohttp.ClientSession, *sources: Source, at_once: int = 8
+    session: aiohttp.ClientSession, *sources: Source, concurrent: int = 8
 ) -> dict[str, RouterScrape]:
-    gatherer = Gatherer(session, at_once=at_once, total_s=0.3)
+    gatherer = Scraper(session, concurrent=concurrent, total_s=0.3)
     return {scrape.source.name: scrape for scrape in await gatherer.routers(sources)}
 
 
@@ -153,7 +153,7 @@ async def test_a_connection_outlasts_an_interval_that_takes_too_long(
 async def test_one_that_hangs_delays_no_answer_of_another_service(
     session: aiohttp.ClientSession, at: Callable[[str], Source]
 ) -> None:
-    gatherer = Gatherer(session, at_once=4, total_s=30)
+    gatherer = Scraper(session, concurrent=4, total_s=30)
     hangs = asyncio.ensure_future(gatherer.routers([at("hanging")]))
     async with asyncio.timeout(10):
         for _ in range(3):
@@ -183,7 +183,7 @@ async def test_no_more_are_asked_at_a_time_than_allowed(session: aiohttp.ClientS
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     source = Source(name="r", uid="r", url=f"http://127.0.0.1:{runner.addresses[0][1]}")
-    told = await Gatherer(session, at_once=3).routers([source] * 12)
+    told = await Scraper(session, concurrent=3).routers([source] * 12)
     await runner.cleanup()
     assert all(scrape.signal is Signal.FRESH for scrape in told)
     assert most == 3

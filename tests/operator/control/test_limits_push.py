@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from goodput_core.contract import PATH_CONTROL_LIMITS
-from goodput_operator.limits_push import push_limits
+from goodput_operator.control.admin_ports import push_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,14 +6,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.operator.measure.test_differencing import ENGINE, counters
+from tests.operator.control.test_measures import ENGINE, counters
 
 from goodput_core.control import Signal
 from goodput_core.units import NS_PER_S
-from goodput_operator.measure.gathering import Gatherer
-from goodput_operator.measure.pods import engine_sources, router_sources
-from goodput_operator.measure.readings import EngineScrape, RouterScrape, Source
-from goodput_operator.measure.services import ServiceMeasures
+from goodput_operator.control.admin_ports import Scraper
+from goodput_operator.control.pod_measures import PodMeasures, engine_sources, router_sources
+from goodput_operator.control.readings import EngineScrape, RouterScrape, Source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,7 +21,7 @@ S = NS_PER_S
 ALLOWED = ("http://127.0.0.1:1",)
 
 
-class Processes(Gatherer):
+class Processes(Scraper):
     """Answers in place of a service's processes, without a socket."""
 
     def __init__(self, session: aiohttp.ClientSession | None = None) -> None:
@@ -92,7 +91,7 @@ def test_pods_are_asked_at_their_admin_port_and_must_answer_when_ready() -> None
 
 async def test_pods_are_asked_once_per_interval_and_an_interval_is_what_grew() -> None:
     processes = Processes()
-    measures = ServiceMeasures(processes, prometheus_urls=ALLOWED)
+    measures = PodMeasures(processes, prometheus_urls=ALLOWED)
     first = await measures.measure(service(), PODS, 0)
     assert first is not None
     assert first.traffic.signal is Signal.MISSING
@@ -101,12 +100,12 @@ async def test_pods_are_asked_once_per_interval_and_an_interval_is_what_grew() -
     second = await measures.measure(service(), PODS, 10 * S)
     assert second is not None
     assert (second.interval_ns, second.traffic.arrivals) == (10 * S, 40)
-    assert [engine.pod for engine in second.engines] == ["e0"]
+    assert [engine.name for engine in second.engines] == ["e0"]
     assert processes.asked == ["http://10.0.0.1:9000", "http://10.0.0.2:9000"] * 2
 
 
 async def test_the_interval_is_the_service_s_own() -> None:
-    measures = ServiceMeasures(Processes(), prometheus_urls=ALLOWED)
+    measures = PodMeasures(Processes(), prometheus_urls=ALLOWED)
     quick = service(control={"intervalSeconds": 2})
     assert await measures.measure(quick, PODS, 0) is not None
     assert await measures.measure(quick, PODS, 2 * S) is not None
@@ -121,7 +120,7 @@ async def test_the_interval_is_the_service_s_own() -> None:
     ],
 )
 async def test_a_changed_interval_holds_at_once(before_s: int, after_s: int, over_s: int) -> None:
-    measures = ServiceMeasures(Processes(), prometheus_urls=ALLOWED)
+    measures = PodMeasures(Processes(), prometheus_urls=ALLOWED)
     before = service(control={"intervalSeconds": before_s})
     after = service(generation=2, control={"intervalSeconds": after_s})
     assert await measures.measure(before, PODS, 0) is not None
@@ -132,14 +131,14 @@ async def test_a_changed_interval_holds_at_once(before_s: int, after_s: int, ove
 
 async def test_what_is_suspended_or_cannot_be_read_is_not_asked() -> None:
     processes = Processes()
-    measures = ServiceMeasures(processes, prometheus_urls=ALLOWED)
+    measures = PodMeasures(processes, prometheus_urls=ALLOWED)
     assert await measures.measure(service(suspend=True), PODS, 0) is None
     assert await measures.measure(service(nonsense=1), PODS, 0) is None
     assert processes.asked == []
 
 
 async def test_a_service_that_is_gone_is_forgotten() -> None:
-    measures = ServiceMeasures(Processes(), prometheus_urls=ALLOWED)
+    measures = PodMeasures(Processes(), prometheus_urls=ALLOWED)
     await measures.measure(service(), PODS, 0)
     measures.forget("u")
     measures.forget("u")
@@ -151,7 +150,7 @@ async def test_a_service_that_is_gone_is_forgotten() -> None:
 async def test_a_prometheus_server_is_asked_in_place_of_the_routers() -> None:
     async with aiohttp.ClientSession() as session:
         processes = Processes(session)
-        measures = ServiceMeasures(processes, prometheus_urls=ALLOWED)
+        measures = PodMeasures(processes, prometheus_urls=ALLOWED)
         assert await measures.measure(service(), PODS, 0) is not None
         processes.asked.clear()
         nowhere = service(control={"prometheus": {"url": "http://127.0.0.1:1"}})
@@ -170,7 +169,7 @@ async def test_a_server_that_is_not_allowed_is_never_asked(
     async with aiohttp.ClientSession() as session:
         for allowed in (ALLOWED, (f"{url}/sub", url[:-1]), (url,)):
             assert asked == []
-            measures = ServiceMeasures(Processes(session), prometheus_urls=allowed)
+            measures = PodMeasures(Processes(session), prometheus_urls=allowed)
             measured = await measures.measure(named, PODS, 0)
             assert measured is not None
             assert measured.traffic.signal is Signal.FAILED

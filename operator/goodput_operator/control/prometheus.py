@@ -1,10 +1,10 @@
-"""Routers' counters from a Prometheus server that scrapes them, in place of asking each one.
+"""Routers' counters from a Prometheus server that scrapes them, instead of from each router.
 
-The server holds each router's series since its start, so reading it gives the same counters as
-asking would, as old as its last scrape: intervals run from scrape to scrape. A series is a
-router's if it bears its pod's name, or its address as instance, and no other namespace. Of one
-router's, only what its last scrape brought counts: what a process before a restart exported is
-found for minutes, and two jobs that scrape one router bring all of its numbers twice.
+The server holds each router's series since its start, so they equal the router's own counters at
+the time of the last scrape; intervals run from scrape to scrape. A series belongs to a router by
+its pod's name, or by its address as `instance`, within the service's namespace. Only samples of a
+router's last scrape count: series of a process before a restart remain visible for minutes, and
+two jobs that scrape one router duplicate all of its numbers.
 """
 
 from __future__ import annotations
@@ -31,22 +31,21 @@ from goodput_core.contract import (
 )
 from goodput_core.control import PromiseCounts, Signal
 from goodput_core.units import NS_PER_S
-from goodput_operator.measure.decoding import DENOMINATOR, GOOD
-from goodput_operator.measure.gathering import NoAnswerError, fetch
-from goodput_operator.measure.readings import ClassCounters, RouterCounters, RouterScrape
+from goodput_operator.control.admin_ports import ScrapeError, fetch
+from goodput_operator.control.readings import RouterCounters, Scrape, class_counters
 from goodput_operator.untrusted import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from goodput_operator.measure.readings import Source
+    from goodput_operator.control.readings import ClassCounters, RouterScrape, Source
 
-__all__ = ["ask_prometheus", "query_of", "read_answer", "unasked"]
+__all__ = ["decode_answer", "failed_scrapes", "query_of", "scrape_prometheus"]
 
 _PATH: Final = "/api/v1/query"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0, connect=1.0)
 _WINDOW: Final = "2m"
-"""Series without a sample for so long count as gone; scrapes are seldom a minute apart."""
+"""Series without a sample for this long are ignored; scrapes are rarely a minute apart."""
 _NAME: Final = "__name__"
 _COUNTED: Final = (
     METRIC_REQUESTS,
@@ -55,10 +54,10 @@ _COUNTED: Final = (
     METRIC_ROUTER_CLIENT_ERRORS,
     METRIC_ROUTER_IN_FLIGHT,
 )
-_MOST: Final = 2**53
-_MOST_BYTES: Final = 16 << 20
-"""Of one answer: all classes that a manifest may have, at as many routers, scraped each ten
-seconds, are half of it."""
+_MAX_COUNT: Final = 2**53
+_MAX_BYTES: Final = 16 << 20
+"""Twice an answer with as many classes and routers as a manifest may have, scraped every ten
+seconds."""
 
 
 class _Series(msgspec.Struct, frozen=True):
@@ -71,34 +70,34 @@ class _Data(msgspec.Struct, frozen=True, rename="camel"):
     result: list[_Series]
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Response(msgspec.Struct, frozen=True):
     status: Literal["success"]
     data: _Data
 
 
-_ANSWER: Final = msgspec.json.Decoder(_Answer)
+_RESPONSE: Final = msgspec.json.Decoder(_Response)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What the series of one scrape of a router add up to, while they are read."""
+    """Sums of a router's series over one scrape."""
 
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     outcomes: dict[str, dict[str, int]] = field(default_factory=dict)
-    promises: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    targets: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
     def take(self, labels: dict[str, str], value: int) -> None:
         name, slo_class = labels[_NAME], labels.get(LABEL_SLO_CLASS, "")
         if name == METRIC_REQUESTS:
             self.outcomes.setdefault(slo_class, {})[labels.get(LABEL_OUTCOME, "")] = value
         elif name == METRIC_PROMISES:
-            of = self.promises.setdefault((slo_class, labels.get(LABEL_PROMISE, "")), {})
-            of[labels.get(LABEL_RESULT, "")] = value
+            key = slo_class, labels.get(LABEL_PROMISE, "")
+            self.targets.setdefault(key, {})[labels.get(LABEL_RESULT, "")] = value
         else:
             self.numbers.setdefault(name, {})[labels.get(LABEL_STATUS, "")] = value
 
     def counters(self) -> RouterCounters | None:
-        """None: not all that every router has is there."""
+        """Return the counters; None if a series that every router has is missing."""
         if not {METRIC_ROUTER_ARRIVALS, METRIC_ROUTER_IN_FLIGHT} <= self.numbers.keys():
             return None
         return RouterCounters(
@@ -114,15 +113,12 @@ class _Sums:
         return sum(self.numbers.get(name, {}).values())
 
     def _class(self, name: str, outcomes: dict[str, int]) -> ClassCounters:
-        return ClassCounters(
-            good=outcomes.get(GOOD, 0),
-            total=sum(count for outcome, count in outcomes.items() if outcome in DENOMINATOR),
-            ttft=self._promise(name, "ttft"),
-            tpot=self._promise(name, "tpot"),
+        return class_counters(
+            outcomes, ttft=self._target(name, "ttft"), tpot=self._target(name, "tpot")
         )
 
-    def _promise(self, slo_class: str, promise: str) -> PromiseCounts:
-        results = self.promises.get((slo_class, promise), {})
+    def _target(self, slo_class: str, target: str) -> PromiseCounts:
+        results = self.targets.get((slo_class, target), {})
         return PromiseCounts(
             judged=sum(results.values()),
             missed=results.get("missed", 0),
@@ -131,11 +127,11 @@ class _Sums:
 
 
 def query_of(llmservice: str) -> str:
-    """PromQL for the latest samples of a service's routers, with their own times."""
+    """Return PromQL for the latest samples of a service's routers, with their timestamps."""
     return f'{{{_NAME}=~"{"|".join(_COUNTED)}",{LABEL_LLMSERVICE}="{llmservice}"}}[{_WINDOW}]'
 
 
-async def ask_prometheus(
+async def scrape_prometheus(
     session: aiohttp.ClientSession,
     url: str,
     *,
@@ -143,7 +139,7 @@ async def ask_prometheus(
     namespace: str,
     sources: Sequence[Source],
 ) -> tuple[int, tuple[RouterScrape, ...]]:
-    """One reading of all routers of a service.
+    """Scrape all routers of a service through the server.
 
     Args:
         session: of HTTP.
@@ -153,9 +149,8 @@ async def ask_prometheus(
         sources: its routers.
 
     Returns:
-        When that router of them was last scraped whose last scrape is the oldest, in nanoseconds
-        since 1970, and a scrape for each: FAILED where the server does not answer, MISSING where
-        it has no numbers.
+        The oldest of the routers' last scrapes, in nanoseconds since 1970, and a scrape for each
+        router: FAILED if the server does not answer, MISSING if it has no numbers.
     """
     query = {"query": query_of(llmservice)}
     try:
@@ -163,28 +158,26 @@ async def ask_prometheus(
             session,
             url.rstrip("/") + _PATH,
             within=_TIMEOUT,
-            most_bytes=_MOST_BYTES,
+            max_bytes=_MAX_BYTES,
             params=query,
         )
-    except NoAnswerError as error:
-        return 0, unasked(sources, str(error))
+    except ScrapeError as error:
+        return 0, failed_scrapes(sources, str(error))
     try:
-        return read_answer(body, namespace=namespace, sources=sources)
+        return decode_answer(body, namespace=namespace, sources=sources)
     except ValueError as error:
-        return 0, unasked(sources, f"{url}: {error}")
+        return 0, failed_scrapes(sources, f"{url}: {error}")
 
 
-def unasked(sources: Sequence[Source], detail: str) -> tuple[RouterScrape, ...]:
-    """Routers of which nothing is known, and why."""
-    return tuple(
-        RouterScrape(source=source, signal=Signal.FAILED, detail=detail) for source in sources
-    )
+def failed_scrapes(sources: Sequence[Source], detail: str) -> tuple[RouterScrape, ...]:
+    """Return a failed scrape for each router."""
+    return tuple(Scrape(source=source, signal=Signal.FAILED, detail=detail) for source in sources)
 
 
-def read_answer(
+def decode_answer(
     body: bytes, *, namespace: str, sources: Sequence[Source]
 ) -> tuple[int, tuple[RouterScrape, ...]]:
-    """The same from the server's answer.
+    """Decode the server's answer; see `scrape_prometheus`.
 
     Raises:
         ValueError: it is not an answer to the query; in one sentence.
@@ -205,16 +198,16 @@ def read_answer(
     for source in sources:
         at_s, counters = _latest(by_pod[source.name])
         if counters is not None and source.ready:
-            # One that ends, or has not begun, may lag behind: nobody waits for it.
+            # A router that stops or starts may lag behind.
             ends_s.append(at_s)
         signal = Signal.MISSING if counters is None else Signal.FRESH
         detail = "" if counters else f"Prometheus has no numbers of {source.name}"
-        scrapes.append(RouterScrape(source=source, signal=signal, counters=counters, detail=detail))
+        scrapes.append(Scrape(source=source, signal=signal, counters=counters, detail=detail))
     return round(min(ends_s, default=0) * NS_PER_S), tuple(scrapes)
 
 
 def _latest(series: Sequence[_Series]) -> tuple[float, RouterCounters | None]:
-    """When a router was last scraped, and what it had counted then; None: it is not told."""
+    """Return the time of a router's last scrape and its counters; None without them."""
     at_s = max((one.values[-1][0] for one in series), default=0.0)
     sums = _Sums()
     for one in series:
@@ -226,9 +219,9 @@ def _latest(series: Sequence[_Series]) -> tuple[float, RouterCounters | None]:
 
 def _series(body: bytes) -> Iterable[_Series]:
     try:
-        return decoded(_ANSWER, body).data.result
+        return decoded(_RESPONSE, body).data.result
     except ValueError as error:
-        # What the decoder says may quote the answer, and whoever named the server would read it.
+        # The decoder's error may quote the answer, which must not reach conditions.
         raise ValueError("not an answer to the query") from error
 
 
@@ -237,6 +230,6 @@ def _count(text: str) -> int:
         value = float(text)
     except ValueError:
         value = -1
-    if not 0 <= value <= _MOST:  # nor NaN
+    if not 0 <= value <= _MAX_COUNT:  # nor NaN
         raise ValueError("not a count in the answer")
     return round(value)

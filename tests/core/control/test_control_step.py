@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -9,23 +9,27 @@ import pytest
 from goodput_core.control import (
     Bounds,
     ClassWindow,
+    ControlInput,
+    ControlState,
+    ControlStep,
     DeviceCapacity,
+    EngineReading,
+    Knob,
     PromiseCounts,
     ReplicaPhase,
     ServiceParams,
     ServiceState,
+    Setpoint,
     Signal,
     Traffic,
+    control_step,
 )
+from goodput_core.engine_state import EngineState
 from goodput_core.histogram import LengthBin, LengthMix
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.decided import Decided
-from goodput_operator.control.measures import EngineReading, Measures
-from goodput_operator.control.rounds import ControlRound, control_round
-from goodput_operator.control.words import Knob
 
 DEVICE = DeviceCapacity(
     form=RooflineForm(
@@ -33,39 +37,42 @@ DEVICE = DeviceCapacity(
     ),
     kv_tokens=200_000,
 )
+STATE = {field.name for field in fields(EngineState)}
 CLASSES = (SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction(9, 10)),)
 PARAMS = ServiceParams(mode=ControlMode.AUTO, classes=CLASSES, stabilization_ns=60 * NS_PER_S)
-FIRST = Decided(limits_revision=0, bounds=Bounds.initial(PARAMS), replicas=1)
+FIRST = Setpoint(limits_revision=0, bounds=Bounds.initial(PARAMS), replicas=1)
 KEPT = PromiseCounts(judged=100)
 MISSED = PromiseCounts(judged=100, missed=60)
 
 
 def measures(
     *, ttft: PromiseCounts = KEPT, tpot: PromiseCounts = KEPT, arrivals: int = 20, **engine: Any
-) -> Measures:
+) -> dict[str, Any]:
     mix = (LengthBin(requests=arrivals, input_tokens=arrivals * 500, cached_tokens=0,
                      output_tokens=arrivals * 100),)  # fmt: skip
     reading: dict[str, Any] = {
-        "pod": "chat-0",
+        "name": "chat-0",
         "signal": Signal.FRESH,
-        "paced": True,
         "device": DEVICE,
-        "kv_total_blocks": 100,
     }
-    return Measures(
-        interval_ns=10 * NS_PER_S,
-        traffic=Traffic(
+    state: dict[str, Any] = {"budget_law": "model", "kv_total_blocks": 100, "kv_free_blocks": 100}
+    for name, value in engine.items():
+        (state if name in STATE else reading)[name] = value
+    reading["state"] = EngineState(**state)
+    return {
+        "interval_ns": 10 * NS_PER_S,
+        "traffic": Traffic(
             signal=Signal.FRESH,
             arrivals=arrivals,
             in_flight=1,
             finished=LengthMix(bins=mix if arrivals else ()),
         ),
-        classes=(ClassWindow(name="chat", ttft=ttft, tpot=tpot),),
-        engines=(EngineReading(**(reading | engine)),),
-    )
+        "classes": (ClassWindow(name="chat", ttft=ttft, tpot=tpot),),
+        "engines": (EngineReading(**reading),),
+    }
 
 
-def one_round(given: Measures, **changes: Any) -> ControlRound:
+def step(given: dict[str, Any], **changes: Any) -> ControlStep:
     arguments: dict[str, Any] = {
         "params": PARAMS,
         "law": ServiceState(),
@@ -77,13 +84,29 @@ def one_round(given: Measures, **changes: Any) -> ControlRound:
         "now_ns": 10 * NS_PER_S,
     }
     arguments |= changes
-    return control_round(given, **({"told": arguments["last"].bounds} | arguments))
+    bounds = arguments["last"].bounds
+    return control_step(
+        ControlInput(
+            state=ControlState(
+                setpoint=arguments["last"],
+                law=arguments["law"],
+                reported=bounds,
+                recommended=arguments["recommended"],
+            ),
+            params=arguments["params"],
+            phases=arguments["phases"],
+            replicas_asked=arguments["asked"],
+            startups_ns=arguments["startups_ns"],
+            now_ns=arguments["now_ns"],
+            **given,
+        )
+    )
 
 
-def test_a_missed_promise_turns_the_budget_and_says_so() -> None:
-    came = one_round(measures(tpot=MISSED))
-    assert came.decided.bounds.max_tokens == 1536
-    assert came.decided.limits_revision == 1
+def test_a_missed_target_changes_the_token_budget_and_reports_it() -> None:
+    came = step(measures(tpot=MISSED))
+    assert came.state.setpoint.bounds.max_tokens == 1536
+    assert came.state.setpoint.limits_revision == 1
     (push,) = came.pushes
     assert push.name == "chat-0"
     assert push.limits == {
@@ -93,20 +116,19 @@ def test_a_missed_promise_turns_the_budget_and_says_so() -> None:
     assert change.knob is Knob.TOKEN_BUDGET
     assert change.applied
     assert change.message == (
-        "token budget 2048 → 1536, safety 90 % → 85 %: "
-        "TPOT is missed and TTFT can bear smaller steps"
+        "token budget 2048 → 1536, safety 90 % → 85 %: TPOT is missed and TTFT has slack"
     )
 
 
-def test_where_nothing_is_missed_nothing_is_told_and_nothing_said() -> None:
-    came = one_round(measures())
-    assert came.decided == FIRST
+def test_without_a_missed_target_nothing_is_pushed_or_reported() -> None:
+    came = step(measures())
+    assert came.state.setpoint == FIRST
     assert came.pushes == ()
     assert came.changes == ()
 
 
-def test_an_engine_whose_steps_no_law_sizes_is_told_no_safety_factor() -> None:
-    (push,) = one_round(measures(tpot=MISSED, paced=False)).pushes
+def test_an_engine_without_a_budget_law_gets_no_safety_factor() -> None:
+    (push,) = step(measures(tpot=MISSED, budget_law="")).pushes
     assert "safety_percent" not in push.limits
 
 
@@ -114,7 +136,7 @@ LIMITED = replace(FIRST, limits_revision=4, bounds=replace(FIRST.bounds, max_tok
 
 
 @pytest.mark.parametrize(
-    ("reported", "signal", "told"),
+    ("reported", "signal", "pushed"),
     [
         pytest.param(4, Signal.FRESH, False, id="it has them"),
         pytest.param(3, Signal.FRESH, True, id="it has older ones"),
@@ -122,23 +144,23 @@ LIMITED = replace(FIRST, limits_revision=4, bounds=replace(FIRST.bounds, max_tok
         pytest.param(0, Signal.FAILED, False, id="it does not answer"),
     ],
 )
-def test_limits_are_told_again_to_whoever_has_older_ones(
-    reported: int, signal: Signal, told: bool
+def test_limits_are_pushed_again_to_an_engine_with_older_ones(
+    reported: int, signal: Signal, pushed: bool
 ) -> None:
     given = measures(limits_revision=reported, signal=signal)
-    came = one_round(given, last=LIMITED)
-    assert came.decided.limits_revision == 4
-    assert [push.limits["token_budget"] for push in came.pushes] == [1024] * told
+    came = step(given, last=LIMITED)
+    assert came.state.setpoint.limits_revision == 4
+    assert [push.limits["token_budget"] for push in came.pushes] == [1024] * pushed
 
 
-def test_a_fresh_law_goes_on_from_the_limits_in_force() -> None:
-    came = one_round(measures(), last=LIMITED)
-    assert came.decided == LIMITED
+def test_a_new_law_continues_from_the_limits_in_force() -> None:
+    came = step(measures(), last=LIMITED)
+    assert came.state.setpoint == LIMITED
     assert came.changes == ()
 
 
 @pytest.mark.parametrize(
-    ("bounds", "widest", "told"),
+    ("bounds", "widest", "pushed"),
     [
         pytest.param((256, 8192), 256, (1024, 256), id="all of it"),
         pytest.param((256, 512), 256, (512, 256), id="as far as it goes up"),
@@ -146,12 +168,12 @@ def test_a_fresh_law_goes_on_from_the_limits_in_force() -> None:
         pytest.param(None, 64, (1024, 64), id="a narrower batch"),
     ],
 )
-def test_an_engine_is_told_no_more_than_its_manifest_allows(
-    bounds: tuple[int, int] | None, widest: int, told: tuple[int, int]
+def test_limits_are_clamped_to_the_manifest_that_the_engine_has_read(
+    bounds: tuple[int, int] | None, widest: int, pushed: tuple[int, int]
 ) -> None:
-    given = measures(limits_revision=3, token_bounds=bounds, most_seqs=widest)
-    (push,) = one_round(given, last=LIMITED).pushes
-    assert (push.limits["token_budget"], push.limits["max_num_seqs"]) == told
+    given = measures(limits_revision=3, token_bounds=bounds, max_width=widest)
+    (push,) = step(given, last=LIMITED).pushes
+    assert (push.limits["token_budget"], push.limits["max_num_seqs"]) == pushed
 
 
 IN_FORCE: dict[str, Any] = {
@@ -166,41 +188,41 @@ IN_FORCE: dict[str, Any] = {
         pytest.param({"token_budget": 512, "token_bounds": (256, 512)}, 4, id="all that it may"),
         pytest.param({"token_budget": 512, "token_bounds": (256, 8192)}, 5, id="it may have more"),
         pytest.param({"token_budget": 2048, "token_bounds": (256, 8192)}, 5, id="or less"),
-        pytest.param({"max_num_seqs": 64, "most_seqs": 256}, 5, id="a wider batch"),
+        pytest.param({"max_num_seqs": 64, "max_width": 256}, 5, id="a wider batch"),
         pytest.param({"safety_percent": 85}, 5, id="another safety factor"),
-        pytest.param({"safety_percent": None, "paced": False}, 4, id="no law, no safety factor"),
-        pytest.param({"token_budget": None, "max_num_seqs": None}, 4, id="it does not tell"),
-        pytest.param({"token_budget": 512, "signal": Signal.FAILED}, 4, id="nobody knows"),
+        pytest.param({"safety_percent": 0, "budget_law": ""}, 4, id="no law, no safety factor"),
+        pytest.param({"token_budget": 0, "max_num_seqs": 0}, 4, id="not reported"),
+        pytest.param({"token_budget": 512, "signal": Signal.FAILED}, 4, id="failed scrape"),
         pytest.param({"token_budget": 512, "limits_revision": 3}, 4, id="it has older ones"),
     ],
 )
-def test_limits_get_a_new_revision_where_a_changed_manifest_lets_an_engine_take_more_of_them(
+def test_limits_get_a_new_revision_if_a_changed_manifest_allows_an_engine_more_of_them(
     reported: dict[str, Any], revision: int
 ) -> None:
-    came = one_round(measures(**(IN_FORCE | reported)), last=LIMITED)
-    assert came.decided == replace(LIMITED, limits_revision=revision)
+    came = step(measures(**(IN_FORCE | reported)), last=LIMITED)
+    assert came.state.setpoint == replace(LIMITED, limits_revision=revision)
     for push in came.pushes:
         assert (push.limits["revision"], push.limits["token_budget"]) == (revision, 1024)
     assert len(came.pushes) == (revision == 5 or reported.get("limits_revision") == 3)
 
 
-def test_limits_that_somebody_else_set_are_outdone() -> None:
-    came = one_round(measures(limits_revision=9), last=LIMITED)
-    assert came.decided.limits_revision == 10
+def test_a_higher_revision_of_another_client_is_exceeded() -> None:
+    came = step(measures(limits_revision=9), last=LIMITED)
+    assert came.state.setpoint.limits_revision == 10
     assert [push.limits["revision"] for push in came.pushes] == [10]
 
 
-def busy(params: ServiceParams, **changes: Any) -> ControlRound:
-    return one_round(measures(arrivals=4000), params=params, **changes)
+def busy(params: ServiceParams, **changes: Any) -> ControlStep:
+    return step(measures(arrivals=4000), params=params, **changes)
 
 
-def test_demand_asks_for_replicas_within_the_ceiling_and_says_why() -> None:
+def test_demand_sets_replicas_within_max_replicas_and_reports_why() -> None:
     came = busy(replace(PARAMS, max_replicas=3))
-    assert came.decided.replicas == came.recommended == 3
+    assert came.state.setpoint.replicas == came.state.recommended == 3
     (change,) = came.changes
     assert (change.knob, change.reason, change.applied) == (Knob.REPLICAS, "Demand", True)
     assert change.message.startswith("replicas 1 → 3: ")
-    assert change.message.endswith("; the ceiling allows no more")
+    assert change.message.endswith("; maxReplicas allows no more")
 
 
 @pytest.mark.parametrize(
@@ -210,61 +232,64 @@ def test_demand_asks_for_replicas_within_the_ceiling_and_says_why() -> None:
         pytest.param(replace(PARAMS, replicas=1, max_replicas=3), id="replicas is set"),
     ],
 )
-def test_what_is_only_recommended_is_said_once_and_not_applied(params: ServiceParams) -> None:
+def test_a_recommendation_is_reported_once_and_not_applied(params: ServiceParams) -> None:
     came = busy(params)
-    assert (came.decided.replicas, came.recommended) == (1, 3)
+    assert (came.state.setpoint.replicas, came.state.recommended) == (1, 3)
     (change,) = came.changes
     assert not change.applied
     assert change.message.endswith("(recommended, not applied)")
     assert busy(params, recommended=3).changes == ()
 
 
-def test_recommend_keeps_the_initial_budget_and_says_each_move_once() -> None:
+def test_mode_recommend_keeps_the_initial_budget_and_reports_each_change_once() -> None:
     params = replace(PARAMS, mode=ControlMode.RECOMMEND)
-    first = one_round(measures(tpot=MISSED), params=params)
-    assert first.decided.bounds == FIRST.bounds
+    first = step(measures(tpot=MISSED), params=params)
+    assert first.state.setpoint.bounds == FIRST.bounds
     assert first.pushes == ()
     (change,) = first.changes
     assert change.message.startswith("token budget 2048 → 1536")
     assert not change.applied
-    second = one_round(measures(), params=params, law=first.law, now_ns=20 * NS_PER_S)
+    second = step(measures(), params=params, law=first.state.law, now_ns=20 * NS_PER_S)
     assert second.changes == ()
 
 
-def test_manual_computes_nothing_and_takes_the_initial_budget_back() -> None:
-    came = one_round(measures(tpot=MISSED), params=replace(PARAMS, mode=ControlMode.MANUAL),
+def test_mode_manual_computes_nothing_and_restores_the_initial_budget() -> None:
+    came = step(measures(tpot=MISSED), params=replace(PARAMS, mode=ControlMode.MANUAL),
                      last=LIMITED)  # fmt: skip
-    assert came.recommended is None
-    assert came.decided.bounds == FIRST.bounds
+    assert came.state.recommended is None
+    assert came.state.setpoint.bounds == FIRST.bounds
     (change,) = came.changes
     assert change.reason == "SpecChanged"
 
 
-def test_a_batch_that_widens_for_more_replicas_and_a_new_spec_are_told_apart() -> None:
+def test_a_batch_widened_for_more_replicas_and_a_changed_spec_have_different_reasons() -> None:
     narrow = replace(FIRST, bounds=replace(FIRST.bounds, max_num_seqs=64))
-    first = one_round(measures(), last=narrow)
+    first = step(measures(), last=narrow)
     assert first.changes == ()
     two = {"chat-0": ReplicaPhase.READY, "chat-1": ReplicaPhase.READY}
-    (change,) = one_round(
-        measures(), last=first.decided, law=first.law, phases=two, asked=2, now_ns=20 * NS_PER_S
+    (change,) = step(
+        measures(),
+        last=first.state.setpoint,
+        law=first.state.law,
+        phases=two,
+        asked=2,
+        now_ns=20 * NS_PER_S,
     ).changes
     assert change.reason == "MoreReplicas"
     assert change.message == "batch width 64 → 256: more replicas share the requests"
-    advised = replace(first.law.bounds, bounds=replace(FIRST.bounds, max_tokens=1024))
-    law = replace(first.law, bounds=advised)
-    (change,) = one_round(measures(), law=law, last=FIRST, now_ns=20 * NS_PER_S).changes
+    advised = replace(first.state.law.bounds, bounds=replace(FIRST.bounds, max_tokens=1024))
+    law = replace(first.state.law, bounds=advised)
+    (change,) = step(measures(), law=law, last=FIRST, now_ns=20 * NS_PER_S).changes
     assert change.reason == "SpecChanged", "what was only advised is in force with another mode"
     assert change.message == "token budget 2048 → 1024: the spec has changed"
     smaller = replace(PARAMS, max_tokens=1024, initial_tokens=1024)
-    (change,) = one_round(measures(), last=FIRST, params=smaller).changes
+    (change,) = step(measures(), last=FIRST, params=smaller).changes
     assert change.reason == "SpecChanged"
     assert change.message == "token budget 2048 → 1024: the spec has changed"
 
 
-def test_an_engine_without_a_reading_is_there_and_unknown() -> None:
-    came = one_round(
-        measures(), phases={"chat-0": ReplicaPhase.READY, "chat-1": ReplicaPhase.STARTING}
-    )
+def test_an_engine_without_a_reading_has_a_missing_signal() -> None:
+    came = step(measures(), phases={"chat-0": ReplicaPhase.READY, "chat-1": ReplicaPhase.STARTING})
     windows = {r.name: r for r in came.decision.observation.replicas}
     assert windows["chat-1"].signal is Signal.MISSING
     assert windows["chat-0"].signal is Signal.FRESH

@@ -1,7 +1,4 @@
-"""A sentence for each change that the control laws make, for status, Events and terminals.
-
-Reasons are core's constants; what they mean to a person is said here, once.
-"""
+"""Changes that the control laws make, each with a sentence for status, Events and terminals."""
 
 from __future__ import annotations
 
@@ -9,45 +6,55 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.control import Bounds, ReplicaReason, TokenBudgetReason
+from goodput_core.control.replicas import ReplicaReason
+from goodput_core.control.token_budget import Bounds, TokenBudgetReason
 from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from goodput_core.control import ReplicaDecision, ServiceDecision
+    from goodput_core.control.decision import ServiceDecision
+    from goodput_core.control.replicas import ReplicaDecision
 
-__all__ = ["MORE_REPLICAS", "SPEC_CHANGED", "Change", "Knob", "bounds_change", "replicas_change"]
+__all__ = [
+    "MORE_REPLICAS",
+    "SPEC_CHANGED",
+    "Change",
+    "Knob",
+    "replicas_change",
+    "token_budget_change",
+]
 
 SPEC_CHANGED: Final = "SpecChanged"
-"""The manifest's bounds or its mode have changed, and what is in force follows them."""
+"""The manifest's bounds or its mode changed, and the limits in force follow."""
 MORE_REPLICAS: Final = "MoreReplicas"
-"""The batch is as wide as the manifest has it again, since more replicas share the requests."""
+"""The batch width returns to the manifest's, because more replicas share the requests."""
 
 _BOUNDS: Final = {
-    TokenBudgetReason.TPOT_MISSED: "TPOT is missed and TTFT can bear smaller steps",
-    TokenBudgetReason.TTFT_MISSED: "TTFT is missed and TPOT can bear larger steps",
-    TokenBudgetReason.BATCH_TOO_WIDE: "TPOT is missed with the smallest steps, by a full batch",
-    TokenBudgetReason.BATCH_TOO_NARROW: "TTFT is missed with the largest steps, for want of places",
-    TokenBudgetReason.KV_EXHAUSTED: "a promise is missed while requests evict each other",
+    TokenBudgetReason.TPOT_MISSED: "TPOT is missed and TTFT has slack",
+    TokenBudgetReason.TTFT_MISSED: "TTFT is missed and TPOT has slack",
+    TokenBudgetReason.BATCH_TOO_WIDE: "TPOT is missed with the smallest steps and a full batch",
+    TokenBudgetReason.BATCH_TOO_NARROW: "TTFT is missed with the largest steps and a full batch",
+    TokenBudgetReason.KV_EXHAUSTED: "a target is missed while requests preempt each other",
 }
 _REPLICAS: Final = {
-    ReplicaReason.BELOW_FLOOR: "the floor is {floor}",
-    ReplicaReason.ABOVE_CEILING: "the ceiling is {ceiling}",
-    ReplicaReason.WOKEN: "requests come and there is no replica",
-    ReplicaReason.DEMAND: "{load} device seconds per second are demanded, a replica bears {each}",
-    ReplicaReason.TREND: "demand grows ({load} device seconds per second, a replica bears {each}) "
-    "and a replica takes {horizon} s to start",
-    ReplicaReason.MISSED: "a promise is missed that neither budget nor batch width can keep",
-    ReplicaReason.FEWER_SUFFICE: "{load} device seconds per second are demanded, a replica bears "
-    "{each}; fewer have sufficed for {window} s",
-    ReplicaReason.NO_TRAFFIC: "nothing has come for {window} s",
+    ReplicaReason.BELOW_FLOOR: "minReplicas is {floor}",
+    ReplicaReason.ABOVE_CEILING: "maxReplicas is {ceiling}",
+    ReplicaReason.WOKEN: "requests arrive and there is no replica",
+    ReplicaReason.DEMAND: "the demand is {load} device seconds per second, one replica "
+    "sustains {each}",
+    ReplicaReason.TREND: "the demand grows ({load} device seconds per second, one replica "
+    "sustains {each}), and a replica takes {horizon} s to start",
+    ReplicaReason.MISSED: "a target is missed that neither token budget nor batch width can keep",
+    ReplicaReason.FEWER_SUFFICE: "the demand is {load} device seconds per second, one replica "
+    "sustains {each}; fewer have sufficed for {window} s",
+    ReplicaReason.NO_TRAFFIC: "no request has arrived for {window} s",
 }
 
 
 class Knob(StrEnum):
-    """What a change turns."""
+    """The quantity that a change sets."""
 
     TOKEN_BUDGET = "TokenBudget"  # noqa: S105 - tokens of a model
     REPLICAS = "Replicas"
@@ -58,10 +65,10 @@ class Change:
     """One change, made or recommended.
 
     Args:
-        knob: what is turned.
-        reason: why, in one word: one of core's reasons, or one of those above.
-        message: what and why, in a sentence.
-        applied: whether it is put in force.
+        knob: the quantity.
+        reason: a reason of the law, or one of the two above.
+        message: the change and its reason, in a sentence.
+        applied: False if it is only recommended.
     """
 
     knob: Knob
@@ -70,36 +77,34 @@ class Change:
     applied: bool
 
 
-def bounds_change(
-    decision: ServiceDecision, *, before: Bounds, advised: Bounds | None
+def token_budget_change(
+    decision: ServiceDecision, *, before: Bounds, recommended: Bounds | None
 ) -> Change | None:
-    """What is news of the token budget and what goes with it; None: nothing.
+    """Return the change of the token budget, safety factor and batch width; None without one.
 
     Args:
-        decision: this round's.
-        before: what was in force, as far as it was told.
-        advised: what the law had come to in the last round; None: nothing yet.
+        decision: of this interval.
+        before: the limits of the last reported change.
+        recommended: the law's limits of the last interval; None before the first decision.
     """
     after, bounds = decision.apply_bounds, decision.bounds
     if after != before:
-        return _turned(before, after, *_put_in_force(decision, before), applied=True)
+        return _budget_change(before, after, *_reason_applied(decision, before), applied=True)
     if bounds is None or decision.params.mode is ControlMode.AUTO:
         return None
     why = _BOUNDS.get(bounds.reason)
-    was = Bounds.initial(decision.params) if advised is None else advised
+    was = Bounds.initial(decision.params) if recommended is None else recommended
     if why is None or bounds.bounds == was:
         return None
-    return _turned(was, bounds.bounds, bounds.reason, why, applied=False)
+    return _budget_change(was, bounds.bounds, bounds.reason, why, applied=False)
 
 
 def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Change | None:
-    """What is news of the number of replicas; None: nothing.
-
-    A number that a person or another autoscaler sets is theirs to tell of.
+    """Return the change of the number of replicas; None without one.
 
     Args:
-        decision: this round's.
-        recommended: what the law came to in the last round; None: nothing.
+        decision: of this interval.
+        recommended: replicas of the last decision; None without one.
     """
     replicas, params = decision.replicas, decision.params
     if replicas is None or replicas.replicas == replicas.current:
@@ -109,12 +114,12 @@ def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Ch
         return None
     message = (
         f"replicas {replicas.current} → {replicas.replicas}: {_why(decision, replicas)}"
-        f"{_limited(replicas)}{_advice(applied=applied)}"
+        f"{_limited(replicas)}{_suffix(applied=applied)}"
     )
     return Change(knob=Knob.REPLICAS, reason=replicas.reason, message=message, applied=applied)
 
 
-def _put_in_force(decision: ServiceDecision, before: Bounds) -> tuple[str, str]:
+def _reason_applied(decision: ServiceDecision, before: Bounds) -> tuple[str, str]:
     bounds, params = decision.bounds, decision.params
     if bounds is not None and params.mode is ControlMode.AUTO:
         why = _BOUNDS.get(bounds.reason)
@@ -126,8 +131,10 @@ def _put_in_force(decision: ServiceDecision, before: Bounds) -> tuple[str, str]:
     return SPEC_CHANGED, "the spec has changed"
 
 
-def _turned(before: Bounds, after: Bounds, reason: str, why: str, *, applied: bool) -> Change:
-    message = f"{', '.join(_differences(before, after))}: {why}{_advice(applied=applied)}"
+def _budget_change(
+    before: Bounds, after: Bounds, reason: str, why: str, *, applied: bool
+) -> Change:
+    message = f"{', '.join(_differences(before, after))}: {why}{_suffix(applied=applied)}"
     return Change(knob=Knob.TOKEN_BUDGET, reason=reason, message=message, applied=applied)
 
 
@@ -155,8 +162,8 @@ def _why(decision: ServiceDecision, replicas: ReplicaDecision) -> str:
 
 
 def _limited(replicas: ReplicaDecision) -> str:
-    return "; the ceiling allows no more" if replicas.limited else ""
+    return "; maxReplicas allows no more" if replicas.limited else ""
 
 
-def _advice(*, applied: bool) -> str:
+def _suffix(*, applied: bool) -> str:
     return "" if applied else " (recommended, not applied)"

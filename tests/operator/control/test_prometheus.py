@@ -19,8 +19,8 @@ from goodput_core.control import PromiseCounts, Signal
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_operator.measure.prometheus import ask_prometheus, read_answer
-from goodput_operator.measure.readings import RouterCounters, RouterScrape, Source
+from goodput_operator.control.prometheus import decode_answer, scrape_prometheus
+from goodput_operator.control.readings import RouterCounters, RouterScrape, Source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ def answer(*found: dict[str, Any], **changes: Any) -> bytes:
 
 
 def read(body: bytes, *sources: Source) -> tuple[int, dict[str, RouterCounters | None]]:
-    at_ns, scrapes = read_answer(body, namespace="default", sources=sources)
+    at_ns, scrapes = decode_answer(body, namespace="default", sources=sources)
     for scrape in scrapes:
         assert scrape.signal is (Signal.FRESH if scrape.counters else Signal.MISSING)
     return at_ns, {scrape.source.uid: scrape.counters for scrape in scrapes}
@@ -173,7 +173,7 @@ async def answering(body: bytes) -> AsyncIterator[str]:
 
 async def asked(server: str, *sources: Source) -> tuple[RouterScrape, ...]:
     async with aiohttp.ClientSession() as session:
-        _, scrapes = await ask_prometheus(
+        _, scrapes = await scrape_prometheus(
             session, server, llmservice="chat", namespace="default", sources=sources
         )
     return scrapes
@@ -300,7 +300,7 @@ async def test_a_real_server_tells_what_a_router_counted(tmp_path: Path) -> None
         at_ns = 0
         while told is None:
             await asyncio.sleep(0.2)
-            at_ns, (scrape,) = await ask_prometheus(
+            at_ns, (scrape,) = await scrape_prometheus(
                 session, server, llmservice="chat", namespace="default", sources=[source]
             )
             told = scrape.counters

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.control import PromiseCounts, Signal
+from goodput_core.engine_state import EngineState
 from goodput_core.histogram import LengthBin
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import Attained, Measures
-from goodput_operator.measure.differencing import Baseline, measured
-from goodput_operator.measure.readings import (
+from goodput_operator.control.measures import Attained, LastReading, Measures, measure_interval
+from goodput_operator.control.readings import (
     ClassCounters,
     EngineCounters,
     EngineScrape,
-    Reading,
     RouterCounters,
     RouterScrape,
+    ServiceReading,
     Source,
 )
 
@@ -62,9 +62,14 @@ def router(
 
 SILENT = Signal.FAILED
 ENGINE = EngineCounters(
-    epoch="e", preemptions=5, limits_revision=3, paced=True, running=4, waiting=1,
-    kv_used_blocks=10, kv_total_blocks=100, token_budget=2048, max_num_seqs=64,
-    safety_percent=90, token_bounds=(256, 8192), most_seqs=64, settled=True, device=None,
+    epoch="e",
+    state=EngineState(
+        preemptions=5, limits_revision=3, budget_law="model", running=4, waiting=1,
+        kv_free_blocks=90, kv_total_blocks=100, token_budget=2048, max_num_seqs=64,
+        safety_percent=90,
+    ),
+    token_bounds=(256, 8192),
+    max_width=64,
     answered=(LengthBin(requests=2, input_tokens=200, cached_tokens=10, output_tokens=40),),
 )  # fmt: skip
 
@@ -74,15 +79,19 @@ def engine(told: EngineCounters | None = ENGINE, signal: Signal = Signal.FRESH) 
     return EngineScrape(source=source, signal=signal, counters=told)
 
 
-def read(at_s: int, *routers: RouterScrape, engines: tuple[EngineScrape, ...] = ()) -> Reading:
-    return Reading(at_ns=at_s * NS_PER_S, routers=routers, engines=engines)
+def read(
+    at_s: int, *routers: RouterScrape, engines: tuple[EngineScrape, ...] = ()
+) -> ServiceReading:
+    return ServiceReading(at_ns=at_s * NS_PER_S, routers=routers, engines=engines)
 
 
-def run(*readings: Reading) -> Measures:
+def run(*readings: ServiceReading) -> Measures:
     """The measures of the last of several readings."""
-    baseline: Baseline | None = None
+    baseline: LastReading | None = None
     for reading in readings:
-        baseline, measures = measured(baseline, reading, classes=("chat",), interval_ns=TEN_S)
+        baseline, measures = measure_interval(
+            baseline, reading, classes=("chat",), interval_ns=TEN_S
+        )
     return measures
 
 
@@ -220,7 +229,7 @@ def test_the_same_numbers_once_more_are_missing_not_an_idle_interval() -> None:
 def test_an_engine_tells_what_it_preempted_and_answered_since() -> None:
     later = replace(
         ENGINE,
-        preemptions=8,
+        state=replace(ENGINE.state, preemptions=8),
         answered=(
             LengthBin(requests=3, input_tokens=320, cached_tokens=10, output_tokens=60),
             LengthBin(requests=1, input_tokens=9, cached_tokens=0, output_tokens=1),
@@ -230,8 +239,8 @@ def test_an_engine_tells_what_it_preempted_and_answered_since() -> None:
         read(0, router(1), engines=(engine(),)), read(10, router(1), engines=(engine(later),))
     )
     (reading,) = measures.engines
-    assert (reading.pod, reading.signal, reading.preemptions) == ("chat-0", Signal.FRESH, 3)
-    assert reading.limits_revision == 3
+    assert (reading.name, reading.signal, reading.preemptions) == ("chat-0", Signal.FRESH, 3)
+    assert reading.state.limits_revision == 3
     assert measures.traffic.finished.bins == (
         LengthBin(requests=1, input_tokens=9, cached_tokens=0, output_tokens=1),
         LengthBin(requests=1, input_tokens=120, cached_tokens=0, output_tokens=20),
@@ -254,12 +263,13 @@ def test_a_silent_engine_is_failed_and_its_answers_are_counted_when_it_speaks_ag
 
 
 def test_an_engine_that_started_again_adds_nothing_of_before() -> None:
-    later = replace(ENGINE, epoch="f", preemptions=1, limits_revision=0)
+    state = replace(ENGINE.state, preemptions=1, limits_revision=0)
+    later = replace(ENGINE, epoch="f", state=state)
     measures = run(
         read(0, router(1), engines=(engine(),)), read(10, router(1), engines=(engine(later),))
     )
     assert measures.engines[0].preemptions == 0
-    assert measures.engines[0].limits_revision == 0
+    assert measures.engines[0].state.limits_revision == 0
     assert measures.traffic.finished.requests == 0
 
 
@@ -272,7 +282,7 @@ def test_an_engine_that_started_again_adds_nothing_of_before() -> None:
 def test_whatever_fails_or_restarts_no_request_is_counted_twice(
     counts: list[tuple[int, bool, bool]],
 ) -> None:
-    baseline: Baseline | None = None
+    baseline: LastReading | None = None
     total = came = seen = 0
     epoch = 0
     for at, (more, restarts, answers) in enumerate(counts):
@@ -284,7 +294,7 @@ def test_whatever_fails_or_restarts_no_request_is_counted_twice(
             signal=Signal.FRESH if answers else Signal.FAILED,
             epoch=str(epoch),
         )
-        baseline, measures = measured(
+        baseline, measures = measure_interval(
             baseline, read(10 * at, scrape), classes=("chat",), interval_ns=TEN_S
         )
         seen += measures.traffic.arrivals

@@ -1,0 +1,195 @@
+"""HTTP to the admin ports of routers and engines: scraping their state and pushing limits.
+
+Answers are bounded in size and time and redirects are not followed. The number of concurrent
+requests is bounded over all services, so a process that hangs occupies one of many places for
+seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from goodput_core.contract import PATH_CONTROL_LIMITS, PATH_CONTROL_STATE
+from goodput_core.control import Signal
+from goodput_core.units import NS_PER_S
+from goodput_operator.control.readings import Scrape, decode_engine, decode_router
+from goodput_operator.untrusted import decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from goodput_operator.control.readings import EngineScrape, RouterScrape, Source
+
+__all__ = ["ScrapeError", "Scraper", "fetch", "push_limits", "session_for_pods"]
+
+_CONNECT_S: Final = 1.0
+_TOTAL_S: Final = 3.0
+_MAX_CONCURRENT: Final = 64
+_KEPT_S: Final = 60.0
+"""Connections outlast a long interval, since reconnecting to every pod would make a busy operator
+busier. Shorter than the 75 seconds after which engines and routers close them."""
+_MAX_STATE_BYTES: Final = 1 << 20
+_PUSH_NS: Final = 5 * NS_PER_S
+_MAX_ERROR_BYTES: Final = 4096
+_Counters = TypeVar("_Counters")
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+_REFUSAL: Final = msgspec.json.Decoder(_Refusal)
+
+
+class ScrapeError(Exception):
+    """A process did not answer usably; the text is for people."""
+
+
+def session_for_pods() -> aiohttp.ClientSession:
+    """Return a session that keeps its connections between intervals."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=_KEPT_S))
+
+
+class Scraper:
+    """Scrapes the state of routers and engines.
+
+    Args:
+        session: its own limit of connections must not be lower than `concurrent`.
+        concurrent: maximum number of requests at a time.
+        connect_s, total_s: time limits of a connection, and of one answer.
+
+    Attributes:
+        session: the HTTP session.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        concurrent: int = _MAX_CONCURRENT,
+        connect_s: float = _CONNECT_S,
+        total_s: float = _TOTAL_S,
+    ) -> None:
+        self.session: Final = session
+        self._places = asyncio.Semaphore(concurrent)
+        self._timeout = aiohttp.ClientTimeout(total=total_s, connect=connect_s)
+
+    async def routers(self, sources: Sequence[Source]) -> tuple[RouterScrape, ...]:
+        """Scrape routers concurrently."""
+        found = await asyncio.gather(*(self._scrape(one, decode_router) for one in sources))
+        return tuple(found)
+
+    async def engines(self, sources: Sequence[Source]) -> tuple[EngineScrape, ...]:
+        """Scrape engines concurrently."""
+        found = await asyncio.gather(*(self._scrape(one, decode_engine) for one in sources))
+        return tuple(found)
+
+    async def _scrape(
+        self, source: Source, decode: Callable[[bytes], _Counters]
+    ) -> Scrape[_Counters]:
+        url = source.url.rstrip("/") + PATH_CONTROL_STATE
+        try:
+            async with self._places:
+                body = await fetch(
+                    self.session, url, within=self._timeout, max_bytes=_MAX_STATE_BYTES
+                )
+        except ScrapeError as error:
+            return Scrape(source=source, signal=Signal.FAILED, detail=str(error))
+        try:
+            return Scrape(source=source, signal=Signal.FRESH, counters=decode(body))
+        except ValueError as error:
+            return Scrape(source=source, signal=Signal.MISSING, detail=str(error))
+
+
+async def fetch(
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    within: aiohttp.ClientTimeout,
+    max_bytes: int,
+    params: dict[str, str] | None = None,
+) -> bytes:
+    """Return the body of an answer with status 200.
+
+    Args:
+        session: of HTTP.
+        url: to get.
+        within: time limits.
+        max_bytes: maximum length of the body.
+        params: of the query.
+
+    Raises:
+        ScrapeError: no answer in time, another status, or a longer body.
+    """
+    try:
+        async with session.get(
+            url, params=params, timeout=within, allow_redirects=False
+        ) as response:
+            if response.status != 200:
+                raise ScrapeError(f"{url} answered {response.status}")
+            body = bytearray()
+            while piece := await response.content.readany():
+                body += piece
+                if len(body) > max_bytes:
+                    raise ScrapeError(f"{url} answered more than {max_bytes} bytes")
+    except TimeoutError as error:
+        raise ScrapeError(f"{url} did not answer within {within.total:g} s") from error
+    except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
+        # These errors quote the answer, which must not reach conditions.
+        raise ScrapeError(f"{url} sent no answer of HTTP that can be read") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        detail = str(error)[:200] or type(error).__name__
+        raise ScrapeError(f"{url} cannot be asked: {detail}") from error
+    return bytes(body)
+
+
+async def push_limits(
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    token: str,
+    limits: Mapping[str, int],
+    within_ns: int = _PUSH_NS,
+) -> str:
+    """Patch the limits of one engine; takes at most five seconds.
+
+    Args:
+        session: of HTTP.
+        url: of the engine's admin port.
+        token: bearer token of that port.
+        limits: the body, `revision` included.
+        within_ns: a shorter time limit.
+
+    Returns:
+        The problem, for people; empty on success.
+    """
+    seconds = min(within_ns, _PUSH_NS) / NS_PER_S
+    try:
+        async with session.patch(
+            url.rstrip("/") + PATH_CONTROL_LIMITS,
+            json=dict(limits),
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=aiohttp.ClientTimeout(total=seconds),
+            allow_redirects=False,
+        ) as response:
+            if response.status < 300:
+                return ""
+            body = await response.content.read(_MAX_ERROR_BYTES)
+            status = response.status
+    except TimeoutError:
+        return f"limits not pushed: no answer within {seconds:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"limits not pushed: {error}"
+    try:
+        message = decoded(_REFUSAL, body).error.message
+    except ValueError:
+        message = f"HTTP status {status}"
+    return f"limits refused: {message}"

@@ -1,0 +1,166 @@
+"""Measures of services over pods: at the end of a service's interval its pods are scraped.
+
+It owns the last reading of each service and decides nothing. A service whose spec cannot be
+decoded is not measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from goodput_core.contract import OBJECT_LABEL_ROLE, ROLE_ENGINE, ROLE_ROUTER
+from goodput_core.errors import SpecError
+from goodput_core.spec.codec import decode
+from goodput_core.spec.llmservice import LLMServiceSpec
+from goodput_core.units import NS_PER_S
+from goodput_operator.control.measures import LastReading, Measures, measure_interval
+from goodput_operator.control.prometheus import failed_scrapes, scrape_prometheus
+from goodput_operator.control.readings import RouterScrape, ServiceReading, Source
+from goodput_operator.kube.objects import Object, admin_url, has_ended, is_ready
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from goodput_operator.control.admin_ports import Scraper
+    from goodput_operator.kube.objects import Object
+
+__all__ = ["PodMeasures", "engine_sources", "router_sources"]
+
+
+@dataclass(slots=True)
+class _MeasuredService:
+    """State of one service.
+
+    Args:
+        generation: of the spec that the interval was read from.
+        interval_ns: the configured interval.
+        scraped_ns: time of the last scrape; None before the first one.
+        server: the Prometheus server scraped instead of the routers; None without one.
+        last: the last complete reading.
+    """
+
+    generation: int | None
+    interval_ns: int
+    scraped_ns: int | None = None
+    server: str | None = None
+    last: LastReading | None = None
+
+    def is_over(self, now_ns: int) -> bool:
+        """True if an interval has passed since the last scrape."""
+        return self.scraped_ns is None or now_ns - self.scraped_ns >= self.interval_ns
+
+
+class PodMeasures:
+    """Measures services once per interval.
+
+    Args:
+        scraper: of the pods.
+        prometheus_urls: servers that may be scraped instead of routers; others are not.
+    """
+
+    def __init__(self, scraper: Scraper, *, prometheus_urls: Container[str]) -> None:
+        self._scraper = scraper
+        self._prometheus_urls = prometheus_urls
+        self._services: dict[str, _MeasuredService] = {}
+
+    async def measure(
+        self, service: Object, pods: Sequence[Object], now_ns: int
+    ) -> Measures | None:
+        """Measure the interval that has just ended; None if it has not, or nothing is measured.
+
+        Args:
+            service: the LLMService as it is stored.
+            pods: of its routers and engines.
+            now_ns: on a monotonic clock.
+        """
+        metadata = service["metadata"]
+        uid, generation = str(metadata["uid"]), metadata.get("generation")
+        known = self._services.get(uid)
+        if known is not None and known.generation == generation and not known.is_over(now_ns):
+            return None
+        spec = _spec(service)
+        if spec is None or spec.suspend:
+            return None
+        interval_ns = spec.control.interval_seconds * NS_PER_S
+        if known is None:
+            known = self._services[uid] = _MeasuredService(
+                generation=generation, interval_ns=interval_ns
+            )
+        known.generation, known.interval_ns = generation, interval_ns
+        if not known.is_over(now_ns):
+            return None
+        known.scraped_ns = now_ns
+        server = spec.control.prometheus
+        url = None if server is None else server.url
+        if url != known.server:
+            # Another clock: earlier readings are not comparable.
+            known.server, known.last = url, None
+        (at_ns, routers), engines = await asyncio.gather(
+            self._routers(service, pods, url, now_ns),
+            self._scraper.engines(engine_sources(pods)),
+        )
+        known.last, measures = measure_interval(
+            known.last,
+            ServiceReading(at_ns=at_ns, routers=routers, engines=engines),
+            classes=tuple(spec.slo.by_name()),
+            interval_ns=interval_ns,
+        )
+        return measures
+
+    async def _routers(
+        self, service: Object, pods: Sequence[Object], server: str | None, now_ns: int
+    ) -> tuple[int, tuple[RouterScrape, ...]]:
+        sources = router_sources(pods)
+        if server is None:
+            return now_ns, await self._scraper.routers(sources)
+        if server not in self._prometheus_urls:
+            return now_ns, failed_scrapes(sources, f"the operator may not scrape {server}")
+        metadata = service["metadata"]
+        return await scrape_prometheus(
+            self._scraper.session,
+            server,
+            llmservice=str(metadata["name"]),
+            namespace=str(metadata.get("namespace", "default")),
+            sources=sources,
+        )
+
+    def forget(self, uid: str) -> None:
+        """Forget a service that was deleted."""
+        self._services.pop(uid, None)
+
+
+def _spec(service: Object) -> LLMServiceSpec | None:
+    try:
+        return decode(LLMServiceSpec, service.get("spec"), "spec")
+    except SpecError:
+        return None
+
+
+def router_sources(pods: Iterable[Object]) -> tuple[Source, ...]:
+    """Return the routers that have an address; the ready ones have to answer."""
+    return _sources(pods, ROLE_ROUTER)
+
+
+def engine_sources(pods: Iterable[Object]) -> tuple[Source, ...]:
+    """Return the engines that have an address."""
+    return _sources(pods, ROLE_ENGINE)
+
+
+def _sources(pods: Iterable[Object], role: str) -> tuple[Source, ...]:
+    found = (
+        _source(pod)
+        for pod in pods
+        if (pod["metadata"].get("labels") or {}).get(OBJECT_LABEL_ROLE) == role
+    )
+    return tuple(source for source in found if source is not None)
+
+
+def _source(pod: Object) -> Source | None:
+    metadata, url = pod["metadata"], admin_url(pod)
+    if url is None or has_ended(pod):
+        return None
+    return Source(
+        name=str(metadata["name"]), uid=str(metadata["uid"]), url=url, ready=is_ready(pod)
+    )

@@ -1,0 +1,345 @@
+"""Readings: the counters of a service's routers and engines at one instant, and their decoding.
+
+An answer of another process is not trusted: every number is bounded, and one that is out of
+bounds makes the whole answer unusable, not a zero. Nothing here knows whether the counters came
+from the processes themselves or from a Prometheus server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+import msgspec
+
+from goodput_core.contract import CLIENT_OUTCOMES, MAX_LIMITS_REVISION
+from goodput_core.control import DeviceCapacity, PromiseCounts, Signal
+from goodput_core.engine_state import EngineState
+from goodput_core.histogram import LengthBin
+from goodput_core.steptime import (
+    DistServeForm,
+    RooflineForm,
+    StepTimeForm,
+    TableForm,
+    UnitForm,
+)
+from goodput_core.units import NS_PER_S
+from goodput_operator.untrusted import decoded
+
+__all__ = [
+    "ClassCounters",
+    "EngineCounters",
+    "EngineScrape",
+    "RouterCounters",
+    "RouterScrape",
+    "Scrape",
+    "ServiceReading",
+    "Source",
+    "class_counters",
+    "decode_engine",
+    "decode_router",
+]
+
+_MAX_COUNT: Final = 2**53
+_MAX_NUMBER: Final = 1e15
+_MAX_CLASSES: Final = 256
+_MAX_BINS: Final = 4096
+_MAX_TEXT: Final = 256
+_ATTAINED: Final = "attained"
+_DENOMINATOR: Final = frozenset(CLIENT_OUTCOMES) - {"cancelled", "unjudged"}
+_SETTLED_ERROR: Final = 0.05
+"""A token budget has settled once step times are within this share of their prediction."""
+_BOUNDED: Final = (
+    *("running", "waiting", "preemptions", "kv_total_blocks", "kv_free_blocks", "block_size"),
+    *("token_budget", "max_num_seqs", "safety_percent", "step_time_error"),
+)
+"""Numbers of an engine's state that the control loop reads."""
+_FORMS: Final[dict[str, type[StepTimeForm]]] = {
+    "roofline": RooflineForm,
+    "distserve": DistServeForm,
+    "table": TableForm,
+    "unit": UnitForm,
+}
+
+_Counters = TypeVar("_Counters")
+_Body = TypeVar("_Body")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A process that can be scraped.
+
+    Args:
+        name: of its pod or process.
+        uid: differs from that of a successor of the same name.
+        url: of its admin port.
+        ready: whether it has to answer; a process that starts or stops may be silent.
+    """
+
+    name: str
+    uid: str
+    url: str
+    ready: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCounters:
+    """One class at one router, since its start.
+
+    Args:
+        good: requests that attained.
+        total: requests in the denominator: attained, missed, shed, error and timeout.
+        ttft, tpot: met and missed targets.
+    """
+
+    good: int = 0
+    total: int = 0
+    ttft: PromiseCounts = field(default_factory=PromiseCounts)
+    tpot: PromiseCounts = field(default_factory=PromiseCounts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterCounters:
+    """One router, since its start.
+
+    Args:
+        epoch: differs between starts; empty if not known.
+        uptime_ns: since its start; None if not known.
+        arrivals: requests that arrived.
+        client_errors: arrivals rejected because of an error of the client.
+        in_flight: requests without an outcome.
+        classes: by name.
+    """
+
+    epoch: str
+    uptime_ns: int | None
+    arrivals: int
+    client_errors: int
+    in_flight: int
+    classes: Mapping[str, ClassCounters]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """One engine, since its start.
+
+    Args:
+        epoch: differs between starts.
+        state: its counters, requests and limits.
+        answered: histogram of the lengths of its answers; each bin once.
+        token_bounds: bounds of its token budget in its manifest; None if not known.
+        max_width: upper bound of its batch width, likewise.
+        device: its step-time law; None if not known.
+    """
+
+    epoch: str
+    state: EngineState
+    answered: tuple[LengthBin, ...] = ()
+    token_bounds: tuple[int, int] | None = None
+    max_width: int | None = None
+    device: DeviceCapacity | None = None
+
+    @property
+    def settled(self) -> bool:
+        """False while the token budget adapts to a change of the device."""
+        return not self.state.budget_law or self.state.step_time_error <= _SETTLED_ERROR
+
+
+@dataclass(frozen=True, kw_only=True)  # slots: frozen generics with slots fail on Python 3.11
+class Scrape(Generic[_Counters]):
+    """Result of scraping one process.
+
+    Args:
+        source: the process.
+        signal: FRESH with counters; MISSING if it answered without them; FAILED if it did not.
+        counters: None unless FRESH.
+        detail: the problem, for people; empty if FRESH.
+    """
+
+    source: Source
+    signal: Signal
+    counters: _Counters | None = None
+    detail: str = ""
+
+
+RouterScrape = Scrape[RouterCounters]
+EngineScrape = Scrape[EngineCounters]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceReading:
+    """All processes of a service at one instant.
+
+    Args:
+        at_ns: time of the counters, on one clock for all readings of the service.
+        routers, engines: one scrape each.
+    """
+
+    at_ns: int
+    routers: tuple[RouterScrape, ...] = ()
+    engines: tuple[EngineScrape, ...] = ()
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_Epoch = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Name = Annotated[str, msgspec.Meta(max_length=_MAX_TEXT)]
+
+
+class _TargetBody(msgspec.Struct, frozen=True):
+    judged: _Count = 0
+    missed: _Count = 0
+    close: _Count = 0
+
+    def counts(self) -> PromiseCounts:
+        return PromiseCounts(judged=self.judged, missed=self.missed, close=self.close)
+
+
+class _TargetsBody(msgspec.Struct, frozen=True):
+    ttft: _TargetBody = _TargetBody()
+    tpot: _TargetBody = _TargetBody()
+
+
+class _RouterBody(msgspec.Struct, frozen=True):
+    epoch: _Epoch
+    uptime_seconds: Annotated[float, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
+    arrivals: _Count
+    client_errors: _Count
+    in_flight: _Count
+    outcomes: Annotated[dict[_Name, dict[_Name, _Count]], msgspec.Meta(max_length=_MAX_CLASSES)]
+    promises: Annotated[dict[_Name, _TargetsBody], msgspec.Meta(max_length=_MAX_CLASSES)]
+
+
+class _BinBody(msgspec.Struct, frozen=True, array_like=True):
+    requests: Annotated[int, msgspec.Meta(ge=1, le=_MAX_COUNT)]
+    input_tokens: _Count
+    cached_tokens: _Count
+    output_tokens: _Count
+
+
+class _DeviceBody(msgspec.Struct, frozen=True):
+    step_time: dict[str, Any] = {}
+    host_ns_per_step: _Count = 0
+    host_ns_per_request: _Count = 0
+
+
+class _BoundsBody(msgspec.Struct, frozen=True):
+    token_budget: tuple[_Count, _Count] | None = None
+    max_num_seqs: tuple[_Count, _Count] | None = None
+
+
+class _EngineBody(msgspec.Struct, frozen=True):
+    """Fields that the server adds to the flat `EngineState`."""
+
+    epoch: _Epoch
+    answered: Annotated[list[_BinBody], msgspec.Meta(max_length=_MAX_BINS)]
+    running: _Count
+    """Part of `EngineState`, absent until the engine core has started."""
+    bounds: _BoundsBody = _BoundsBody()
+    device: _DeviceBody = _DeviceBody()
+
+
+_ROUTER: Final = msgspec.json.Decoder(_RouterBody)
+_ENGINE: Final = msgspec.json.Decoder(_EngineBody)
+_ENGINE_STATE: Final = msgspec.json.Decoder(EngineState)
+
+
+def decode_router(body: bytes) -> RouterCounters:
+    """Decode a router's answer.
+
+    Raises:
+        ValueError: it has no usable counters; in one sentence.
+    """
+    state = _state(_ROUTER, body)
+    names = state.outcomes.keys() | state.promises.keys()
+    classes = {}
+    for name in names:
+        targets = state.promises.get(name, _TargetsBody())
+        classes[name] = class_counters(
+            state.outcomes.get(name, {}), ttft=targets.ttft.counts(), tpot=targets.tpot.counts()
+        )
+    return RouterCounters(
+        epoch=state.epoch,
+        uptime_ns=round(state.uptime_seconds * NS_PER_S),
+        arrivals=state.arrivals,
+        client_errors=state.client_errors,
+        in_flight=state.in_flight,
+        classes=classes,
+    )
+
+
+def class_counters(
+    outcomes: Mapping[str, int], *, ttft: PromiseCounts, tpot: PromiseCounts
+) -> ClassCounters:
+    """Return the counters of a class from its requests by outcome."""
+    return ClassCounters(
+        good=outcomes.get(_ATTAINED, 0),
+        total=sum(count for name, count in outcomes.items() if name in _DENOMINATOR),
+        ttft=ttft,
+        tpot=tpot,
+    )
+
+
+def decode_engine(body: bytes) -> EngineCounters:
+    """Decode an engine's answer.
+
+    Raises:
+        ValueError: it has no usable state, as while the engine starts; in one sentence.
+    """
+    extra, state = _state(_ENGINE, body), _state(_ENGINE_STATE, body)
+    for name in _BOUNDED:
+        if not 0 <= getattr(state, name) <= _MAX_COUNT:
+            raise ValueError(f"not a state that can be used: {name} is out of bounds")
+    if not 0 <= state.limits_revision <= MAX_LIMITS_REVISION or len(state.budget_law) > _MAX_TEXT:
+        raise ValueError("not a state that can be used: limits_revision or budget_law")
+    width = extra.bounds.max_num_seqs
+    return EngineCounters(
+        epoch=extra.epoch,
+        state=state,
+        answered=tuple(
+            LengthBin(
+                requests=b.requests,
+                input_tokens=b.input_tokens,
+                cached_tokens=b.cached_tokens,
+                output_tokens=b.output_tokens,
+            )
+            for b in extra.answered
+        ),
+        token_bounds=extra.bounds.token_budget,
+        max_width=None if width is None else width[1],
+        device=_device(extra.device, kv_tokens=state.kv_total_blocks * state.block_size),
+    )
+
+
+def _state(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
+    try:
+        return decoded(decoder, body)
+    except ValueError as error:
+        raise ValueError(f"not a state that can be used: {error}") from error
+
+
+def _device(body: _DeviceBody, *, kv_tokens: int) -> DeviceCapacity | None:
+    """Return the device; None if its form is unknown or a number is out of bounds."""
+    law = dict(body.step_time)
+    form = _FORMS.get(str(law.pop("form", "")))
+    if form is None or not _sane(law):
+        return None
+    try:
+        made = msgspec.convert(law, type=form)
+    except (ValueError, RecursionError):
+        return None
+    return DeviceCapacity(
+        form=made,
+        kv_tokens=kv_tokens,
+        host_ns_per_step=body.host_ns_per_step,
+        host_ns_per_request=body.host_ns_per_request,
+    )
+
+
+def _sane(value: Any) -> bool:
+    """True if all numbers can be a time, a token count or a coefficient."""
+    if isinstance(value, dict):
+        return all(map(_sane, value.values()))
+    if isinstance(value, list):
+        return all(map(_sane, value))
+    return value is None or (isinstance(value, int | float) and 0 <= value <= _MAX_NUMBER)
