@@ -250,7 +250,7 @@ def test_a_truncated_parquet_source_is_refused(
 ) -> None:
     path = write_columns({"input_tokens": [1], "output_tokens": [1], "timestamp": [1]})
     path.write_bytes(path.read_bytes()[:-20])
-    expect_refusal(path, "the Parquet data is truncated or damaged", run_trace)
+    expect_refusal(path, "the Parquet file is truncated or damaged", run_trace)
 
 
 def test_a_line_that_never_ends_is_refused(

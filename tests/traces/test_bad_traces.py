@@ -156,7 +156,11 @@ def test_missing_columns_are_named(
         ("input_tokens", pa.array([1.5, 2.0, 3.0]), "input_tokens has type double"),
         ("slo_class", pa.array([1, 2, 3]), "slo_class has type int64"),
         ("total_hashes", pa.array([1, 2, 3]), "total_hashes has type int64"),
-        ("input_tokens", pa.array([1, 2, 2**63], pa.uint64()), "input_tokens does not fit int64"),
+        (
+            "input_tokens",
+            pa.array([1, 2, 2**63], pa.uint64()),
+            "input_tokens: the value does not fit int64",
+        ),
     ],
     ids=["text for a number", "float for a number", "number for a text", "no list", "too wide"],
 )

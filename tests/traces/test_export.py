@@ -59,13 +59,15 @@ def back(path: Path, out: Path, form: str, *, block_size: int | None = None) -> 
     export_trace(path, exported, form, overwrite=True)
     options = ImportOptions(block_size=block_size)
     import_trace(
-        ImportRequest(source=exported, out=out, format=form, options=options, overwrite=True)
+        ImportRequest(sources=(exported,), out=out, format=form, options=options, overwrite=True)
     )
     return list(open_trace(out).rows())
 
 
 @given(rows=mooncake_rows())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_mooncake_export_and_import_is_the_identity(rows: list[TraceRow], tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     metadata = TraceMetadata(clock=Clock.TRACE_RELATIVE, hash_semantics=HashSemantics.LAST_PARTIAL)

@@ -77,7 +77,7 @@ def lines(*records: object) -> str:
 
 def imported(source: Path, **options: Any) -> tuple[list[TraceRow], TraceMetadata]:
     out = source.with_name("out.parquet")
-    import_trace(ImportRequest(source=source, out=out, overwrite=True, **options))
+    import_trace(ImportRequest(sources=(source,), out=out, overwrite=True, **options))
     trace = open_trace(out)
     return list(trace.rows()), trace.metadata
 
@@ -251,7 +251,7 @@ def test_every_container_and_compression_gives_the_same_rows(
     path = tmp_path / "a file without a telling name"
     path.write_bytes(COMPRESSIONS[compression](content))
     seen: list[int] = []
-    result = import_trace(ImportRequest(source=path, out=tmp_path / "o.parquet"), seen.append)
+    result = import_trace(ImportRequest(sources=(path,), out=tmp_path / "o.parquet"), seen.append)
     assert (result.format, str(result.container), result.num_rows) == ("azure", container, 2)
     if container != "Parquet":  # read from its end: there is no progress to tell
         assert seen == sorted(seen)
@@ -272,7 +272,7 @@ def test_the_format_is_recognised_from_its_columns(name: str, tmp_path: Path) ->
         "baseten": {"timestamp_start_unix_ms": 1, "input_tokens": 1, "output_tokens": 1},
     }
     (tmp_path / "x").write_text(lines(examples[name]))
-    result = import_trace(ImportRequest(source=tmp_path / "x", out=tmp_path / "o.parquet"))
+    result = import_trace(ImportRequest(sources=(tmp_path / "x",), out=tmp_path / "o.parquet"))
     assert result.format == name
 
 

@@ -26,7 +26,7 @@ def test_azure_conversations_keep_their_ticks(
     real_trace: Callable[[str], Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "azure.parquet"
-    result = import_trace(ImportRequest(source=real_trace(AZURE), out=out))
+    result = import_trace(ImportRequest(sources=(real_trace(AZURE),), out=out))
     trace = open_trace(out)
     assert (result.format, result.num_rows, trace.num_rows) == ("azure", 19_366, 19_366)
     assert trace.first_ns == 1_700_158_546_680_590_000
@@ -44,7 +44,7 @@ def test_mooncake_conversations_keep_their_ties_and_prefixes(
     real_trace: Callable[[str], Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "mooncake.parquet"
-    import_trace(ImportRequest(source=real_trace(MOONCAKE), out=out))
+    import_trace(ImportRequest(sources=(real_trace(MOONCAKE),), out=out))
     found = describe(open_trace(out))
     assert found.arrivals is not None
     assert found.rows == 12_031
@@ -55,7 +55,7 @@ def test_mooncake_conversations_keep_their_ties_and_prefixes(
     # And back: the JSON lines that we write are the ones that were published.
     export_trace(out, tmp_path / "back.jsonl", "mooncake")
     again = tmp_path / "again.parquet"
-    import_trace(ImportRequest(source=tmp_path / "back.jsonl", out=again))
+    import_trace(ImportRequest(sources=(tmp_path / "back.jsonl",), out=again))
     assert list(open_trace(again).rows()) == list(open_trace(out).rows())
 
 
@@ -64,7 +64,7 @@ def test_weka_sessions_become_requests_on_clocks_of_their_own(
     real_trace: Callable[[str], Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "weka.parquet"
-    result = import_trace(ImportRequest(source=real_trace(WEKA), out=out))
+    result = import_trace(ImportRequest(sources=(real_trace(WEKA),), out=out))
     found = describe(open_trace(out))
     assert (found.rows, found.sessions) == (25_226, 350)
     assert found.metadata.clock is Clock.SESSION_RELATIVE
@@ -77,7 +77,7 @@ def test_weka_sessions_become_requests_on_clocks_of_their_own(
 
 def test_reading_a_trace_is_fast(real_trace: Callable[[str], Path], tmp_path: Path) -> None:
     out = tmp_path / "azure.parquet"
-    import_trace(ImportRequest(source=real_trace(AZURE), out=out))
+    import_trace(ImportRequest(sources=(real_trace(AZURE),), out=out))
     trace = open_trace(out)
     rates = []
     for _ in range(3):

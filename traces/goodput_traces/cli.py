@@ -5,6 +5,7 @@ Building the parser imports neither pyarrow nor numpy, so `--help` and shell com
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SAMPLE", "main", "make_parser"]
 
+_SIZE: Final = re.compile(r"(\d{1,6})(MiB|GiB|TiB)", re.ASCII)
+_SHIFTS: Final = {"MiB": 20, "GiB": 30, "TiB": 40}
 SAMPLE: Final = "sample"
 """The name that stands for the trace shipped with Goodput."""
 _MAX_DURATION_NS: Final = 31 * 86_400 * NS_PER_S
@@ -66,8 +69,15 @@ def _add_import(commands: Any) -> None:
             "goodput trace import unsorted.parquet --sort --out sorted.parquet",
         ),
     )
-    parser.add_argument("source", type=Path, metavar="FILE", help="the file to read")
+    parser.add_argument(
+        "sources",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="the file to read; several for sessions with clocks of their own (weka)",
+    )
     _add_out(parser)
+    _add_limit(parser)
     parser.add_argument(
         "--format",
         choices=tuple(FORMATS),
@@ -171,6 +181,17 @@ def _add_trace(parser: CommandParser) -> None:
         metavar="TRACE",
         help=f"a trace; `{SAMPLE}` is the one that comes with goodput",
     )
+    _add_limit(parser)
+
+
+def _add_limit(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--max-decoded-size",
+        type=argument_type(_size, "size"),
+        metavar="SIZE",
+        help="stop when the file decodes to more, for example 4GiB (default: 256 times the size of "
+        "a Parquet file, at least 256MiB; 1024 times that of compressed text, at least 1GiB)",
+    )
 
 
 def _add_out(parser: CommandParser) -> None:
@@ -184,6 +205,13 @@ def _block_size(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 1 << 20):
         raise ValueError(f"{text!r} is not a block size; give a number of tokens, 1 to 1048576")
     return int(text)
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write for example 512MiB or 4GiB")
+    return int(match[1]) << _SHIFTS[match[2]]
 
 
 def _duration(text: str) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_traces.cli import SAMPLE
 from goodput_traces.describe import describe
@@ -25,7 +26,7 @@ from goodput_traces.synthesis import SynthesisOptions, synthesize, synthetic_met
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["COMMANDS"]
@@ -33,40 +34,49 @@ __all__ = ["COMMANDS"]
 
 def _import(arguments: argparse.Namespace) -> int:
     request = ImportRequest(
-        source=arguments.source,
+        sources=tuple(arguments.sources),
         out=arguments.out,
         format=arguments.format,
         options=ImportOptions(
-            source=arguments.origin or f"imported from {arguments.source.name}",
+            source=arguments.origin
+            or f"imported from {', '.join(path.name for path in arguments.sources)}",
             licence=arguments.licence,
             block_size=arguments.block_size,
         ),
         sort=arguments.sort,
         overwrite=arguments.force,
+        max_decoded_bytes=arguments.max_decoded_size,
     )
-    with _progress(arguments.source) as on_bytes:
+    with _progress(arguments.sources) as on_bytes:
         result = import_trace(request, on_bytes)
     _note(result.notes)
-    sys.stdout.write(
-        f"{arguments.out}: {result.num_rows:,} rows from {result.container} "
-        f"in the format {result.format}\n"
+    _report(
+        arguments.out,
+        f"{result.num_rows:,} rows from {result.container} in the format {result.format}",
     )
     return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
     result = export_trace(
-        arguments.trace, arguments.out, arguments.format, overwrite=arguments.force
+        arguments.trace,
+        arguments.out,
+        arguments.format,
+        overwrite=arguments.force,
+        max_decoded_bytes=arguments.max_decoded_size,
     )
     _note(result.notes)
-    sys.stdout.write(
-        f"{arguments.out}: {result.num_rows:,} rows in the format {arguments.format}\n"
+    _report(
+        arguments.out,
+        f"{result.num_rows:,} rows in the format {arguments.format}",
     )
     return 0
 
 
 def _describe(arguments: argparse.Namespace) -> int:
-    description = describe(open_trace(arguments.trace))
+    description = describe(
+        open_trace(arguments.trace, max_decoded_bytes=arguments.max_decoded_size)
+    )
     if arguments.json:
         json.dump(to_json(arguments.trace, description), sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -100,28 +110,33 @@ def _synthesize(arguments: argparse.Namespace) -> int:
         synthetic_metadata(command),
         overwrite=arguments.force,
     )
-    sys.stdout.write(
-        f"{arguments.out}: {rows:,} synthetic rows over {format_duration(options.duration_ns)}\n"
+    _report(
+        arguments.out,
+        f"{rows:,} synthetic rows over {format_duration(options.duration_ns)}",
     )
     return 0
 
 
 @contextmanager
-def _progress(source: Path) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr that shows how much of the source has been read; none in a pipe."""
+def _progress(sources: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
+    """Show a progress bar on stderr if it is a terminal."""
     console = Console(stderr=True)
-    if not console.is_terminal or not source.is_file():
+    if not console.is_terminal or not all(path.is_file() for path in sources):
         yield None
         return
     columns = (TextColumn("importing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("import", total=source.stat().st_size)
+        task = progress.add_task("import", total=sum(path.stat().st_size for path in sources))
         yield lambda position: progress.update(task, completed=position)
+
+
+def _report(out: Path, result: str) -> None:
+    sys.stdout.write(f"{printable(str(out))}: {result}\n")
 
 
 def _note(notes: tuple[str, ...]) -> None:
     for note in notes:
-        sys.stderr.write(f"note: {note}\n")
+        sys.stderr.write(f"note: {printable(note)}\n")
 
 
 COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {

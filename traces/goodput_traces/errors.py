@@ -1,13 +1,14 @@
-"""What can be wrong with a trace or with a file that should become one.
+"""Errors of traces and of files that should become traces.
 
 GoodputError
 └── InputError              64
     └── TraceError              a file: names it, says what is wrong and what to do
-        ├── NotATraceError      not a trace at all: another format, no column of a trace
-        └── RowError            one value: names the file, the row (from 1) and the column
+        ├── NotATraceError      another format, or columns of the trace format are missing
+        ├── RowError            one value: names the file, the row (from 1) and the column
+        └── TooLargeError       decodes to more bytes than the limit
 
-Options of transforms are text on a command line: their parsers raise `ValueError`, which
-argparse turns into a `UsageError`.
+Transforms take their options as text: their parsers raise `ValueError`, which argparse turns into
+a `UsageError`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import InputError
+from goodput_core.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["NotATraceError", "RowError", "TraceError"]
+__all__ = ["NotATraceError", "RowError", "TooLargeError", "TraceError"]
 
 
 class TraceError(InputError):
     """A trace file, or a source of one, that cannot be used.
+
+    Characters that are not printable are escaped: problems quote the file's content.
 
     Args:
         path: the file, as the user named it.
@@ -33,11 +37,11 @@ class TraceError(InputError):
     def __init__(self, path: Path | str, problem: str) -> None:
         self.path = str(path)
         self.problem = problem
-        super().__init__(f"{path}: {problem}")
+        super().__init__(printable(f"{path}: {problem}"))
 
 
 class NotATraceError(TraceError):
-    """A readable file that holds something else."""
+    """A readable file with other content."""
 
 
 class RowError(TraceError):
@@ -45,10 +49,10 @@ class RowError(TraceError):
 
     Args:
         path: the file, as the user named it.
-        row: the row's number, the first is 1.
+        row: number of the row, from 1.
         column: the column, or the source's name for it.
         problem: what is wrong and what to do.
-        unit: what the number counts: a `row`, or a `line` of a text source.
+        unit: `row`, or `line` for a text source.
     """
 
     def __init__(
@@ -56,4 +60,21 @@ class RowError(TraceError):
     ) -> None:
         self.row = row
         self.column = column
+        self.reason = problem
         super().__init__(path, f"{unit} {row}, column {column}: {problem}")
+
+
+class TooLargeError(TraceError):
+    """A file that decodes to more bytes than the limit.
+
+    Args:
+        path: the file, as the user named it.
+        limit_bytes: the limit.
+    """
+
+    def __init__(self, path: Path | str, limit_bytes: int) -> None:
+        super().__init__(
+            path,
+            f"it decodes to more than {limit_bytes / (1 << 20):,.0f} MiB, the limit for a file of "
+            "its size; if you trust the file, raise the limit with --max-decoded-size",
+        )

@@ -12,8 +12,7 @@ from goodput_traces.exporters import EXPORTS
 from goodput_traces.exporters.baseten import BasetenExport
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock
-from goodput_traces.format.writer import write_trace
-from goodput_traces.output import refuse_existing, whole_file
+from goodput_traces.format.writer import new_file, refuse_existing, write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,7 +30,14 @@ class ExportResult:
     notes: tuple[str, ...]
 
 
-def export_trace(source: Path, out: Path, form: str, *, overwrite: bool = False) -> ExportResult:
+def export_trace(
+    source: Path,
+    out: Path,
+    form: str,
+    *,
+    overwrite: bool = False,
+    max_decoded_bytes: int | None = None,
+) -> ExportResult:
     """Write a trace in another tool's format.
 
     Args:
@@ -39,12 +45,13 @@ def export_trace(source: Path, out: Path, form: str, *, overwrite: bool = False)
         out: the file to write.
         form: a name of `EXPORTS`.
         overwrite: replace an existing file.
+        max_decoded_bytes: see `open_trace`.
 
     Raises:
         TraceError: the trace or the output is invalid; no file is left behind.
     """
     refuse_existing(out, overwrite=overwrite)
-    trace = open_trace(source)
+    trace = open_trace(source, max_decoded_bytes=max_decoded_bytes)
     if trace.metadata.clock is Clock.SESSION_RELATIVE:
         raise TraceError(
             source,
@@ -62,7 +69,7 @@ def export_trace(source: Path, out: Path, form: str, *, overwrite: bool = False)
 def _write_json_lines(out: Path, lines: Iterable[dict[str, Any]], *, overwrite: bool) -> int:
     encode = msgspec.json.Encoder().encode
     written = 0
-    with whole_file(out, overwrite=overwrite) as sink:
+    with new_file(out, overwrite=overwrite) as sink:
         for line in lines:
             sink.write(encode(line) + b"\n")
             written += 1

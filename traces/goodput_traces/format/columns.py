@@ -17,7 +17,7 @@ from goodput_traces.format.schema import COLUMN_MS, COLUMN_NS, ROW_FIELDS, Trace
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["TRACE_SCHEMA", "arrivals_ns", "rows_from_columns", "rows_to_batch"]
+__all__ = ["TRACE_SCHEMA", "MisfitError", "arrivals_ns", "rows_from_columns", "rows_to_batch"]
 
 TRACE_SCHEMA: Final[pa.Schema] = pa.schema(
     [
@@ -100,23 +100,55 @@ def _hash_tuples(column: Any) -> list[tuple[int, ...]]:
     return [tuple(flat[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
+class MisfitError(ValueError):
+    """A value that does not fit its column's type.
+
+    Args:
+        index: position of the row, from 0.
+        column: the column.
+        problem: what is wrong.
+    """
+
+    def __init__(self, index: int, column: str, problem: str) -> None:
+        self.index = index
+        self.column = column
+        self.problem = problem
+        super().__init__(f"row {index}, column {column}: {problem}")
+
+
 def rows_to_batch(rows: Sequence[TraceRow]) -> pa.RecordBatch:
-    """One Arrow batch of `TRACE_SCHEMA`.
+    """Convert rows to an Arrow batch of `TRACE_SCHEMA`.
 
     Raises:
-        pyarrow.ArrowInvalid: a value does not fit its column's type.
+        MisfitError: a value does not fit its column's type.
     """
     arrays = []
     for field in TRACE_SCHEMA:
-        values: list[Any]
-        if field.name == COLUMN_MS:
-            values = [row.timestamp_start_unix_ns // NS_PER_MS for row in rows]
-        elif field.name == "total_hashes":
-            values = [row.total_hashes or None for row in rows]
-        elif field.name == "request_canceled":
-            flags = [row.request_canceled for row in rows]
-            values = [None if flag is None else int(flag) for flag in flags]
-        else:
-            values = [getattr(row, field.name) for row in rows]
-        arrays.append(pa.array(values, type=field.type))
+        values = _column_values(rows, field.name)
+        try:
+            arrays.append(pa.array(values, type=field.type))
+        except (pa.ArrowException, OverflowError, UnicodeError) as error:
+            raise _misfit(values, field, error) from error
     return pa.RecordBatch.from_arrays(arrays, schema=TRACE_SCHEMA)
+
+
+def _column_values(rows: Sequence[TraceRow], name: str) -> list[Any]:
+    if name == COLUMN_MS:
+        return [row.timestamp_start_unix_ns // NS_PER_MS for row in rows]
+    if name == "total_hashes":
+        return [row.total_hashes or None for row in rows]
+    if name == "request_canceled":
+        flags = [row.request_canceled for row in rows]
+        return [None if flag is None else int(flag) for flag in flags]
+    return [getattr(row, name) for row in rows]
+
+
+def _misfit(values: list[Any], field: pa.Field, error: Exception) -> MisfitError:
+    for index, value in enumerate(values):
+        try:
+            pa.array([value], type=field.type)
+        except (pa.ArrowException, OverflowError, UnicodeError):
+            return MisfitError(
+                index, field.name, f"the value does not fit {field.type}; correct it"
+            )
+    return MisfitError(0, field.name, str(error))

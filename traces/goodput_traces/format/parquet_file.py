@@ -1,91 +1,212 @@
-"""A Parquet file that somebody else may have written: opened, cast and read column by column.
+"""Parquet files of unknown origin: checked, opened, and decoded in batches of bounded size.
 
-Everything that Arrow can say about a damaged file becomes one `TraceError`. Statistics of
-column chunks are never looked at: on a damaged footer pyarrow ends the whole process there
-(seen with pyarrow 26), and reading one integer column costs little.
+Every failure of Arrow becomes one `TraceError`. The statistics of column chunks are never used:
+pyarrow 26 ends the process on some damaged ones, and reading an integer column costs little.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from goodput_traces.errors import NotATraceError, TraceError
+from goodput_traces.errors import NotATraceError, RowError, TooLargeError, TraceError
 from goodput_traces.format.columns import TRACE_SCHEMA
-from goodput_traces.format.schema import COLUMN_MS, COLUMN_NS, REQUIRED_COLUMNS
+from goodput_traces.format.integrity import DamagedError, FileClaims, check_file
+from goodput_traces.format.schema import (
+    COLUMN_MS,
+    COLUMN_NS,
+    REQUIRED_COLUMNS,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 __all__ = [
-    "batch_rows",
+    "ParquetTrace",
     "first_line",
     "open_parquet",
-    "read_column",
     "require_columns",
     "typed_columns",
 ]
 
-_MAX_ROW_GROUPS: Final = 1_000_000
 _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 8 << 20
+# Columns of equal values expand a lot: a file of a few kilobytes can decode to gigabytes.
+_MIN_LIMIT_BYTES: Final = 256 << 20
+_MAX_EXPANSION: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetTrace:
+    """An open Parquet file whose claims were checked.
+
+    Args:
+        path: the file, as the user named it.
+        file: the open file.
+        claims: the checked claims.
+        limit_bytes: decoded size at which reading stops.
+    """
+
+    path: Path
+    file: pq.ParquetFile
+    claims: FileClaims
+    limit_bytes: int
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all columns."""
+        return list(self.file.schema_arrow.names)
+
+    @property
+    def key_values(self) -> dict[bytes, bytes]:
+        """The file's key-value metadata."""
+        return dict(self.file.metadata.metadata or {})
+
+    def group_rows(self, group: int) -> int:
+        """Number of rows in a row group."""
+        return int(self.file.metadata.row_group(group).num_rows)
+
+    def batches(self, columns: Collection[str], groups: Iterable[int]) -> Iterator[pa.RecordBatch]:
+        """Record batches of some columns in some row groups, each of a bounded size.
+
+        Raises:
+            TraceError: the decoded size exceeds the limit.
+        """
+        decoded = 0
+        for group in groups:
+            rows = 0
+            for batch in self.file.iter_batches(
+                batch_size=self._batch_rows(group), row_groups=[group], columns=list(columns)
+            ):
+                rows += batch.num_rows
+                for part in _parts(batch):
+                    expanded = _expanded(part)
+                    decoded += expanded.nbytes
+                    if decoded > self.limit_bytes:
+                        raise TooLargeError(self.path, self.limit_bytes)
+                    yield expanded
+            if rows != self.group_rows(group):
+                raise pa.ArrowInvalid("a row group has another number of rows than it claims")
+
+    def column(self, name: str, groups: Iterable[int]) -> Iterator[Any]:
+        """The Arrow arrays of one column of a trace in some row groups.
+
+        Raises:
+            TraceError: a value does not fit the column's type, or the limit is exceeded.
+        """
+        for group in groups:
+            first_row = 1 + sum(self.group_rows(before) for before in range(group))
+            for batch in self.batches([name], [group]):
+                yield typed_columns(batch, self.path, first_row)[name]
+                first_row += batch.num_rows
+
+    def _batch_rows(self, group: int) -> int:
+        wide = self.claims.group_bytes[group] // max(1, self.group_rows(group))
+        return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, wide)))
 
 
 @contextmanager
-def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """A Parquet file whose every failure, also while it is read, is a sentence.
+def open_parquet(
+    path: Path,
+    *,
+    source: IO[bytes] | None = None,
+    names: Collection[str] = TRACE_SCHEMA.names,
+    claims: FileClaims | None = None,
+    max_decoded_bytes: int | None = None,
+) -> Iterator[ParquetTrace]:
+    """Open a Parquet file; every failure until the block ends becomes a `TraceError`.
+
+    Args:
+        path: the file, as the user named it.
+        source: the seekable file to read instead, if `path` is compressed.
+        names: the columns that will be read; only their sizes count.
+        claims: the result of an earlier check, which is not repeated.
+        max_decoded_bytes: decoded size at which reading stops; None for 256 times
+            the file's size, at least 256 MiB.
 
     Raises:
-        TraceError: missing, empty, truncated or damaged.
+        TraceError: missing, empty, truncated, damaged, or too large when decoded.
         NotATraceError: not Parquet.
     """
+    with _opened(path) if source is None else _kept(source) as raw:
+        try:
+            if claims is None:
+                claims = check_file(raw, names)
+            limit = max_decoded_bytes
+            if limit is None:
+                limit = max(_MIN_LIMIT_BYTES, _MAX_EXPANSION * claims.file_bytes)
+            if sum(claims.group_bytes) > limit:
+                raise TooLargeError(path, limit)
+            if source is not None:
+                source.seek(0)
+            with pq.ParquetFile(
+                path if source is None else source,
+                buffer_size=1 << 20,
+                pre_buffer=False,
+                page_checksum_verification=True,
+                read_dictionary=list(claims.large_dictionaries),
+            ) as file:
+                _check_arrow_schema(file)
+                yield ParquetTrace(path=path, file=file, claims=claims, limit_bytes=limit)
+        except pa.ArrowMemoryError:
+            raise
+        except (pa.ArrowException, DamagedError, OSError, ValueError) as error:
+            raise TraceError(
+                path,
+                f"the Parquet file is truncated or damaged ({first_line(error)}); "
+                "copy or import it again",
+            ) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        with path.open("rb") as raw:
-            head = raw.read(4)
+        raw = path.open("rb")
     except FileNotFoundError as error:
         raise TraceError(path, "no such file; check the path") from error
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror}); check the path") from error
-    if not head:
-        raise TraceError(path, "the file is empty; copy or import it again")
-    if head != b"PAR1":
-        raise NotATraceError(
-            path, "this is not a Parquet file; turn it into a trace with `goodput trace import`"
-        )
-    try:
-        with pq.ParquetFile(
-            path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
-        ) as file:
-            if file.metadata.num_row_groups > _MAX_ROW_GROUPS:
-                raise TraceError(path, "more than a million row groups; write it in larger ones")
-            yield file
-    except pa.ArrowMemoryError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise TraceError(
-            path,
-            f"the Parquet file is truncated or damaged ({first_line(error)}); "
-            "copy or import it again",
-        ) from error
+    with raw:
+        try:
+            head = raw.read(4)
+        except OSError as error:
+            raise TraceError(path, f"cannot be read ({error.strerror}); check the path") from error
+        if not head:
+            raise TraceError(path, "the file is empty; copy or import it again")
+        if head != b"PAR1":
+            raise NotATraceError(
+                path, "this is not a Parquet file; turn it into a trace with `goodput trace import`"
+            )
+        yield raw
+
+
+@contextmanager
+def _kept(source: IO[bytes]) -> Iterator[IO[bytes]]:
+    yield source
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a library said, short enough to stand inside a sentence."""
+    """The first line of a library's message, short enough for a sentence."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:160].rstrip(" .")
 
 
-def require_columns(file: pq.ParquetFile, path: Path) -> None:
-    """Refuse a file that lacks a trace's columns, or has them in another type.
+def require_columns(trace: ParquetTrace) -> None:
+    """Refuse a file that lacks a column of the trace format or has one of another type.
 
     Raises:
         TraceError: names the column.
-        NotATraceError: several are missing.
+        NotATraceError: several columns are missing.
     """
-    names = file.schema_arrow.names
+    path, names = trace.path, trace.names
     missing = [name for name in REQUIRED_COLUMNS if name not in names]
     if COLUMN_NS not in names and COLUMN_MS not in names:
         missing.append(COLUMN_NS)
@@ -102,11 +223,11 @@ def require_columns(file: pq.ParquetFile, path: Path) -> None:
             f"not a trace, {plural} {', '.join(missing)} {verb} missing; "
             "turn it into one with `goodput trace import`",
         )
-    for field in file.schema_arrow:
+    for field in trace.file.schema_arrow:
         if field.name not in TRACE_SCHEMA.names:
             continue
         if names.count(field.name) > 1:
-            raise TraceError(path, f"column {field.name} stands twice; keep one of them")
+            raise TraceError(path, f"column {field.name} exists twice; keep one of them")
         expected = TRACE_SCHEMA.field(field.name).type
         if not _compatible(field.type, expected):
             raise TraceError(
@@ -116,40 +237,94 @@ def require_columns(file: pq.ParquetFile, path: Path) -> None:
             )
 
 
-def typed_columns(batch: pa.RecordBatch, path: Path) -> dict[str, Any]:
+def typed_columns(batch: pa.RecordBatch, path: Path, first_row: int) -> dict[str, Any]:
     """The arrays of a batch by name, cast to the types of `TRACE_SCHEMA`.
 
+    Args:
+        batch: columns of a trace.
+        path: the file, for errors.
+        first_row: number of the batch's first row, from 1.
+
     Raises:
-        TraceError: a value does not fit.
+        RowError: a value does not fit its column's type, or is not UTF-8.
     """
     columns: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         expected = TRACE_SCHEMA.field(name).type
+
+        def cast(part: Any, expected: pa.DataType = expected) -> Any:
+            typed = part if part.type == expected else part.cast(expected)
+            if pa.types.is_string(expected):
+                typed.validate(full=True)
+            return typed
+
         try:
-            columns[name] = column if column.type == expected else column.cast(expected)
+            columns[name] = cast(column)
         except pa.ArrowException as error:
-            raise TraceError(
-                path, f"column {name} does not fit {expected} ({first_line(error)}); convert it"
+            raise RowError(
+                path,
+                first_row + _first_failure(column, cast),
+                name,
+                f"the value does not fit {expected} ({first_line(error)}); correct it",
             ) from error
     return columns
 
 
-def read_column(
-    file: pq.ParquetFile, path: Path, name: str, groups: Iterable[int]
-) -> Iterator[Any]:
-    """The batches of one column in some row groups.
+def _first_failure(column: Any, cast: Callable[[Any], Any]) -> int:
+    """Find the first value that cannot be cast, by halving."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            cast(column.slice(low, middle - low))
+        except pa.ArrowException:
+            high = middle
+        else:
+            low = middle
+    return low
 
-    Raises:
-        TraceError: a value does not fit its type.
-    """
-    for batch in file.iter_batches(row_groups=list(groups), columns=[name]):
-        yield typed_columns(batch, path)[name]
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Split a batch so that no part has much text when its dictionaries are expanded."""
+    sizes = np.zeros(batch.num_rows, dtype=np.int64)
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
+            lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
+            sizes += np.asarray(pc.fill_null(lengths, 0), dtype=np.int64)
+    number = np.cumsum(sizes) // _BATCH_BYTES
+    starts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist()]
+    for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+        yield batch.slice(start, end - start)
 
 
-def batch_rows(group: pq.RowGroupMetaData) -> int:
-    """Rows per batch, fewer where rows are wide: prompts and hashes can be megabytes a row."""
-    wide = group.total_byte_size // max(1, group.num_rows)
-    return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, wide))))
+def _expanded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with plain columns instead of dictionaries."""
+    return pa.RecordBatch.from_arrays(
+        [
+            column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+            for column in batch.columns
+        ],
+        names=batch.schema.names,
+    )
+
+
+def _check_arrow_schema(file: pq.ParquetFile) -> None:
+    """Compare the Arrow schema that Arrow's writers store with the schema of the footer."""
+    encoded = (file.metadata.metadata or {}).get(b"ARROW:schema")
+    if encoded is None:
+        return
+    try:
+        stored = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
+    except binascii.Error as error:
+        raise DamagedError("the Arrow schema is not base64") from error
+    columns = [(field.name, field.nullable) for field in stored]
+    if columns != [(field.name, field.nullable) for field in file.schema_arrow]:
+        raise DamagedError("the footer and the Arrow schema name different columns")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _compatible(actual: pa.DataType, expected: pa.DataType) -> bool:
@@ -166,6 +341,4 @@ def _compatible(actual: pa.DataType, expected: pa.DataType) -> bool:
         return bool(types.is_integer(actual) or types.is_boolean(actual))
     if types.is_floating(expected):
         return bool(types.is_floating(actual) or types.is_integer(actual))
-    return bool(
-        types.is_string(actual) or types.is_large_string(actual) or types.is_string_view(actual)
-    )
+    return _is_text(actual)

@@ -1,8 +1,7 @@
-"""Reading a trace: checked, streamed row group by row group, so memory does not grow with it.
+"""Read a trace, checked and streamed by row group, so that memory does not grow with its size.
 
-Everything that can be wrong with a file ends in a `TraceError` of one sentence. Nothing here
-changes a row except that zero output tokens become 1; what a replay does to rows is in
-`goodput_traces.transforms`.
+Every problem with a file ends in a `TraceError` of one sentence. Rows stay unchanged, except that
+zero output tokens become 1; `goodput_traces.transforms` changes rows for a replay.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from goodput_core.units import NS_PER_MS
 from goodput_traces.errors import RowError, TraceError
 from goodput_traces.format.checks import OrderCheck, check_columns
 from goodput_traces.format.columns import TRACE_SCHEMA, arrivals_ns, rows_from_columns
+from goodput_traces.format.integrity import FileClaims
 from goodput_traces.format.parquet_file import (
-    batch_rows,
+    ParquetTrace,
     open_parquet,
-    read_column,
     require_columns,
     typed_columns,
 )
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
-    import pyarrow.parquet as pq
 
     from goodput_traces.format.schema import TraceRow
 
@@ -47,15 +45,17 @@ _SORT_REMEDY: Final = "sort it with `goodput trace import --sort`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """An open trace; holds no file handle, so it can be read any number of times.
+    """A checked trace; it holds no file handle, so it can be read any number of times.
 
     Args:
         path: the file, as the user named it.
-        metadata: what the file says about itself.
+        metadata: the file's key-value metadata.
         num_rows: requests in it, at least 1.
         first_ns: the earliest arrival, on the trace's own clock.
         last_ns: the latest arrival.
-        floored_output_rows: rows whose zero output tokens are read as 1, at import and now.
+        floored_output_rows: rows whose zero output tokens became 1, at import or in this file.
+        claims: the checked sizes of the file's parts.
+        max_decoded_bytes: decoded size at which one pass stops; None for the default.
     """
 
     path: Path
@@ -64,9 +64,11 @@ class Trace:
     first_ns: int
     last_ns: int
     floored_output_rows: int
+    claims: FileClaims
+    max_decoded_bytes: int | None = None
 
     def rows(self, *, start_ns: int | None = None, end_ns: int | None = None) -> Iterator[TraceRow]:
-        """The rows in the file's order; a new pass each time.
+        """The rows in the file's order; each call makes a new pass.
 
         Args:
             start_ns: skip arrivals before this; of row groups that end before it only the
@@ -74,7 +76,7 @@ class Trace:
             end_ns: stop before this arrival.
 
         Raises:
-            TraceError: a row that breaks a rule, or a damaged file; rows before it have come.
+            TraceError: a row breaks a rule, or the file is damaged; earlier rows were yielded.
         """
         low = 0 if start_ns is None else start_ns
         for columns, _ in self.batches(start_ns=start_ns, end_ns=end_ns):
@@ -84,7 +86,7 @@ class Trace:
                     yield row
 
     def validate(self) -> None:
-        """Check every row without building any: what `rows` would find, found before a run.
+        """Check every row without building `TraceRow` objects.
 
         Raises:
             TraceError: as `rows`.
@@ -104,25 +106,24 @@ class Trace:
         Args:
             start_ns: row groups that end before this are skipped.
             end_ns: row groups that start at or after this are skipped.
-            only: columns to read besides those that the checks need; None: all.
+            only: columns to read besides those that the checks need; None for all columns.
 
         Raises:
             TraceError: as `rows`.
         """
-        with open_parquet(self.path) as file:
+        with open_parquet(
+            self.path, claims=self.claims, max_decoded_bytes=self.max_decoded_bytes
+        ) as file:
             arrival = _arrival_column(file)
             order = OrderCheck(self.metadata.clock, self.path, _SORT_REMEDY, column=arrival)
             names = _columns_to_read(file, only)
             first_row = 1
-            for group in range(file.metadata.num_row_groups):
-                meta = file.metadata.row_group(group)
-                if _outside(file, self.path, group, start_ns, end_ns):
-                    first_row += meta.num_rows
+            for group in range(len(self.claims.group_bytes)):
+                if _outside(file, group, start_ns, end_ns):
+                    first_row += file.group_rows(group)
                     continue
-                for batch in file.iter_batches(
-                    batch_size=batch_rows(meta), row_groups=[group], columns=names
-                ):
-                    columns = typed_columns(batch, self.path)
+                for batch in file.batches(names, [group]):
+                    columns = typed_columns(batch, self.path, first_row)
                     check_columns(columns, path=self.path, first_row=first_row)
                     arrivals = arrivals_ns(columns)
                     self._check_last(arrivals, first_row, arrival)
@@ -133,8 +134,8 @@ class Trace:
     def _check_last(
         self, arrivals: np.ndarray[Any, np.dtype[np.int64]], first_row: int, column: str
     ) -> None:
-        # `last_ns` is the last row's where rows are sorted: nothing may come after it, even
-        # if the disorder itself lies further down.
+        # If rows are sorted, `last_ns` is the last row's arrival, so no row may arrive later, even
+        # if the first disorder lies further down.
         if len(arrivals) and arrivals.max() > self.last_ns:
             raise RowError(
                 self.path,
@@ -144,68 +145,70 @@ class Trace:
             )
 
 
-def open_trace(path: Path | str) -> Trace:
-    """Open a trace and find its span; rows are read, and checked, by `rows`.
+def open_trace(path: Path | str, *, max_decoded_bytes: int | None = None) -> Trace:
+    """Open a trace, check the file's integrity and find its span; `rows` checks the rows.
+
+    Args:
+        path: the file.
+        max_decoded_bytes: decoded size at which one pass over the rows stops; None for the
+            default of 256 times the file's size, at least 256 MiB.
 
     Raises:
-        TraceError: the file is missing, empty, truncated, or lacks a column.
-        NotATraceError: the file is something else.
+        TraceError: the file is missing, empty, damaged, too large, or lacks a column.
+        NotATraceError: the file has another format.
     """
     path = Path(path)
-    with open_parquet(path) as file:
-        require_columns(file, path)
-        if file.metadata.num_rows == 0:
+    with open_parquet(path, max_decoded_bytes=max_decoded_bytes) as file:
+        require_columns(file)
+        num_rows = file.file.metadata.num_rows
+        if num_rows == 0:
             raise TraceError(path, "the trace has no rows; import it again from its source")
-        has_ns = COLUMN_NS in file.schema_arrow.names
         try:
-            metadata = TraceMetadata.from_key_values(file.metadata.metadata or {}, has_ns=has_ns)
+            metadata = TraceMetadata.from_key_values(
+                file.key_values, has_ns=COLUMN_NS in file.names
+            )
         except ValueError as error:
             raise TraceError(path, f"{error}; import the trace again") from error
-        first_ns, last_ns = _span(file, path, metadata.clock)
+        groups = range(len(file.claims.group_bytes))
+        first_ns, last_ns = _span(file, metadata.clock)
         zeros = sum(
             int(pc.sum(pc.equal(column, 0)).as_py() or 0)
-            for column in read_column(
-                file, path, "output_tokens", range(file.metadata.num_row_groups)
-            )
+            for column in file.column("output_tokens", groups)
         )
         return Trace(
             path=path,
             metadata=metadata,
-            num_rows=file.metadata.num_rows,
+            num_rows=num_rows,
             first_ns=first_ns,
             last_ns=last_ns,
             floored_output_rows=metadata.floored_output_rows + zeros,
+            claims=file.claims,
+            max_decoded_bytes=max_decoded_bytes,
         )
 
 
-def _arrival_column(file: pq.ParquetFile) -> str:
-    """Where arrivals stand in this file; nanoseconds win."""
-    return COLUMN_NS if COLUMN_NS in file.schema_arrow.names else COLUMN_MS
+def _arrival_column(file: ParquetTrace) -> str:
+    """The column with the arrivals: nanoseconds if both exist."""
+    return COLUMN_NS if COLUMN_NS in file.names else COLUMN_MS
 
 
-def _span(file: pq.ParquetFile, path: Path, clock: Clock) -> tuple[int, int]:
-    """The earliest and the latest arrival; one look at each end where rows are sorted."""
-    groups = [
-        group
-        for group in range(file.metadata.num_row_groups)
-        if file.metadata.row_group(group).num_rows
-    ]
+def _span(file: ParquetTrace, clock: Clock) -> tuple[int, int]:
+    """The earliest and the latest arrival; only both ends are read if rows are sorted by time."""
+    groups = [group for group in range(len(file.claims.group_bytes)) if file.group_rows(group)]
     if clock is not Clock.SESSION_RELATIVE:
-        groups = sorted({groups[0], groups[-1]}) if groups else []
-    span = _arrival_bounds(file, path, groups)
+        groups = sorted({groups[0], groups[-1]})
+    span = _arrival_bounds(file, groups)
     if span is None:
         raise TraceError(
-            path, f"column {_arrival_column(file)} is empty; every row needs its arrival"
+            file.path, f"column {_arrival_column(file)} is empty; every row needs its arrival"
         )
     return span
 
 
-def _outside(
-    file: pq.ParquetFile, path: Path, group: int, start_ns: int | None, end_ns: int | None
-) -> bool:
+def _outside(file: ParquetTrace, group: int, start_ns: int | None, end_ns: int | None) -> bool:
     if start_ns is None and end_ns is None:
         return False
-    bounds = _arrival_bounds(file, path, [group])
+    bounds = _arrival_bounds(file, [group])
     if bounds is None:
         return False
     return (start_ns is not None and bounds[1] < start_ns) or (
@@ -213,13 +216,11 @@ def _outside(
     )
 
 
-def _arrival_bounds(
-    file: pq.ParquetFile, path: Path, groups: Iterable[int]
-) -> tuple[int, int] | None:
+def _arrival_bounds(file: ParquetTrace, groups: Iterable[int]) -> tuple[int, int] | None:
     arrival = _arrival_column(file)
     scale = 1 if arrival == COLUMN_NS else NS_PER_MS
     bounds: tuple[int, int] | None = None
-    for column in read_column(file, path, arrival, groups):
+    for column in file.column(arrival, groups):
         found = pc.min_max(column)
         least, most = found["min"].as_py(), found["max"].as_py()
         if least is None:
@@ -229,8 +230,8 @@ def _arrival_bounds(
     return bounds
 
 
-def _columns_to_read(file: pq.ParquetFile, only: Sequence[str] | None) -> list[str]:
-    names = [name for name in TRACE_SCHEMA.names if name in file.schema_arrow.names]
+def _columns_to_read(file: ParquetTrace, only: Sequence[str] | None) -> list[str]:
+    names = [name for name in TRACE_SCHEMA.names if name in file.names]
     if COLUMN_NS in names and COLUMN_MS in names:
         names.remove(COLUMN_MS)  # nanoseconds win
     if only is None:

@@ -1,30 +1,59 @@
-"""Writing a trace: streamed, checked, and under its final name only when it is whole."""
+"""Write a trace: streamed, checked, and under its final name only when it is complete."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from goodput_traces.errors import TraceError
+from goodput_core.files import atomic_file
+from goodput_traces.errors import RowError, TraceError
 from goodput_traces.format.checks import OrderCheck, check_columns
-from goodput_traces.format.columns import TRACE_SCHEMA, arrivals_ns, rows_to_batch
+from goodput_traces.format.columns import TRACE_SCHEMA, MisfitError, arrivals_ns, rows_to_batch
+from goodput_traces.format.integrity import write_digest_block
 from goodput_traces.format.schema import COLUMN_NS, Clock, TraceMetadata
-from goodput_traces.output import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from goodput_traces.format.schema import TraceRow
 
-__all__ = ["sort_trace", "write_trace"]
+__all__ = ["new_file", "refuse_existing", "sort_trace", "write_trace"]
 
 _SORT_REMEDY: Final = "sort them first"
 _GROUP_ROWS: Final = 8192
 _GROUP_BYTES: Final = 8 << 20
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Raise a `TraceError` if `path` is a folder, or exists and must not be replaced."""
+    if path.is_dir():
+        raise TraceError(path, "this is a folder; name a file to write")
+    if path.exists() and not overwrite:
+        raise TraceError(path, "the file exists; name another, or add --force to replace it")
+
+
+@contextmanager
+def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name when the block ends; if the block raises, none is left.
+
+    Raises:
+        TraceError: the file exists already, or its folder cannot be written.
+        OSError: the disk is full.
+    """
+    refuse_existing(path, overwrite=overwrite)
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(atomic_file(path))
+        except OSError as error:
+            raise TraceError(
+                path, f"cannot be written ({error.strerror}); check the folder"
+            ) from error
+        yield file
 
 
 def write_trace(
@@ -34,54 +63,93 @@ def write_trace(
     *,
     overwrite: bool = False,
     ordered: bool = True,
-    described_as: Path | None = None,
+    locate: Callable[[RowError], RowError] | None = None,
 ) -> int:
-    """Write all rows, a row group at a time; when anything raises no file is left behind.
+    """Write all rows, a row group at a time; if anything raises, no file is left behind.
 
     Args:
         path: the trace to write.
         rows: in the format's order.
-        metadata: what the file says about itself; a callable is asked again when the last row
-            has been written, for counts that are known only then.
+        metadata: the file's metadata. A callable is called again after the last row, for counts
+            that are known only then.
         overwrite: replace an existing file.
         ordered: refuse rows that are not in the format's order.
-        described_as: the file that errors name, when the rows come from another one.
+        locate: moves an error to the row's place in the file that the rows come from.
 
     Returns:
-        How many rows were written.
+        The number of rows written.
 
     Raises:
         TraceError: the file exists already, its folder cannot be written, a row breaks a rule
             of the format, or the order is wrong.
     """
     path = Path(path)
-    named = described_as or path
 
-    def now() -> TraceMetadata:
+    def current() -> TraceMetadata:
         return metadata() if callable(metadata) else metadata
 
-    order = OrderCheck(now().clock, named, _SORT_REMEDY) if ordered else None
+    order = OrderCheck(current().clock, path, _SORT_REMEDY) if ordered else None
     written = 0
-    with (
-        whole_file(path, overwrite=overwrite) as sink,
-        pq.ParquetWriter(
-            sink, TRACE_SCHEMA, compression="zstd", write_page_checksum=True
-        ) as writer,
-    ):
+    with _new_parquet(path, overwrite=overwrite) as writer:
         for group in _groups(rows):
             try:
-                batch = rows_to_batch(group)
-            except (pa.ArrowException, OverflowError) as error:
-                raise TraceError(named, f"a value does not fit its column ({error})") from error
-            columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
-            check_columns(columns, path=named, first_row=written + 1)
-            if order is not None:
-                sessions = columns["provided_session_id"].to_pylist()
-                order.check(arrivals_ns(columns), sessions, written + 1)
+                batch = _checked_batch(group, path, written + 1, order)
+            except RowError as error:
+                raise (error if locate is None else locate(error)) from error
             writer.write_batch(batch)
             written += len(group)
-        writer.add_key_value_metadata(now().to_key_values())
+        writer.add_key_value_metadata(current().to_key_values())
     return written
+
+
+def _checked_batch(
+    rows: list[TraceRow], path: Path, first_row: int, order: OrderCheck | None
+) -> pa.RecordBatch:
+    try:
+        batch = rows_to_batch(rows)
+    except MisfitError as error:
+        raise RowError(path, first_row + error.index, error.column, error.problem) from error
+    columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
+    check_columns(columns, path=path, first_row=first_row)
+    if order is not None:
+        order.check(arrivals_ns(columns), columns["provided_session_id"].to_pylist(), first_row)
+    return batch
+
+
+def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
+    """Write the rows of a trace in the format's order; rows that tie keep their order.
+
+    The trace is held as Arrow columns, a fraction of the memory that rows would take.
+
+    Args:
+        unsorted: a file that `write_trace` wrote.
+        out: the sorted trace to write.
+        overwrite: replace an existing file.
+    """
+    with pq.ParquetFile(unsorted) as file:
+        metadata = TraceMetadata.from_key_values(file.metadata.metadata or {}, has_ns=True)
+        table = file.read()
+    keys = [(COLUMN_NS, "ascending")]
+    if metadata.clock is Clock.SESSION_RELATIVE:
+        keys.insert(0, ("provided_session_id", "ascending"))
+    order = pc.sort_indices(table, sort_keys=keys)  # stable
+    rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
+    with _new_parquet(out, overwrite=overwrite) as writer:
+        for start in range(0, len(order), rows):
+            writer.write_table(table.take(order[start : start + rows]))
+        writer.add_key_value_metadata(metadata.to_key_values())
+
+
+@contextmanager
+def _new_parquet(path: Path, *, overwrite: bool) -> Iterator[pq.ParquetWriter]:
+    with new_file(path, overwrite=overwrite) as sink:
+        with pq.ParquetWriter(
+            sink, TRACE_SCHEMA, compression="zstd", write_page_checksum=True
+        ) as writer:
+            yield writer
+        sink.flush()
+        with Path(sink.name).open("r+b") as complete:
+            write_digest_block(complete)
 
 
 def _groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
@@ -96,30 +164,3 @@ def _groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
-    """Write the rows of a trace in the format's order; rows that tie keep theirs.
-
-    Args:
-        unsorted: a trace that `TraceWriter` wrote.
-        out: where the sorted one goes.
-        overwrite: replace it when it exists.
-    """
-    with pq.ParquetFile(unsorted) as file:
-        metadata = TraceMetadata.from_key_values(file.metadata.metadata or {}, has_ns=True)
-        table = file.read()
-    keys = [(COLUMN_NS, "ascending")]
-    if metadata.clock is Clock.SESSION_RELATIVE:
-        keys.insert(0, ("provided_session_id", "ascending"))
-    order = pc.sort_indices(table, sort_keys=keys)  # stable
-    rows_per_group = max(1, min(8192, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
-    with (
-        whole_file(out, overwrite=overwrite) as sink,
-        pq.ParquetWriter(
-            sink, table.schema, compression="zstd", write_page_checksum=True
-        ) as writer,
-    ):
-        for start in range(0, len(order), rows_per_group):
-            writer.write_table(table.take(order[start : start + rows_per_group]))
-        writer.add_key_value_metadata(metadata.to_key_values())

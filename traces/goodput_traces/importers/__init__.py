@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from goodput_traces.importers.base import Importer
 
-__all__ = ["FORMATS", "detect_format", "require_columns"]
+__all__ = ["FORMATS", "KNOWN_COLUMNS", "detect_format", "require_columns"]
 
 FORMATS: Final[Mapping[str, type[Importer]]] = {
     importer.name: importer
@@ -27,8 +27,12 @@ FORMATS: Final[Mapping[str, type[Importer]]] = {
 }
 
 
+KNOWN_COLUMNS: Final = frozenset[str]().union(*(kind.known for kind in FORMATS.values()))
+"""Columns that any importer reads."""
+
+
 def detect_format(columns: Collection[str], path: Path) -> type[Importer]:
-    """The first format whose columns are all there.
+    """Return the first format whose columns all exist.
 
     Raises:
         NotATraceError: no format matches; names the columns and the formats.
@@ -41,7 +45,7 @@ def detect_format(columns: Collection[str], path: Path) -> type[Importer]:
     raise NotATraceError(
         path,
         f"the format is not recognised from its columns ({shown[:200]}); "
-        f"say which it is with --format ({formats}) or rename the columns",
+        f"name it with --format ({formats}) or rename the columns",
     )
 
 

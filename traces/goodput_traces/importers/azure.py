@@ -12,7 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.units import NS_PER_S
-from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
+from goodput_traces.format.schema import (
+    COLUMN_NS,
+    INT_BOUNDS,
+    Clock,
+    HashSemantics,
+    TraceMetadata,
+    TraceRow,
+)
 from goodput_traces.importers.base import Importer, ImportOptions
 
 if TYPE_CHECKING:
@@ -71,7 +78,7 @@ class AzureImporter(Importer):
         if isinstance(value, datetime):  # a Parquet column of timestamps
             self._digits = max(self._digits, 6)
             moment = value if value.tzinfo else value.replace(tzinfo=UTC)
-            return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+            return _bounded(record, (moment - _EPOCH) // timedelta(microseconds=1) * 1000)
         text = str(value or "").strip()
         if _NANOSECONDS.fullmatch(text):
             self._digits = 9
@@ -90,6 +97,13 @@ class AzureImporter(Importer):
         # Ticks of 100 ns do not fit a datetime; the digits are kept as they stand.
         self._digits = max(self._digits, len(fraction))
         seconds = (moment - _EPOCH) // timedelta(seconds=1)
-        if seconds < 0:
-            record.refuse("TIMESTAMP", f"{text[:60]!r} lies before 1970; correct it")
-        return seconds * NS_PER_S + int(fraction.ljust(9, "0"))
+        return _bounded(record, seconds * NS_PER_S + int(fraction.ljust(9, "0")))
+
+
+def _bounded(record: Record, arrival_ns: int) -> int:
+    low, high = INT_BOUNDS[COLUMN_NS]
+    if not low <= arrival_ns <= high:
+        side = "before 1970" if arrival_ns < low else "after 2262"
+        shown = str(record.values["TIMESTAMP"])[:60]
+        record.refuse("TIMESTAMP", f"{shown!r} lies {side}; correct it")
+    return arrival_ns

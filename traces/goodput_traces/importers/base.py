@@ -1,6 +1,6 @@
-"""What an importer is: records of one format in, rows of a trace out, and what was learnt.
+"""The base class of importers: records of one format in, rows of a trace and notes out.
 
-Importers know what a source's columns mean and nothing of files, compression or Parquet.
+An importer interprets a source's columns. It must not know files, compression or Parquet.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _MAX_DROPPED = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What the user says about a source that the source does not say itself.
+    """Facts that the user adds to a source.
 
     Args:
-        source: where the requests come from; the metadata's `source`.
-        licence: under what terms.
+        source: origin of the requests; the metadata's `source`.
+        licence: licence of the source.
         block_size: tokens per hash, for formats that do not state it.
     """
 
@@ -39,28 +39,34 @@ class ImportOptions:
 
 
 class Importer(ABC):
-    """Turns the records of one source into rows; used once, then asked for metadata and notes."""
+    """Convert the records of one import into rows; then read `metadata` and `notes`."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     fingerprint: ClassVar[frozenset[str]]
-    """Columns that every record of the format has; how a format is recognised."""
+    """Columns that every record of the format has; the format is recognised by them."""
     ordered_by: ClassVar[str]
-    """The column by which records stand before or after others."""
+    """The column that determines the order of records."""
     known: ClassVar[frozenset[str]]
     """Columns that are read; the others are dropped, and named in a note."""
+    id_column: ClassVar[str] = "request_id"
+    """The column that makes request ids."""
+    several_files: ClassVar[bool] = False
+    """True if sessions have clocks of their own, so that files can be joined."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
         self.floored_output_rows = 0
         self._dropped: dict[str, None] = {}
 
-    def rows(self, records: Iterable[Record], *, ordered: bool = False) -> Iterator[TraceRow]:
-        """The rows, streamed in the source's order.
+    def rows(
+        self, records: Iterable[Record], *, ordered: bool = False
+    ) -> Iterator[tuple[Record, TraceRow]]:
+        """The rows with their records, streamed in the source's order.
 
         Args:
             records: of the source.
-            ordered: refuse rows that are not in a trace's order.
+            ordered: refuse rows that are not in the order of a trace.
 
         Raises:
             RowError: a value that breaks a rule; names the line and the source's column.
@@ -78,10 +84,10 @@ class Importer(ABC):
                     if problem is not None:
                         record.refuse(self.order_column(record), problem)
                     before = now
-                yield row
+                yield record, row
 
     def order_column(self, record: Record) -> str:  # noqa: ARG002 - some formats have two clocks
-        """The column by which this record stands before or after others."""
+        """The column that determines the order of this record."""
         return self.ordered_by
 
     @abstractmethod
@@ -90,10 +96,10 @@ class Importer(ABC):
 
     @abstractmethod
     def metadata(self) -> TraceMetadata:
-        """The trace's metadata; final once the last row has been taken."""
+        """The trace's metadata; final after the last row."""
 
     def notes(self) -> list[str]:
-        """Sentences a person should read after the import; what was changed or lost."""
+        """Sentences for the user about changed or lost values."""
         notes = []
         if self.floored_output_rows:
             notes.append(f"{self.floored_output_rows:,} rows with zero output tokens were set to 1")

@@ -73,7 +73,7 @@ class MooncakeImporter(Importer):
             block_size=self._block if hashes else None,
             provided_session_id=record.optional_text("session_id", "provided_session_id"),
             delay_ms=record.optional_number("delay", "delay_ms"),
-            priority=record.optional_integer("priority"),
+            priority=record.optional_integer("priority", "priority"),
         )
 
     def metadata(self) -> TraceMetadata:

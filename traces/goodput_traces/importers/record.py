@@ -1,18 +1,19 @@
-"""One record of a source file, and the typed reading of its values.
+"""One record of a source file, with typed access to its values.
 
-Importers ask for a column by name and kind; whatever is wrong with the value becomes one
-sentence that names the file, the line and the column. Numbers are never read through floats
-when they are whole: nanoseconds since the epoch would lose their last digits.
+Importers read a column by name and kind; an invalid value becomes one sentence that names the
+file, the line and the column. Whole numbers never pass through floats: nanoseconds since the epoch
+would lose their last digits.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from goodput_core.units import NS_PER_S
 from goodput_traces.errors import RowError
 from goodput_traces.format.schema import FLOAT_BOUNDS, INT_BOUNDS, MAX_HASHES, TEXT_BOUNDS
 
@@ -23,19 +24,22 @@ _ANY_NUMBER: Final = (-math.inf, True, math.inf)
 _INT64: Final = (-(2**63), 2**63 - 1)
 _HASH_MASK: Final = 2**63 - 1
 _CORRECT: Final = "correct or remove the record"
+_MAX_TIME_S: Final = 1e9
+_MAX_DURATION_S: Final = 366 * 86_400.0
 _MISSING: Final = "the value is missing; every record needs one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A record and where it stands.
+    """A record and its place in the source.
 
     Args:
         path: the file, as the user named it.
         number: the line, or the row, from 1.
         unit: `line` or `row`.
-        values: what it holds, by column.
-        prefix: stands before column names in errors, for records nested in others.
+        values: its values by column.
+        prefix: precedes column names in errors, for records nested in others.
+        namespace: label of the file if several are imported at once; empty otherwise.
     """
 
     path: Path
@@ -43,33 +47,28 @@ class Record:
     unit: str
     values: dict[str, Any]
     prefix: str = ""
+    namespace: str = ""
 
     def refuse(self, column: str, problem: str) -> NoReturn:
-        """Raise a `RowError` at this record's place."""
+        """Raise a `RowError` for a column of this record."""
         raise RowError(self.path, self.number, self.prefix + column, problem, unit=self.unit)
 
     def nested(self, prefix: str, values: Any) -> Record:
-        """A record inside this one.
+        """Return a record nested in this one.
 
         Raises:
-            RowError: it is not an object.
+            RowError: the value is not an object.
         """
         if not isinstance(values, dict):
             self.refuse(prefix, "expected an object")
-        return Record(
-            path=self.path,
-            number=self.number,
-            unit=self.unit,
-            values=values,
-            prefix=f"{self.prefix}{prefix}.",
-        )
+        return replace(self, values=values, prefix=f"{self.prefix}{prefix}.")
 
     def optional_integer(self, column: str, kind: str | None = None) -> int | None:
-        """A whole number, or None when it is absent.
+        """A whole number, or None if absent.
 
         Args:
             column: the source's name.
-            kind: the trace's column whose bounds hold.
+            kind: the trace's column whose bounds apply.
         """
         value = self.values.get(column)
         if value is None:
@@ -85,14 +84,14 @@ class Record:
         return number
 
     def integer(self, column: str, kind: str | None = None) -> int:
-        """A whole number that must be there."""
+        """A required whole number."""
         number = self.optional_integer(column, kind)
         if number is None:
             self.refuse(column, _MISSING)
         return number
 
     def optional_number(self, column: str, kind: str | None = None) -> float | None:
-        """A finite number, or None when it is absent; `kind` as in `optional_integer`."""
+        """A finite number, or None if absent; `kind` as in `optional_integer`."""
         value = self.values.get(column)
         if value is None:
             return None
@@ -112,19 +111,29 @@ class Record:
             )
         return number
 
-    def seconds_ns(self, column: str, *, required: bool = False) -> int | None:
-        """A number of seconds, as nanoseconds; negative ones are refused."""
+    def time_ns(self, column: str) -> int:
+        """A required time in seconds since a session's start, as nanoseconds."""
+        ns = self._seconds_ns(column, _MAX_TIME_S)
+        if ns is None:
+            self.refuse(column, _MISSING)
+        return ns
+
+    def duration_ns(self, column: str) -> int | None:
+        """A duration in seconds, as nanoseconds, or None if absent; at most 366 days."""
+        return self._seconds_ns(column, _MAX_DURATION_S)
+
+    def _seconds_ns(self, column: str, most_s: float) -> int | None:
         number = self.optional_number(column)
         if number is None:
-            if required:
-                self.refuse(column, _MISSING)
             return None
-        if not 0 <= number < 1e9:
-            self.refuse(column, f"{number:g} is out of bounds, seconds lie between 0 and 1e9")
-        return round(number * 1e9)
+        if not 0 <= number <= most_s:
+            self.refuse(
+                column, f"{number:g} is out of bounds, seconds lie between 0 and {most_s:g}"
+            )
+        return round(number * NS_PER_S)
 
     def optional_text(self, column: str, kind: str) -> str | None:
-        """Text, or None when it is absent; numbers are written out, as ids often are numbers."""
+        """Text, or None if absent; numbers become text, since ids often are numbers."""
         value = self.values.get(column)
         if value is None:
             return None
@@ -140,7 +149,7 @@ class Record:
         return text
 
     def hashes(self, column: str) -> tuple[int, ...]:
-        """Block hashes, as 63-bit numbers; empty when absent. Accepts numbers and their text."""
+        """Block hashes as 63-bit numbers; empty if absent. Accepts numbers and numbers as text."""
         value = self.values.get(column)
         if value is None:
             return ()

@@ -1,51 +1,60 @@
-"""One import, from a source file to a trace under its final name."""
+"""Import source files into one trace."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from goodput_traces.errors import TraceError
-from goodput_traces.format.writer import sort_trace, write_trace
-from goodput_traces.importers import FORMATS, detect_format, require_columns
-from goodput_traces.importers.base import ImportOptions
+from goodput_traces.errors import NotATraceError, RowError, TraceError
+from goodput_traces.format.writer import refuse_existing, sort_trace, write_trace
+from goodput_traces.importers import FORMATS, KNOWN_COLUMNS, detect_format, require_columns
+from goodput_traces.importers.base import Importer, ImportOptions
 from goodput_traces.importers.baseten import BasetenImporter
-from goodput_traces.importers.source import Container, parquet_metadata, read_records, recognise
-from goodput_traces.output import refuse_existing
+from goodput_traces.importers.duplicates import DuplicateIds
+from goodput_traces.importers.source import Container, Source, recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from goodput_traces.format.schema import TraceRow
+    from goodput_traces.importers.record import Record
 
 __all__ = ["ImportRequest", "ImportResult", "import_trace"]
+
+_LINE_BITS: Final = 40  # a place holds the file's index above the line's number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRequest:
-    """What to import.
+    """Arguments of an import.
 
     Args:
-        source: the file to read.
+        sources: the files to read; several only for formats with a clock per session.
         out: the trace to write.
-        format: a name of `FORMATS`; None: recognised from the columns.
-        options: what the user knows about the source.
+        format: a name of `FORMATS`; None to recognise it from the columns.
+        options: facts that the user adds to the source.
         sort: sort the rows instead of refusing unsorted ones.
         overwrite: replace an existing trace.
+        max_decoded_bytes: size of a source after decompression at which the import stops; None
+            for the default.
     """
 
-    source: Path
+    sources: tuple[Path, ...]
     out: Path
     format: str | None = None
     options: ImportOptions = field(default_factory=ImportOptions)
     sort: bool = False
     overwrite: bool = False
+    max_decoded_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """What an import did: the format, the rows written, and notes for a person."""
+    """Result of an import: format, number of rows, and notes for the user."""
 
     format: str
     container: Container
@@ -56,57 +65,161 @@ class ImportResult:
 def import_trace(
     request: ImportRequest, on_bytes: Callable[[int], None] | None = None
 ) -> ImportResult:
-    """Read the source, check every record, write the trace.
+    """Read the sources, check every record, write the trace.
 
     Args:
-        request: what to import.
-        on_bytes: told how many bytes of the source have been read.
+        request: the arguments.
+        on_bytes: called with the number of bytes of the sources read so far.
 
     Raises:
-        TraceError: anything wrong with the source or the output; no trace is left behind.
+        TraceError: a source or the output is invalid; no trace is left behind.
     """
     refuse_existing(request.out, overwrite=request.overwrite)
-    container = recognise(request.source)
-    records = read_records(request.source, container, on_bytes)
-    first = next(records, None)
-    if first is None:
-        raise TraceError(request.source, "there are no records in it; nothing was imported")
-    columns = first.values
-    if request.format is None:
-        kind = detect_format(columns, request.source)
-    else:
-        kind = FORMATS[request.format]
-        require_columns(kind, columns, request.source)
+    sources = [
+        recognise(path, request.max_decoded_bytes) for path in _in_label_order(request.sources)
+    ]
+    first_source = sources[0]
+    first, records = _first_record(first_source, on_bytes)
+    kind = _format(request.format, first, first_source.path)
     importer = kind(request.options)
-    if isinstance(importer, BasetenImporter) and container is Container.PARQUET:
-        _keep_metadata(importer, request.source)
+    if isinstance(importer, BasetenImporter) and first_source.container is Container.PARQUET:
+        _keep_metadata(importer, first_source)
+    if len(sources) > 1:
+        if not kind.several_files:
+            raise TraceError(
+                sources[1].path,
+                f"files of the format {kind.name} are imported one at a time; only formats whose "
+                "sessions have clocks of their own can be joined",
+            )
+        records = _joined(sources, kind, on_bytes)
     target = request.out
     if request.sort:
         target = target.with_name(f".{target.name}.{os.getpid()}.unsorted")
     try:
-        num_rows = write_trace(
-            target,
-            importer.rows(chain((first,), records), ordered=not request.sort),
-            importer.metadata,
-            overwrite=request.overwrite,
-            ordered=not request.sort,
-            described_as=request.source,
-        )
+        with DuplicateIds() as ids:
+            rows = _Rows(importer, sources, ids)
+            num_rows = write_trace(
+                target,
+                rows.checked(records, ordered=not request.sort),
+                importer.metadata,
+                overwrite=request.overwrite,
+                ordered=not request.sort,
+                locate=rows.locate,
+            )
         if request.sort:
             sort_trace(target, request.out, overwrite=request.overwrite)
     finally:
         if request.sort:
             target.unlink(missing_ok=True)
+    notes = importer.notes()
+    if len(sources) > 1:
+        notes.append("session ids begin with the name of their file")
     return ImportResult(
         format=kind.name,
-        container=container,
+        container=first_source.container,
         num_rows=num_rows,
-        notes=tuple(importer.notes()),
+        notes=tuple(notes),
     )
 
 
-def _keep_metadata(importer: BasetenImporter, source: Path) -> None:
+class _Rows:
+    """The rows of an import, with the place in a source of each."""
+
+    def __init__(self, importer: Importer, sources: Sequence[Source], ids: DuplicateIds) -> None:
+        self._importer = importer
+        self._paths = [source.path for source in sources]
+        self._ids = ids
+        self._unit = "row"
+        self._places = array("q")
+
+    def checked(self, records: Iterable[Record], *, ordered: bool) -> Iterator[TraceRow]:
+        """Yield the rows, then refuse a request id that occurs twice."""
+        for record, row in self._importer.rows(records, ordered=ordered):
+            place = (self._paths.index(record.path) << _LINE_BITS) + record.number
+            self._unit = record.unit
+            self._places.append(place)
+            self._ids.add(row.request_id, place)
+            yield row
+        pair = self._ids.first()
+        if pair is not None:
+            (_, earlier), (path, line) = map(self._split, pair)
+            raise RowError(
+                path,
+                line,
+                self._importer.id_column,
+                f"the request id already belongs to {self._unit} {earlier}; give every request "
+                "its own",
+                unit=self._unit,
+            )
+
+    def locate(self, error: RowError) -> RowError:
+        """The same error at the row's place in its source."""
+        path, line = self._split(self._places[error.row - 1])
+        return RowError(path, line, error.column, error.reason, unit=self._unit)
+
+    def _split(self, place: int) -> tuple[Path, int]:
+        return self._paths[place >> _LINE_BITS], place & ((1 << _LINE_BITS) - 1)
+
+
+def _format(name: str | None, record: Record, path: Path) -> type[Importer]:
+    if name is None:
+        return detect_format(record.values, path)
+    require_columns(FORMATS[name], record.values, path)
+    return FORMATS[name]
+
+
+def _first_record(
+    source: Source, on_bytes: Callable[[int], None] | None
+) -> tuple[Record, Iterator[Record]]:
+    records = source.records(KNOWN_COLUMNS, on_bytes)
+    first = next(records, None)
+    if first is None:
+        raise TraceError(source.path, "there are no records in it; nothing was imported")
+    return first, chain((first,), records)
+
+
+def _joined(
+    sources: Sequence[Source], kind: type[Importer], on_bytes: Callable[[int], None] | None
+) -> Iterator[Record]:
+    """The records of all files, each with its file's label as namespace."""
+    done = 0
+
+    def report(position: int) -> None:
+        if on_bytes is not None:
+            on_bytes(done + position)
+
+    labels = _labels([source.path for source in sources])
+    for source, label in zip(sources, labels, strict=True):
+        first, records = _first_record(source, report)
+        if not kind.fingerprint.issubset(first.values):
+            raise NotATraceError(
+                source.path,
+                f"not a file of the format {kind.name} like {sources[0].path}; import it alone",
+            )
+        for record in records:
+            yield replace(record, namespace=label)
+        done += source.path.stat().st_size
+
+
+def _in_label_order(paths: Sequence[Path]) -> list[Path]:
+    """The files in the order of their sessions' names, which is the order of the trace."""
+    labelled = zip(_labels(paths), paths, strict=True)
+    return [path for _, path in sorted(labelled, key=lambda pair: f"{pair[0]}/")]
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    labels: list[str] = []
+    for path in paths:
+        name = path.name.partition(".")[0] or path.name
+        label, number = name, 2
+        while label in labels:
+            label, number = f"{name}-{number}", number + 1
+        labels.append(label)
+    return labels
+
+
+def _keep_metadata(importer: BasetenImporter, source: Source) -> None:
     try:
-        importer.keep_metadata(parquet_metadata(source))
+        importer.keep_metadata(source.key_values())
     except ValueError as error:
-        raise TraceError(source, f"{error}; correct the metadata") from error
+        raise TraceError(source.path, f"{error}; correct the metadata") from error

@@ -1,8 +1,8 @@
-"""Records out of a file: CSV, JSON lines or Parquet, compressed or not, told by their bytes.
+"""Records of a source file: CSV, JSON lines or Parquet, compressed or not.
 
-Names and suffixes lie, so both the compression and the container are recognised from the first
-bytes. Everything is streamed and bounded: a line, a value and the nesting of JSON have limits,
-and a truncated file ends in one sentence. What the records mean is the importers' business.
+Names and suffixes can be wrong, so compression and container are recognised from the first bytes.
+Everything is streamed, and every size has a limit: a line, a record, blank lines in a row, and the
+size after decompression. The importers interpret the records.
 """
 
 from __future__ import annotations
@@ -11,29 +11,37 @@ import bz2
 import csv
 import gzip
 import lzma
-import shutil
 import tempfile
 import zlib
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from goodput_traces.errors import TraceError
-from goodput_traces.format.parquet_file import batch_rows, first_line
+from goodput_traces.errors import TooLargeError, TraceError
+from goodput_traces.format.parquet_file import first_line, open_parquet
 from goodput_traces.importers.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterator
 
-__all__ = ["MAX_LINE_BYTES", "Container", "parquet_metadata", "read_records", "recognise"]
+    from goodput_traces.format.parquet_file import ParquetTrace
+
+__all__ = ["MAX_LINE_BYTES", "Container", "Source", "recognise"]
 
 MAX_LINE_BYTES: Final = 64 << 20
+_MAX_RECORD_LINES: Final = 1_000_000
+_MAX_BLANK_LINES: Final = 1_000_000
 _CHUNK: Final = 1 << 20
+# Compressed JSON lines with many equal hashes expand 350 times.
+_MIN_LIMIT_BYTES: Final = 1 << 30
+_MAX_EXPANSION: Final = 1024
+_HEAD_BYTES: Final = 4096
+_WHITE: Final = b"\xef\xbb\xbf \t\r\n"
 _MAGIC: Final = {
     b"\x1f\x8b": "gzip",
     b"\xfd7zXZ\x00": "xz",
@@ -43,64 +51,116 @@ _MAGIC: Final = {
 
 
 class Container(StrEnum):
-    """How a source lays out its records."""
+    """Layout of the records in a source."""
 
     CSV = "CSV"
     JSONL = "JSON lines"
     PARQUET = "Parquet"
 
 
-def recognise(path: Path) -> Container:
-    """Which container a file is, by its first bytes after decompression.
-
-    Raises:
-        TraceError: the file cannot be read, or is empty.
-    """
-    with _decompressed(path) as stream:
-        head = stream.read(4096)
-    if not head.strip(b"\xef\xbb\xbf \t\r\n"):
-        raise TraceError(path, "the file is empty; there is nothing to import")
-    if head[:4] == b"PAR1":
-        return Container.PARQUET
-    return Container.JSONL if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in b"{[" else Container.CSV
-
-
-def read_records(
-    path: Path, container: Container, on_bytes: Callable[[int], None] | None = None
-) -> Iterator[Record]:
-    """The records in the file's order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file to import whose container is known; it can be read any number of times.
 
     Args:
         path: the file, as the user named it.
         container: from `recognise`.
-        on_bytes: told how far into the (compressed) file reading has come.
+        max_decoded_bytes: size after decompression at which reading stops; None for the default.
+    """
+
+    path: Path
+    container: Container
+    max_decoded_bytes: int | None = None
+
+    def records(
+        self, known: Collection[str], on_bytes: Callable[[int], None] | None = None
+    ) -> Iterator[Record]:
+        """The records in the file's order.
+
+        Args:
+            known: columns of a Parquet file that are read; the others are None in every record.
+            on_bytes: called with the number of (compressed) bytes read so far.
+
+        Raises:
+            TraceError: a damaged or too large file, or a line that is not a record; names the
+                line.
+        """
+        if self.container is Container.PARQUET:
+            yield from self._parquet_records(known)
+            return
+        with _decompressed(self.path, self.max_decoded_bytes, on_bytes) as stream:
+            lines = _lines(stream, self.path)
+            if self.container is Container.JSONL:
+                yield from _json_records(lines, self.path)
+            else:
+                yield from _csv_records(lines, self.path)
+
+    def key_values(self) -> dict[bytes, bytes]:
+        """The key-value metadata of a Parquet source.
+
+        Raises:
+            TraceError: the file is damaged.
+        """
+        with self._parquet() as file:
+            return file.key_values
+
+    def _parquet_records(self, known: Collection[str]) -> Iterator[Record]:
+        with self._parquet(known) as file:
+            read = [name for name in file.names if name in known]
+            unread = dict.fromkeys(name for name in file.names if name not in known)
+            number = 0
+            for batch in file.batches(read, range(len(file.claims.group_bytes))):
+                for values in _python_rows(batch, self.path, number + 1):
+                    number += 1
+                    yield Record(
+                        path=self.path, number=number, unit="row", values={**values, **unread}
+                    )
+
+    @contextmanager
+    def _parquet(self, known: Collection[str] = ()) -> Iterator[ParquetTrace]:
+        with (
+            _decompressed(self.path, self.max_decoded_bytes) as stream,
+            tempfile.TemporaryFile() as spool,
+        ):
+            limit = self.max_decoded_bytes
+            compressed = isinstance(stream, _Limited)
+            if compressed:
+                limit = _limit_bytes(self.path, limit)
+                while chunk := stream.read(_CHUNK):  # Parquet is read from its end
+                    spool.write(chunk)
+            with open_parquet(
+                self.path,
+                source=spool if compressed else stream,
+                names=known,
+                max_decoded_bytes=limit,
+            ) as file:
+                yield file
+
+
+def recognise(path: Path, max_decoded_bytes: int | None = None) -> Source:
+    """Recognise a file's container by its first bytes after decompression.
 
     Raises:
-        TraceError: a damaged file, or a line that is no record; names the line.
+        TraceError: the file cannot be read, or is empty.
     """
-    if container is Container.PARQUET:
-        yield from _parquet_records(path)
-        return
-    with _decompressed(path, on_bytes) as stream:
-        lines = _lines(stream, path)
-        if container is Container.JSONL:
-            yield from _json_records(lines, path)
-        else:
-            yield from _csv_records(lines, path)
-
-
-def parquet_metadata(path: Path) -> dict[bytes, bytes]:
-    """The key-value metadata of a Parquet source.
-
-    Raises:
-        TraceError: the file is damaged.
-    """
-    with _parquet_file(path) as file:
-        return dict(file.metadata.metadata or {})
+    with _decompressed(path, max_decoded_bytes) as stream:
+        head = stream.read(_HEAD_BYTES)
+    text = head.lstrip(_WHITE)
+    if not text:
+        if len(head) < _HEAD_BYTES:
+            raise TraceError(path, "the file is empty; there is nothing to import")
+        raise TraceError(path, "the file starts with 4 KiB of blank lines; remove them")
+    if head[:4] == b"PAR1":
+        container = Container.PARQUET
+    else:
+        container = Container.JSONL if text[:1] in b"{[" else Container.CSV
+    return Source(path=path, container=container, max_decoded_bytes=max_decoded_bytes)
 
 
 @contextmanager
-def _decompressed(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[IO[bytes]]:
+def _decompressed(
+    path: Path, max_decoded_bytes: int | None, on_bytes: Callable[[int], None] | None = None
+) -> Iterator[IO[bytes]]:
     try:
         raw = path.open("rb")
     except FileNotFoundError as error:
@@ -112,8 +172,12 @@ def _decompressed(path: Path, on_bytes: Callable[[int], None] | None = None) -> 
         raw.seek(0)
         kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
         watched = cast("IO[bytes]", _Watched(raw, on_bytes)) if on_bytes else raw
+        stream = watched
+        if kind is not None:
+            limit = _limit_bytes(path, max_decoded_bytes)
+            stream = cast("IO[bytes]", _Limited(_opened(watched, kind), path, limit))
         try:
-            yield _opened(watched, kind)
+            yield stream
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, pa.ArrowException) as error:
             raise _damaged(path, kind, error) from error
         except OSError as error:
@@ -123,16 +187,20 @@ def _decompressed(path: Path, on_bytes: Callable[[int], None] | None = None) -> 
             raise _damaged(path, kind, error) from error
 
 
-def _opened(raw: IO[bytes], kind: str | None) -> IO[bytes]:
+def _limit_bytes(path: Path, max_decoded_bytes: int | None) -> int:
+    if max_decoded_bytes is not None:
+        return max_decoded_bytes
+    return max(_MIN_LIMIT_BYTES, _MAX_EXPANSION * path.stat().st_size)
+
+
+def _opened(raw: IO[bytes], kind: str) -> IO[bytes]:
     if kind == "gzip":
         return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
     if kind == "xz":
         return lzma.LZMAFile(raw)
     if kind == "bzip2":
         return bz2.BZ2File(raw)
-    if kind == "zstd":
-        return cast("IO[bytes]", pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
-    return raw
+    return cast("IO[bytes]", pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
 
 
 def _damaged(path: Path, kind: str | None, error: BaseException) -> TraceError:
@@ -142,8 +210,25 @@ def _damaged(path: Path, kind: str | None, error: BaseException) -> TraceError:
     )
 
 
+class _Limited:
+    """A decompressed stream that ends in an error after a number of bytes."""
+
+    def __init__(self, stream: IO[bytes], path: Path, limit_bytes: int) -> None:
+        self._stream = stream
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._read_bytes = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._read_bytes += len(data)
+        if self._read_bytes > self._limit_bytes:
+            raise TooLargeError(self._path, self._limit_bytes)
+        return data
+
+
 class _Watched:
-    """A binary file that tells how far it has been read; only what decompressors call."""
+    """A binary file that reports its position; has the methods that decompressors call."""
 
     def __init__(self, raw: IO[bytes], on_bytes: Callable[[int], None]) -> None:
         self._raw = raw
@@ -172,9 +257,9 @@ class _Watched:
 
 
 def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends; none longer than the limit is ever held."""
+    """Numbered lines without their ends, within the limits on long and on blank lines."""
     pending = bytearray()
-    number = 0
+    number = blank = 0
     while True:
         chunk = stream.read(_CHUNK)
         if not chunk:
@@ -182,6 +267,13 @@ def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, str]]:
         *whole, rest = chunk.split(b"\n")
         for piece in whole:
             number += 1
+            blank = 0 if piece or pending else blank + 1
+            if blank > _MAX_BLANK_LINES:
+                raise TraceError(
+                    path,
+                    f"line {number} ends more than {_MAX_BLANK_LINES:,} blank lines in a row; "
+                    "remove them",
+                )
             yield number, _text(bytes(pending + piece), number, path)
             pending.clear()
         pending += rest
@@ -189,7 +281,7 @@ def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, str]]:
             raise TraceError(
                 path,
                 f"line {number + 1} is longer than {MAX_LINE_BYTES >> 20} MiB; "
-                "this is not a file of one record per line",
+                "write one record per line",
             )
     if pending:
         yield number + 1, _text(bytes(pending), number + 1, path)
@@ -201,7 +293,9 @@ def _text(line: bytes, number: int, path: Path) -> str:
     try:
         return line.removesuffix(b"\r").decode()
     except UnicodeDecodeError as error:
-        raise TraceError(path, f"line {number} is not UTF-8 text; convert the file") from error
+        raise TraceError(
+            path, f"line {number} is not UTF-8 text (byte {error.start}); convert the file"
+        ) from error
 
 
 def _json_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Record]:
@@ -224,10 +318,42 @@ def _json_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Reco
         yield Record(path=path, number=number, unit="line", values=values)
 
 
+class _CsvLines:
+    """Lines for the CSV reader, with a limit on the lines and bytes of one record."""
+
+    def __init__(self, lines: Iterator[tuple[int, str]], path: Path) -> None:
+        self._lines = lines
+        self._path = path
+        self._number = 0
+        self.end_record()
+
+    def end_record(self) -> None:
+        """Start to count the next record."""
+        self._start = self._number + 1
+        self._bytes = 0
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        self._number, line = next(self._lines)
+        self._bytes += len(line) + 1
+        long = self._number - self._start >= _MAX_RECORD_LINES
+        if long or self._bytes > MAX_LINE_BYTES:
+            raise TraceError(
+                self._path,
+                f"the record that starts on line {self._start} is longer than "
+                f"{MAX_LINE_BYTES >> 20} MiB or {_MAX_RECORD_LINES:,} lines; "
+                "check that every quote is closed",
+            )
+        return line + "\n"
+
+
 def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Record]:
     # The module's own limit of 128 KiB is too small for a column of prompts.
     csv.field_size_limit(MAX_LINE_BYTES)
-    reader = csv.reader((line for _, line in lines), strict=True)
+    limited = _CsvLines(lines, path)
+    reader = csv.reader(limited, strict=True)
     header: list[str] | None = None
     while True:
         try:
@@ -236,14 +362,20 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
             raise TraceError(
                 path, f"line {reader.line_num} is not valid CSV ({error}); correct the line"
             ) from error
+        limited.end_record()
         if cells is None:
             return
         if not cells:
             continue
         if header is None:
             header = [name.strip() for name in cells]
-            if len(set(header)) < len(header):
-                raise TraceError(path, "the CSV header names a column twice; rename one")
+            twice = next((name for name in header if header.count(name) > 1), None)
+            if twice is not None:
+                raise TraceError(
+                    path,
+                    f"line {reader.line_num}: the CSV header names a column twice ({twice}); "
+                    "rename one",
+                )
             continue
         if len(cells) != len(header):
             raise TraceError(
@@ -257,27 +389,16 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
         yield Record(path=path, number=reader.line_num, unit="line", values=values)
 
 
-def _parquet_records(path: Path) -> Iterator[Record]:
-    with _parquet_file(path) as file:
-        number = 0
-        for group in range(file.metadata.num_row_groups):
-            rows = batch_rows(file.metadata.row_group(group))
-            for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield Record(path=path, number=number, unit="row", values=values)
-
-
-@contextmanager
-def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
-    with _decompressed(path) as stream, tempfile.TemporaryFile() as spool:
-        seekable: IO[bytes] = stream
-        if isinstance(stream, gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File | pa.NativeFile):
-            shutil.copyfileobj(stream, spool, _CHUNK)  # Parquet is read from its end
-            spool.seek(0)
-            seekable = spool
-        try:
-            with pq.ParquetFile(seekable, buffer_size=_CHUNK, pre_buffer=False) as file:
-                yield file
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _damaged(path, "Parquet", error) from error
+def _python_rows(batch: pa.RecordBatch, path: Path, first_row: int) -> Iterator[dict[str, Any]]:
+    try:
+        yield from batch.to_pylist()
+    except ValueError as error:  # text that is not UTF-8, times that Python cannot hold
+        for at in range(batch.num_rows):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                try:
+                    column[at].as_py()
+                except ValueError as wrong:
+                    Record(path=path, number=first_row + at, unit="row", values={}).refuse(
+                        name, f"the value cannot be read ({first_line(wrong)}); correct it"
+                    )
+        raise TraceError(path, f"the rows from {first_row} on cannot be read") from error

@@ -33,6 +33,8 @@ class WekaImporter(Importer):
     summary = "Weka coding-agent sessions: id, block_size, requests (one session a line)"
     fingerprint: ClassVar[frozenset[str]] = frozenset({"id", "block_size", "requests"})
     ordered_by: ClassVar[str] = "id"
+    id_column: ClassVar[str] = "id"
+    several_files: ClassVar[bool] = True
     known: ClassVar[frozenset[str]] = fingerprint | {
         "models",
         "hash_id_scope",
@@ -51,6 +53,8 @@ class WekaImporter(Importer):
         session = record.optional_text("id", "provided_session_id")
         if not session:
             record.refuse("id", "the session has no id; give every session its own")
+        if record.namespace:
+            session = f"{record.namespace}/{session}"
         block = record.integer("block_size", "block_size")
         requests = _listed(record, "requests")
         flat = sorted(self._flatten(record, requests), key=lambda item: item[0])
@@ -86,7 +90,7 @@ class WekaImporter(Importer):
     ) -> Iterator[tuple[int, str | None, Record]]:
         for at, values in enumerate(requests):
             request = record.nested(f"requests[{at}]", values)
-            start_ns = request.seconds_ns("t", required=True) or 0
+            start_ns = request.time_ns("t")
             if values.get("type") != "subagent":
                 yield start_ns, None, request
                 continue
@@ -95,7 +99,7 @@ class WekaImporter(Importer):
             for below, nested in enumerate(_listed(request, "requests")):
                 child = request.nested(f"requests[{below}]", nested)
                 # The 25 markers of the published trace start their requests at 0.0.
-                yield start_ns + (child.seconds_ns("t", required=True) or 0), agent, child
+                yield start_ns + child.time_ns("t"), agent, child
 
     def _row(
         self,
@@ -116,9 +120,9 @@ class WekaImporter(Importer):
                 f"{len(hashes)} hashes for {prompt_tokens} tokens in blocks of {block}; "
                 "there are more hashes than blocks",
             )
-        think_ns = request.seconds_ns("think_time")
-        ttft_ns = request.seconds_ns("ttft")
-        e2e_ns = request.seconds_ns("api_time")
+        think_ns = request.duration_ns("think_time")
+        ttft_ns = request.duration_ns("ttft")
+        e2e_ns = request.duration_ns("api_time")
         return TraceRow(
             request_id=f"{session}/{turn:05d}",
             timestamp_start_unix_ns=arrival_ns,

@@ -1,0 +1,446 @@
+"""Checks on the bytes of a Parquet file before Arrow decodes any of them.
+
+Two independent checks. The *digest block* is written by our writer between the data and the
+footer, where other readers never look: it holds a digest of all other bytes, so any damage to a
+trace of ours is found. The *claims* of any file's footer and page headers (offsets, sizes, counts)
+are compared with each other and with the file: Arrow trusts some of them, and a file of a few
+kilobytes can claim gigabytes.
+
+Source: the Thrift definitions of Apache Parquet 2.11, github.com/apache/parquet-format.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from typing import IO, TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+__all__ = ["DamagedError", "FileClaims", "check_file", "write_digest_block"]
+
+_START: Final = b"GPdigest"
+_END: Final = b"GPdigEnd"
+_DIGEST_BYTES: Final = 16
+_BLOCK_BYTES: Final = len(_START) + _DIGEST_BYTES + len(_END)
+_MAGIC: Final = b"PAR1"
+_TAIL_BYTES: Final = 8  # the footer's length and the magic
+_CHUNK: Final = 1 << 20
+_MAX_FOOTER_BYTES: Final = 64 << 20
+_MAX_HEADER_BYTES: Final = 64 << 10
+_SMALL_DICTIONARY_BYTES: Final = 8 << 10
+_MAX_ROW_GROUPS: Final = 1_000_000
+_MAX_DEPTH: Final = 16
+_DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = range(4)
+_WIDTHS: Final = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}  # physical type → bytes per value
+_BYTE_ARRAY: Final = 6
+_REPEATED: Final = 2
+
+
+class DamagedError(ValueError):
+    """Bytes of a Parquet file contradict each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileClaims:
+    """Checked claims of a file.
+
+    Args:
+        file_bytes: the file's size.
+        group_bytes: decoded size of the checked columns in each row group, without the text that
+            dictionaries repeat.
+        large_dictionaries: text columns with a dictionary page that is too large to be repeated
+            for every row of a batch.
+    """
+
+    file_bytes: int
+    group_bytes: tuple[int, ...]
+    large_dictionaries: tuple[str, ...]
+
+
+def write_digest_block(file: IO[bytes]) -> None:
+    """Insert the digest block into a complete Parquet file.
+
+    Args:
+        file: open for reading and writing.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(size - _TAIL_BYTES)
+    footer_start = size - _TAIL_BYTES - int.from_bytes(file.read(4), "little")
+    file.seek(footer_start)
+    footer = file.read()
+    digest = _digest(file, footer_start, footer)
+    file.seek(footer_start)
+    file.write(_START + digest + _END + footer)
+    file.truncate()
+
+
+def check_file(file: IO[bytes], names: Collection[str]) -> FileClaims:
+    """Compare the digest, if the file has one, and all claims about some columns.
+
+    Args:
+        file: open for reading.
+        names: the top-level columns whose pages are checked.
+
+    Raises:
+        DamagedError: a digest or a claim does not match.
+    """
+    size = file.seek(0, os.SEEK_END)
+    if size < len(_MAGIC) + _TAIL_BYTES:
+        raise DamagedError("the file is too short")
+    file.seek(size - _TAIL_BYTES)
+    tail = file.read(_TAIL_BYTES)
+    length = int.from_bytes(tail[:4], "little")
+    footer_start = size - _TAIL_BYTES - length
+    if tail[4:] != _MAGIC or footer_start < len(_MAGIC):
+        raise DamagedError("the footer is missing")
+    if length > _MAX_FOOTER_BYTES:
+        raise DamagedError(f"the footer is larger than {_MAX_FOOTER_BYTES >> 20} MiB")
+    file.seek(footer_start)
+    footer = file.read(length)
+    _check_digest(file, footer_start, footer + tail)
+    return _Checker(file, footer_start, footer, size).check(names)
+
+
+def _check_digest(file: IO[bytes], footer_start: int, footer: bytes) -> None:
+    block_start = max(0, footer_start - _BLOCK_BYTES)
+    file.seek(block_start)
+    block = file.read(footer_start - block_start)
+    starts, ends = block.startswith(_START), block.endswith(_END)
+    if not (starts or ends):
+        return  # written by another tool
+    digest = block[len(_START) : len(_START) + _DIGEST_BYTES]
+    if not (starts and ends) or digest != _digest(file, block_start, footer):
+        raise DamagedError("its digest does not match its content")
+
+
+def _digest(file: IO[bytes], data_end: int, footer: bytes) -> bytes:
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    file.seek(0)
+    left = data_end
+    while left and (chunk := file.read(min(_CHUNK, left))):
+        digest.update(chunk)
+        left -= len(chunk)
+    digest.update(footer)
+    return digest.digest()
+
+
+class _Checker:
+    """The claims of one file.
+
+    Args:
+        file: open for reading.
+        data_end: offset of the footer; every page ends before it.
+        footer: the Thrift message.
+        size: bytes of the file.
+    """
+
+    def __init__(self, file: IO[bytes], data_end: int, footer: bytes, size: int) -> None:
+        self._file = file
+        self._data_end = data_end
+        self._size = size
+        reader = _Thrift(footer)
+        self._message = reader.struct()
+        if reader.at != len(footer):
+            raise DamagedError("the footer is longer than its content")
+        self._checksums: bool | None = None
+
+    def check(self, names: Collection[str]) -> FileClaims:
+        leaves = list(_leaves(_get(self._message, 2, list)))
+        groups = _get(self._message, 4, list)
+        if len(groups) > _MAX_ROW_GROUPS:
+            raise DamagedError("it has more than a million row groups; write larger ones")
+        if sum(_count(group, 3) for group in groups) != _count(self._message, 3):
+            raise DamagedError("the row groups do not add up to the file's rows")
+        chunks: list[_Chunk] = []
+        group_bytes: list[int] = []
+        large: dict[str, None] = {}
+        for group in groups:
+            described = _get(group, 1, list)
+            if len(described) != len(leaves):
+                raise DamagedError("a row group does not have all columns")
+            group_bytes.append(0)
+            for message, leaf in zip(described, leaves, strict=True):
+                read = leaf.path[0] in names
+                chunk = self._check_chunk(group, message, leaf, walk=read)
+                chunks.append(chunk)
+                if read:
+                    group_bytes[-1] += chunk.decoded_bytes
+                if chunk.dictionary_bytes > _SMALL_DICTIONARY_BYTES and leaf.is_flat_text:
+                    large[leaf.path[0]] = None
+        chunks.sort(key=lambda chunk: chunk.start)
+        if any(after.start < before.end for before, after in pairwise(chunks)):
+            raise DamagedError("two column chunks overlap")
+        return FileClaims(
+            file_bytes=self._size,
+            group_bytes=tuple(group_bytes),
+            large_dictionaries=tuple(large),
+        )
+
+    def _check_chunk(
+        self, group: dict[int, Any], chunk: dict[int, Any], leaf: _Leaf, *, walk: bool
+    ) -> _Chunk:
+        meta = _get(chunk, 3, dict)
+        if 1 in chunk or _get(meta, 3, list) != leaf.encoded_path:
+            raise DamagedError(f"a chunk of column {leaf.name} belongs to another column or file")
+        if _get(meta, 1, int) != leaf.kind:
+            raise DamagedError(f"a chunk of column {leaf.name} has another type than the column")
+        num_values, size = _count(meta, 5), _count(meta, 7)
+        if not leaf.repeated and num_values != _count(group, 3):
+            raise DamagedError(f"a chunk of column {leaf.name} has not one value per row")
+        if num_values == 0:
+            return _Chunk(start=0, end=0, decoded_bytes=0, dictionary_bytes=0)
+        start = data_start = _count(meta, 9)
+        if 11 in meta and 0 < _count(meta, 11) < data_start:
+            start = _count(meta, 11)
+        if not len(_MAGIC) <= start <= start + size <= self._data_end:
+            raise DamagedError(f"a chunk of column {leaf.name} lies outside the data")
+        dictionary = 0
+        uncompressed = _count(meta, 6)
+        if walk:
+            pages = _Pages(self._file, start, start + size, leaf)
+            pages.walk(num_values, None if leaf.repeated else _count(group, 3), data_start)
+            dictionary, uncompressed = pages.dictionary_bytes, pages.uncompressed_bytes
+            if _count(meta, 6) < uncompressed:
+                raise DamagedError(f"a chunk of column {leaf.name} is larger than it claims")
+            if self._checksums is None:
+                self._checksums = pages.checksums
+            if pages.checksums != self._checksums:
+                raise DamagedError(f"pages of column {leaf.name} lack the checksum others have")
+        # Arrow may repeat a value of the dictionary for every value of a nested column.
+        repeated = dictionary if leaf.kind == _BYTE_ARRAY and not leaf.is_flat_text else 0
+        return _Chunk(
+            start=start,
+            end=start + size,
+            decoded_bytes=max(uncompressed, num_values * _WIDTHS.get(leaf.kind, repeated)),
+            dictionary_bytes=dictionary,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """A checked column chunk: its range in the file and its sizes after decompression."""
+
+    start: int
+    end: int
+    decoded_bytes: int
+    dictionary_bytes: int
+
+
+class _Pages:
+    """The pages of one column chunk: read header by header, their content is skipped."""
+
+    def __init__(self, file: IO[bytes], start: int, end: int, leaf: _Leaf) -> None:
+        self._file = file
+        self._start = start
+        self._end = end
+        self._name = leaf.name
+        self.uncompressed_bytes = 0
+        self.dictionary_bytes = 0
+        self.checksums = True
+
+    def walk(self, num_values: int, num_rows: int | None, data_start: int) -> None:
+        """Check every page.
+
+        Args:
+            num_values: values that the data pages must add up to.
+            num_rows: rows that newer data pages must add up to; None if not known.
+            data_start: offset that the footer claims for the first data page.
+        """
+        at, values, rows, first_data = self._start, 0, 0, -1
+        checksums: set[bool] = set()
+        while values < num_values:
+            header, length = self._header(at)
+            kind, size = _get(header, 1, int), _count(header, 3)
+            uncompressed = _count(header, 2)
+            if at + length + size > self._end:
+                raise self._damaged("is longer than its chunk")
+            checksums.add(4 in header)
+            self.uncompressed_bytes += length + uncompressed
+            if kind == _DICTIONARY_PAGE:
+                if at != self._start or first_data >= 0:
+                    raise self._damaged("is a dictionary after the data")
+                _count(_get(header, 7, dict), 1)
+                self.dictionary_bytes = uncompressed
+            elif kind == _DATA_PAGE:
+                first_data = at if first_data < 0 else first_data
+                values += _count(_get(header, 5, dict), 1)
+            elif kind == _DATA_PAGE_V2:
+                first_data = at if first_data < 0 else first_data
+                data = _get(header, 8, dict)
+                values += _count(data, 1)
+                rows += _count(data, 3)
+                if _count(data, 2) > _count(data, 1):
+                    raise self._damaged("has more nulls than values")
+                if _count(data, 5) + _count(data, 6) > min(uncompressed, size):
+                    raise self._damaged("has levels longer than the page")
+                if num_rows is not None and rows > num_rows:
+                    raise self._damaged("has more rows than its row group")
+            elif kind != _INDEX_PAGE:
+                raise self._damaged("has an unknown type")
+            at += length + size
+        if values != num_values or first_data != data_start or len(checksums) > 1:
+            raise self._damaged("does not match its chunk's description")
+        self.checksums = True in checksums
+
+    def _header(self, at: int) -> tuple[dict[int, Any], int]:
+        if at >= self._end:
+            raise self._damaged("is missing")
+        self._file.seek(at)
+        reader = _Thrift(self._file.read(min(_MAX_HEADER_BYTES, self._end - at)))
+        return reader.struct(), reader.at
+
+    def _damaged(self, problem: str) -> DamagedError:
+        return DamagedError(f"a page of column {self._name} {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaf:
+    """A column with values: its path in the schema, physical type, and True if in a list."""
+
+    path: tuple[str, ...]
+    encoded_path: list[bytes]
+    kind: int
+    repeated: bool
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def is_flat_text(self) -> bool:
+        return self.kind == _BYTE_ARRAY and not self.repeated and len(self.path) == 1
+
+
+def _leaves(schema: list[Any]) -> Iterator[_Leaf]:
+    elements = iter(schema)
+
+    def below(
+        path: tuple[bytes, ...], children: int, depth: int, *, nested: bool
+    ) -> Iterator[_Leaf]:
+        if depth > _MAX_DEPTH:
+            raise DamagedError("the schema is nested too deeply")
+        for _ in range(children):
+            element = next(elements, None)
+            if not isinstance(element, dict):
+                raise DamagedError("the schema lacks a column")
+            here = (*path, _get(element, 4, bytes))
+            inside = nested or element.get(3) == _REPEATED
+            if 5 in element and _count(element, 5):
+                yield from below(here, _count(element, 5), depth + 1, nested=inside)
+                continue
+            yield _Leaf(
+                path=tuple(part.decode("utf-8", "replace") for part in here),
+                encoded_path=list(here),
+                kind=_get(element, 1, int),
+                repeated=inside,
+            )
+
+    root = next(elements, None)
+    if not isinstance(root, dict):
+        raise DamagedError("the schema is empty")
+    yield from below((), _count(root, 5), 0, nested=False)
+    if next(elements, None) is not None:
+        raise DamagedError("the schema has columns outside its root")
+
+
+def _get(message: dict[int, Any], field: int, kind: type[Any]) -> Any:
+    value = message.get(field)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise DamagedError("the footer or a page header lacks a field")
+    return value
+
+
+def _count(message: dict[int, Any], field: int) -> int:
+    value: int = _get(message, field, int)
+    if value < 0:
+        raise DamagedError("the footer or a page header has a negative count")
+    return value
+
+
+class _Thrift:
+    """A reader of Thrift's compact protocol: structs become dicts by field id.
+
+    Every element takes at least one byte, so the input's length bounds time and memory.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Read one struct.
+
+        Raises:
+            DamagedError: the bytes are not a struct.
+        """
+        if depth > _MAX_DEPTH:
+            raise DamagedError("a message is nested too deeply")
+        fields: dict[int, Any] = {}
+        field = 0
+        while True:
+            head = self._byte()
+            if head == 0:
+                return fields
+            field = field + (head >> 4) if head >> 4 else self._signed()
+            if field in fields:
+                raise DamagedError("a message has a field twice")
+            kind = head & 15
+            fields[field] = kind == 1 if kind in {1, 2} else self._value(kind, depth)
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in {4, 5, 6}:
+            return self._signed()
+        if kind == 8:
+            return self._take(self._unsigned())
+        if kind == 12:
+            return self.struct(depth + 1)
+        if kind in {9, 10}:
+            return self._list(depth + 1)
+        if kind in {1, 2}:  # inside a list
+            return self._byte() == 1
+        if kind == 3:
+            return self._byte()
+        if kind == 7:
+            return struct.unpack("<d", self._take(8))[0]
+        raise DamagedError("a message has a field of an unknown type")
+
+    def _list(self, depth: int) -> list[Any]:
+        if depth > _MAX_DEPTH:
+            raise DamagedError("a message is nested too deeply")
+        head = self._byte()
+        length = head >> 4 if head >> 4 < 15 else self._unsigned()
+        if length > len(self._data) - self.at:
+            raise DamagedError("a list is longer than the message")
+        return [self._value(head & 15, depth) for _ in range(length)]
+
+    def _byte(self) -> int:
+        if self.at >= len(self._data):
+            raise DamagedError("a message ends early")
+        self.at += 1
+        return self._data[self.at - 1]
+
+    def _unsigned(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self._byte()
+            number |= (byte & 127) << shift
+            if byte < 128:
+                return number
+            shift += 7
+            if shift > 63:
+                raise DamagedError("a number is too long")
+
+    def _signed(self) -> int:
+        number = self._unsigned()
+        return (number >> 1) ^ -(number & 1)
+
+    def _take(self, length: int) -> bytes:
+        if length > len(self._data) - self.at:
+            raise DamagedError("a text is longer than the message")
+        self.at += length
+        return self._data[self.at - length : self.at]

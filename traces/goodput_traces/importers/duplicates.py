@@ -1,0 +1,92 @@
+"""Find request ids that occur twice, in bounded memory.
+
+Ids become 128-bit digests. Up to a million stay in memory; beyond that they go to temporary files,
+each of which holds one part of the digests and is sorted on its own at the end.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from contextlib import ExitStack
+from hashlib import blake2b
+from typing import IO, TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["DuplicateIds"]
+
+_ENTRY: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<i8")])
+_PLACE: Final = struct.Struct("<q")
+_IN_MEMORY: Final = 1_000_000
+_PARTS: Final = 64
+
+
+class DuplicateIds:
+    """Request ids with their places; use it as a context manager.
+
+    Args:
+        in_memory: entries kept in memory before they go to temporary files.
+    """
+
+    def __init__(self, in_memory: int = _IN_MEMORY) -> None:
+        self._limit_bytes = in_memory * _ENTRY.itemsize
+        self._buffer = bytearray()
+        self._parts: list[IO[bytes]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def add(self, request_id: str, place: int) -> None:
+        """Add the id of one row; places increase from row to row."""
+        digest = blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        self._buffer += digest + _PLACE.pack(place)
+        if len(self._buffer) >= self._limit_bytes:
+            self._spill()
+
+    def first(self) -> tuple[int, int] | None:
+        """Places of the first row with an id of an earlier row, earlier one first, or None."""
+        if not self._parts:
+            return _first_pair(np.frombuffer(bytes(self._buffer), dtype=_ENTRY))
+        self._spill()
+        pairs = []
+        for part in self._parts:
+            part.seek(0)
+            pairs.append(_first_pair(np.frombuffer(part.read(), dtype=_ENTRY)))
+        return min((pair for pair in pairs if pair), key=lambda pair: pair[1], default=None)
+
+    def _spill(self) -> None:
+        if not self._parts:
+            for _ in range(_PARTS):
+                file = tempfile.TemporaryFile()  # noqa: SIM115 - the stack closes it
+                self._parts.append(self._stack.enter_context(file))
+        entries = np.frombuffer(bytes(self._buffer), dtype=_ENTRY)
+        number = entries["high"] % _PARTS
+        for at, part in enumerate(self._parts):
+            part.write(entries[number == at].tobytes())
+        self._buffer.clear()
+
+
+def _first_pair(entries: np.ndarray[Any, Any]) -> tuple[int, int] | None:
+    order = np.lexsort((entries["place"], entries["low"], entries["high"]))
+    entries = entries[order]
+    same = (entries["high"][1:] == entries["high"][:-1]) & (
+        entries["low"][1:] == entries["low"][:-1]
+    )
+    at = np.flatnonzero(same)
+    if not len(at):
+        return None
+    earliest = at[np.argmin(entries["place"][at + 1])]
+    return int(entries["place"][earliest]), int(entries["place"][earliest + 1])
