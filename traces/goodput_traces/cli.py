@@ -5,11 +5,14 @@ Building the parser imports neither pyarrow nor numpy, so `--help` and shell com
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import CommandParser, argument_type
+from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S, parse_duration
 from goodput_traces.exporters import EXPORTS
 from goodput_traces.importers import FORMATS
@@ -33,7 +36,14 @@ def main(argv: list[str]) -> int:
     arguments = make_parser().parse_args(argv)
     from goodput_traces.commands import COMMANDS  # noqa: PLC0415 - loads pyarrow
 
-    return COMMANDS[arguments.command](arguments)
+    try:
+        code = COMMANDS[arguments.command](arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of stdout left early, as in `describe | head`. No verdict depends on it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.PASS
+    return code
 
 
 def make_parser() -> CommandParser:

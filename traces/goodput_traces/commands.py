@@ -74,15 +74,17 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _describe(arguments: argparse.Namespace) -> int:
-    description = describe(
-        open_trace(arguments.trace, max_decoded_bytes=arguments.max_decoded_size)
-    )
+    trace = open_trace(arguments.trace, max_decoded_bytes=arguments.max_decoded_size)
+    description = describe(trace)
     if arguments.json:
-        json.dump(to_json(arguments.trace, description), sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        text = json.dumps(to_json(arguments.trace, description), indent=2) + "\n"
     else:
-        sample = arguments.trace == sample_path()
-        print_description(Console(), SAMPLE if sample else str(arguments.trace), description)
+        console = Console()
+        with console.capture() as captured:
+            sample = arguments.trace == sample_path()
+            print_description(console, SAMPLE if sample else str(arguments.trace), description)
+        text = captured.get()
+    sys.stdout.write(text)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""The counters behind a description: fed batch by batch, bounded in memory.
+"""Counters of a description, updated batch by batch in bounded memory, and their results.
 
-They know Arrow columns and arithmetic, and nothing of files or of how results are shown.
+They must not know files, nor how results are shown.
 """
 
 from __future__ import annotations
@@ -55,17 +55,19 @@ class LengthSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """When requests arrive, on one clock.
+    """Arrivals on one clock.
 
     Args:
         span_ns: from the first to the last arrival.
-        mean_rate_per_s: rows over the span; None when all arrive at once.
+        mean_rate_per_s: rows over the span; None if all arrive at once.
         peak_1s: most arrivals in any whole second, counted from the first arrival.
         peak_60s: most arrivals in any whole minute, counted likewise.
+        longest_gap_ns: longest time without an arrival.
+        longest_gap_start_ns: start of that gap, counted from the first arrival.
         gap_cv: standard deviation of the gaps between arrivals over their mean: 1 for a
             Poisson process, above it bursty; None with fewer than two gaps or no mean.
-        distinct_instants: different arrival times.
-        tied_rows: rows that share their instant with another.
+        distinct_instants: distinct arrival times.
+        tied_rows: rows that share their instant with another row.
         largest_tie: most rows at one instant.
         histogram: arrivals in equal parts of the span.
     """
@@ -74,6 +76,8 @@ class Arrivals:
     mean_rate_per_s: float | None
     peak_1s: int
     peak_60s: int
+    longest_gap_ns: int
+    longest_gap_start_ns: int
     gap_cv: float | None
     distinct_instants: int
     tied_rows: int
@@ -83,14 +87,14 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixReuse:
-    """How much of the prompts was seen before: the best that a prefix cache could do.
+    """Prompt blocks seen before: the upper bound of a prefix cache's hits.
 
     Args:
         blocks: hashes in all rows.
-        distinct_blocks: different ones.
+        distinct_blocks: distinct hashes.
         block_sizes: tokens per hash, as found.
         rows: rows with hashes.
-        exact: whether `distinct_blocks` is counted rather than estimated.
+        exact: True if `distinct_blocks` is counted, False if it is estimated.
     """
 
     blocks: int
@@ -101,7 +105,7 @@ class PrefixReuse:
 
     @property
     def reused(self) -> float | None:
-        """Share of blocks that an earlier row, or the same one, already had."""
+        """Share of blocks that occurred before, in an earlier row or the same one."""
         return None if self.blocks == 0 else max(0.0, 1 - self.distinct_blocks / self.blocks)
 
 
@@ -125,7 +129,7 @@ class DistinctCounter:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing had to be left out."""
+        """True if no value was left out."""
         return self._shift == 0
 
     @property
@@ -159,7 +163,7 @@ def _scramble(values: _U64) -> _U64:
 
 
 class LengthCounts:
-    """Counts every length; at most `MAX_TOKENS` counters."""
+    """Count every length; at most `MAX_TOKENS` counters."""
 
     def __init__(self) -> None:
         self._counts: _Int64 = np.zeros(1, dtype=np.int64)
@@ -195,7 +199,7 @@ class LengthCounts:
 
 
 class ArrivalCounts:
-    """Everything about sorted arrival times, batch after batch."""
+    """Statistics of sorted arrival times, batch by batch."""
 
     def __init__(self, trace: Trace) -> None:
         self._first_ns = trace.first_ns
@@ -207,6 +211,7 @@ class ArrivalCounts:
         self._rows = self._instants = self._tied = self._largest = 0
         self._tie = 0  # rows so far at the last instant
         self._gap_squares_s2 = 0.0
+        self._longest_gap_ns = self._longest_gap_start_ns = 0
 
     def add(self, times: _Int64) -> None:
         """Count a batch of sorted arrivals in nanoseconds, `[rows]`."""
@@ -217,9 +222,14 @@ class ArrivalCounts:
         self._bins += np.bincount(since // width, minlength=_TIME_BINS)
         self._seconds.add(since)
         self._minutes.add(since)
-        if self._last_ns is not None:
-            self._gap_squares_s2 += ((int(times[0]) - self._last_ns) / NS_PER_S) ** 2
-        self._gap_squares_s2 += float(np.square(np.diff(times) / NS_PER_S).sum())
+        gaps = np.diff(since if self._last_ns is None else [self._last_ns - self._first_ns, *since])
+        if len(gaps):
+            self._gap_squares_s2 += float(np.square(gaps / NS_PER_S).sum())
+            longest = int(gaps.argmax())
+            if gaps[longest] > self._longest_gap_ns:
+                self._longest_gap_ns = int(gaps[longest])
+                end_at = longest + (1 if self._last_ns is None else 0)
+                self._longest_gap_start_ns = int(since[end_at]) - self._longest_gap_ns
         instants, counts = np.unique(times, return_counts=True)
         runs = counts.tolist()
         if self._last_ns == int(instants[0]):
@@ -246,6 +256,8 @@ class ArrivalCounts:
             mean_rate_per_s=self._rows / span_s if span_s > 0 else None,
             peak_1s=self._seconds.peak,
             peak_60s=self._minutes.peak,
+            longest_gap_ns=self._longest_gap_ns,
+            longest_gap_start_ns=self._longest_gap_start_ns,
             gap_cv=cv,
             distinct_instants=self._instants,
             tied_rows=self._tied,
@@ -264,7 +276,7 @@ class ArrivalCounts:
 
 
 class _PeakWindow:
-    """The fullest of consecutive windows of one width."""
+    """The highest count in consecutive windows of one width."""
 
     def __init__(self, width_ns: int) -> None:
         self._width_ns = width_ns
@@ -281,7 +293,7 @@ class _PeakWindow:
 
 
 class SessionCounts:
-    """Different sessions, provided or derived, and the rows that belong to one."""
+    """Count distinct sessions, provided or derived, and the rows that belong to one."""
 
     def __init__(self) -> None:
         self.distinct = DistinctCounter()
@@ -310,7 +322,7 @@ class SessionCounts:
 
 
 class PrefixCounts:
-    """Blocks, different blocks, and their sizes."""
+    """Count blocks, distinct blocks and block sizes."""
 
     def __init__(self) -> None:
         self._distinct = DistinctCounter()
@@ -330,7 +342,7 @@ class PrefixCounts:
             self._sizes.update(columns["block_size"].unique().drop_null().to_pylist())
 
     def summary(self) -> PrefixReuse:
-        """Everything counted."""
+        """Prefix reuse of everything counted."""
         return PrefixReuse(
             blocks=self._blocks,
             distinct_blocks=self._distinct.count,

@@ -46,16 +46,16 @@ class TraceDescription:
 
     Args:
         rows: requests.
-        metadata: what the file says about itself.
-        floored_output_rows: zero-length answers that are read as one token.
-        arrivals: None for a session-relative clock: there is no common time.
+        metadata: the file's metadata.
+        floored_output_rows: rows whose zero output tokens became 1.
+        arrivals: None for a session-relative clock, which has no common time.
         prompt: lengths of prompts.
         answer: lengths of answers.
-        sessions: different sessions; rows without one are not counted.
+        sessions: distinct sessions.
         session_rows: rows that belong to a session.
-        sessions_exact: whether `sessions` is counted rather than estimated.
+        sessions_exact: True if `sessions` is counted, False if it is estimated.
         prefixes: prefix reuse.
-        classes: rows per SLO class; the empty name stands for rows without one.
+        classes: rows per SLO class; the empty name counts rows without a class.
     """
 
     rows: int

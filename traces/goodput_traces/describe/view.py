@@ -1,4 +1,4 @@
-"""A trace's description for people (tables and terminal histograms) and for machines (JSON)."""
+"""A description as tables and terminal histograms, or as JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.table import Table
 from rich.text import Text
 
+from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_traces.format.schema import Clock, HashSemantics
 
@@ -23,7 +24,9 @@ __all__ = ["print_description", "to_json"]
 
 _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 _CHART_ROWS: Final = 5
+_CHART_LABEL: Final = 10
 _BAR: Final = 40
+_BAR_LABEL: Final = 25
 _HASHES: Final = {
     HashSemantics.NONE: "none",
     HashSemantics.FULL_BLOCKS: "full blocks only",
@@ -33,7 +36,7 @@ _HASHES: Final = {
 
 
 def to_json(path: Path, description: TraceDescription) -> dict[str, Any]:
-    """The description as plain values; times in nanoseconds, shares as numbers from 0 to 1."""
+    """Convert the description to plain values; times in nanoseconds, shares from 0 to 1."""
     values = asdict(description)
     metadata = values["metadata"]
     metadata["clock"] = description.metadata.clock.value
@@ -44,22 +47,22 @@ def to_json(path: Path, description: TraceDescription) -> dict[str, Any]:
 
 
 def print_description(console: Console, title: str, description: TraceDescription) -> None:
-    """Print what a person wants to know before replaying a trace."""
+    """Print the description as tables and histograms that fit the console's width."""
     console.print(_facts(title, description))
     console.print(_lengths(description))
     if description.arrivals is not None:
-        console.print(_arrivals_chart(description.arrivals))
-    console.print(_length_bars("prompt tokens", description.prompt))
-    console.print(_length_bars("answer tokens", description.answer))
+        console.print(_arrivals_chart(description.arrivals, console.width))
+    console.print(_length_bars("prompt tokens", description.prompt, console.width))
+    console.print(_length_bars("answer tokens", description.answer, console.width))
 
 
 def _facts(title: str, description: TraceDescription) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
-    table.add_column(style="bold")
+    table = Table(title=Text(printable(title)), title_justify="left", show_header=False, box=None)
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     metadata = description.metadata
-    table.add_row("source", Text(metadata.source or "not stated"))
-    table.add_row("licence", Text(metadata.licence or "not stated"))
+    table.add_row("source", Text(printable(metadata.source) or "not stated"))
+    table.add_row("licence", Text(printable(metadata.licence) or "not stated"))
     tick = format_duration(metadata.timestamp_resolution_ns)
     if metadata.timestamp_resolution_ns < 1000:
         tick = f"{metadata.timestamp_resolution_ns} ns"
@@ -81,7 +84,7 @@ def _facts(title: str, description: TraceDescription) -> Table:
     if description.floored_output_rows:
         table.add_row("zero answers", f"{description.floored_output_rows:,} rows, read as 1 token")
     classes = ", ".join(f"{name or '(none)'} {rows:,}" for name, rows in description.classes[:20])
-    table.add_row("classes", Text(classes))
+    table.add_row("classes", Text(printable(classes)))
     return table
 
 
@@ -93,6 +96,12 @@ def _arrival_facts(table: Table, arrivals: Arrivals) -> None:
     table.add_row(
         "peak minute", f"{arrivals.peak_60s:,} requests ({arrivals.peak_60s / 60:.3g} req/s)"
     )
+    if arrivals.longest_gap_ns:
+        table.add_row(
+            "longest gap",
+            f"{format_duration(arrivals.longest_gap_ns)} without arrivals, "
+            f"from {format_duration(arrivals.longest_gap_start_ns)}",
+        )
     if arrivals.gap_cv is not None:
         cv = arrivals.gap_cv
         kind = "burstier than" if cv > 1.2 else "more even than" if cv < 0.8 else "close to"
@@ -122,9 +131,9 @@ def _reuse(description: TraceDescription) -> str:
 
 def _lengths(description: TraceDescription) -> Table:
     table = Table(title="tokens per request", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in ("p50", "p90", "p99", "max", "total"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for name, lengths in (("prompt", description.prompt), ("answer", description.answer)):
         table.add_row(
             name,
@@ -134,11 +143,14 @@ def _lengths(description: TraceDescription) -> Table:
     return table
 
 
-def _arrivals_chart(arrivals: Arrivals) -> Text:
-    """Columns of eighths, one per equal part of the span."""
-    most = max(arrivals.histogram)
-    eighths = [round(count / most * _CHART_ROWS * 8) for count in arrivals.histogram]
-    part_ns = arrivals.span_ns // len(arrivals.histogram) + 1
+def _arrivals_chart(arrivals: Arrivals, width: int) -> Text:
+    """A column of eighths for each equal part of the span."""
+    counts = list(arrivals.histogram)
+    if len(counts) + _CHART_LABEL > width:  # two parts per column
+        counts = [sum(counts[at : at + 2]) for at in range(0, len(counts), 2)]
+    most = max(counts)
+    eighths = [round(count / most * _CHART_ROWS * 8) for count in counts]
+    part_ns = arrivals.span_ns // len(counts) + 1
     label = f"{most / (part_ns / NS_PER_S):.3g}/s" if arrivals.span_ns else f"{most:,}"
     lines = [f"arrivals over time, each column {format_duration(part_ns)}"]
     for row in reversed(range(_CHART_ROWS)):
@@ -149,13 +161,14 @@ def _arrivals_chart(arrivals: Arrivals) -> Text:
     return Text("\n".join(lines) + "\n", no_wrap=True)
 
 
-def _length_bars(title: str, lengths: LengthSummary) -> Text:
+def _length_bars(title: str, lengths: LengthSummary, width: int) -> Text:
     most = max(rows for _, _, rows in lengths.histogram)
+    bar_cells = max(8, min(_BAR, width - _BAR_LABEL - len(f"{most:,}")))
     lines = [title]
     for low, high, rows in lengths.histogram:
         label = f"{low:,}" if low == high else f"{low:,} – {high:,}"
-        whole, eighth = divmod(round(rows / most * _BAR * 8), 8)
-        # Horizontal bars end on whole cells; anything present shows at least a sliver.
+        whole, eighth = divmod(round(rows / most * bar_cells * 8), 8)
+        # Bars end on whole cells; a count above zero shows at least half a cell.
         bar = "█" * whole + ("▌" if eighth >= 4 or (rows and not whole) else "")
         lines.append(f"{label:>21} │{bar} {rows:,}")
     return Text("\n".join(lines) + "\n", no_wrap=True)

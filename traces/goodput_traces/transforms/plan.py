@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.units import parse_duration
+from goodput_core.units import NS_PER_S, format_duration, parse_duration
 from goodput_traces.transforms.classes import ClassRule, assign_classes
 from goodput_traces.transforms.scale import scale_rate
 
@@ -37,27 +37,31 @@ class Window:
     """Arrivals from `start_ns` up to, not including, `end_ns`, since the trace's first arrival.
 
     Args:
-        start_ns: where the replay's zero lies, nanoseconds.
-        end_ns: where it ends; None: with the trace.
+        start_ns: the replay's zero, nanoseconds.
+        end_ns: end of the window; None for the end of the trace.
     """
 
     start_ns: int = 0
     end_ns: int | None = None
 
+    def __str__(self) -> str:
+        end = "" if self.end_ns is None else f"{self.end_ns / NS_PER_S:g}s"
+        return f"{self.start_ns / NS_PER_S:g}s..{end}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformPlan:
-    """What to do, in this order: window, rate scale, classes, limit, speed.
+    """Transforms in the order of their application: window, rate scale, classes, limit, speed.
 
     Args:
-        window: the part of the trace; None: all of it.
+        window: part of the trace; None for all of it.
         rate_scale: more (above 1) or fewer (below 1) requests, bursts preserved.
-        seed: chooses the requests that a scale adds or drops.
+        seed: selects the requests that a scale adds or drops.
         class_rules: the first that matches gives a row its class.
-        limit: at most so many requests, counted after scaling; None: all.
+        limit: highest number of requests after scaling; None for no limit.
         speed: time warp, above 1 is faster.
-        first_ns: the trace's first arrival (`Trace.first_ns`). None: the first row's, which is
-            right whenever the rows come from the trace's start.
+        first_ns: the trace's first arrival (`Trace.first_ns`); None to use the first row's, if
+            the rows begin at the trace's start.
     """
 
     window: Window | None = None
@@ -75,8 +79,21 @@ class TransformPlan:
         """
         return first_ns + (0 if self.window is None else self.window.start_ns)
 
+    def empty_problem(self, span_ns: int) -> str:
+        """Explain why no row is left of a trace.
+
+        Args:
+            span_ns: time from the trace's first to its last arrival.
+        """
+        if self.window is None or self.rate_scale < 1:
+            return "no row is left to send; widen --window, or raise --rate-scale"
+        return (
+            f"no row is left to send: the trace spans {format_duration(span_ns)}; the window "
+            f"{self.window} holds no request; choose a window within the span"
+        )
+
     def end_ns(self, first_ns: int) -> int | None:
-        """Where the window ends on the trace's clock; None: with the trace."""
+        """The window's end on the trace's clock; None for the end of the trace."""
         if self.window is None or self.window.end_ns is None:
             return None
         return first_ns + self.window.end_ns
@@ -87,7 +104,7 @@ def apply(rows: Iterable[TraceRow], plan: TransformPlan) -> Iterator[TraceRow]:
 
     Args:
         rows: a trace's rows, in order of arrival.
-        plan: what to do to them.
+        plan: the transforms.
     """
     rows = iter(rows)
     first_ns = plan.first_ns
@@ -110,7 +127,7 @@ def apply(rows: Iterable[TraceRow], plan: TransformPlan) -> Iterator[TraceRow]:
 
 
 def parse_window(text: str) -> Window:
-    """A window as people write it: `10m..20m`, `90s..`, `..5m`.
+    """Parse a window: `10m..20m`, `90s..`, `..5m`.
 
     Raises:
         ValueError: no `..`, a wrong duration, or an end that is not after the start.
@@ -130,7 +147,7 @@ def cut_window(rows: Iterable[TraceRow], window: Window, *, first_ns: int) -> It
 
     Args:
         rows: in order of arrival.
-        window: what to keep.
+        window: the arrivals to keep.
         first_ns: the trace's first arrival, nanoseconds on the trace's clock.
     """
     start = first_ns + window.start_ns
@@ -143,7 +160,7 @@ def cut_window(rows: Iterable[TraceRow], window: Window, *, first_ns: int) -> It
 
 
 def parse_factor(text: str) -> Fraction:
-    """An exact positive factor: `2`, `0.5`, `3/2`.
+    """Parse an exact positive factor: `2`, `0.5`, `3/2`.
 
     Raises:
         ValueError: not a number from 1/10000 to 10000.
@@ -163,8 +180,8 @@ def parse_factor(text: str) -> Fraction:
 def warp_time(rows: Iterable[TraceRow], speed: Fraction, *, zero_ns: int) -> Iterator[TraceRow]:
     """Move every arrival towards (above 1) or away from (below 1) the replay's zero.
 
-    Exact: integer arithmetic, rounded down, so ties stay ties and order is kept. Promises,
-    patience and recorded outcomes are not arrivals and stay as they are.
+    Exact integer arithmetic, rounded down, so ties stay ties and the order is kept. Targets,
+    cancellations and recorded outcomes are not arrivals and stay unchanged.
 
     Args:
         rows: in order of arrival.
