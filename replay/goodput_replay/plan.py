@@ -197,9 +197,8 @@ def survey(plan: Plan) -> PlanStats:
         if len(second) > stats.peak_1s:
             stats.peak_1s, stats.peak_at_ns = len(second), second[0]
     if stats.rows == 0:
-        raise InputError(
-            f"{plan.trace.path}: no row is left to send; widen --window, or raise --rate-scale"
-        )
+        span_ns = plan.trace.last_ns - plan.trace.first_ns
+        raise InputError(f"{plan.trace.path}: {plan.transforms.empty_problem(span_ns)}")
     if stats.first_judged_ns is None:
         raise InputError(
             f"{plan.trace.path}: --warmup {plan.warmup} leaves no row to judge of {stats.rows}"

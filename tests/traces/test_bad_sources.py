@@ -9,9 +9,13 @@ import lzma
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from goodput_traces.importers import source as source_module
+from goodput_traces.importers.duplicates import DuplicateIds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +84,48 @@ def expect_refusal(
         ),
         pytest.param(
             AZURE + "1969-01-01 00:00:00,1,4\n", "lies before 1970", id="before the epoch"
+        ),
+        pytest.param(
+            AZURE + "3000-01-01 00:00:00,1,4\n",
+            "line 2, column TIMESTAMP: '3000-01-01 00:00:00' lies after 2262",
+            id="beyond 64 bits",
+        ),
+        pytest.param(
+            moon(priority=2**40),
+            "line 1, column priority: 1099511627776 is out of bounds, it must be at most",
+            id="priority beyond 32 bits",
+        ),
+        pytest.param(
+            weka({"t": 0.0, "in": 64, "out": 1, "think_time": 1e8}),
+            "line 1, column requests[0].think_time: 1e+08 is out of bounds",
+            id="think time of years",
+        ),
+        pytest.param(
+            moon() + weka({"t": 0.0, "in": 64, "out": 1}),
+            "line 2, column input_length: the value is missing",
+            id="another format below",
+        ),
+        pytest.param(
+            weka({"t": 0.0, "in": 64, "out": 1}, id="r")
+            + weka({"t": 0.0, "in": 64, "out": 1}, id="s" * 510),
+            "line 2, column request_id: the text is longer than 512 bytes",
+            id="long session and turn",
+        ),
+        pytest.param(
+            moon(request_id="a") + moon() + "\n" + moon(request_id="a"),
+            "line 4, column request_id: the request id already belongs to line 1; give every",
+            id="duplicate id",
+        ),
+        pytest.param(
+            weka({"t": 0.0, "in": 64, "out": 1}) * 2,
+            "line 2, column id: the request id already belongs to line 1",
+            id="duplicate session",
+        ),
+        pytest.param(
+            "timestamp_start_unix_ms,input_tokens,output_tokens,request_id\n"
+            "1,1,1,a\n2,1,1,b\n3,1,1,b\n4,1,1,a\n",
+            "line 4, column request_id: the request id already belongs to line 3",
+            id="two duplicate ids",
         ),
         pytest.param(
             AZURE + ROW + "2023-11-16 18:15:40,1,4\n",
@@ -267,7 +313,7 @@ def test_text_that_is_not_utf_8_is_refused(
 ) -> None:
     path = tmp_path / "source"
     path.write_bytes(AZURE.encode() + b"\xff\xfe\n")
-    expect_refusal(path, "line 2 is not UTF-8 text", run_trace)
+    expect_refusal(path, "line 2 is not UTF-8 text (byte 0)", run_trace)
 
 
 def test_a_missing_source_is_refused(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
@@ -291,3 +337,86 @@ def test_an_unwritable_folder_is_named(tmp_path: Path, run_trace: Callable[..., 
     (tmp_path / "a.csv").write_text(AZURE + ROW)
     outcome = run_trace("import", tmp_path / "a.csv", "--out", tmp_path / "no" / "o.parquet")
     assert (outcome.code, "cannot be written" in outcome.err) == (64, True)
+
+
+def test_duplicate_ids_are_found_when_rows_are_sorted(
+    tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    path = tmp_path / "source"
+    path.write_text(moon(request_id="a", timestamp=9) + moon(request_id="b") + moon(request_id="a"))
+    expect_refusal(path, "line 3, column request_id: the request id already", run_trace, "--sort")
+
+
+@given(
+    ids=st.lists(st.sampled_from(["a", "b", "c", "d", "é", ""]) | st.text(max_size=2), max_size=30),
+    in_memory=st.sampled_from([1, 2, 7, 1_000]),
+)
+def test_the_first_duplicate_is_found_in_memory_and_on_disk(ids: list[str], in_memory: int) -> None:
+    seen: dict[str, int] = {}
+    expected = None
+    with DuplicateIds(in_memory=in_memory) as duplicates:
+        for place, request_id in enumerate(ids):
+            duplicates.add(request_id, place)
+            if request_id in seen and expected is None:
+                expected = (seen[request_id], place)
+            seen[request_id] = place
+        assert duplicates.first() == expected
+
+
+def test_text_of_a_parquet_source_that_is_not_utf_8_is_named_by_its_row(
+    tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    path = tmp_path / "source"
+    numbers = pa.array([1, 2], pa.int64())
+    broken = pa.array([b"a", b"\xff"], pa.binary())
+    table = pa.table(
+        {
+            "timestamp_start_unix_ms": numbers,
+            "input_tokens": numbers,
+            "output_tokens": numbers,
+            "slo_class": pa.Array.from_buffers(pa.string(), 2, broken.buffers()),
+        }
+    )
+    pq.write_table(table, path)
+    expect_refusal(path, "row 2, column slo_class: the value cannot be read", run_trace)
+
+
+def test_a_number_of_a_parquet_source_beyond_64_bits_is_named_by_its_row(
+    write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
+) -> None:
+    path = write_columns(
+        {"timestamp_start_unix_ms": [1, 2], "input_tokens": [1, 2**63], "output_tokens": [1, 1]},
+        types={"input_tokens": pa.uint64()},
+    )
+    sentence = "row 2, column input_tokens: 9223372036854775808 is out of bounds"
+    expect_refusal(path, sentence, run_trace)
+
+
+def test_control_characters_of_a_source_do_not_reach_the_terminal(
+    tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    path = tmp_path / "source"
+    path.write_text("\x1b[31mred\u202e,b\n1,2\n")
+    outcome = run_trace("import", path, "-o", tmp_path / "o")
+    assert "\\x1b[31mred\\u202e" in outcome.err
+    assert outcome.err.rstrip("\n").isprintable()
+    path.write_text(json.dumps({"timestamp": 0, "input_length": 1, "output_length": 1, "\x07": 1}))
+    outcome = run_trace("import", path, "-o", tmp_path / "o")
+    assert outcome.code == 0
+    assert "a trace does not keep: \\x07" in outcome.err
+    assert outcome.err.rstrip("\n").isprintable()
+
+
+def test_several_files_need_a_clock_per_session(
+    tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path in paths:
+        path.write_text(AZURE + ROW)
+    outcome = run_trace("import", *paths, "-o", tmp_path / "o")
+    assert outcome.code == 64
+    assert f"{paths[1]}: files of the format azure are imported one at a time" in outcome.err
+    paths[0].write_text(weka({"t": 0.0, "in": 64, "out": 1}))
+    outcome = run_trace("import", *paths, "-o", tmp_path / "o")
+    assert outcome.code == 64
+    assert f"{paths[1]}: not a file of the format weka" in outcome.err

@@ -1,8 +1,10 @@
-"""`goodput trace` as a person meets it: help, results on stdout, notes on stderr."""
+"""`goodput trace` on the command line: help, results on stdout, notes on stderr."""
 
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,3 +65,20 @@ def test_wrong_usage_is_one_sentence_that_points_to_help(
     assert outcome.err.count("\n") == 1
     assert "--help" in outcome.err
     assert outcome.out == ""
+
+
+def test_arguments_are_parsed_without_pyarrow() -> None:
+    script = (
+        "import sys\n"
+        "from goodput_traces.cli import make_parser\n"
+        "make_parser()\n"
+        "print([name for name in ('numpy', 'pyarrow', 'rich', 'msgspec') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout == b"[]\n"
+
+
+def test_out_has_a_short_form(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+    out = tmp_path / "t.parquet"
+    assert run_trace("synthesize", "-o", out, "--duration", "2s").code == 0
+    assert out.is_file()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -58,7 +60,9 @@ def nearest_rank(values: list[int], percent: int) -> int:
 
 
 @given(rows=described_rows())
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_every_number_equals_a_plain_recomputation(rows: list[TraceRow], tmp_path: Path) -> None:
     write_trace(tmp_path / "t.parquet", rows, TraceMetadata(), overwrite=True)
     found = describe(open_trace(tmp_path / "t.parquet"))
@@ -76,6 +80,9 @@ def test_every_number_equals_a_plain_recomputation(rows: list[TraceRow], tmp_pat
     assert arrivals.largest_tie == max(instants.values())
     assert arrivals.tied_rows == sum(n for n in instants.values() if n > 1)
     gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
+    assert arrivals.longest_gap_ns == max(gaps, default=0)
+    if arrivals.longest_gap_ns:
+        assert arrivals.longest_gap_start_ns == since[gaps.index(arrivals.longest_gap_ns)]
     if len(gaps) > 1 and any(gaps):
         expected = statistics.pstdev(gaps) / statistics.fmean(gaps)
         assert arrivals.gap_cv == pytest.approx(expected, rel=1e-6, abs=1e-6)
@@ -155,6 +162,7 @@ def test_the_table_shows_what_a_person_needs(run_trace: Callable[..., Outcome]) 
         "synthetic",
         "4.67 req/s",
         "CV of gaps 1.27",
+        "1.67 s without arrivals, 659 ms after the first",
         "interactive 221, batch 58",
         "blocks of 64 tokens seen",
         "arrivals over time",
@@ -163,6 +171,62 @@ def test_the_table_shows_what_a_person_needs(run_trace: Callable[..., Outcome]) 
     ):
         assert words in outcome.out
     assert "\x1b[" not in outcome.out  # colours vanish in a pipe
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_tables_fit_the_terminal_and_keep_every_name(
+    width: int, run_trace: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run_trace("describe", "sample").out.splitlines()
+    assert max(map(len, lines)) <= width
+    text = " ".join(lines)
+    for name in ("longest gap", "prefix reuse", "peak minute", "│ prompt │", "│ answer │", "p99"):
+        assert name in text
+    assert "…" not in text
+
+
+def test_text_of_a_trace_cannot_control_the_terminal(
+    tmp_path: Path,
+    make_rows: Callable[..., list[TraceRow]],
+    run_trace: Callable[..., Outcome],
+) -> None:
+    path = tmp_path / "\x1b[2Jt.parquet"
+    rows = [replace(row, slo_class="\x1b]0;title\x07[red]") for row in make_rows(3)]
+    write_trace(path, rows, TraceMetadata(source="\u202eevil", licence="[bold]\x9b"))
+    outcome = run_trace("describe", path)
+    assert outcome.code == 0
+    assert outcome.out.replace("\n", "").isprintable()
+    for shown in ("\\x1b[2Jt.parquet", "\\x1b]0;title\\x07[red] 3", "\\u202eevil", "[bold]\\x9b"):
+        assert shown in outcome.out.replace("\n", "")
+    values = run_trace("describe", path, "--json").out
+    assert values.replace("\n", "").isprintable()
+
+
+def test_a_reader_that_leaves_early_is_no_failure(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from goodput_core.dispatch import run_command\n"
+        "sys.stdin.readline()\n"  # the reader of stdout has left
+        "sys.exit(run_command(['trace', 'describe', 'sample', *sys.argv[1:]]))\n"
+    )
+    for options in ([], ["--json"]):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        process.stdin.close()
 
 
 def test_json_holds_the_same_numbers(run_trace: Callable[..., Outcome]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import json
 import lzma
 from typing import TYPE_CHECKING, Any
@@ -174,6 +175,30 @@ def test_weka_sessions_are_flattened_by_time_and_namespaced(tmp_path: Path) -> N
     assert len(ours) == len(theirs) == 4
     assert not ours & theirs
     assert min(ours | theirs) >= 0
+
+
+def test_sessions_of_several_files_stay_apart(
+    tmp_path: Path, run_trace: Callable[..., Outcome]
+) -> None:
+    later, sooner = tmp_path / "b.x.jsonl", tmp_path / "a-1.jsonl.gz"
+    later.write_text(lines(WEKA, WEKA | {"id": "z"}))
+    sooner.write_bytes(gzip.compress(lines(WEKA | {"id": "t"}, WEKA | {"id": "u"}).encode()))
+    again = tmp_path / "again" / "b.jsonl"
+    again.parent.mkdir()
+    again.write_text(lines(WEKA))
+    out = tmp_path / "o.parquet"
+    outcome = run_trace("import", later, sooner, again, "-o", out)
+    assert outcome.code == 0
+    assert "note: session ids begin with the name of their file\n" in outcome.err
+    trace = open_trace(out)
+    rows = list(trace.rows())
+    sessions = list(dict.fromkeys(row.provided_session_id for row in rows))
+    names = [f"b-2/{WEKA['id']}", f"b/{WEKA['id']}", "b/z"]
+    assert sessions == ["a-1/t", "a-1/u", *names]
+    assert len({row.request_id for row in rows}) == len(rows)
+    hashes = [set(row.total_hashes) for row in rows if row.turn == 0]
+    assert all(not one & other for one, other in itertools.combinations(hashes, 2))
+    assert trace.metadata.source == "imported from b.x.jsonl, a-1.jsonl.gz, b.jsonl"
 
 
 def test_weka_outcomes_are_recorded_and_think_time_becomes_a_delay(tmp_path: Path) -> None:

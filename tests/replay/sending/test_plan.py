@@ -123,7 +123,10 @@ def test_a_session_relative_trace_is_refused(trace_of: WriteTrace) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"window": parse_window("1h..2h")}, "no row is left to send"),
+        (
+            {"window": parse_window("1h..2h")},
+            "no row is left to send: the trace spans .*; the window 3600s..7200s holds no request",
+        ),
         ({"warmup": 3}, "--warmup 3 leaves no row to judge of 3"),
     ],
     ids=["window beyond the trace", "all rows are warm-up"],

@@ -97,10 +97,11 @@ def _arrival_facts(table: Table, arrivals: Arrivals) -> None:
         "peak minute", f"{arrivals.peak_60s:,} requests ({arrivals.peak_60s / 60:.3g} req/s)"
     )
     if arrivals.longest_gap_ns:
+        start_ns = arrivals.longest_gap_start_ns
+        where = f"{format_duration(start_ns)} after the first" if start_ns else "after the first"
         table.add_row(
             "longest gap",
-            f"{format_duration(arrivals.longest_gap_ns)} without arrivals, "
-            f"from {format_duration(arrivals.longest_gap_start_ns)}",
+            f"{format_duration(arrivals.longest_gap_ns)} without arrivals, {where}",
         )
     if arrivals.gap_cv is not None:
         cv = arrivals.gap_cv

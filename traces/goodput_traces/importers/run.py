@@ -75,9 +75,8 @@ def import_trace(
         TraceError: a source or the output is invalid; no trace is left behind.
     """
     refuse_existing(request.out, overwrite=request.overwrite)
-    sources = [
-        recognise(path, request.max_decoded_bytes) for path in _in_label_order(request.sources)
-    ]
+    labelled = _labelled(request.sources)
+    sources = [recognise(path, request.max_decoded_bytes) for _, path in labelled]
     first_source = sources[0]
     first, records = _first_record(first_source, on_bytes)
     kind = _format(request.format, first, first_source.path)
@@ -91,7 +90,8 @@ def import_trace(
                 f"files of the format {kind.name} are imported one at a time; only formats whose "
                 "sessions have clocks of their own can be joined",
             )
-        records = _joined(sources, kind, on_bytes)
+        labels = [label for label, _ in labelled]
+        records = _joined(zip(labels, sources, strict=True), kind, on_bytes)
     target = request.out
     if request.sort:
         target = target.with_name(f".{target.name}.{os.getpid()}.unsorted")
@@ -179,7 +179,9 @@ def _first_record(
 
 
 def _joined(
-    sources: Sequence[Source], kind: type[Importer], on_bytes: Callable[[int], None] | None
+    labelled: Iterable[tuple[str, Source]],
+    kind: type[Importer],
+    on_bytes: Callable[[int], None] | None,
 ) -> Iterator[Record]:
     """The records of all files, each with its file's label as namespace."""
     done = 0
@@ -188,34 +190,28 @@ def _joined(
         if on_bytes is not None:
             on_bytes(done + position)
 
-    labels = _labels([source.path for source in sources])
-    for source, label in zip(sources, labels, strict=True):
+    for label, source in labelled:
         first, records = _first_record(source, report)
         if not kind.fingerprint.issubset(first.values):
             raise NotATraceError(
                 source.path,
-                f"not a file of the format {kind.name} like {sources[0].path}; import it alone",
+                f"not a file of the format {kind.name} like the first one; import it alone",
             )
         for record in records:
             yield replace(record, namespace=label)
         done += source.path.stat().st_size
 
 
-def _in_label_order(paths: Sequence[Path]) -> list[Path]:
-    """The files in the order of their sessions' names, which is the order of the trace."""
-    labelled = zip(_labels(paths), paths, strict=True)
-    return [path for _, path in sorted(labelled, key=lambda pair: f"{pair[0]}/")]
-
-
-def _labels(paths: Sequence[Path]) -> list[str]:
-    labels: list[str] = []
+def _labelled(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """The files with distinct labels, in the order of session ids that begin with them."""
+    labelled: dict[str, Path] = {}
     for path in paths:
         name = path.name.partition(".")[0] or path.name
         label, number = name, 2
-        while label in labels:
+        while label in labelled:
             label, number = f"{name}-{number}", number + 1
-        labels.append(label)
-    return labels
+        labelled[label] = path
+    return sorted(labelled.items(), key=lambda item: f"{item[0]}/")
 
 
 def _keep_metadata(importer: BasetenImporter, source: Source) -> None:
