@@ -74,7 +74,9 @@ def trace_rows(draw: st.DrawFn) -> list[TraceRow]:
 
 
 @given(rows=trace_rows())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_every_field_of_a_row_survives_the_file(rows: list[TraceRow], tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     write_trace(path, rows, TraceMetadata(), overwrite=True)

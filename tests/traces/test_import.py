@@ -302,7 +302,9 @@ def test_the_format_is_recognised_from_its_columns(name: str, tmp_path: Path) ->
 
 
 @given(times=st.lists(st.integers(0, 10**6), min_size=1, max_size=30))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_sorting_orders_by_arrival_and_keeps_ties_in_place(
     times: list[int], tmp_path: Path
 ) -> None:
