@@ -23,13 +23,11 @@ from goodput_core.units import NS_PER_MS
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.device.load import load_profile
 from goodput_engine.executor.emulated import EmulatedExecutor
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
+from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.scheduler.policies.registry import build_policy
-from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.policy import PolicySettings, SchedulerLimits
 from goodput_engine.scheduler.scheduler import Scheduler
-from goodput_engine.scheduler.settings import PolicySettings
 
 SEED = 7
 POLICIES = ("vllm", "sarathi", "fastserve", "priority", "slo")

@@ -82,7 +82,7 @@ class Run:
     def run(self, until_ns: int) -> None:
         core = self.core
         while (due_ns := core.next_event_ns()) is not None and due_ns < until_ns:
-            folded = core.fold(until_ns) if self.folds else None
+            folded = core.fast_forward(until_ns) if self.folds else None
             if folded is not None:
                 self.folded += len(folded.ends_ns)
             else:

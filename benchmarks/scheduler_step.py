@@ -24,7 +24,7 @@ from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import StepResult
 from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.request_table import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:

@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.steptime import RooflineForm, StepShape, largest_prefill
-from goodput_core.steptime.fitting import StepSample, errors_ppm, fit_roofline, hold_out
-from goodput_core.steptime.nonnegative import nonnegative_least_squares
+from goodput_core.steptime.fitting import (
+    StepSample,
+    errors_ppm,
+    fit_roofline,
+    hold_out,
+    nonnegative_least_squares,
+)
 from goodput_core.units import NS_PER_MS
 
 if TYPE_CHECKING:

@@ -1,34 +1,38 @@
-"""From steps that were timed to the roofline that predicts them.
+"""Fitting of a roofline to timed steps, and least squares without negative coefficients.
 
-Which steps are bound by memory and which by arithmetic is not in a log: every place of the bend
-is tried, and on each side of it the law is linear. Errors are relative, so that a short step
+A log does not say which steps are bound by memory and which by arithmetic: every place of the
+bend is tried, and on each side of it the law is linear. Errors are relative, so that a short step
 counts as much as a long one.
+
+A negative cost of a token would be noise that a budget law acts upon, so no coefficient is
+negative. With at most four unknowns the exact solution is found by trying which of them are zero,
+from sums alone, so an engine can fit while it serves without a numerical library.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from goodput_core.steptime.nonnegative import nonnegative_least_squares
-from goodput_core.steptime.roofline import RooflineForm
+from goodput_core.steptime.forms import RooflineForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from goodput_core.steptime.form import StepTimeForm
-    from goodput_core.steptime.shape import StepShape
+    from goodput_core.steptime.forms import StepShape, StepTimeForm
 
-__all__ = ["StepSample", "errors_ppm", "fit_roofline", "hold_out"]
+__all__ = ["StepSample", "errors_ppm", "fit_roofline", "hold_out", "nonnegative_least_squares"]
 
 _BLOCKS: Final = 25
 _FINALISTS: Final = 8
 # At the largest step arithmetic must take this many times what reading the weights takes, and at
 # the smallest the other way round, or the bend is not in the log.
 _CLEARLY: Final = 1.1
+# Columns scaled to length one are dependent if a pivot is smaller than this.
+_SINGULAR: Final = 1e-10
 
 
 class StepSample(NamedTuple):
@@ -61,7 +65,7 @@ class _Sums(NamedTuple):
         return _Sums(*map(add, self, other))
 
     def times_tokens(self, tokens: int) -> _Sums:
-        """The same with `tokens` in place of 1."""
+        """Return the sums with `tokens` in place of 1."""
         return self._replace(
             one=self.one * tokens,
             one_one=self.one_one * tokens * tokens,
@@ -72,25 +76,25 @@ class _Sums(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The steps that compute one number of tokens."""
+    """The steps with the same number of tokens."""
 
     tokens: int
     sums: _Sums
 
 
 def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> RooflineForm:
-    """The roofline with the least squared relative error.
+    """Return the roofline with the least squared relative error.
 
     For every place of the bend, non-negative least squares give c0 from the steps before it, c1
-    from those after it, c2 and c4 from all; of the best places, the one whose law as a whole, with
-    its max, is nearest to the steps wins.
+    from those after it, c2 and c4 from all. Among the best places, the one whose complete law,
+    with its max, is nearest to the steps is selected.
 
     Args:
         samples: steps, in any order.
         least_per_side: steps that must lie before the bend, and after it.
 
     Raises:
-        ValueError: the steps do not show both sides of the bend; the sentence says which.
+        ValueError: the steps cover only one side of the bend; the sentence says which.
     """
     groups = _grouped(samples)
     total = sum(group.sums.steps for group in groups)
@@ -128,9 +132,9 @@ def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> 
 
 
 def hold_out(samples: Sequence[StepSample]) -> tuple[list[StepSample], list[StepSample]]:
-    """Four fifths to fit and one fifth to judge the fit by.
+    """Split steps into four fifths to fit and one fifth to evaluate the fit.
 
-    Neighbouring steps are alike, so whole stretches are held out: of 25 equal ones, every fifth.
+    Neighbouring steps are alike, so whole stretches are held out: every fifth of 25 equal ones.
     """
     bounds = [len(samples) * i // _BLOCKS for i in range(_BLOCKS + 1)]
     fit: list[StepSample] = []
@@ -141,7 +145,7 @@ def hold_out(samples: Sequence[StepSample]) -> tuple[list[StepSample], list[Step
 
 
 def errors_ppm(form: StepTimeForm, samples: Iterable[StepSample]) -> list[int]:
-    """By how much each prediction is off, in millionths of the measured time."""
+    """Return the absolute error of each prediction in millionths of the measured time."""
     return [abs(form.step_ns(shape) - step_ns) * 1_000_000 // step_ns for shape, step_ns in samples]
 
 
@@ -158,7 +162,7 @@ def _grouped(samples: Iterable[StepSample]) -> list[_Group]:
 
 
 def _fit_sides(low: _Sums, high: _Sums) -> tuple[RooflineForm, float]:
-    """The best coefficients for one place of the bend, and how much of Σ 1 they explain."""
+    """Return the best coefficients for one place of the bend, and their part of Σ 1."""
     gram = [
         [low.one_one, 0, low.one_x, low.one_b],
         [0, high.one_one, high.one_x, high.one_b],
@@ -186,3 +190,63 @@ def _squared_error(form: RooflineForm, groups: Iterable[_Group]) -> float:
             + s.steps
         )
     return error
+
+
+def nonnegative_least_squares(
+    gram: Sequence[Sequence[float]], right: Sequence[float]
+) -> list[float]:
+    """Return the x ≥ 0 that minimises |A·x − b|², from AᵀA and Aᵀb.
+
+    Args:
+        gram: AᵀA, [n, n], n small: up to 2ⁿ systems are solved.
+        right: Aᵀb, [n].
+
+    Returns:
+        x, [n]. Columns of zeros, and linear combinations of others, may get 0.
+
+    Source: Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23: the solution
+    is the unconstrained one of the columns that are not zero in it.
+    """
+    columns = [i for i in range(len(right)) if gram[i][i] > 0]
+    best, best_gain = [0.0] * len(right), 0.0
+    for count in range(len(columns), 0, -1):
+        for chosen in combinations(columns, count):
+            solved = _solve(gram, right, chosen)
+            if solved is None or min(solved) < 0:
+                continue
+            # The reduction of the squared error from x = 0.
+            gain = sum(right[i] * x for i, x in zip(chosen, solved, strict=True))
+            if gain > best_gain:
+                best_gain = gain
+                best = [0.0] * len(right)
+                for i, x in zip(chosen, solved, strict=True):
+                    best[i] = x
+        if count == len(columns) and best_gain > 0:
+            break  # no constrained solution is better than an unconstrained one
+    return best
+
+
+def _solve(
+    gram: Sequence[Sequence[float]], right: Sequence[float], chosen: tuple[int, ...]
+) -> list[float] | None:
+    """Solve some columns without constraint by Gaussian elimination; None if dependent."""
+    scale = [gram[i][i] ** -0.5 for i in chosen]
+    rows = [
+        [*(gram[i][j] * si * sj for j, sj in zip(chosen, scale, strict=True)), right[i] * si]
+        for i, si in zip(chosen, scale, strict=True)
+    ]
+    size = len(rows)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
+        if abs(rows[pivot][column]) < _SINGULAR:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for row in range(column + 1, size):
+            factor = rows[row][column] / rows[column][column]
+            for at in range(column, size + 1):
+                rows[row][at] -= factor * rows[column][at]
+    solution = [0.0] * size
+    for row in range(size - 1, -1, -1):
+        known = sum(rows[row][at] * solution[at] for at in range(row + 1, size))
+        solution[row] = (rows[row][size] - known) / rows[row][row]
+    return [x * s for x, s in zip(solution, scale, strict=True)]

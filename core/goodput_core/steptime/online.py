@@ -1,36 +1,39 @@
-"""A step-time law learnt while an engine serves, for budgets and deadlines of the next step.
+"""A step-time law learned while an engine serves, for budgets and deadlines of the next step.
 
-Each step that was timed is one equation for the law. Old equations fade, and every so often the
-law that fits what is left best is found exactly. In between, and before enough is known, the law
-of before holds, times how much slower the last steps were than it says. So a device that slows
-down is followed at once, and what a step's size costs is learnt in peace.
+Each timed step is one equation for the law. Old equations fade, and from time to time the law
+that fits the remaining ones best is computed exactly. In between, and before enough is known, the
+previous law is multiplied by a correction: measured over predicted time of the last steps. So a
+device that slows down is followed at once, and the cost of a token is learned more slowly.
 
-It reads no clock and no device: somebody else says what a step took.
+It reads no clock and no device: the caller supplies the times.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.steptime.distserve import LinearTime
-from goodput_core.steptime.nonnegative import nonnegative_least_squares
-from goodput_core.steptime.regimes import ArithmeticTime, RegimesForm
-from goodput_core.steptime.roofline import RooflineForm
-from goodput_core.steptime.shape import StepShape
+from goodput_core.steptime.fitting import nonnegative_least_squares
+from goodput_core.steptime.forms import (
+    LinearTime,
+    RooflineForm,
+    StepShape,
+    quadratic_tokens,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from goodput_core.steptime.form import StepTimeForm
+    from goodput_core.steptime.forms import StepTimeForm
 
-__all__ = ["OnlineStepTime"]
+__all__ = ["ArithmeticTime", "OnlineStepTime", "RegimesForm"]
 
-# Of a device of which nothing is known only proportions matter, its scale is the first step's:
-# on an accelerator 200 tokens of arithmetic take about as long as reading the weights.
+# For an unknown device only proportions matter; the first step gives the scale. On an accelerator
+# 200 tokens of arithmetic take about as long as reading the weights.
 _UNKNOWN: Final = RooflineForm(
     c0_ns=1e6, c1_ns_per_token=5e3, c2_ns_per_context_token=8, c4_ns_per_request=1e3
 )
-# What a law is read at to begin with, and how much each such step counts beside a timed one.
+# Steps at which an initial law is read, and their weight beside a timed step.
 _TYPICAL: Final = (
     *(
         StepShape.of(decodes=decodes, decode_context_tokens=decodes * context)
@@ -47,10 +50,10 @@ _TYPICAL_WEIGHT: Final = 0.001
 
 _MEMORY_STEPS: Final = 512
 _GROWTH: Final = 1 / (1 - 1 / _MEMORY_STEPS)
-# What one regime has shown fades while only the other one runs, but not beyond use.
+# Samples of one regime fade while only the other one runs, up to this many steps.
 _LONGEST_GAP_STEPS: Final = 4 * _MEMORY_STEPS
 _RENORMALISE_ABOVE: Final = 1e50
-# Where steps show nothing of a coefficient, it stays near what it was.
+# A coefficient that no step depends on stays near its previous value.
 _INERTIA: Final = 1e-3
 _FIT_EVERY: Final = 32
 _FIRST_FITS: Final = frozenset({1, 2, 4, 8, 16})
@@ -60,8 +63,94 @@ _FOLLOW: Final = 0.15
 _LEAST_CORRECTION: Final = 0.25
 _MOST_CORRECTION: Final = 4.0
 _ERROR_SHARE: Final = 0.05
-# A step with prompts that takes so many times what memory takes is not explained by memory.
+# A step with prompts that takes this many times the memory law is bound by arithmetic.
 _CLEARLY: Final = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArithmeticTime:
+    """Time of a step with prompts in it: fixed + by token + by context + by pairs of tokens.
+
+    Args:
+        fixed_ns: of every such step.
+        ns_per_token: for each token computed.
+        ns_per_context_token: for each token of context.
+        ns_per_square: for each unit of `StepShape.prefill_squares`.
+    """
+
+    fixed_ns: float
+    ns_per_token: float
+    ns_per_context_token: float
+    ns_per_square: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimesForm:
+    """Two linear laws: memory for decoding, max(memory, arithmetic) for steps with prompts.
+
+    It is the form that can be learned while a device serves. A roofline is such a form while
+    steps that only decode stay before its bend, and so is DistServe's while each step with
+    prompts also decodes. No coefficient is negative.
+
+    Args:
+        memory: time of a step that reads weights, keys and values, and computes little.
+        arithmetic: time of a step whose prompts are long enough to dominate.
+
+    Source: the regimes of a roofline (Williams et al., CACM 2009), as a maximum of lines (Magnani
+    and Boyd, "Convex piecewise-linear fitting", 2009).
+    """
+
+    memory: LinearTime
+    arithmetic: ArithmeticTime
+
+    def memory_ns(self, shape: StepShape) -> float:
+        """Memory law of this step, not rounded."""
+        law = self.memory
+        return (
+            law.fixed_ns
+            + law.ns_per_context_token * shape.context_tokens
+            + law.ns_per_request * shape.num_requests
+        )
+
+    def arithmetic_ns(self, shape: StepShape) -> float:
+        """Arithmetic law of this step, not rounded; valid for a step with prompts."""
+        law = self.arithmetic
+        return (
+            law.fixed_ns
+            + law.ns_per_token * shape.num_tokens
+            + law.ns_per_context_token * shape.context_tokens
+            + law.ns_per_square * shape.prefill_squares
+        )
+
+    def time_ns(self, shape: StepShape) -> float:
+        """Device time, not rounded."""
+        if shape.num_tokens == shape.num_decodes:
+            return self.memory_ns(shape)
+        return max(self.memory_ns(shape), self.arithmetic_ns(shape))
+
+    def step_ns(self, shape: StepShape) -> int:
+        """Return the device time of a step of this shape, in nanoseconds, at least 1."""
+        return max(1, round(self.time_ns(shape)))
+
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
+        """Invert the law; see `StepTimeForm`."""
+        memory, arithmetic = self.memory, self.arithmetic
+        by_memory = quadratic_tokens(
+            limit_ns
+            - self.memory_ns(beside)
+            - memory.ns_per_context_token * start
+            - memory.ns_per_request,
+            linear=memory.ns_per_context_token,
+        )
+        by_arithmetic = quadratic_tokens(
+            limit_ns - self.arithmetic_ns(beside) - arithmetic.ns_per_context_token * start,
+            linear=arithmetic.ns_per_token
+            + arithmetic.ns_per_context_token
+            + 2 * arithmetic.ns_per_square * start,
+            square=arithmetic.ns_per_square,
+        )
+        # The maximum is within the time if both are.
+        return min(by_memory, by_arithmetic)
 
 
 class OnlineStepTime:
@@ -73,18 +162,18 @@ class OnlineStepTime:
         law.step_ns(shape)                           # at least 1, before any step too
         largest_prefill(law, beside=…, target_ns=…, most_tokens=…)
 
-    The law is a `RegimesForm`, two lines, each fitted by recursive least squares with forgetting,
-    in the variant that keeps the sums and solves them for coefficients that are not negative.
-    Errors are relative. A timed step teaches the line that explains it: decodes alone that of
-    memory, a step with prompts that of arithmetic unless memory took as long.
+    The law is a `RegimesForm`: two linear laws, each fitted by recursive least squares with
+    forgetting, in the variant that keeps the sums and solves them for non-negative coefficients.
+    Errors are relative. A timed step updates the law that explains it: the memory law for a step
+    that only decodes, the arithmetic law for one with prompts, unless memory took as long.
 
-    A step that took unusually long, for a reason of the host's, moves the law little: its
-    relative error is at most 1, and the correction takes it for at most four times as slow.
+    A step that was delayed by the host moves the law little: its relative error is at most 1, and
+    the correction counts it as at most four times as slow.
 
     Args:
-        prior: what to predict before anything is observed, a device profile's form for example;
-            None: proportions usual on accelerators, scaled to the first step that is observed,
-            and 1 ms and more before that one.
+        prior: law before the first observation, for example the form of a device profile. None
+            for proportions usual on accelerators, scaled to the first observed step, and at least
+            1 ms before that one.
 
     Source: Ljung, "System Identification", 1999, chapter 11, recursive least squares with
     forgetting; the correction is Goodput's own.
@@ -107,14 +196,14 @@ class OnlineStepTime:
         self._scaled = prior is not None
         self._law = self._begin(_UNKNOWN if prior is None else prior, scale=1.0)
         self.steps = 0
-        """Steps that were observed."""
+        """Observed steps."""
         self.error = 0.0
-        """Recent mean of |measured / predicted − 1|, each predicted before it was observed;
-        its memory is twenty steps."""
+        """Mean of |measured / predicted − 1| over about twenty steps, each predicted before it was
+        observed."""
 
     @property
     def correction(self) -> float:
-        """Measured over predicted by the fitted law, of late; predictions are multiplied by it."""
+        """Recent ratio of measured to fitted times; predictions are multiplied by it."""
         return self._correction
 
     @property
@@ -123,19 +212,19 @@ class OnlineStepTime:
         return self._law
 
     def step_ns(self, shape: StepShape) -> int:
-        """Expected time of a step of this shape, in nanoseconds, at least 1."""
+        """Return the expected time of a step of this shape, in nanoseconds, at least 1."""
         return max(1, round(self._correction * self._law.time_ns(shape)))
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
-        """The longest chunk with which a step stays within a time; see `StepTimeForm`."""
+        """Invert the law; see `StepTimeForm`."""
         return self._law.chunk_within(beside, start, limit_ns / self._correction)
 
     def observe(self, shape: StepShape, step_ns: int) -> None:
-        """A step was timed; one that computed nothing tells nothing.
+        """Learn from a timed step; one that computed nothing is ignored.
 
         Args:
-            shape: what it computed.
-            step_ns: device time it took, at least 1.
+            shape: its shape.
+            step_ns: its device time, at least 1.
         """
         if not shape.num_requests:
             return
@@ -158,8 +247,8 @@ class OnlineStepTime:
             fit = line.observe(_memory_features(shape), step_ns, self.steps)
         if fit:
             line.fit()
-            # What the line now says by itself is not corrected for once more, but for the other
-            # line it is kept: the device is taken to be slower, not this kind of step.
+            # The fitted law now includes the correction; for the other law it is kept, since the
+            # device is assumed to be slower, not this kind of step.
             kept = correction * predicted_ns / max(self._lines().time_ns(shape), 1.0)
             if correction > 1:
                 self._correction = min(correction, max(1.0, kept))
@@ -169,21 +258,21 @@ class OnlineStepTime:
             self._law = self._lines()
 
     def _is_arithmetic(self, shape: StepShape, time_ns: float, predicted_ns: float) -> bool:
-        """Whether a step tells of the line of arithmetic.
+        """Return True if a step is bound by arithmetic.
 
         Args:
-            shape: of the step.
-            time_ns: what it took, on a device as fast as the law has it.
-            predicted_ns: by the law.
+            shape: its shape.
+            time_ns: its time divided by the correction.
+            predicted_ns: the fitted law.
         """
         if shape.num_tokens == shape.num_decodes:
             return False
         memory_ns = self._law.memory_ns(shape)
-        # Where arithmetic was predicted to take longer, that is what was right or wrong.
+        # If arithmetic was predicted to dominate, its law was right or wrong.
         return predicted_ns > memory_ns or time_ns > _CLEARLY * memory_ns
 
     def _begin(self, form: StepTimeForm, *, scale: float) -> RegimesForm:
-        """The law that is nearest to a form at typical steps."""
+        """Return the law that is nearest to a form at typical steps."""
         self._memory, self._arithmetic = _Line(3), _Line(4)
         for shape in _TYPICAL:
             time_ns = form.step_ns(shape) * scale
@@ -219,10 +308,10 @@ def _arithmetic_features(shape: StepShape) -> tuple[int, ...]:
 
 
 class _Line:
-    """One line's fading sums, and the coefficients that fit them best.
+    """The fading sums of one linear law, and the coefficients that fit them best.
 
-    Sums are of products of features, each feature over its step's time. Instead of every old
-    equation fading at each step, the new one weighs more.
+    Sums are of products of features, each feature over the time of its step. Instead of every old
+    equation losing weight at each step, the new one weighs more.
 
     Args:
         width: features.
@@ -239,7 +328,7 @@ class _Line:
         self._seen = 0
 
     def observe(self, features: tuple[int, ...], time_ns: float, step: int) -> bool:
-        """Take in a step, the one of this number; returns whether to fit anew."""
+        """Add a step, given its number; return True if the law should be fitted again."""
         gap = min(step - self._last_step, _LONGEST_GAP_STEPS)
         self._last_step = step
         self._weight *= _GROWTH**gap
@@ -248,7 +337,7 @@ class _Line:
         return not self._seen % _FIT_EVERY or self._seen in _FIRST_FITS
 
     def add(self, features: tuple[int, ...], time_ns: float, weight: float) -> None:
-        """An equation: the coefficients make `time_ns` of the features."""
+        """Add the equation features · coefficients = time_ns."""
         gram, right = self._gram, self._right
         per_ns = 1 / time_ns
         at = 0
@@ -262,12 +351,12 @@ class _Line:
                 at += 1
 
     def scale(self, factor: float) -> None:
-        """Until they are found anew, take the coefficients times a factor, if they are known."""
+        """Multiply the coefficients, if they are known, until the next fit."""
         if self._seen >= _FIT_EVERY and factor != 1:
             self.coefficients = [factor * coefficient for coefficient in self.coefficients]
 
     def fit(self) -> None:
-        """Find the coefficients anew."""
+        """Fit the coefficients."""
         if self._weight > _RENORMALISE_ABOVE:
             self._gram = [value / self._weight for value in self._gram]
             self._right = [value / self._weight for value in self._right]

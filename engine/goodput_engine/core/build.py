@@ -8,15 +8,13 @@ from goodput_core.errors import InputError
 from goodput_core.spec.choices import BudgetLaw, Preemption
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.emulated import EmulatedExecutor
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
-from goodput_engine.scheduler.pacing import Pacer
+from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policies.sjf import SjfPolicy
-from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.policy import PolicySettings, SchedulerLimits
 from goodput_engine.scheduler.prediction import KnownLengths
+from goodput_engine.scheduler.prefill_budget import PrefillBudget
 from goodput_engine.scheduler.scheduler import Scheduler
-from goodput_engine.scheduler.settings import PolicySettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,9 +66,9 @@ def build_core(
     )
     if oracle is not None:
         policy = SjfPolicy(predictor=KnownLengths(oracle), ageing_ns=config.ageing_ns)
-    pacer = None
-    if config.budget_law is not None and policy.paced:
-        pacer = Pacer(_budget_law(config.budget_law), min_tokens=low)
+    prefill_budget = None
+    if config.budget_law is not None and policy.uses_prefill_budget:
+        prefill_budget = PrefillBudget(_budget_law(config.budget_law), min_tokens=low)
     scheduler = Scheduler(
         policy=policy,
         kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
@@ -83,7 +81,7 @@ def build_core(
         depth=depth,
         host=_host_memory(config.swap_space_bytes, preemption, profile),
         preemption=preemption,
-        pacer=pacer,
+        prefill_budget=prefill_budget,
     )
     executor = EmulatedExecutor(profile)
     return EngineCore(

@@ -1,48 +1,47 @@
-"""Scheduler and executor, stepped together: the same object in a process and in virtual time.
+"""The engine core: scheduler and executor, stepped together in a process or in virtual time.
 
-Everything is synchronous and every time is given: the core's process waits for the clock between
-two calls, a simulation jumps. It knows nothing of sockets, HTTP or text.
+Everything is synchronous and every time is an argument: the core's process waits for the clock
+between two calls, a simulation jumps. It knows nothing of sockets, HTTP or text.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.engine_state import EngineState, EngineStatistics
+from goodput_core.engine_state import EngineState
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import BudgetLaw
 from goodput_engine.messages import Rejected, RequestOutput, StepOutputs
-from goodput_engine.scheduler.pacing import Pacer
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.prediction import PredictionError
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.prefill_budget import PrefillBudget
+from goodput_engine.scheduler.request_table import ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_engine.executor.base import Executor, RunsAhead
     from goodput_engine.messages import FollowManifest, SetLimits, Submit
-    from goodput_engine.scheduler.fold import Folded
+    from goodput_engine.scheduler.fast_forward import SkippedSteps
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.scheduler import Scheduler
 
 __all__ = ["EngineCore"]
 
 _NO_PREDICTIONS: Final = PredictionError()
-_COUNTERS: Final = tuple(f.name for f in fields(EngineStatistics) if f.name != "shed")
 
 
 class EngineCore:
-    """One replica's core.
+    """The core of one replica.
 
     Args:
         scheduler: decides the steps.
         executor: runs them.
-        min_token_budget, max_token_budget: a budget set later is kept within these.
-        on_step: told of every step when it is done.
-        ahead: the executor again, where it can run ahead in virtual time.
+        min_token_budget, max_token_budget: bounds of a budget that is set later.
+        on_step: called with the outcome of every step.
+        ahead: the executor again, if it can run ahead in virtual time.
     """
 
     def __init__(
@@ -62,81 +61,86 @@ class EngineCore:
         self._on_step = on_step
         self._ahead = ahead if on_step is None else None
         self._plans: deque[StepPlan] = deque()
-        # In steady decoding a request is told the same thing in every step.
+        # In steady decoding the output of a request is the same in every step.
         self._one_more: dict[int, RequestOutput] = {}
         self._limits_revision = 0
         self._draining = False
-        self._refused_draining = 0
+        self._rejected_draining = 0
         self._changed = False
 
-    def submit(self, submit: Submit, now_ns: int, *, keeps_blocks: bool = False) -> Rejected | None:
-        """A new request; `step` afterwards, or nothing happens while the device is idle.
+    # --- requests ----------------------------------------------------------------------------
+    def submit(self, submit: Submit, now_ns: int, *, holds_blocks: bool = False) -> Rejected | None:
+        """Enqueue a new request; call `step` afterwards, also while the device is idle.
 
         Args:
-            submit: it.
+            submit: the request.
             now_ns: the time.
-            keeps_blocks: when it is over, its blocks are kept until `let_go`.
+            holds_blocks: True to hold its blocks after its end until `release_held`.
         """
         if self._draining:
-            self._refused_draining += 1
+            self._rejected_draining += 1
             return Rejected(
                 rid=submit.rid,
                 reason="draining",
                 detail="this replica is shutting down; send the request elsewhere",
                 retry_after_s=1,
             )
-        refusal = self.scheduler.add(_scheduled(submit, keeps_blocks=keeps_blocks), now_ns)
-        if refusal is not None:
+        rejection = self.scheduler.add(_scheduled(submit, holds_blocks=holds_blocks), now_ns)
+        if rejection is not None:
             return Rejected(
                 rid=submit.rid,
-                reason=refusal.reason,
-                detail=refusal.detail,
-                retry_after_s=refusal.retry_after_s,
+                reason=rejection.reason,
+                detail=rejection.detail,
+                retry_after_s=rejection.retry_after_s,
             )
         self._executor.add(submit)
         return None
 
-    def take_over(self, submit: Submit, now_ns: int, *, emitted: int, first_token_ns: int) -> bool:
-        """Reserve room for a request that got its first tokens elsewhere; see `HandOver`.
-
-        Until `arrived` its blocks are being filled, and it computes nothing.
-        """
-        if self._draining:
-            return False
-        self.scheduler.now_ns = now_ns
-        taken = self.scheduler.handover.take_over(
-            _scheduled(submit), emitted=emitted, first_token_ns=first_token_ns
-        )
-        if taken:
-            self._executor.add(submit)
-        return taken
-
-    def grow(self, rid: int, *, emitted: int) -> bool:
-        """More of a request that was taken over is to come; whether there is room for it."""
-        return self.scheduler.handover.grow(rid, emitted=emitted)
-
-    def depart(self, rid: int) -> None:
-        """A request that decodes here goes on elsewhere, and is kept until `let_go`."""
-        self.scheduler.handover.depart(rid)
-
-    def arrived(self, rid: int) -> None:
-        """A request that was taken over is here; `step` afterwards."""
-        self.scheduler.handover.arrived(rid)
-        self._one_more[rid] = RequestOutput(rid=rid, new_tokens=1)
-
-    def let_go(self, rid: int) -> None:
-        """The blocks of a request that is over and kept them are free; `step` afterwards."""
-        self.scheduler.handover.let_go(rid)
-        self._forget([rid])
-
     def cancel(self, rid: int) -> None:
-        """Nobody waits for this request any more; an unknown one is no error."""
+        """Cancel a request; an unknown one is no error."""
         if self.scheduler.cancel(rid):
             self._forget([rid])
         self._changed = True
 
+    # --- KV transfer, in virtual time --------------------------------------------------------
+    def reserve_transfer(
+        self, submit: Submit, now_ns: int, *, emitted: int, first_token_ns: int
+    ) -> bool:
+        """Reserve room for a request with tokens from another replica; see `KVTransfer.reserve`.
+
+        It computes nothing until `finish_transfer`.
+        """
+        if self._draining:
+            return False
+        self.scheduler.now_ns = now_ns
+        reserved = self.scheduler.transfer.reserve(
+            _scheduled(submit), emitted=emitted, first_token_ns=first_token_ns
+        )
+        if reserved:
+            self._executor.add(submit)
+        return reserved
+
+    def grow_transfer(self, rid: int, *, emitted: int) -> bool:
+        """Extend a reservation by tokens emitted since; return False without room."""
+        return self.scheduler.transfer.grow(rid, emitted=emitted)
+
+    def finish_transfer(self, rid: int) -> None:
+        """Let a transferred request decode; call `step` afterwards."""
+        self.scheduler.transfer.finish(rid)
+        self._one_more[rid] = RequestOutput(rid=rid, new_tokens=1)
+
+    def detach(self, rid: int) -> None:
+        """Stop scheduling a request that continues elsewhere; it is held until `release_held`."""
+        self.scheduler.transfer.detach(rid)
+
+    def release_held(self, rid: int) -> None:
+        """Free the blocks of a held request; call `step` afterwards."""
+        self.scheduler.transfer.release(rid)
+        self._forget([rid])
+
+    # --- limits ------------------------------------------------------------------------------
     def set_limits(self, message: SetLimits) -> None:
-        """New bounds, in force from the next plan on; a revision older than the last is ignored."""
+        """Set limits from the next plan on; a revision older than the last one is ignored."""
         if message.revision < self._limits_revision:
             return
         self._limits_revision = message.revision
@@ -152,44 +156,45 @@ class EngineCore:
                 max_waiting=max(0, waiting),
             )
         )
-        pacer = self.scheduler.pacer
-        if pacer is not None:
+        prefill_budget = self.scheduler.prefill_budget
+        if prefill_budget is not None:
             law = None if new.budget_law is None else BudgetLaw(new.budget_law)
-            pacer.change(law=law, safety_percent=new.safety_percent)
+            prefill_budget.change(law=law, safety_percent=new.safety_percent)
         self._changed = True
 
     def follow_manifest(self, message: FollowManifest) -> None:
-        """The manifest's bounds and law have changed; in force from the next plan on."""
+        """Adopt the bounds and the law of a changed manifest from the next plan on."""
         scheduler, low = self.scheduler, message.min_token_budget
         self._min_token_budget = low
         self._max_token_budget = message.max_token_budget
         limits = scheduler.limits
         scheduler.set_limits(replace(limits, token_budget=self._within_bounds(limits.token_budget)))
-        pacer = None
-        if message.budget_law is not None and scheduler.policy.paced:
-            law, pacer = BudgetLaw(message.budget_law), scheduler.pacer
-            if pacer is None:
-                pacer = Pacer(law, min_tokens=low)
+        prefill_budget = None
+        if message.budget_law is not None and scheduler.policy.uses_prefill_budget:
+            law, prefill_budget = BudgetLaw(message.budget_law), scheduler.prefill_budget
+            if prefill_budget is None:
+                prefill_budget = PrefillBudget(law, min_tokens=low)
             else:
-                pacer.change(law=law, min_tokens=low)
-        scheduler.pace(pacer)
+                prefill_budget.change(law=law, min_tokens=low)
+        scheduler.set_prefill_budget(prefill_budget)
         self._changed = True
 
     def drain(self) -> None:
-        """Refuse what is new and finish what was accepted."""
+        """Reject new requests and finish the accepted ones."""
         self._draining = True
         self.scheduler.end_input()
         self._changed = True
 
+    # --- steps -------------------------------------------------------------------------------
     def next_event_ns(self) -> int | None:
-        """When `step` has something to do, unless a message comes before; None: only then."""
+        """Return when `step` has something to do without a message; None for never."""
         event_ns = self._executor.next_event_ns()
         return self.scheduler.wake_ns() if event_ns is None else event_ns
 
     def advance(self, now_ns: int) -> StepOutcome | None:
         """Commit the oldest step if it is done, and plan as far ahead as the depth allows.
 
-        One step at a time: while `next_event_ns` has passed, call again.
+        One step at a time: call again while `next_event_ns` has passed.
         """
         outcome, ready_ns = None, now_ns
         result = self._executor.collect(now_ns)
@@ -206,42 +211,41 @@ class EngineCore:
                 self._on_step(outcome)
         return outcome
 
-    def fold(self, until_ns: int) -> Folded | None:
-        """Take, at once, the steps from now on in which everybody just decodes.
+    def fast_forward(self, until_ns: int) -> SkippedSteps | None:
+        """Take the coming steps that only decode at once, in virtual time.
 
-        In virtual time alone, in place of `advance` at each `next_event_ns`:
+        It replaces `advance` at each `next_event_ns`:
 
             while (due_ns := core.next_event_ns()) is not None and due_ns < until_ns:
-                folded = core.fold(until_ns)
-                if folded is None:
+                skipped = core.fast_forward(until_ns)
+                if skipped is None:
                     outcome = core.advance(due_ns)
 
-        It leaves the core as `advance` would have, so it may be tried at any time. Every member
-        of the cohort got a token in each of these steps, and nothing else happened.
+        The core is left as `advance` would have left it, so it may be tried at any time. Each of
+        these steps gave every member of the decode batch a token, and nothing else happened.
 
         Args:
-            until_ns: only steps that are done before this instant are taken: the next one at
-                which something comes from outside.
+            until_ns: time of the next external event; only steps that end before it are taken.
 
         Returns:
-            What was done; None: the next step is one for `advance`.
+            The steps; None if the next step needs `advance`.
         """
         if self._ahead is None:
             return None
         steady = self.scheduler.steady()
-        folded = None if steady is None else self._ahead.run_ahead(steady, until_ns)
-        if folded is not None:
-            self.scheduler.now_ns = folded.ends_ns[-1]
+        skipped = None if steady is None else self._ahead.run_ahead(steady, until_ns)
+        if skipped is not None:
+            self.scheduler.now_ns = skipped.ends_ns[-1]
             self._plans = deque(self.scheduler.plans_in_flight())
-        return folded
+        return skipped
 
     def step(self, now_ns: int) -> StepOutputs | None:
-        """`advance`, and what the front is to be told of it, if anything."""
+        """Call `advance` and return the message for the server, if there is any news."""
         outcome = self.advance(now_ns)
         if outcome is None:
             if not self._changed or self._plans:
-                return None  # the next step's outputs will tell
-            return self.no_step(now_ns)
+                return None  # the outputs of the next step will carry the change
+            return self.idle_outputs(now_ns)
         self._changed = False
         result = outcome.result
         return StepOutputs(
@@ -251,22 +255,22 @@ class EngineCore:
             state=self.state(result.at_ns),
         )
 
-    def no_step(self, now_ns: int) -> StepOutputs:
-        """What the front is told where no step has ended."""
+    def idle_outputs(self, now_ns: int) -> StepOutputs:
+        """Return the message for the server without a step: the state alone."""
         self._changed = False
         return StepOutputs(at_ns=now_ns, step_ns=0, outputs=[], state=self.state(now_ns))
 
     def state(self, now_ns: int) -> EngineState:
-        """A snapshot."""
-        scheduler, stats = self.scheduler, self.scheduler.stats
+        """Return a snapshot."""
+        scheduler, budget = self.scheduler, self.scheduler.prefill_budget
         waiting, limits = len(scheduler.waiting), scheduler.limits
         host_free, host_total = scheduler.host_blocks
         predicted = scheduler.prediction_error or _NO_PREDICTIONS
-        pacer = scheduler.pacer
-        latest = None if pacer is None else pacer.latest
+        latest = None if budget is None else budget.latest
+        counters = asdict(scheduler.stats)
+        counters["shed"] += self._rejected_draining
         return EngineState(
-            **{name: getattr(stats, name) for name in _COUNTERS},
-            shed=stats.shed + self._refused_draining,
+            **counters,
             at_ns=now_ns,
             running=scheduler.num_requests - waiting,
             waiting=waiting,
@@ -284,9 +288,9 @@ class EngineCore:
             behind_ns=self._executor.behind_ns,
             predicted_lengths=predicted.judged,
             length_error=predicted.mean_abs_log_ratio,
-            step_time_error=(scheduler.policy if pacer is None else pacer).step_time_error,
-            budget_law="" if pacer is None else pacer.law,
-            safety_percent=0 if pacer is None else pacer.safety_percent,
+            step_time_error=(scheduler.policy if budget is None else budget).step_time_error,
+            budget_law="" if budget is None else budget.law,
+            safety_percent=0 if budget is None else budget.safety_percent,
             prompt_tokens=0 if latest is None else latest.tokens,
             prompt_reason="" if latest is None else latest.reason,
         )
@@ -323,8 +327,8 @@ class EngineCore:
             self._one_more.pop(rid, None)
 
 
-def _scheduled(submit: Submit, *, keeps_blocks: bool = False) -> ScheduledRequest:
-    """What the scheduler may know of a request."""
+def _scheduled(submit: Submit, *, holds_blocks: bool = False) -> ScheduledRequest:
+    """Return the part of a request that the scheduler may know."""
     return ScheduledRequest(
         rid=submit.rid,
         arrival_ns=submit.arrival_ns,
@@ -339,5 +343,5 @@ def _scheduled(submit: Submit, *, keeps_blocks: bool = False) -> ScheduledReques
             e2e_ns=submit.e2e_ns,
         ),
         priority=submit.priority,
-        keeps_blocks=keeps_blocks,
+        holds_blocks=holds_blocks,
     )

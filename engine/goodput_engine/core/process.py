@@ -111,7 +111,7 @@ def serve(
         now_ns = clock()
         outputs = core.step(now_ns)
         if outputs is None and now_ns >= beat_ns:
-            outputs = core.no_step(now_ns)
+            outputs = core.idle_outputs(now_ns)
         if outputs is not None:
             outbox.push(outputs)
             beat_ns = now_ns + _BEAT_NS

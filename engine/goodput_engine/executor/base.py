@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from goodput_engine.messages import Submit
-    from goodput_engine.scheduler.fold import Folded, SteadyDecoding
+    from goodput_engine.scheduler.fast_forward import SkippedSteps, SteadyDecoding
     from goodput_engine.scheduler.plan import StepPlan, StepResult
 
 __all__ = ["Executor", "RunsAhead"]
@@ -57,7 +57,7 @@ class Executor(Protocol):
 class RunsAhead(Protocol):
     """An executor that knows in advance how steps will come out: in virtual time."""
 
-    def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> Folded | None:
+    def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> SkippedSteps | None:
         """Take the steps under way, and those that follow, while they only decode.
 
         Each plan is made at the instant at which the step that opens its place is done.

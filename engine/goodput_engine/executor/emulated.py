@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.device.profile import DeviceProfile
     from goodput_engine.messages import Submit
-    from goodput_engine.scheduler.fold import Folded, SteadyDecoding
+    from goodput_engine.scheduler.fast_forward import SkippedSteps, SteadyDecoding
     from goodput_engine.scheduler.plan import StepPlan
 
 __all__ = ["EmulatedExecutor"]
@@ -139,7 +139,7 @@ class EmulatedExecutor:
             stopped=done.stopped,
         )
 
-    def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> Folded | None:
+    def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> SkippedSteps | None:
         """Take steps that only decode at once; see `RunsAhead`.
 
         No block tables are kept here, so of the plans in between nothing needs to be told.
@@ -161,7 +161,7 @@ class EmulatedExecutor:
             host_ns=host_ns,
             host_free_ns=self._host_free_ns,
         )
-        steps = steady.give_slots(min(steps, bisect_left(done, until_ns)))
+        steps = steady.plan(min(steps, bisect_left(done, until_ns)))
         if not steps:
             return None
         self._host_free_ns = made[steps - 1] if made else done[steps - 1] + host_ns
@@ -180,7 +180,7 @@ class EmulatedExecutor:
                     stopped=self._take_stops(steady.epoch + 1 + step),
                 )
             )
-        return steady.done(
+        return steady.commit(
             ends_ns=array("q", done[:steps]),
             planned_ns=done[first:steps],
             step_ns=sum(times[:first]) + sum(step.step_ns for step in before),

@@ -1,1 +1,1 @@
-"""Paged KV memory: which blocks are whose, and which still hold a reusable prefix."""
+"""Paged KV memory: allocation of blocks, and the prefixes that free blocks still hold."""

@@ -1,11 +1,12 @@
-"""The pool of KV blocks: reference-counted, reusable by prefix hash, evicted least recently used.
+"""The pools of KV blocks on the device and in host memory.
 
-It hands out numbers; what a block holds is the executor's. A block is *live* (some table names
-it), *cached* (nobody does, but it still holds a known prefix) or *blank*. Cached and blank blocks
-are both free: blank ones are handed out first, then the cached one that was freed longest ago.
+Device blocks are reference-counted, reusable by prefix hash, and evicted least recently used. A
+block is *live* (in a block table), *cached* (in none, but it holds a known prefix) or *blank*.
+Cached and blank blocks are both free: blank ones are allocated first, then the cached one that was
+freed longest ago.
 
-It must not know of requests, steps or time: when a block may be let go, or its prefix be found
-by others, is the scheduler's to say.
+The pools allocate numbers; the executor owns the contents. They know nothing of requests, steps
+or time: the scheduler decides when a block is released and when its prefix is published.
 
 Source: Kwon et al., "PagedAttention", SOSP 2023, sections 4.2 and 4.3; prefix reuse by chained
 hashes as in vLLM's automatic prefix caching.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["BlockPool"]
+__all__ = ["BlockPool", "HostPool"]
 
 
 class BlockPool:
@@ -46,7 +47,7 @@ class BlockPool:
         self.total_blocks = total_blocks
         self.block_size = block_size
         self.generation = 0
-        """Grows whenever an allocation that failed might now succeed."""
+        """Grows whenever a failed allocation may succeed now."""
         self._blank = list(range(total_blocks - 1, -1, -1))
         # An OrderedDict is a linked list in C with removal from the middle in O(1): the LRU.
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -56,7 +57,7 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be handed out at once, cached ones included."""
+        """Blocks that can be allocated now, cached ones included."""
         return len(self._blank) + len(self._cached)
 
     @property
@@ -65,15 +66,15 @@ class BlockPool:
         return len(self._cached)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Return the blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
 
     def match(self, hashes: Sequence[int], limit: int) -> list[int]:
-        """The blocks that hold the longest known prefix, in order; nothing is taken yet.
+        """Return the blocks of the longest known prefix, in order, without allocating them.
 
         Args:
-            hashes: chained hashes of a prompt's full blocks.
-            limit: blocks at most.
+            hashes: chained hashes of the full blocks of a prompt.
+            limit: upper bound of the blocks.
         """
         by_hash = self._by_hash
         hits: list[int] = []
@@ -85,12 +86,12 @@ class BlockPool:
         return hits
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are free now, so that sharing them lowers `free_blocks`."""
+        """Return how many of these blocks are free, so that sharing them lowers `free_blocks`."""
         references = self._references
         return sum(not references[block] for block in blocks)
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more table names these matched blocks."""
+        """Add these matched blocks to one more block table."""
         references, cached = self._references, self._cached
         for block in blocks:
             if not references[block]:
@@ -98,7 +99,7 @@ class BlockPool:
             references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Blocks for one writer; the caller has looked at `free_blocks`."""
+        """Allocate blocks for one writer; the caller has checked `free_blocks`."""
         blank = self._blank
         taken = blank[len(blank) - count :][::-1] if count <= len(blank) else blank[::-1]
         del blank[len(blank) - len(taken) :]
@@ -110,7 +111,7 @@ class BlockPool:
         return taken
 
     def allocate_one(self) -> int | None:
-        """One block, or None when none is free."""
+        """Allocate one block; None if none is free."""
         if self._blank:
             block = self._blank.pop()
         elif self._cached:
@@ -121,9 +122,9 @@ class BlockPool:
         return block
 
     def publish(self, blocks: Sequence[int], block_hashes: Sequence[int]) -> None:
-        """These live blocks are full and computed: others may find them by their hashes.
+        """Make live blocks that are full and computed available by their hashes.
 
-        A second block with an equal prefix stays private; it is blank when freed.
+        A second block with an equal prefix stays private and is blank when freed.
         """
         by_hash, hashes = self._by_hash, self._hashes
         before = len(by_hash)
@@ -134,7 +135,7 @@ class BlockPool:
         self.generation += len(by_hash) - before
 
     def release(self, table: Sequence[int]) -> None:
-        """A table lets go of its blocks: last first, so that prefixes survive longest."""
+        """Release the blocks of a table, last first, so that prefixes survive longest."""
         references, hashes, blank, cached = (
             self._references,
             self._hashes,
@@ -152,16 +153,16 @@ class BlockPool:
         self.generation += 1
 
     def exclusive(self, table: Iterable[int]) -> int:
-        """How many blocks of this table would become free if it were released."""
+        """Return how many blocks would become free if this table were released."""
         references = self._references
         return sum(references[block] == 1 for block in table)
 
     def writable(self, block: int) -> bool:
-        """Whether exactly one table names this block and nobody can find it by hash."""
+        """True if exactly one table holds this block and it has no published hash."""
         return self._references[block] == 1 and self._hashes[block] is None
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless the pool and these tables, all there are, agree."""
+        """Raise AssertionError unless the pool agrees with these tables, which are all."""
         occurrences = Counter(chain.from_iterable(tables))
         for block, references in enumerate(self._references):
             assert references == occurrences[block], f"block {block} is counted wrongly"
@@ -175,7 +176,7 @@ class BlockPool:
         assert sum(h is not None for h in self._hashes) == len(self._by_hash)
 
     def _evict(self, count: int) -> list[int]:
-        """Blank the cached blocks that were freed longest ago; there are as many."""
+        """Blank the cached blocks that were freed longest ago."""
         cached, by_hash, hashes = self._cached, self._by_hash, self._hashes
         blocks = list(islice(cached, count))
         for block in blocks:
@@ -185,3 +186,40 @@ class BlockPool:
             del by_hash[evicted]
             hashes[block] = None
         return blocks
+
+
+class HostPool:
+    """Host blocks 0 … total − 1 for copies, each as large as a device block.
+
+    Args:
+        total_blocks: the host-memory budget in blocks; 0 for no copies.
+        ns_per_block: time to copy one block, one way.
+    """
+
+    __slots__ = ("_free", "ns_per_block", "total_blocks")
+
+    def __init__(self, *, total_blocks: int, ns_per_block: int) -> None:
+        self.total_blocks = total_blocks
+        self.ns_per_block = ns_per_block
+        self._free = list(range(total_blocks - 1, -1, -1))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be allocated."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Allocate blocks for one copy; the caller has checked `free_blocks`."""
+        taken = self._free[len(self._free) - count :]
+        del self._free[len(self._free) - count :]
+        return taken
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Free the blocks of a copy."""
+        self._free.extend(blocks)
+
+    def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
+        """Raise AssertionError unless the pool agrees with these tables, which are all."""
+        used = [block for table in tables for block in table]
+        assert len(used) == len(set(used)), "a host block is used twice"
+        assert sorted(used + self._free) == list(range(self.total_blocks))

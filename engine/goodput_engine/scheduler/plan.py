@@ -1,11 +1,11 @@
-"""What the scheduler decides and what comes back: the values between it and an executor.
+"""Plans, results and outcomes: the values between the scheduler and an executor.
 
-A plan tells what changes. The requests that decode one token in every step, the *cohort*, are
+A plan holds changes. The requests that decode one token in every step, the decode batch, are
 named when they join and when they leave, not in each plan; an executor keeps them as its
 persistent batch. Everything else that a step computes is a `Chunk`.
 
-Named tuples, not frozen dataclasses: as immutable, and made in a third of the time. Making these
-was half of what a step costs.
+These are named tuples, not frozen dataclasses: they are as immutable and take a third of the time
+to create, which was half of the cost of a step.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from goodput_core.steptime import StepShape
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["Admitted", "Chunk", "Copy", "Join", "Progress", "StepOutcome", "StepPlan", "StepResult"]
 
 
 class Admitted(NamedTuple):
-    """A request that this plan takes in, anew or again after a preemption.
+    """A request that starts or resumes with this plan.
 
     Args:
         rid: the request.
-        blocks: its whole block table; an earlier one is void.
-        cached_tokens: leading tokens that are already computed: found in those blocks, or about
-            to be copied into them.
+        blocks: its whole block table, which replaces an earlier one.
+        cached_tokens: leading tokens that need no computing: found in those blocks, or about to
+            be copied into them.
     """
 
     rid: int
@@ -37,14 +37,14 @@ class Admitted(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some tokens of one request outside the cohort.
+    """Tokens of one request outside the decode batch.
 
     Args:
         rid: the request.
-        start: tokens of it computed before, those in flight included.
+        start: its tokens computed before, those in flight included.
         num_tokens: tokens to compute now, at least 1.
-        samples: whether they reach its end, so that the step gives it a token.
-        output_tokens: output tokens it had before, those in flight included.
+        samples: True if they reach its end, so that the step samples its next token.
+        output_tokens: its output tokens before, those in flight included.
     """
 
     rid: int
@@ -55,12 +55,12 @@ class Chunk(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A request that decodes one token in this and every later decoding plan, until it leaves.
+    """A request that joins the decode batch: it decodes in this and later plans, until it leaves.
 
     Args:
         rid: the request.
-        start: tokens of it computed before, those in flight included.
-        output_tokens: output tokens it had before, those in flight included.
+        start: its tokens computed before, those in flight included.
+        output_tokens: its output tokens before, those in flight included.
     """
 
     rid: int
@@ -71,13 +71,13 @@ class Join(NamedTuple):
 class Copy(NamedTuple):
     """KV blocks of one request to copy between device and host while the step computes.
 
-    The step ends when both are done. A request whose blocks are copied computes nothing in it,
-    so copies wait for earlier steps, never for this one.
+    The step ends when computing and copies are done. A request whose blocks are copied computes
+    nothing in the step, so copies wait for earlier steps only.
 
     Args:
         rid: the request.
-        to_host: the direction.
-        device_blocks, host_blocks: pairwise source and destination, or the reverse.
+        to_host: True for device to host, False for host to device.
+        device_blocks, host_blocks: the blocks of both sides, pairwise.
     """
 
     rid: int
@@ -87,22 +87,22 @@ class Copy(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step. An executor applies it in the order of the fields.
+    """One step. An executor applies the fields in their order.
 
-    A plan may hold copies alone; it computes nothing then.
+    A plan with copies alone computes nothing.
 
     Args:
-        plan_id: counts up by one.
-        at_ns: when it was planned.
-        shape: the sums that predict how long it takes.
-        left: rids that left the cohort since the plan before.
-        admitted: requests taken in, each with its block table.
+        plan_id: consecutive.
+        at_ns: time of planning.
+        shape: the sums that predict its duration.
+        left: rids that left the decode batch since the previous plan.
+        admitted: requests that start or resume, each with its block table.
         copies: blocks to copy while the step computes.
-        joined: requests that join the cohort.
-        new_blocks: (rid, block) to append to the tables of members of the cohort.
-        decode_epoch: counts the plans in which the cohort decodes; 0: not in this one.
-        num_decodes: members of the cohort that decode now.
-        chunks: what else is computed.
+        joined: requests that join the decode batch.
+        new_blocks: (rid, block) pairs to append to the block tables of members.
+        decode_epoch: number of this plan among those that decode; 0 if it does not.
+        num_decodes: members of the decode batch that decode in this plan.
+        chunks: tokens of other requests to compute.
     """
 
     plan_id: int
@@ -119,13 +119,13 @@ class StepPlan(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a plan's execution gave: one token to each request that sampled in it (docs/adr/0006).
+    """The result of a plan: one token for each request that sampled in it (docs/adr/0006).
 
     Args:
-        plan_id: of the plan.
-        at_ns: when it was done.
-        step_ns: device time it took.
-        stopped: of the requests that ended by themselves with this token, why ("stop").
+        plan_id: the plan.
+        at_ns: time of its end.
+        step_ns: its device time.
+        stopped: finish reason ("stop") of each request that ended with this token.
     """
 
     plan_id: int
@@ -135,11 +135,11 @@ class StepResult(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A token that is more than one more in the cohort's round.
+    """A token that needs more than being counted: the first, the last, or outside the batch.
 
     Args:
-        request: whose; `output_tokens` counts this one.
-        finish_reason: "stop" or "length" with its last token, else None.
+        request: the request; its `output_tokens` include this one.
+        finish_reason: "stop" or "length" with the last token, else None.
     """
 
     request: ScheduledRequest
@@ -147,15 +147,15 @@ class Progress(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """What a commit gave to whom.
+    """The effect of a commit on requests.
 
     Args:
-        plan: what was computed.
-        result: how it came out.
-        advanced: rids that gained one token and go on; nothing else is to be told of them.
-        progress: everyone else who gained a token: first tokens, last ones, tokens of requests
-            that have left the cohort since.
-        released: rids that are gone for good, their blocks free.
+        plan: the committed plan.
+        result: its result.
+        advanced: rids of members of the decode batch that gained one token and continue.
+        progress: the other requests that gained a token: first tokens, last tokens, and tokens
+            of requests that left the decode batch since.
+        released: rids that are gone, with their blocks free.
     """
 
     plan: StepPlan

@@ -1,39 +1,66 @@
-"""What a scheduling policy decides, as hooks on the one scheduler.
+"""Scheduling policies: the hooks that a policy implements, and what it may read.
 
 The scheduler owns the mechanism (blocks, budget, plans in flight) and keeps its invariants
-whatever a policy answers; a policy owns preferences. It sees requests through their lengths,
-classes and deadlines, and the engine through `SchedulerView`; it never sees a true output length.
-A policy object belongs to one scheduler and may keep what it learns.
+whatever a policy returns; a policy owns preferences. It knows lengths, classes and deadlines of
+requests, and reads the engine through `SchedulerView`; it never sees a true output length. A
+policy object belongs to one scheduler and may keep what it learns.
+
+The hooks form three groups. *Order*: which request goes first, and which is evicted first.
+*Admit*: which request may start, and with how many blocks. *Size*: what one step may hold. Hooks
+without a default are written out in every policy, so each can be read alone; the others are
+called only if a policy overrides them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
-from goodput_engine.scheduler.queue import FcfsQueue, WaitingQueue
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from goodput_core.spec.choices import Policy, Preemption
-    from goodput_engine.scheduler.door import Refusal
+    from goodput_engine.scheduler.admission import Rejection
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.prediction import PredictionError
-    from goodput_engine.scheduler.settings import PolicySettings
+    from goodput_engine.scheduler.request_table import RequestTable, WaitingQueue
 
-__all__ = ["Phase", "SchedulerLimits", "SchedulerView", "SchedulingPolicy"]
+__all__ = [
+    "MIXED",
+    "Phase",
+    "PolicySettings",
+    "SchedulerLimits",
+    "SchedulerView",
+    "SchedulingPolicy",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings:
+    """Settings of a manifest for policies; each policy uses those that concern it.
+
+    Args:
+        batch_timeout_ns: how long `static` and `dynamic` wait for a batch to fill; None for
+            their defaults.
+        ageing_ns: waiting time that raises a request by one level of `priority`, and that is too
+            long for `sjf`, at least 1; None for their defaults.
+    """
+
+    batch_timeout_ns: int | None = None
+    ageing_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Bounds that may change between any two plans.
+    """Limits that may change between any two plans.
 
     Args:
         token_budget: tokens that one step may compute, at least 1.
-        max_num_seqs: requests that may run at once, at least 1; lowering it preempts nobody.
+        max_num_seqs: running requests, at least 1; lowering it preempts no request.
         max_waiting: requests that may wait for more than the next step.
     """
 
@@ -42,236 +69,227 @@ class SchedulerLimits:
     max_waiting: int
 
 
-class SchedulerView(Protocol):
-    """What a policy may look at; all of it is current when a hook is called."""
+class SchedulerView:
+    """The scheduler as a policy may read it; current whenever a hook is called.
 
-    @property
-    def now_ns(self) -> int:
-        """The time of this plan or commit."""
-        ...
+    Args:
+        table: the requests.
+        limits: the limits in force.
+        max_total_tokens: longest prompt and answer together.
+        preemption: preemption mode of the manifest.
 
-    @property
-    def limits(self) -> SchedulerLimits:
-        """The bounds in force."""
-        ...
+    Attributes:
+        now_ns: time of this plan or commit.
+        waiting: the queue.
+        input_open: True while more requests may arrive.
+        total_blocks: KV blocks on the device.
+        block_size: tokens per KV block.
+    """
 
-    @property
-    def waiting(self) -> WaitingQueue:
-        """Who waits."""
-        ...
-
-    @property
-    def input_open(self) -> bool:
-        """Whether more requests may come."""
-        ...
+    def __init__(
+        self,
+        table: RequestTable,
+        *,
+        limits: SchedulerLimits,
+        max_total_tokens: int,
+        preemption: Preemption,
+    ) -> None:
+        self._table = table
+        self.now_ns = 0
+        self.limits = limits
+        self.waiting: WaitingQueue = table.waiting
+        self.input_open = True
+        self.max_total_tokens = max_total_tokens
+        self.preemption = preemption
+        self.total_blocks = table.kv.total_blocks
+        self.block_size = table.kv.block_size
 
     @property
     def num_running(self) -> int:
         """Admitted requests whose last token is not in flight."""
-        ...
+        return self._table.num_running
 
     @property
     def num_decoding(self) -> int:
-        """Members of the cohort."""
-        ...
+        """Members of the decode batch."""
+        return len(self._table.batch.members)
 
     @property
     def decode_context_tokens(self) -> int:
-        """Computed tokens of all members of the cohort."""
-        ...
+        """Computed tokens of all members of the decode batch."""
+        return self._table.batch.total_context
 
     @property
     def num_prefilling(self) -> int:
         """Admitted requests that are more than one step from their next token."""
-        ...
-
-    def plans_in_flight(self) -> Iterable[StepPlan]:
-        """Those that have not been committed, oldest first."""
-        ...
+        return len(self._table.prefilling)
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that can be handed out at once."""
-        ...
-
-    @property
-    def total_blocks(self) -> int:
-        """KV blocks there are."""
-        ...
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per KV block."""
-        ...
+        """KV blocks that can be allocated now."""
+        return self._table.kv.free_blocks
 
     @property
     def host_blocks(self) -> tuple[int, int]:
-        """Blocks of host memory that are free, and all of them."""
-        ...
+        """Free and total blocks of host memory."""
+        return self._table.host.free_blocks, self._table.host.total_blocks
 
-    def promised_blocks(self) -> int:
-        """KV blocks that are in use and will be free without anybody else being evicted."""
-        ...
+    def pending_blocks(self) -> int:
+        """Return the blocks in use that will be free without a further eviction."""
+        return self._table.pending_blocks()
 
-    @property
-    def max_total_tokens(self) -> int:
-        """The longest prompt and answer together that may be asked for."""
-        ...
-
-    @property
-    def preemption(self) -> Preemption:
-        """What the manifest wants to become of a victim's blocks."""
-        ...
+    def plans_in_flight(self) -> Iterator[StepPlan]:
+        """Iterate over the plans that are not committed, oldest first."""
+        return (record.plan for record in self._table.in_flight)
 
     def running(self) -> Iterator[ScheduledRequest]:
-        """Every running request: decoding, ready to decode, prefilling."""
-        ...
+        """Iterate over the running requests: decoding, ready to decode, prefilling."""
+        return self._table.running()
 
     def prefilling(self) -> Iterable[ScheduledRequest]:
-        """Running requests that are more than one step from their next token."""
-        ...
+        """Return the running requests that are more than one step from their next token."""
+        return self._table.prefilling.values()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Which kinds of work one step may hold; decodes come first, then prefills, then new ones.
+    """The kinds of work that one step may hold: decodes, then prefills, then admissions.
 
     Args:
-        decodes, prefills, admissions: whether it may hold them.
-        prompts_alone: decodes come last, and only into a step in which no prompt is computed.
-        only: running requests for which this is false sit out with their blocks; None: nobody.
+        decodes, prefills, admissions: True if the step may hold them.
+        prompts_alone: True if decodes come last, and only without a prefill in the step.
+        token_budget: tokens of the step; None for the limit in force, which always holds.
+        only: filter of running requests; one that fails it keeps its blocks and is not scheduled
+            in this step. None to schedule every request.
     """
 
     decodes: bool = True
     prefills: bool = True
     admissions: bool = True
     prompts_alone: bool = False
+    token_budget: int | None = None
     only: Callable[[ScheduledRequest], bool] | None = None
 
 
-_MIXED: Final = Phase()
+MIXED: Final = Phase()
+"""Decodes, prefills and admissions up to the token budget."""
 
 
-class SchedulingPolicy:
-    """First come, first served, everything mixed: what a policy changes, it overrides."""
+class SchedulingPolicy(ABC):
+    """Base class of the policies.
+
+    Attributes:
+        name: its name in a manifest.
+        uses_prefill_budget: True if the prompt tokens of a step may be limited so that running
+            requests keep their TPOT (`prefill_budget`). False for a policy that keeps prompts
+            whole, or that sizes steps by deadlines itself.
+        preemption: preemption mode of this policy; None for the manifest's.
+        view: the scheduler; set by `attach`.
+    """
 
     name: ClassVar[Policy]
-    paced: ClassVar[bool] = False
-    """Whether a step's share of prompts may be cut to keep running requests in time: not for one
-    that keeps prompts whole, or that sizes steps by the promises itself."""
+    uses_prefill_budget: ClassVar[bool] = False
+    preemption: ClassVar[Preemption | None] = None
+    view: SchedulerView
 
     @classmethod
-    def configured(cls, settings: PolicySettings) -> Self:  # noqa: ARG003 - for those that have any
-        """A policy with what a manifest says of it."""
+    def configured(cls, settings: PolicySettings) -> Self:  # noqa: ARG003 - most have no settings
+        """Build the policy with the settings of a manifest."""
         return cls()
 
-    def refuse(self, request: ScheduledRequest, view: SchedulerView) -> Refusal | None:  # noqa: ARG002
-        """Why a request that could be served is turned away at the door; None: it may wait."""
-        return None
+    def attach(self, view: SchedulerView) -> None:
+        """Bind the policy to its scheduler."""
+        self.view = view
 
-    def step_aside(self, view: SchedulerView) -> Iterable[ScheduledRequest]:  # noqa: ARG002
-        """Running requests to evict before the next step, whoever needs their place."""
-        return ()
-
+    # --- order -------------------------------------------------------------------------------
     def new_queue(self) -> WaitingQueue:
-        """Order the waiting: the queue that this scheduler uses from its start."""
+        """Return the queue for the waiting requests; called once, before `attach`."""
         return FcfsQueue()
 
-    def phase(self, view: SchedulerView) -> Phase:  # noqa: ARG002 - for those that switch
-        """Which kinds of work the next step may hold."""
-        return _MIXED
+    @abstractmethod
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """Return the sort key by which running requests are evicted, the largest first."""
 
-    def budget(self, view: SchedulerView) -> int:
-        """Tokens of the next step; the scheduler keeps it within the limit in force."""
-        return view.limits.token_budget
+    def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
+        """Order the started prompts, given in order of admission, for the next step."""
+        return prefilling
 
-    def wake_ns(self, view: SchedulerView) -> int | None:  # noqa: ARG002 - for those that wait
-        """When to decide again, while nothing runs and nothing comes; None: not by itself.
+    def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:  # noqa: ARG002
+        """Return True to admit the head of the queue before a started prompt continues."""
+        return False
 
-        For a policy that lets requests wait although they could start. A time that has passed is
-        ignored: what is due is started by the decision that was asked for then.
-        """
-        return None
+    def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:  # noqa: ARG002
+        """Return running requests to evict so that a waiting one can start, in this order.
 
-    def may_admit(
-        self,
-        request: ScheduledRequest,  # noqa: ARG002 - for those that choose
-        view: SchedulerView,  # noqa: ARG002
-    ) -> bool:
-        """Whether the request whose turn it is may start now; no: nobody starts in this step."""
-        return True
-
-    def displaced_by(
-        self,
-        request: ScheduledRequest,  # noqa: ARG002 - for those that displace
-        view: SchedulerView,  # noqa: ARG002
-    ) -> Iterable[ScheduledRequest]:
-        """Who may be evicted so that a waiting request can start: the first to go first.
-
-        As many are taken as it needs, or nobody where all of them would not do. Those that are
-        not `displaceable` are passed over.
+        As many are evicted as it needs, or none if all of them would not be enough. Requests
+        that are not `displaceable` are skipped.
         """
         return ()
 
-    def prefill_order(
-        self,
-        prefilling: Iterable[ScheduledRequest],
-        view: SchedulerView,  # noqa: ARG002
-    ) -> Iterable[ScheduledRequest]:
-        """Whose prompt goes on first, of those that have started; given in order of admission."""
-        return prefilling
+    def preempt_ahead(self) -> Iterable[ScheduledRequest]:
+        """Return running requests to evict before the next step, before any blocks run out."""
+        return ()
 
-    def overtakes(
-        self,
-        newcomer: ScheduledRequest,  # noqa: ARG002 - for those that order by urgency
-        prefilling: ScheduledRequest,  # noqa: ARG002
-        view: SchedulerView,  # noqa: ARG002
-    ) -> bool:
-        """Whether the request whose turn it is starts before this prompt goes on."""
-        return False
+    # --- admit -------------------------------------------------------------------------------
+    def reject(self, request: ScheduledRequest) -> Rejection | None:  # noqa: ARG002
+        """Return why a servable request must not wait; None to let it wait."""
+        return None
 
-    def reserve_tokens(self, request: ScheduledRequest, view: SchedulerView) -> int:  # noqa: ARG002
-        """Tokens for which a request must get blocks when it is admitted.
+    def may_admit(self, request: ScheduledRequest) -> bool:  # noqa: ARG002
+        """Return True if the head of the queue may start; False ends admissions of this step."""
+        return True
 
-        At least its total is always reserved: a request that starts can finish its prompt.
+    @abstractmethod
+    def reserved_tokens(self, request: ScheduledRequest) -> int:
+        """Return the tokens whose blocks are allocated at admission.
+
+        At least the request's total is allocated: a started request can finish its prompt.
         """
-        return request.total_tokens
 
-    def headroom_blocks(self, view: SchedulerView) -> int:
-        """Blocks that an admission leaves free for those that run, when any run."""
-        return view.total_blocks // 100
+    @abstractmethod
+    def headroom_blocks(self) -> int:
+        """Return the blocks that an admission leaves free for the running requests."""
 
-    def chunk_tokens(
-        self,
-        request: ScheduledRequest,  # noqa: ARG002 - for those that ramp
-        remaining: int,
-        budget_left: int,
-        view: SchedulerView,  # noqa: ARG002
-    ) -> int:
-        """Tokens of a prefilling request to compute in the next step; 0: none now.
+    def wake_ns(self) -> int | None:
+        """Return when to plan again while the engine is idle; None to wait for a request.
+
+        For a policy that lets requests wait although they could start. A time that has passed is
+        ignored: the plan at that time has started what was due.
+        """
+        return None
+
+    # --- size --------------------------------------------------------------------------------
+    @abstractmethod
+    def phase(self) -> Phase:
+        """Return which kinds of work the next step may hold, and its token budget."""
+
+    @abstractmethod
+    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
+        """Return the tokens of a prompt to compute in the next step; 0 for none.
 
         Args:
-            request: it.
+            request: the request.
             remaining: its tokens that are not computed, at least 1.
-            budget_left: what the step has left, at least 1.
-            view: the engine.
+            budget_left: budget that the step has left, at least 1.
         """
-        return min(remaining, budget_left)
 
-    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:  # noqa: ARG002
-        """Who yields when there is not enough for all that run: the largest rank first."""
-        return (request.arrival_ns, request.rid)
+    # --- after a step ------------------------------------------------------------------------
+    def after_step(self, outcome: StepOutcome) -> None:  # noqa: B027 - optional
+        """Learn from a committed step: its time, and the requests that ended."""
 
-    def victim(self, claimant: ScheduledRequest, view: SchedulerView) -> ScheduledRequest | None:  # noqa: ARG002
-        """Whom to evict so that a running request gets its next block.
+    def can_fast_forward(self) -> bool:
+        """Return True if steps that only decode may be taken without calling the policy.
 
-        It may be the claimant itself. None: nobody; the claimant waits in place with its blocks.
+        Called after a plan in which every running request decoded and nothing else happened.
+        True promises that no hook would decide otherwise, and that `after_step` has nothing to
+        learn, until a request arrives, ends or is cancelled, blocks run short, or a limit
+        changes. Time that passes, tokens gained and blocks allocated must not matter.
+
+        The promise covers the hooks of its own class and its bases. A subclass that overrides
+        `preempt_ahead`, `phase` or `after_step` must override this hook too, else it is never
+        fast-forwarded; likewise, while requests wait, for the hooks of admission.
         """
-        return max(view.running(), key=lambda r: self.rank(r, view), default=None)
-
-    def evict_mode(self, victim: ScheduledRequest, view: SchedulerView) -> Preemption:  # noqa: ARG002
-        """What becomes of a victim's blocks; without room in host memory they are recomputed."""
-        return view.preemption
+        return False
 
     @property
     def step_time_error(self) -> float:
@@ -280,23 +298,5 @@ class SchedulingPolicy:
 
     @property
     def prediction_error(self) -> PredictionError | None:
-        """How wrong its predictions of answers' lengths were; None: it makes none."""
+        """Error of its predicted output lengths; None if it predicts none."""
         return None
-
-    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
-        """Whether steps in which everybody just decodes may be taken without asking this policy.
-
-        Asked after a plan in which every running request decoded and nothing else was done. Yes
-        means: no hook would decide otherwise in the plans that follow, and `after_step` has
-        nothing to learn from them, until a request comes, ends, or is cancelled, blocks run
-        short, or a limit changes. Time that passes, tokens that are gained and blocks that are
-        taken from the free ones must not matter. The hooks are not called for such steps.
-
-        A subclass is never folded if it overrides `step_aside`, `phase`, `budget` or
-        `after_step`, and not while requests wait if it overrides a hook of admission, unless it
-        overrides this one too, or inherits it from a class that is at least as specific.
-        """
-        return True
-
-    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
-        """A step has committed: learn from its time and from the requests that ended."""

@@ -1,74 +1,152 @@
-"""The one scheduler: every policy runs on it, in real and in virtual time.
+"""The scheduler: one loop for every policy, in real and in virtual time.
 
-One notion only: a request's computed tokens catch up with its total. `plan` decides the next
-step, `commit` takes in what a step gave; between them up to `depth` further plans may wait, so
-that a device never waits for the host. Tokens in flight count as computed. What follows:
+There is one notion only: the computed tokens of a request catch up with its total. `plan` decides
+the next step and `commit` takes its result. Between them up to `depth` further plans may wait, so
+that a device never waits for the host. Tokens in flight count as computed. It follows that
 
-- a request that stops by itself may still be in later plans: their surplus is discarded;
-- blocks are let go when the last plan that uses them commits, never earlier;
-- a cancellation frees what it holds within depth + 1 commits.
+- a request that stops may still be in later plans, and its surplus tokens are discarded;
+- blocks are released when the last plan that uses them commits, never earlier;
+- a cancellation frees its blocks within depth + 1 commits.
 
-Cost: members of the cohort (see `cohort`) are not visited, so a step in which everybody just
-decodes costs the same for ten requests as for a thousand, but for the list of who advanced.
+A plan is built in one pass: decodes, then started prompts, then admissions, as the policy's phase
+allows. Members of the decode batch are not visited, so a step that only decodes costs the same
+for ten requests as for a thousand, except for the list of requests that advanced.
+
+Reading order: `plan`, then the building of a step in the order of its calls, then `commit`. The
+rules for moving a request between states are in `request_table`.
 """
 
 from __future__ import annotations
 
+import heapq
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from goodput_core.engine_state import EngineStatistics
 from goodput_core.errors import InternalError
 from goodput_core.spec.choices import Preemption
-from goodput_engine.kv.host import HostPool
-from goodput_engine.scheduler.door import Door
-from goodput_engine.scheduler.floor import Floor
-from goodput_engine.scheduler.fold import Folder
-from goodput_engine.scheduler.handover import HandOver
-from goodput_engine.scheduler.plan import Progress, StepOutcome
-from goodput_engine.scheduler.planner import Planner
-from goodput_engine.scheduler.pressure import host_is_full
-from goodput_engine.scheduler.request import RequestState
-from goodput_engine.scheduler.stats import SchedulerStats
+from goodput_core.steptime import StepShape
+from goodput_engine.kv.blocks import HostPool
+from goodput_engine.scheduler.admission import Admission
+from goodput_engine.scheduler.decode_batch import DecodeBatch
+from goodput_engine.scheduler.fast_forward import FastForward
+from goodput_engine.scheduler.plan import Admitted, Chunk, Progress, StepOutcome, StepPlan
+from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
+from goodput_engine.scheduler.preemption import Evictor, room_to_widen
+from goodput_engine.scheduler.request_table import (
+    InFlight,
+    RequestState,
+    RequestTable,
+    ScheduledRequest,
+)
+from goodput_engine.scheduler.transfer.kv_transfer import KVTransfer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable
 
     from goodput_engine.kv.blocks import BlockPool
-    from goodput_engine.scheduler.door import Refusal
-    from goodput_engine.scheduler.fold import SteadyDecoding
-    from goodput_engine.scheduler.pacing import Pacer
-    from goodput_engine.scheduler.plan import StepPlan, StepResult
-    from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
+    from goodput_engine.scheduler.admission import Rejection
+    from goodput_engine.scheduler.fast_forward import SteadyDecoding
+    from goodput_engine.scheduler.plan import Copy, StepResult
+    from goodput_engine.scheduler.policy import Phase, SchedulerLimits
     from goodput_engine.scheduler.prediction import PredictionError
-    from goodput_engine.scheduler.queue import WaitingQueue
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.prefill_budget import PrefillBudget
 
 __all__ = ["Scheduler"]
 
+# Looked up once: these are compared in every commit.
 _WAITING = RequestState.WAITING
+_PREFILLING = RequestState.PREFILLING
+_READY = RequestState.READY
 _FINISHING = RequestState.FINISHING
 _PREEMPTING = RequestState.PREEMPTING
-_LEAVING = RequestState.LEAVING
-_RETURNING = RequestState.RETURNING
-_DEPARTING = RequestState.DEPARTING
-_KEPT = RequestState.KEPT
+_SWAPPING = (RequestState.SWAPPING_OUT, RequestState.SWAPPING_IN)
+_DETACHING = RequestState.DETACHING
+_HELD = RequestState.HELD
 _FINISHED = RequestState.FINISHED
 _CANCELLED = RequestState.CANCELLED
-_RELEASED_LATER = (_FINISHING, _PREEMPTING, _DEPARTING)
-"""Some record's releases hold it already."""
+_ENDED = (_FINISHED, _CANCELLED)
+_RELEASED_LATER = (_FINISHING, _PREEMPTING, _DETACHING)
+"""States in which the releases of a plan in flight hold the request already."""
 
 
-class Scheduler:
+@dataclass(slots=True, kw_only=True)
+class StepBuilder:
+    """The next plan while it is built.
+
+    Args:
+        plan_id: its id.
+        left: tokens of the budget that are not assigned.
+    """
+
+    plan_id: int
+    left: int
+    admitted: list[Admitted] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    """Of the chunks, in their order."""
+    new_blocks: list[tuple[int, int]] = field(default_factory=list)
+    last: list[ScheduledRequest] = field(default_factory=list)
+    """Requests whose last token is sampled in this plan."""
+    ended: int = 0
+    """Chunks that sample a last token: not running any more, yet in the batch width."""
+    decodes: int = 0
+    """Members of the decode batch that decode in this plan."""
+    displaced: bool = False
+    """True if a request was evicted that may have got a block in this plan."""
+    tokens: int = 0
+    context: int = 0
+    squares: int = 0
+    longest: int = 0
+    pending: int | None = None
+    """Blocks that commits will free and no request of this plan waits for; None: not counted."""
+    owed: int = 0
+    """Blocks that running requests need and have not got in this plan."""
+    starved: bool = False
+    """True if a running request found no free block: no admission in this plan."""
+
+    @property
+    def empty(self) -> bool:
+        """True if the plan computes nothing and admits no request."""
+        return not (self.decodes or self.chunks or self.admitted)
+
+    def add_chunk(self, request: ScheduledRequest, tokens: int, total: int) -> bool:
+        """Add tokens of a request outside the decode batch; return True if they reach its end."""
+        start = request.base_computed
+        end = start + tokens
+        samples = end == total
+        self.chunks.append(
+            Chunk(
+                rid=request.rid,
+                start=start,
+                num_tokens=tokens,
+                samples=samples,
+                output_tokens=request.base_sampled,
+            )
+        )
+        self.requests.append(request)
+        self.tokens += tokens
+        self.left -= tokens
+        self.context += end
+        self.squares += end * end - start * start
+        self.longest = max(self.longest, tokens)
+        request.base_computed = end
+        request.last_plan = self.plan_id
+        return samples
+
+
+class Scheduler(SchedulerView):
     """Requests in, plans out.
 
     Args:
-        policy: its preferences; belongs to this scheduler from now on.
-        kv: the pool of blocks; belongs to this scheduler from now on.
-        host: the pool of their copies in host memory, likewise; None: there is none.
-        preemption: what becomes of the blocks of preempted requests.
-        limits: the bounds to start with.
-        max_model_tokens: prompt and answer together.
-        depth: plans that may wait uncommitted beside the one that runs, 0 to 2.
-        pacer: sizes the prompts' share of each step; None: the token budget alone does.
+        policy: the policy; it belongs to this scheduler from now on.
+        kv: the pool of KV blocks; likewise.
+        limits: the limits to start with.
+        max_model_tokens: longest prompt and answer together.
+        depth: plans that may wait beside the one that runs, 0 to 2.
+        host: the pool of copies in host memory; None for none.
+        preemption: what becomes of the blocks of evicted requests.
+        prefill_budget: sizes the prompt tokens of each step; None for the token budget alone.
     """
 
     def __init__(
@@ -81,83 +159,57 @@ class Scheduler:
         depth: int = 0,
         host: HostPool | None = None,
         preemption: Preemption = Preemption.RECOMPUTE,
-        pacer: Pacer | None = None,
+        prefill_budget: PrefillBudget | None = None,
     ) -> None:
         assert 0 <= depth <= 2, depth
-        self.now_ns = 0
-        self.limits = limits
-        self.depth = depth
-        self.stats = SchedulerStats()
-        self.input_open = True
-        self.preemption = preemption
-        self.waiting: WaitingQueue = policy.new_queue()
+        host = HostPool(total_blocks=0, ns_per_block=1) if host is None else host
+        table = RequestTable(kv, host, policy.new_queue(), DecodeBatch(kv.block_size))
+        super().__init__(
+            table,
+            limits=limits,
+            max_total_tokens=min(max_model_tokens, kv.total_blocks * kv.block_size + 1),
+            preemption=preemption,
+        )
+        policy.attach(self)
         self.policy = policy
-        self.pacer = pacer
+        self.depth = depth
+        self.prefill_budget = prefill_budget
         self._kv = kv
-        self._door = Door(
-            max_total_tokens=min(max_model_tokens, kv.total_blocks * kv.block_size + 1)
+        self._host = host
+        self._next_plan_id = 1
+        self._admission = Admission(policy=policy, table=table, view=self)
+        self._evictor = Evictor(policy=policy, table=table, view=self, depth=depth)
+        self._fast_forward = FastForward(
+            scheduler=self, table=table, evictor=self._evictor, depth=depth
         )
-        self._host = HostPool(total_blocks=0, ns_per_block=1) if host is None else host
-        self._floor = Floor(kv, self._host, self.waiting)
-        self._planner = Planner(
-            policy=policy,
-            floor=self._floor,
-            door=self._door,
-            stats=self.stats,
-            view=self,
-            depth=depth,
-            pacer=pacer,
-        )
-        self.handover = HandOver(policy=policy, floor=self._floor, door=self._door, view=self)
-        self._folder = Folder(
-            policy=policy,
-            floor=self._floor,
-            planner=self._planner,
-            stats=self.stats,
-            view=self,
-            depth=depth,
-        )
+        self.transfer = KVTransfer(policy=policy, table=table, admission=self._admission, view=self)
+        # Optional hooks cost nothing where a policy has none.
+        self._preempts_ahead = _overrides(policy, "preempt_ahead")
+        self._orders_prompts = _overrides(policy, "prefill_order", "precedes")
+        self._limits_admission = _overrides(policy, "may_admit")
+        self._displaces = _overrides(policy, "displaced_by")
+        self._learns = _overrides(policy, "after_step")
+        # Head of the queue and generation of the pool when blocks were too few: the hashes of a
+        # long prompt are not looked up again until something has changed.
+        self._blocked: tuple[int, int] | None = None
+        self._steps = self._step_ns = self._scheduled_tokens = self._output_tokens = 0
+        self._prefix_queried_tokens = self._prefix_hit_tokens = 0
 
-    # --- what policies and the engine core may look at -------------------------------------
-    @property
-    def num_running(self) -> int:
-        """Admitted requests whose last token is not in flight."""
-        return self._floor.num_running
-
-    @property
-    def num_decoding(self) -> int:
-        """Members of the cohort."""
-        return len(self._floor.cohort.members)
-
-    @property
-    def decode_context_tokens(self) -> int:
-        """Computed tokens of all members of the cohort."""
-        return self._floor.cohort.total_context
-
-    @property
-    def num_prefilling(self) -> int:
-        """Admitted requests that are more than one step from their next token."""
-        return len(self._floor.prefilling)
-
+    # --- state -------------------------------------------------------------------------------
     @property
     def num_requests(self) -> int:
         """Requests that wait, run, or hold blocks until a step commits."""
-        return len(self._floor.requests)
+        return len(self._table.requests)
 
     @property
     def num_in_flight(self) -> int:
-        """Plans that have not been committed."""
-        return len(self._floor.in_flight)
+        """Plans that are not committed."""
+        return len(self._table.in_flight)
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not gone for good."""
-        return bool(self._floor.requests)
-
-    @property
-    def free_blocks(self) -> int:
-        """KV blocks that can be handed out at once."""
-        return self._kv.free_blocks
+        """True while any request holds or needs anything."""
+        return bool(self._table.requests)
 
     @property
     def cached_blocks(self) -> int:
@@ -165,217 +217,462 @@ class Scheduler:
         return self._kv.cached_blocks
 
     @property
-    def total_blocks(self) -> int:
-        """KV blocks there are."""
-        return self._kv.total_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per KV block."""
-        return self._kv.block_size
-
-    @property
-    def host_blocks(self) -> tuple[int, int]:
-        """Blocks of host memory that are free, and all of them."""
-        return self._host.free_blocks, self._host.total_blocks
-
-    def promised_blocks(self) -> int:
-        """KV blocks that are in use and will be free without anybody else being evicted."""
-        return self._floor.promised_blocks()
-
-    @property
-    def max_total_tokens(self) -> int:
-        """The longest prompt and answer together that may be asked for."""
-        return self._door.max_total_tokens
-
-    def plans_in_flight(self) -> Iterator[StepPlan]:
-        """Those that have not been committed, oldest first."""
-        return (record.plan for record in self._floor.in_flight)
-
-    def running(self) -> Iterator[ScheduledRequest]:
-        """Every running request: decoding, ready to decode, prefilling."""
-        return self._floor.running()
-
-    def prefilling(self) -> Iterable[ScheduledRequest]:
-        """Running requests that are more than one step from their next token."""
-        return self._floor.prefilling.values()
+    def stats(self) -> EngineStatistics:
+        """Counters since the start."""
+        evictor = self._evictor
+        return EngineStatistics(
+            steps=self._steps,
+            step_ns=self._step_ns,
+            scheduled_tokens=self._scheduled_tokens,
+            output_tokens=self._output_tokens,
+            preemptions=evictor.preemptions,
+            recomputed_tokens=evictor.recomputed_tokens,
+            swapped_tokens=evictor.swapped_tokens,
+            prefix_queried_tokens=self._prefix_queried_tokens,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            shed=self._admission.shed,
+        )
 
     @property
     def prediction_error(self) -> PredictionError | None:
-        """How wrong the policy's predictions of answers' lengths were; None: it makes none."""
+        """Error of the policy's predicted output lengths; None if it predicts none."""
         return self.policy.prediction_error
 
-    # --- requests --------------------------------------------------------------------------
-    def add(self, request: ScheduledRequest, now_ns: int) -> Refusal | None:
-        """A new request waits from now on, unless it is refused."""
-        assert request.rid not in self._floor.requests, request.rid
+    # --- requests and limits -----------------------------------------------------------------
+    def add(self, request: ScheduledRequest, now_ns: int) -> Rejection | None:
+        """Put a new request into the queue, or return why not."""
+        assert request.rid not in self._table.requests, request.rid
         self.now_ns = now_ns
-        needed = self._kv.blocks_for(request.input_tokens)
-        # Who starts with the next plan does not count as waiting.
-        starting = 0
-        blocks = self.free_blocks - self._floor.waiting_blocks
-        if self._floor.requests:
-            blocks -= self.policy.headroom_blocks(self)
-        if needed <= blocks:
-            starting = max(0, self.limits.max_num_seqs - self.num_running)
-        refusal = self._door.check(
-            request,
-            waiting=len(self.waiting) + 1 - starting,
-            max_waiting=self.limits.max_waiting,
-            now_ns=now_ns,
-        )
-        if refusal is None:
-            request.output_limit = self._door.output_limit(request)
-            refusal = self.policy.refuse(request, self)
-        if refusal is None and needed > blocks and self._host_is_full(request):
-            refusal = self._door.memory_full(len(self.waiting) + 1, now_ns)
-        if refusal is not None:
-            self.stats.shed += refusal.overload
-            return refusal
-        self._floor.enter(request)
-        return None
-
-    def _host_is_full(self, request: ScheduledRequest) -> bool:
-        """Whether a request would wait for memory although too many do already."""
-        free, total = self.host_blocks
-        used = self.total_blocks - self.free_blocks
-        full = host_is_full(
-            free_blocks=free,
-            total_blocks=total,
-            typical_blocks=used // max(1, self.num_running),
-        )
-        return full and not any(self.policy.displaced_by(request, self))
+        return self._admission.admit(request)
 
     def cancel(self, rid: int) -> bool:
-        """Nobody wants this request any more; unknown and finished ones are no error.
+        """Cancel a request; an unknown or finished one is no error.
 
         Returns:
-            Whether it is gone at once; else a later outcome's `released` names it, or none does
-            because it was gone before.
+            True if it is gone at once. Otherwise `released` of a later outcome names it, unless
+            it was gone before.
         """
-        request = self._floor.requests.get(rid)
-        if request is None:
-            return False
-        state = request.state
-        if state is _FINISHED or state is _CANCELLED:
+        request = self._table.requests.get(rid)
+        if request is None or request.state in _ENDED:
             return False
         gone = False
-        if state is _WAITING:
-            self._floor.leave_queue(request)
-            self._floor.free(request)
+        if request.state is _WAITING:
+            self._table.dequeue(request)
+            self._table.free(request)
             gone = True
-        elif state not in _RELEASED_LATER:
-            # Else the commit that would have moved it on lets it go.
-            self._floor.withdraw(request)
-            gone = self._floor.let_go(request)
+        elif request.state not in _RELEASED_LATER:
+            self._table.withdraw(request)
+            gone = self._table.release(request)
         request.state = _CANCELLED
         return gone
 
     def end_input(self) -> None:
-        """No request will come any more: whoever waits for company starts with the next plan."""
+        """Declare that no request will arrive any more: incomplete batches start."""
         self.input_open = False
-        self._floor.settled = False
+        self._table.settled = False
 
     def set_limits(self, limits: SchedulerLimits) -> None:
-        """New bounds, in force from the next plan on."""
+        """Set the limits from the next plan on."""
         self.limits = limits
-        self._floor.settled = False
+        self._table.settled = False
 
-    def pace(self, pacer: Pacer | None) -> None:
-        """What sizes the prompts' share of each step, from the next plan on."""
-        self.pacer = self._planner.pacer = pacer
-        self._floor.settled = False
+    def set_prefill_budget(self, prefill_budget: PrefillBudget | None) -> None:
+        """Set what sizes the prompt tokens of a step from the next plan on."""
+        self.prefill_budget = prefill_budget
+        self._table.settled = False
 
-    # --- steps -----------------------------------------------------------------------------
+    # --- plan --------------------------------------------------------------------------------
     def plan(self, now_ns: int) -> StepPlan | None:
-        """Decide the next step; None: nothing to compute, or enough plans wait already."""
-        if len(self._floor.in_flight) > self.depth:
+        """Decide the next step; None if nothing can be computed or `depth` plans wait."""
+        table, policy = self._table, self.policy
+        if len(table.in_flight) > self.depth:
             return None
         self.now_ns = now_ns
-        return self._planner.plan()
+        if self._preempts_ahead:
+            for request in policy.preempt_ahead():
+                if request.displaceable:
+                    self._evictor.evict(request)
+        phase, budget = policy.phase(), self.limits.token_budget
+        if phase.token_budget is not None:
+            budget = min(budget, phase.token_budget)
+        step = StepBuilder(plan_id=self._next_plan_id, left=budget)
+        self._fill(step, phase)
+        if step.empty and phase.only is not None and not table.in_flight:
+            # If nothing is runnable, ignore the filter; otherwise the engine deadlocks.
+            self._fill(step, replace(phase, only=None))
+        # Copies alone make a step only if no other step can take them.
+        if step.empty and (table.in_flight or not (table.swapping_out or table.swapping_in)):
+            return None
+        return self._seal(step)
 
     def wake_ns(self) -> int | None:
-        """When to plan again although nothing is in flight and nothing came; None: never."""
-        if self._floor.in_flight or not len(self.waiting):
+        """Return when to plan again without an event; None for never."""
+        if self._table.in_flight or not len(self.waiting):
             return None
-        wake_ns = self.policy.wake_ns(self)
+        wake_ns = self.policy.wake_ns()
         return wake_ns if wake_ns is not None and wake_ns > self.now_ns else None
 
+    def _fill(self, step: StepBuilder, phase: Phase) -> None:
+        """Schedule the kinds of work that the phase allows."""
+        table = self._table
+        if phase.decodes and not phase.prompts_alone:
+            self._schedule_decodes(step, phase.only)
+        if self.prefill_budget is not None and (table.prefilling or len(table.waiting)):
+            prompt_tokens = self.prefill_budget.prompt_tokens(
+                table,
+                decodes=step.decodes,
+                max_tokens=step.left + step.decodes,
+                now_ns=self.now_ns,
+            )
+            step.left = min(step.left, prompt_tokens)
+        if step.left > 0:
+            self._schedule_prompts(step, phase)
+        if phase.decodes and phase.prompts_alone and not step.chunks:
+            self._schedule_decodes(step, phase.only)
+
+    # --- plan: decodes -----------------------------------------------------------------------
+    def _schedule_decodes(
+        self, step: StepBuilder, only: Callable[[ScheduledRequest], bool] | None
+    ) -> None:
+        """Schedule every decode that the filter, the budget and the blocks allow."""
+        table, batch = self._table, self._table.batch
+        if self._host.free_blocks:
+            self._evictor.offload_ahead()
+        if only is not None:
+            for request in [r for r in batch.members.values() if not only(r)]:
+                self._hold_back(request)
+        excess = len(batch.members) - step.left
+        if excess > 0:
+            key = self.policy.eviction_key
+            for request in heapq.nlargest(excess, batch.members.values(), key=key):
+                self._hold_back(request)
+        elif table.ready and excess < 0:
+            self._join_ready(step, -excess, only)
+        self._give_slots(step)
+        step.decodes = len(batch.members)
+        step.left -= step.decodes
+
+    def _join_ready(
+        self, step: StepBuilder, room: int, only: Callable[[ScheduledRequest], bool] | None
+    ) -> None:
+        """Let ready requests join the decode batch."""
+        table, kv = self._table, self._kv
+        ready = list(table.ready.values())
+        if only is not None:
+            ready = [r for r in ready if only(r)]
+        if len(ready) > min(room, kv.free_blocks):
+            ready = heapq.nsmallest(room, ready, key=self.policy.eviction_key)
+        for request in ready:
+            if request.state is not _READY:
+                continue  # evicted for an earlier one
+            full = request.base_computed == len(request.blocks) * kv.block_size
+            if full and not self._claim_block(request, step):
+                continue
+            del table.ready[request.rid]
+            table.batch.join(request)
+
+    def _give_slots(self, step: StepBuilder) -> None:
+        """Give each member a slot for its next token, or hold it back."""
+        batch = self._table.batch
+        epoch = batch.epoch + 1
+        due = batch.take_events(epoch)
+        if len(due) > self._kv.free_blocks:
+            due.sort(key=self.policy.eviction_key)
+        for request in due:
+            if request.batch is None:
+                continue  # evicted for an earlier one
+            if batch.needs_block(request) and not self._claim_block(request, step):
+                if request.batch is not None:
+                    self._hold_back(request)
+                continue
+            if request.last_epoch == epoch:
+                step.last.append(request)
+            else:
+                batch.file(request)
+
+    def _hold_back(self, request: ScheduledRequest) -> None:
+        """Take a member out of the batch, with its blocks, until there is room again."""
+        self._table.leave_batch(request)
+        self._table.set_ready(request)
+
+    def _claim_block(self, request: ScheduledRequest, step: StepBuilder) -> bool:
+        """Append a block to a running request, evicting others if none is free."""
+        kv = self._kv
+        while (block := kv.allocate_one()) is None:
+            step.starved = True
+            if step.pending is None:
+                step.pending = self._table.pending_blocks()
+            if step.pending > 0:  # a later commit frees one
+                step.pending -= 1
+                return False
+            victim = self._evictor.victim()
+            if victim is None:
+                return False
+            step.pending += self._evictor.evict(victim)
+            step.displaced = True
+            if victim is request:
+                return False
+        request.blocks.append(block)
+        step.new_blocks.append((request.rid, block))
+        return True
+
+    # --- plan: prompts -----------------------------------------------------------------------
+    def _schedule_prompts(self, step: StepBuilder, phase: Phase) -> None:
+        """Continue started prompts, then admit waiting requests, while budget is left."""
+        table, policy, waiting = self._table, self.policy, self.waiting
+        admits = phase.admissions and not step.starved and len(waiting) > 0
+        if admits:
+            step.owed = table.blocks_owed
+        if phase.prefills and table.prefilling:
+            ordered = self._orders_prompts
+            prompts = table.prefilling.values()
+            for request in list(policy.prefill_order(prompts) if ordered else prompts):
+                while ordered and admits and step.left > 0:
+                    head = waiting.peek(self.now_ns)
+                    if head is None or not policy.precedes(head, request):
+                        break
+                    admits = self._admit(head, step)
+                if step.left <= 0:
+                    return
+                if request.state is _PREFILLING and (phase.only is None or phase.only(request)):
+                    remaining = request.input_tokens + request.base_sampled - request.base_computed
+                    tokens = policy.chunk_tokens(request, remaining, step.left)
+                    if tokens > 0:
+                        self._compute(request, min(tokens, remaining, step.left), step)
+        while admits and step.left > 0:
+            head = waiting.peek(self.now_ns)
+            admits = head is not None and self._admit(head, step)
+
+    def _admit(self, request: ScheduledRequest, step: StepBuilder) -> bool:
+        """Start the head of the queue; return False if no other may start in this step."""
+        policy, table, kv = self.policy, self._table, self._kv
+        blocked = (request.rid, kv.generation)
+        if self._blocked == blocked:
+            return False
+        if self._limits_admission and not policy.may_admit(request):
+            return False
+        swapped = bool(request.host_blocks)
+        total = request.input_tokens + request.base_sampled
+        # The last token of a prompt is always computed, since it samples the next one. The last
+        # block of a copy is always copied back, since its arrival resumes the request.
+        most = len(request.host_blocks) - 1 if swapped else (total - 1) // kv.block_size
+        hits = kv.match(request.block_hashes, most)
+        cached = request.base_computed if swapped else len(hits) * kv.block_size
+        tokens = 0
+        if not swapped:
+            tokens = policy.chunk_tokens(request, total - cached, step.left)
+            if tokens <= 0:
+                return False
+        reserved = min(policy.reserved_tokens(request), self.max_total_tokens - 1)
+        needed = kv.blocks_for(max(total, reserved)) - len(hits)
+        headroom = policy.headroom_blocks() if table.num_running else 0
+        free_needed = needed + kv.idle(hits) + headroom + step.owed
+        if not self._make_room(request, free_needed, step):
+            if free_needed > kv.free_blocks and not self._displaces:
+                self._blocked = blocked
+            return False
+        table.dequeue(request)
+        kv.share(hits)
+        request.blocks = hits + kv.allocate(needed)
+        request.published_blocks = len(hits)
+        request.base_computed = cached
+        request.admitted_tokens = total
+        request.admitted_ns = self.now_ns
+        if not request.first_scheduled_ns:
+            request.first_scheduled_ns = self.now_ns
+            request.cached_tokens = cached
+        self._admission.starts_ns.append(self.now_ns)
+        step.admitted.append(
+            Admitted(rid=request.rid, blocks=tuple(request.blocks), cached_tokens=cached)
+        )
+        if swapped:
+            table.swap_in(request, found=len(hits))
+            return True
+        self._prefix_queried_tokens += total
+        self._prefix_hit_tokens += cached
+        request.state = _PREFILLING
+        table.prefilling[request.rid] = request
+        self._compute(request, min(tokens, total - cached, step.left), step)
+        return True
+
+    def _make_room(self, request: ScheduledRequest, blocks: int, step: StepBuilder) -> bool:
+        """Return True if a request fits the batch width and this many blocks are free.
+
+        Requests that it displaces are evicted. Blocks that a commit will free are not there yet:
+        the request waits for them, and no other is displaced meanwhile. Requests with a chunk in
+        this plan are not displaced.
+        """
+        table, kv, host = self._table, self._kv, self._host
+        running = table.num_running + step.ended
+        places = self.limits.max_num_seqs - running
+        missing = blocks - kv.free_blocks
+        if host.free_blocks < host.total_blocks and not (
+            room_to_widen(free_blocks=-missing, running=running)
+            or any(self.policy.displaced_by(request))
+        ):
+            return False
+        if places > 0 and missing <= 0:
+            return True
+        if not self._displaces:
+            return False
+        if missing > 0:
+            if step.pending is None:
+                step.pending = table.pending_blocks()
+            missing -= step.pending
+        if places > 0 and missing <= 0:
+            return False
+        victims: list[ScheduledRequest] = []
+        for victim in self.policy.displaced_by(request):
+            if victim.displaceable and victim.last_plan != step.plan_id:
+                victims.append(victim)
+                missing -= kv.exclusive(victim.blocks)
+                if missing <= 0 and places + len(victims) > 0:
+                    break
+        else:
+            return False
+        pending = sum(map(self._evictor.evict, victims))
+        step.displaced = True
+        if step.decodes:
+            decodes = len(table.batch.members)
+            step.left += step.decodes - decodes
+            step.decodes = decodes
+        if step.pending is not None:
+            step.pending += pending
+        return blocks <= kv.free_blocks
+
+    def _compute(self, request: ScheduledRequest, tokens: int, step: StepBuilder) -> None:
+        """Add a chunk of a prefilling request to the plan."""
+        total = request.input_tokens + request.base_sampled
+        if not step.add_chunk(request, tokens, total):
+            return
+        del self._table.prefilling[request.rid]
+        request.base_sampled += 1
+        if request.base_sampled < request.output_limit:
+            self._table.set_ready(request)
+        else:
+            request.state = _FINISHING
+            step.ended += 1
+            step.last.append(request)
+
+    # --- plan: result ------------------------------------------------------------------------
+    def _seal(self, step: StepBuilder) -> StepPlan:
+        """Turn the built step into a plan in flight."""
+        table, batch, decodes = self._table, self._table.batch, step.decodes
+        epoch, decode_context, longest = 0, 0, step.longest
+        if decodes:
+            batch.advance(step.plan_id)
+            epoch = batch.epoch
+            decode_context = batch.total_context
+            longest = longest or 1
+        joined, left = batch.take_changes()
+        new_blocks = step.new_blocks
+        if step.displaced:  # a request with a new block may have been evicted since
+            new_blocks = [(rid, block) for rid, block in new_blocks if rid in batch.members]
+        copies: tuple[Copy, ...] = ()
+        copied: list[ScheduledRequest] = []
+        if table.swapping_out or table.swapping_in:
+            copies, copied = self._evictor.take_copies(step.plan_id)
+        plan = StepPlan(
+            plan_id=step.plan_id,
+            at_ns=self.now_ns,
+            left=left,
+            admitted=tuple(step.admitted),
+            copies=copies,
+            joined=joined,
+            new_blocks=tuple(new_blocks),
+            decode_epoch=epoch,
+            num_decodes=decodes,
+            chunks=tuple(step.chunks),
+            shape=StepShape(
+                num_requests=decodes + len(step.chunks),
+                num_tokens=decodes + step.tokens,
+                context_tokens=decode_context + step.context,
+                max_chunk_tokens=longest,
+                num_decodes=decodes,
+                decode_context_tokens=decode_context,
+                prefill_squares=step.squares,
+            ),
+        )
+        table.settled = not (
+            step.admitted
+            or step.starved
+            or table.ready
+            or table.prefilling
+            or table.swapping_out
+            or table.swapping_in
+        )
+        record = InFlight(plan, step.requests, copied)
+        table.in_flight.append(record)
+        self._next_plan_id += 1
+        for request in step.last:
+            if request.batch is not None:
+                table.leave_batch(request)
+                request.state = _FINISHING
+            if request.state is _FINISHING:
+                record.releases.append(request)
+        return plan
+
+    # --- commit ------------------------------------------------------------------------------
     def commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> StepOutcome:
-        """Take in what the oldest plan in flight gave.
+        """Take the result of the oldest plan in flight.
 
         Raises:
             InternalError: plans come back in another order than they were made.
         """
-        floor = self._floor
-        record = floor.in_flight.popleft()
+        table, batch = self._table, self._table.batch
+        record = table.in_flight.popleft()
         if record.plan is not plan or result.plan_id != plan.plan_id:
             raise InternalError(
                 f"plan {record.plan.plan_id} is the oldest in flight, not {result.plan_id}"
             )
         self.now_ns = now_ns
-        cohort, epoch, stopped = floor.cohort, plan.decode_epoch, result.stopped
+        epoch, stopped = plan.decode_epoch, result.stopped
         if epoch:
-            cohort.committed_epoch = epoch
+            batch.committed_epoch = epoch
         progress: list[Progress] = []
         released: list[int] = []
         for chunk, request in zip(plan.chunks, record.requests, strict=True):
-            floor.publish(request, chunk.start + chunk.num_tokens)
+            table.publish(request, chunk.start + chunk.num_tokens)
             if chunk.samples:
-                self._gain(request, stopped.get(chunk.rid), progress, released)
+                self._emit(request, stopped.get(chunk.rid), progress, released)
         for request in record.leavers:
-            self._gain(request, stopped.get(request.rid), progress, released)
+            self._emit(request, stopped.get(request.rid), progress, released)
         for rid, reason in stopped.items():
-            member = cohort.members.get(rid)
+            member = batch.members.get(rid)
             if member is not None and member.joined_epoch < epoch:
                 self._finish(member, released)
                 progress.append(Progress(request=member, finish_reason=reason))
         for request in record.releases:
             if request.state is _PREEMPTING:
-                floor.vacate(request)
-            elif request.keeps_blocks and request.state in (_FINISHED, _DEPARTING):
-                request.state = _KEPT
+                table.vacate(request)
+            elif request.holds_blocks and request.state in (_FINISHED, _DETACHING):
+                request.state = _HELD
             else:
-                floor.free(request)
+                table.free(request)
                 released.append(request.rid)
         for request in record.copied:
-            if request.state is _LEAVING or request.state is _RETURNING:
-                floor.copied(request)
+            if request.state in _SWAPPING:
+                table.copied(request)
         outcome = StepOutcome(
             plan=plan,
             result=result,
-            advanced=cohort.decoded_in(epoch) if epoch else [],
+            advanced=batch.decoded_in(epoch) if epoch else [],
             progress=progress,
             released=released,
         )
         if plan.shape.num_tokens:
-            self._learn(outcome)
+            self._observe(outcome)
         return outcome
 
-    def _learn(self, outcome: StepOutcome) -> None:
-        """Count a step that computed, and let those learn from it who decide by it."""
-        plan, step_ns = outcome.plan, outcome.result.step_ns
-        self.stats.count(plan, step_ns, len(outcome.advanced) + len(outcome.progress))
-        if self.pacer is not None:
-            self.pacer.observe(plan, step_ns)
-        self.policy.after_step(outcome, self)
-
-    def steady(self) -> SteadyDecoding | None:
-        """Where steps can be folded from, until anything else is asked of this scheduler.
-
-        None: the next step has to be committed and planned one by one.
-        """
-        return self._folder.steady()
-
-    def _gain(
+    def _emit(
         self,
         request: ScheduledRequest,
         stopped: str | None,
         progress: list[Progress],
         released: list[int],
     ) -> None:
-        """One more token for a request that is not, or was not, counted by the cohort."""
-        if request.state is _FINISHED or request.state is _CANCELLED:
+        """Emit one token of a request that the batch does not count, or does no more."""
+        if request.state in _ENDED:
             return  # surplus
         request.base_emitted += 1
         if request.base_emitted == 1:
@@ -387,14 +684,67 @@ class Scheduler:
         progress.append(Progress(request=request, finish_reason=stopped))
 
     def _finish(self, request: ScheduledRequest, released: list[int]) -> None:
-        if request.state is _DEPARTING:
-            request.keeps_blocks = False
+        """End a request that emitted its last token."""
+        if request.state is _DETACHING:
+            request.holds_blocks = False
         if request.state not in _RELEASED_LATER:
-            self._floor.withdraw(request)
-            if self._floor.let_go(request):
+            self._table.withdraw(request)
+            if self._table.release(request):
                 released.append(request.rid)
         request.state = _FINISHED
 
+    def _observe(self, outcome: StepOutcome) -> None:
+        """Count a step that computed, and pass it to everything that learns from steps."""
+        plan, step_ns = outcome.plan, outcome.result.step_ns
+        tokens = plan.shape.num_tokens
+        self.count(
+            steps=1,
+            step_ns=step_ns,
+            scheduled_tokens=tokens,
+            output_tokens=len(outcome.advanced) + len(outcome.progress),
+            last_step_ns=step_ns,
+        )
+        if self._host.total_blocks and tokens > 2 * plan.num_decodes:
+            self._evictor.observe(plan, step_ns)
+        if self.prefill_budget is not None:
+            self.prefill_budget.observe(plan, step_ns)
+        if self._learns:
+            self.policy.after_step(outcome)
+
+    # --- fast-forward ------------------------------------------------------------------------
+    def steady(self) -> SteadyDecoding | None:
+        """Return a point to fast-forward from; None if the next step must be planned.
+
+        It is valid until the scheduler is used in any other way.
+        """
+        return self._fast_forward.steady()
+
+    def skip(self, plans: int) -> None:
+        """Reserve the ids of plans that fast-forwarding makes."""
+        self._next_plan_id += plans
+
+    def count(
+        self,
+        *,
+        steps: int,
+        step_ns: int,
+        scheduled_tokens: int,
+        output_tokens: int,
+        last_step_ns: int,
+    ) -> None:
+        """Add committed steps to the statistics."""
+        self._steps += steps
+        self._step_ns += step_ns
+        self._scheduled_tokens += scheduled_tokens
+        self._output_tokens += output_tokens
+        self._evictor.last_step_ns = last_step_ns
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless every invariant holds; for tests and when idle."""
-        self._floor.check_integrity()
+        self._table.check_integrity()
+
+
+def _overrides(policy: SchedulingPolicy, *hooks: str) -> bool:
+    """Return True if a policy overrides one of these optional hooks."""
+    kind = type(policy)
+    return any(getattr(kind, hook) is not getattr(SchedulingPolicy, hook) for hook in hooks)

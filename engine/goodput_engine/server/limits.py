@@ -130,7 +130,9 @@ class LimitsGate:
         _within("max_num_seqs", patch.max_num_seqs, 1, bounds.max_num_seqs)
         _within("max_waiting", patch.max_waiting, 0, bounds.max_waiting)
         _within("safety_percent", patch.safety_percent, 1, 100)
-        paced = bounds.budget_law is not None and POLICIES[Policy(bounds.policy)].paced
+        paced = (
+            bounds.budget_law is not None and POLICIES[Policy(bounds.policy)].uses_prefill_budget
+        )
         if not paced and (patch.budget_law or patch.safety_percent):
             raise bad_request(
                 "no token-budget law runs here: control.mode is not Auto, or the policy keeps "

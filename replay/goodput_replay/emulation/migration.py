@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_S
-from goodput_engine.scheduler.request import RequestState
+from goodput_engine.scheduler.request_table import RequestState
 from goodput_replay.emulation.replica import Replica, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
     from goodput_replay.emulation.fleet import Fleet
     from goodput_replay.emulation.settings import MigrationRules
 
@@ -171,10 +171,10 @@ class Migration:
         # Steps in flight may still give it a token each after it has stopped.
         coming = scheduler.num_in_flight if stops else 0
         emitted = min(request.output_tokens + coming, request.output_limit)
-        if not move.target.replica.core.grow(request.rid, emitted=emitted):
+        if not move.target.replica.core.grow_transfer(request.rid, emitted=emitted):
             self._abort(move)
         elif stops:
-            move.visit.replica.core.depart(request.rid)
+            move.visit.replica.core.detach(request.rid)
             self._copy_rest(move, now_ns)
         elif move.stages == _MAX_STAGES:
             self._abort(move)
@@ -185,7 +185,7 @@ class Migration:
     def _copy_rest(self, move: _Move, now_ns: int) -> None:
         """Once the last step that computes for it is done, everything else travels."""
         core = move.visit.replica.core
-        if move.request.state is RequestState.KEPT:
+        if move.request.state is RequestState.HELD:
             move.complete = True
             tokens = move.request.computed_tokens
             self._copy(move, -(-tokens // core.scheduler.block_size), now_ns)
@@ -205,8 +205,8 @@ class Migration:
         request, visit, target = move.request, move.visit, move.target
         target.earlier = visit.replica.times(visit, request.output_tokens).tolist()
         core = target.replica.core
-        core.grow(request.rid, emitted=request.output_tokens)
-        core.arrived(request.rid)
+        core.grow_transfer(request.rid, emitted=request.output_tokens)
+        core.finish_transfer(request.rid)
         fleet.moved(visit, target, now_ns)
         self._moves.remove(move)
         self.completed += 1

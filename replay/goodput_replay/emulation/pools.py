@@ -133,7 +133,7 @@ class DisaggregatedFleet(Fleet):
         prompt = msgspec.structs.replace(
             submit, max_output_tokens=1, executor=ExecutorInput(output_tokens=1)
         )
-        refused = replica.submit(visit, prompt, now_ns, keeps_blocks=True)
+        refused = replica.submit(visit, prompt, now_ns, holds_blocks=True)
         if refused is None:
             self._submits[submit.rid] = submit
         return refused
@@ -143,7 +143,7 @@ class DisaggregatedFleet(Fleet):
         replica, rid = visit.replica, visit.rid
         submit = self._submits[rid]
         if submit.executor.output_tokens == 1 or submit.max_output_tokens == 1:
-            replica.core.let_go(rid)
+            replica.core.release_held(rid)
             self._freed[replica.name] = replica
             self._finished(visit, times, cached_tokens)
             return
@@ -191,7 +191,7 @@ class DisaggregatedFleet(Fleet):
         source, target = journey.visit.replica, journey.target
         assert target is not None
         source.let_go(journey.visit)
-        target.replica.core.arrived(target.rid)
+        target.replica.core.finish_transfer(target.rid)
         target.cached_tokens = journey.cached_tokens
         self._live[target.rid] = target
         for replica in (source, target.replica):

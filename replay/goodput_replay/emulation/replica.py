@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.core.engine_core import EngineCore
     from goodput_engine.messages import Rejected, Submit
-    from goodput_engine.scheduler.fold import Folded
+    from goodput_engine.scheduler.fast_forward import SkippedSteps
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_replay.plan import PlannedRequest
 
@@ -125,10 +125,10 @@ class Replica:
         )
 
     def submit(
-        self, visit: Visit, submit: Submit, now_ns: int, *, keeps_blocks: bool = False
+        self, visit: Visit, submit: Submit, now_ns: int, *, holds_blocks: bool = False
     ) -> Rejected | None:
         """A request comes; `settle` afterwards."""
-        rejected = self.core.submit(submit, now_ns, keeps_blocks=keeps_blocks)
+        rejected = self.core.submit(submit, now_ns, holds_blocks=holds_blocks)
         if rejected is None:
             self._visits[visit.rid] = visit
         return rejected
@@ -139,12 +139,12 @@ class Replica:
 
     def let_go(self, visit: Visit) -> None:
         """Its room is free; `settle` afterwards."""
-        self.core.let_go(visit.rid)
+        self.core.release_held(visit.rid)
         del self._visits[visit.rid]
 
     def take_over(self, visit: Visit, submit: Submit, now_ns: int, *, first_token_ns: int) -> bool:
         """Reserve room for a request that has got its first tokens, if there is any."""
-        taken = self.core.take_over(
+        taken = self.core.reserve_transfer(
             submit, now_ns, emitted=len(visit.earlier), first_token_ns=first_token_ns
         )
         if taken:
@@ -179,9 +179,9 @@ class Replica:
         """Every step that ends before an instant."""
         core = self.core
         while self.due_ns is not None and self.due_ns < until_ns:
-            folded = core.fold(until_ns) if self._folds else None
-            if folded is not None:
-                self._take_fold(folded)
+            skipped = core.fast_forward(until_ns) if self._folds else None
+            if skipped is not None:
+                self._take_skipped(skipped)
             elif (outcome := core.advance(self.due_ns)) is not None:
                 self._take(outcome)
             self.events += 1
@@ -199,10 +199,10 @@ class Replica:
             if self.due_ns is None or self.due_ns > now_ns:
                 return
 
-    def _take_fold(self, folded: Folded) -> None:
-        for plan in folded.told:
+    def _take_skipped(self, skipped: SkippedSteps) -> None:
+        for plan in skipped.plans:
             self._take_members(plan)
-        self._epochs.extend(folded.ends_ns)
+        self._epochs.extend(skipped.ends_ns)
         self._trim()
 
     def _take_members(self, plan: StepPlan) -> None:

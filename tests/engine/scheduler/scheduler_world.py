@@ -9,12 +9,11 @@ from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import StepShape
 from goodput_core.units import NS_PER_MS
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
+from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.request_table import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 _BLOCK = 4

@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.spec.choices import Policy, Preemption
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
-from goodput_engine.scheduler.door import Refusal
+from goodput_engine.kv.blocks import BlockPool, HostPool
+from goodput_engine.scheduler.admission import Rejection
 from goodput_engine.scheduler.plan import StepPlan, StepResult
+from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
-from goodput_engine.scheduler.queue import FcfsQueue
-from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.request_table import FcfsQueue, RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from goodput_engine.scheduler.policy import SchedulerView
 
 
 class _MostUrgentFirst(FcfsQueue):
@@ -27,7 +24,7 @@ class _MostUrgentFirst(FcfsQueue):
         return max(self, key=lambda r: (r.priority, -r.rid), default=None)
 
 
-class Urgent(SchedulingPolicy):
+class Urgent(SarathiPolicy):
     """A more urgent request displaces the least urgent ones and overtakes their prompts."""
 
     name = Policy.PRIORITY
@@ -35,54 +32,48 @@ class Urgent(SchedulingPolicy):
     def new_queue(self) -> _MostUrgentFirst:
         return _MostUrgentFirst()
 
-    def displaced_by(
-        self, request: ScheduledRequest, view: SchedulerView
-    ) -> Iterable[ScheduledRequest]:
-        less = [r for r in view.running() if r.priority < request.priority]
+    def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
+        less = [r for r in self.view.running() if r.priority < request.priority]
         return sorted(less, key=lambda r: (r.priority, -r.rid))
 
-    def overtakes(
-        self, newcomer: ScheduledRequest, prefilling: ScheduledRequest, view: SchedulerView
-    ) -> bool:
-        return newcomer.priority > prefilling.priority
+    def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
+        return waiting.priority > prefilling.priority
 
 
 class Quarrelsome(Urgent):
     """Everybody displaces everybody."""
 
-    def displaced_by(
-        self, request: ScheduledRequest, view: SchedulerView
-    ) -> Iterable[ScheduledRequest]:
-        return list(view.running())
+    def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
+        return list(self.view.running())
 
 
-class Restless(SchedulingPolicy):
+class Restless(SarathiPolicy):
     """All who run are sent away before every step."""
 
     name = Policy.FASTSERVE
 
-    def step_aside(self, view: SchedulerView) -> Iterable[ScheduledRequest]:
-        return list(view.running())
+    def preempt_ahead(self) -> Iterable[ScheduledRequest]:
+        return list(self.view.running())
 
 
-class OddOnly(SchedulingPolicy):
+class OddOnly(SarathiPolicy):
     """Even requests sit out."""
 
     name = Policy.PRIORITY
 
-    def phase(self, view: SchedulerView) -> Phase:
+    def phase(self) -> Phase:
         return Phase(only=lambda request: request.rid % 2 == 1)
 
 
-class Choosy(SchedulingPolicy):
+class Choosy(SarathiPolicy):
     """Long answers are turned away."""
 
     name = Policy.SLO
 
-    def refuse(self, request: ScheduledRequest, view: SchedulerView) -> Refusal | None:
+    def reject(self, request: ScheduledRequest) -> Rejection | None:
         if request.output_limit <= 5:
             return None
-        return Refusal(reason="unattainable", detail="too long a way", retry_after_s=3)
+        return Rejection(reason="unattainable", detail="too long a way", retry_after_s=3)
 
 
 def _scheduler(
@@ -215,16 +206,16 @@ def test_who_sits_out_keeps_its_blocks_and_goes_on_later() -> None:
     assert len(two.blocks) == 1
 
 
-class NobodyYet(SchedulingPolicy):
+class NobodyYet(SarathiPolicy):
     """Who runs sits out for somebody who may not start."""
 
     name = Policy.SLO
 
-    def phase(self, view: SchedulerView) -> Phase:
-        return Phase(only=lambda request: len(view.waiting) == 0)
+    def phase(self) -> Phase:
+        return Phase(only=lambda request: len(self.view.waiting) == 0)
 
-    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
-        return view.num_running == 0
+    def may_admit(self, request: ScheduledRequest) -> bool:
+        return self.view.num_running == 0
 
 
 def test_nobody_sits_out_when_nobody_else_gets_on() -> None:

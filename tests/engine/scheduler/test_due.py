@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.slo.targets import Targets
-from goodput_engine.scheduler.due import NEVER_NS, has_missed, next_due_ns
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.policies.slo.deadline import NEVER_NS, has_missed, next_due_ns
+from goodput_engine.scheduler.request_table import ScheduledRequest
 
 
 def _request(

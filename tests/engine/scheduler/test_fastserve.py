@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.spec.choices import Preemption
-from goodput_core.steptime.roofline import RooflineForm
+from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
+from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.fastserve import FastServePolicy
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 # A millisecond for each prompt token.
@@ -108,9 +107,9 @@ def test_the_quantum_doubles_from_level_to_level() -> None:
     downs: list[int] = []
     queue = engine.scheduler.waiting
     while engine.now_ns < 400 * NS_PER_MS:
-        level = queue.level(engine.scheduler._floor.requests[1])  # type: ignore[attr-defined]
+        level = queue.level(engine.scheduler._table.requests[1])  # type: ignore[attr-defined]
         engine.step()
-        if queue.level(engine.scheduler._floor.requests[1]) > level:  # type: ignore[attr-defined]
+        if queue.level(engine.scheduler._table.requests[1]) > level:  # type: ignore[attr-defined]
             downs.append(engine.now_ns // NS_PER_MS)
     assert downs == [11, 32, 73, 154, 315]
 

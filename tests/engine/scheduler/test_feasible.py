@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_engine.scheduler.feasible import Job, most_in_time
+from goodput_engine.scheduler.policies.slo.feasibility import Job, most_in_time
 
 _JOBS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 15)), max_size=8)
 

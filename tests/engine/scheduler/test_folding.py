@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.spec.choices import Preemption
-from goodput_core.steptime.roofline import RooflineForm
+from goodput_core.steptime import RooflineForm
 from goodput_engine.core.build import build_core
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.device.load import load_profile
@@ -36,8 +36,8 @@ from goodput_engine.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:
     from goodput_engine.device.profile import DeviceProfile
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.policy import SchedulingPolicy
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 _BLOCK = 4
 _FAR = 1 << 60
@@ -82,7 +82,7 @@ class Life:
     plans: dict[int, StepPlan] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: list[tuple[int, int, str]] = field(default_factory=list)
-    steps_folded: int = 0
+    steps_skipped: int = 0
     turns: int = 0
 
     def run(self, until_ns: int) -> None:
@@ -92,13 +92,13 @@ class Life:
             self.turns += 1
             assert self.turns < 10_000, "a cycle without progress"
             if self.folds:
-                cohort = core.scheduler._floor.cohort
-                folded = core.fold(until_ns)
-                if folded is not None:
-                    for epoch, at_ns in enumerate(folded.ends_ns, folded.first_epoch):
-                        for rid in cohort.decoded_in(epoch):
+                batch = core.scheduler._table.batch
+                skipped = core.fast_forward(until_ns)
+                if skipped is not None:
+                    for epoch, at_ns in enumerate(skipped.ends_ns, skipped.first_epoch):
+                        for rid in batch.decoded_in(epoch):
                             self.tokens.setdefault(rid, []).append(at_ns)
-                    self.steps_folded += len(folded.ends_ns)
+                    self.steps_skipped += len(skipped.ends_ns)
                     continue
             self._take(core.advance(due_ns))
 
@@ -122,25 +122,25 @@ class Life:
         """All of its state but the requests that are gone."""
         core, executor = self.core, self.core._executor
         scheduler = core.scheduler
-        floor = scheduler._floor
-        kv, cohort = scheduler._kv, floor.cohort
+        table = scheduler._table
+        kv, batch = scheduler._kv, table.batch
         return (
             core.state(0),
             scheduler.stats,
             scheduler.now_ns,
             [
                 (r.plan, *([one.rid for one in many] for many in (r.leavers, r.releases, r.copied)))
-                for r in floor.in_flight
+                for r in table.in_flight
             ],
             list(core._plans),
             {
                 rid: (r.state, r.blocks, r.host_blocks, r.computed_tokens, r.output_tokens)
-                for rid, r in floor.requests.items()
+                for rid, r in table.requests.items()
             },
             [r.rid for r in scheduler.waiting],
-            list(cohort.members),
-            (cohort.epoch, cohort.committed_epoch, cohort.last_plan, cohort.total_context),
-            {epoch: [r.rid for r in due] for epoch, due in cohort._due.items()},
+            list(batch.members),
+            (batch.epoch, batch.committed_epoch, batch.last_plan, batch.total_context),
+            {epoch: [r.rid for r in due] for epoch, due in batch._events.items()},
             (kv._blank, list(kv._cached), kv._hashes, kv.generation),
             [
                 (step.plan_id, step.deadline_ns, step.step_ns, step.stopped)
@@ -163,14 +163,14 @@ class Life:
                 self.ends.append((progress.request.rid, at_ns, progress.finish_reason))
 
 
-def _agree(folded: Life, stepped: Life) -> None:
-    one, two = folded.seen(), stepped.seen()
+def _agree(skipped: Life, stepped: Life) -> None:
+    one, two = skipped.seen(), stepped.seen()
     for a, b in zip(one, two, strict=True):
         assert repr(a) == repr(b)
-    assert folded.tokens == stepped.tokens
-    assert folded.ends == stepped.ends
-    assert folded.plans.items() <= stepped.plans.items()
-    folded.core.scheduler.check_integrity()
+    assert skipped.tokens == stepped.tokens
+    assert skipped.ends == stepped.ends
+    assert skipped.plans.items() <= stepped.plans.items()
+    skipped.core.scheduler.check_integrity()
 
 
 _GAPS = st.one_of(st.integers(0, 3_000), st.integers(0, 200_000))
@@ -238,7 +238,7 @@ def _live(configure: Configure, device: DeviceProfile, actions: list[Any]) -> tu
         life.run(_FAR)
     _agree(folding, stepping)
     assert not stepping.core.scheduler.has_work
-    assert not stepping.steps_folded
+    assert not stepping.steps_skipped
     return folding, stepping
 
 
@@ -252,7 +252,7 @@ def _live(configure: Configure, device: DeviceProfile, actions: list[Any]) -> tu
     host_ns=st.sampled_from([0, 401, 1_500, 9_000]),
     stages=st.integers(1, 3),
 )
-def test_folded_and_unfolded_runs_agree_byte_for_byte(
+def test_skipped_and_unskipped_runs_agree_byte_for_byte(
     policy: str,
     depth: int,
     preemption: Preemption,
@@ -273,20 +273,20 @@ _STEADY = [("submit", 10, 9, None, 300, 0, 0), ("submit", 10, 9, None, 200, 0, 0
 )
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("device", [_DEVICE, _STAGES], ids=["one stage", "three stages"])
-def test_steady_decoding_is_folded(policy: str, depth: int, device: DeviceProfile) -> None:
+def test_steady_decoding_is_skipped(policy: str, depth: int, device: DeviceProfile) -> None:
     device = replace(device, kv_blocks=500)
     folding, stepping = _live(_configure(policy, depth, Preemption.RECOMPUTE), device, _STEADY)
     steps = stepping.core.scheduler.stats.steps
-    assert folding.steps_folded > 0.9 * steps
+    assert folding.steps_skipped > 0.9 * steps
 
 
 @pytest.mark.parametrize("policy", ["orca", "request", "sarathi", "sjf", "splitfuse", "vllm"])
-def test_those_who_wait_behind_a_full_batch_do_not_keep_it_from_being_folded(policy: str) -> None:
+def test_those_who_wait_behind_a_full_batch_do_not_keep_it_from_being_skipped(policy: str) -> None:
     configure = _configure(policy, 0, Preemption.RECOMPUTE, max_num_seqs=2)
     device = replace(_DEVICE, kv_blocks=1500)
     waits = [("submit", 10, 9, None, 50, 0, 0)] * 3
     folding, stepping = _live(configure, device, _STEADY + waits)
-    assert folding.steps_folded > 0.8 * stepping.core.scheduler.stats.steps
+    assert folding.steps_skipped > 0.8 * stepping.core.scheduler.stats.steps
 
 
 @pytest.mark.parametrize(
@@ -311,35 +311,35 @@ class Learning(SarathiPolicy):
     def __init__(self) -> None:
         self.steps = 0
 
-    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
+    def after_step(self, outcome: StepOutcome) -> None:
         self.steps += 1
 
 
 class LearningTogether(OrcaPolicy):
     """Looks at every step, though what it inherits from speaks for itself."""
 
-    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
+    def after_step(self, outcome: StepOutcome) -> None:
         pass
 
 
 class Choosing(SarathiPolicy):
     """Has an opinion on who may start."""
 
-    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
-        return view.num_running < 2
+    def may_admit(self, request: ScheduledRequest) -> bool:
+        return self.view.num_running < 2
 
 
 class ChoosingByNumbers(Choosing):
     """The same, and says that time does not matter."""
 
-    def steady(self, view: SchedulerView) -> bool:
+    def can_fast_forward(self) -> bool:
         return True
 
 
 class Unsteady(SarathiPolicy):
     """Would rather be asked."""
 
-    def steady(self, view: SchedulerView) -> bool:
+    def can_fast_forward(self) -> bool:
         return False
 
 
@@ -354,7 +354,7 @@ class Unsteady(SarathiPolicy):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_policy_that_may_decide_otherwise_in_each_step_is_never_folded(
+def test_a_policy_that_may_decide_otherwise_in_each_step_is_never_skipped(
     policy: type[SchedulingPolicy], alone: bool, waited_for: bool
 ) -> None:
     scheduler = Scheduler(
@@ -381,10 +381,10 @@ def _come(core: EngineCore, rid: int) -> None:
 def _folds(core: EngineCore) -> bool:
     due_ns = core.next_event_ns()
     assert due_ns is not None
-    return core.fold(due_ns + 1) is not None
+    return core.fast_forward(due_ns + 1) is not None
 
 
-def test_a_core_whose_steps_are_logged_is_never_folded() -> None:
+def test_a_core_whose_steps_are_logged_is_never_skipped() -> None:
     logged: list[StepOutcome] = []
     configure = _configure("sarathi", 0, Preemption.RECOMPUTE)
     core = build_core(configure, replace(_DEVICE, kv_blocks=500), on_step=logged.append)

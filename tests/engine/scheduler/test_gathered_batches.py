@@ -15,7 +15,7 @@ from goodput_engine.scheduler.plan import StepResult
 from goodput_engine.scheduler.policies.dynamic import DynamicPolicy
 from goodput_engine.scheduler.policies.static import StaticPolicy
 from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.request_table import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 GATHERING = [

@@ -59,11 +59,11 @@ def _run(core: EngineCore, now_ns: int) -> dict[int, list[int]]:
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_request_that_keeps_its_blocks_holds_them_until_it_is_let_go(depth: int) -> None:
     core = _core(blocks=10, depth=depth)
-    core.submit(_submit(1, 96, 1, limit=1), 0, keeps_blocks=True)
+    core.submit(_submit(1, 96, 1, limit=1), 0, holds_blocks=True)
     core.submit(_submit(2, 96, 1, limit=1), 0)
     assert set(_run(core, 0)) == {1}, "the other one does not fit beside it"
     assert core.scheduler.free_blocks == 4
-    core.let_go(1)
+    core.release_held(1)
     assert set(_run(core, 5 * NS_PER_MS)) == {2}
     assert not core.scheduler.has_work
     core.scheduler.check_integrity()
@@ -73,10 +73,10 @@ def test_a_request_that_keeps_its_blocks_holds_them_until_it_is_let_go(depth: in
 def test_a_request_that_is_taken_over_decodes_once_it_has_arrived(depth: int) -> None:
     core = _core(blocks=10, depth=depth)
     submit = _submit(1, 40, 5)
-    assert core.take_over(submit, 0, emitted=1, first_token_ns=7)
+    assert core.reserve_transfer(submit, 0, emitted=1, first_token_ns=7)
     assert core.scheduler.free_blocks == 7, "three blocks for 41 tokens"
     assert _run(core, 0) == {}
-    core.arrived(1)
+    core.finish_transfer(1)
     # One token was given elsewhere, and no step is spent on the prompt.
     assert _run(core, 3 * NS_PER_MS) == {1: [at * NS_PER_MS for at in (4, 5, 6, 7)]}
     assert 4 <= core.scheduler.stats.scheduled_tokens <= 4 + depth, "beside what is surplus"
@@ -90,8 +90,8 @@ def test_a_request_that_is_taken_over_decodes_once_it_has_arrived(depth: int) ->
 )
 def test_what_does_not_fit_is_not_taken_over(blocks: int, width: int, room: bool) -> None:
     core = _core(blocks=blocks, depth=0, width=width)
-    assert core.take_over(_submit(1, 40, 5), 0, emitted=1, first_token_ns=0)
-    assert core.take_over(_submit(2, 40, 5), 0, emitted=1, first_token_ns=0) is room
+    assert core.reserve_transfer(_submit(1, 40, 5), 0, emitted=1, first_token_ns=0)
+    assert core.reserve_transfer(_submit(2, 40, 5), 0, emitted=1, first_token_ns=0) is room
     core.scheduler.check_integrity()
 
 
@@ -100,15 +100,15 @@ def test_who_waits_comes_before_who_is_taken_over() -> None:
     core.submit(_submit(1, 16, 9), 0)
     core.step(0)
     core.submit(_submit(2, 16, 9), 0)
-    assert not core.take_over(_submit(3, 16, 9), 0, emitted=1, first_token_ns=0)
+    assert not core.reserve_transfer(_submit(3, 16, 9), 0, emitted=1, first_token_ns=0)
 
 
 @pytest.mark.parametrize("arrived", [False, True])
 def test_one_that_was_taken_over_can_be_cancelled(arrived: bool) -> None:
     core = _core(blocks=10, depth=1)
-    core.take_over(_submit(1, 40, 50), 0, emitted=1, first_token_ns=0)
+    core.reserve_transfer(_submit(1, 40, 50), 0, emitted=1, first_token_ns=0)
     if arrived:
-        core.arrived(1)
+        core.finish_transfer(1)
         core.step(0)
     core.cancel(1)
     _run(core, NS_PER_MS)
@@ -119,7 +119,7 @@ def test_one_that_was_taken_over_can_be_cancelled(arrived: bool) -> None:
 @pytest.mark.parametrize("when_ms", [0, 1, 9])
 def test_one_that_keeps_its_blocks_can_be_cancelled(when_ms: int) -> None:
     core = _core(blocks=10, depth=1)
-    core.submit(_submit(1, 40, 1, limit=1), 0, keeps_blocks=True)
+    core.submit(_submit(1, 40, 1, limit=1), 0, holds_blocks=True)
     core.step(0)
     if when_ms:
         core.step(when_ms * NS_PER_MS)
@@ -133,8 +133,8 @@ def test_one_that_keeps_its_blocks_can_be_cancelled(when_ms: int) -> None:
 def test_one_that_was_taken_over_and_evicted_is_computed_again_here(policy: str) -> None:
     core = _core(blocks=6, depth=0, policy=policy)
     for rid in (1, 2):
-        assert core.take_over(_submit(rid, 46, 30), 0, emitted=1, first_token_ns=0)
-        core.arrived(rid)
+        assert core.reserve_transfer(_submit(rid, 46, 30), 0, emitted=1, first_token_ns=0)
+        core.finish_transfer(rid)
     times = _run(core, 0)
     assert core.scheduler.stats.preemptions
     assert {rid: len(at) for rid, at in times.items()} == {1: 29, 2: 29}
@@ -148,14 +148,14 @@ def test_one_that_departs_gets_what_is_in_flight_and_goes_on_elsewhere(depth: in
     outputs = [here.step(at * NS_PER_MS) for at in range(4)]
     given = sum(len(o.outputs) for o in outputs if o is not None)
     assert given == 3
-    assert there.take_over(submit, 3 * NS_PER_MS, emitted=given, first_token_ns=NS_PER_MS)
-    here.depart(1)
+    assert there.reserve_transfer(submit, 3 * NS_PER_MS, emitted=given, first_token_ns=NS_PER_MS)
+    here.detach(1)
     in_flight = len(_run(here, 4 * NS_PER_MS).get(1, []))
     assert in_flight == depth + 1
     assert here.scheduler.free_blocks == 7, "its blocks are kept"
-    assert there.grow(1, emitted=given + in_flight)
-    there.arrived(1)
-    here.let_go(1)
+    assert there.grow_transfer(1, emitted=given + in_flight)
+    there.finish_transfer(1)
+    here.release_held(1)
     assert not here.scheduler.has_work
     here.scheduler.check_integrity()
     assert len(_run(there, 10 * NS_PER_MS)[1]) == 20 - given - in_flight
@@ -168,7 +168,7 @@ def test_one_that_ends_while_it_departs_is_over(depth: int) -> None:
     core.submit(_submit(1, 40, 4), 0)
     for at in range(4):
         core.step(at * NS_PER_MS)
-    core.depart(1)
+    core.detach(1)
     assert len(_run(core, 4 * NS_PER_MS)[1]) == 1, "the fourth was in flight"
     assert not core.scheduler.has_work
     assert core.scheduler.free_blocks == 10
@@ -180,7 +180,7 @@ def test_one_that_departs_can_be_cancelled(later: bool) -> None:
     core.submit(_submit(1, 40, 50), 0)
     for at in range(4):
         core.step(at * NS_PER_MS)
-    core.depart(1)
+    core.detach(1)
     if later:
         _run(core, 4 * NS_PER_MS)
     core.cancel(1)
@@ -191,8 +191,8 @@ def test_one_that_departs_can_be_cancelled(later: bool) -> None:
 
 def test_a_reservation_grows_only_where_there_is_room() -> None:
     core = _core(blocks=5, depth=0)
-    assert core.take_over(_submit(1, 40, 90), 0, emitted=1, first_token_ns=0)
-    assert core.grow(1, emitted=40)
+    assert core.reserve_transfer(_submit(1, 40, 90), 0, emitted=1, first_token_ns=0)
+    assert core.grow_transfer(1, emitted=40)
     assert core.scheduler.free_blocks == 0
-    assert not core.grow(1, emitted=41)
+    assert not core.grow_transfer(1, emitted=41)
     core.scheduler.check_integrity()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_engine.scheduler.prediction import KnownLengths, LearnedLengths, PredictionError
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.request_table import ScheduledRequest
 
 
 def _request(slo_class: str = "chat", *, has: int = 0, limit: int = 1000) -> ScheduledRequest:

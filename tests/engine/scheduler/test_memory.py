@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_engine.scheduler.memory import peak_tokens
+from goodput_engine.scheduler.policies.slo.memory import peak_tokens
 
 
 def _simulated(requests: list[tuple[int, int]]) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.plan import StepOutcome
 
 MS = NS_PER_MS
-PACED = sorted(policy for policy, kind in POLICIES.items() if kind.paced)
+PACED = sorted(policy for policy, kind in POLICIES.items() if kind.uses_prefill_budget)
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ def test_a_prompt_that_has_time_waits_for_64_tokens() -> None:
 def test_policies_that_keep_prompts_whole_or_size_steps_themselves_are_left_alone(
     policy: str,
 ) -> None:
-    assert Engine(policy=policy).core.scheduler.pacer is None
+    assert Engine(policy=policy).core.scheduler.prefill_budget is None
 
 
 def test_a_law_that_does_not_exist_is_refused() -> None:
@@ -260,7 +260,7 @@ def test_everybody_ends_and_the_budget_holds_and_folding_changes_nothing(
             until_ns = coming[0][0] if coming else 1 << 60
             due_ns = core.next_event_ns()
             if due_ns is not None and due_ns < until_ns:
-                if folds and core.fold(until_ns) is not None:
+                if folds and core.fast_forward(until_ns) is not None:
                     continue
                 outcome = core.advance(due_ns)
                 if outcome is not None:

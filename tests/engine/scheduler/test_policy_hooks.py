@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from goodput_core.spec.choices import Policy
 from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
+from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
-from goodput_engine.scheduler.queue import FcfsQueue
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from goodput_engine.scheduler.policy import SchedulerView
 
-
-class PrefillsAlone(SchedulingPolicy):
+class PrefillsAlone(SarathiPolicy):
     """Whole prompts in steps of their own, as long as one waits."""
 
     name = Policy.VLLM
 
-    def phase(self, view: SchedulerView) -> Phase:
+    def phase(self) -> Phase:
+        view = self.view
         waits = len(view.waiting) > 0 and view.num_running < view.limits.max_num_seqs
         return Phase(decodes=not waits)
 
     def chunk_tokens(
-        self, request: ScheduledRequest, remaining: int, budget_left: int, view: SchedulerView
+        self,
+        request: ScheduledRequest,
+        remaining: int,
+        budget_left: int,
     ) -> int:
         return remaining if remaining <= budget_left else 0
 
 
-class Drained(SchedulingPolicy):
+class Drained(SarathiPolicy):
     """A batch runs to its end before the next one starts."""
 
     name = Policy.STATIC
 
-    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
-        return view.num_decoding == 0
+    def may_admit(self, request: ScheduledRequest) -> bool:
+        return self.view.num_decoding == 0
 
-    def reserve_tokens(self, request: ScheduledRequest, view: SchedulerView) -> int:
+    def reserved_tokens(self, request: ScheduledRequest) -> int:
         return 64
 
 
@@ -48,7 +47,7 @@ class _ShortestFirst(FcfsQueue):
         return min(self, key=lambda r: (r.input_tokens, r.rid), default=None)
 
 
-class Urgent(SchedulingPolicy):
+class Urgent(SarathiPolicy):
     """Shortest prompt first; the least urgent yields; steps and ends are watched."""
 
     name = Policy.PRIORITY
@@ -59,23 +58,25 @@ class Urgent(SchedulingPolicy):
     def new_queue(self) -> _ShortestFirst:
         return _ShortestFirst()
 
-    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
         return (-request.priority, request.rid)
 
-    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:
+    def after_step(self, outcome: StepOutcome) -> None:
         self.ended += [p.request.rid for p in outcome.progress if p.finish_reason]
 
 
-class Gathering(SchedulingPolicy):
+class Gathering(SarathiPolicy):
     """Nobody starts before two wait, ten nanoseconds have passed, or no more can come."""
 
     name = Policy.STATIC
 
-    def wake_ns(self, view: SchedulerView) -> int | None:
+    def wake_ns(self) -> int | None:
+        view = self.view
         oldest = view.waiting.peek(view.now_ns)
         return None if oldest is None else oldest.arrival_ns + 10
 
-    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
+    def may_admit(self, request: ScheduledRequest) -> bool:
+        view = self.view
         due = view.now_ns >= request.arrival_ns + 10
         return due or not view.input_open or len(view.waiting) >= 2 or view.num_running > 0
 

@@ -8,15 +8,14 @@ import pytest
 
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.units import NS_PER_MS
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
-from goodput_engine.scheduler import pressure, prompts, scheduler
-from goodput_engine.scheduler.door import Refusal
-from goodput_engine.scheduler.offloading import Offloading
+from goodput_engine.kv.blocks import BlockPool, HostPool
+from goodput_engine.scheduler import admission, scheduler
+from goodput_engine.scheduler.admission import Rejection
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.preemption import Evictor
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 _STEP_NS = 10 * NS_PER_MS
@@ -52,7 +51,7 @@ class Engine:
 
     def offer(
         self, rid: int, tokens: int, asked: int, priority: int = 0
-    ) -> ScheduledRequest | Refusal:
+    ) -> ScheduledRequest | Rejection:
         request = ScheduledRequest(
             rid=rid,
             arrival_ns=self.now_ns,
@@ -115,7 +114,7 @@ def test_without_offloading_ahead_the_others_wait_for_the_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ahead = max(_crowd().gaps[0])
-    monkeypatch.setattr(Offloading, "look_ahead", lambda _: None)
+    monkeypatch.setattr(Evictor, "offload_ahead", lambda _: None)
     assert (ahead, max(_crowd().gaps[0])) == (1, 4)
 
 
@@ -193,7 +192,7 @@ def test_keeping_the_width_saves_a_quarter_of_the_copies_and_costs_a_hundredth_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept, _, _ = _stream(host=2000)
-    monkeypatch.setattr(prompts, "room_to_widen", lambda **_: True)
+    monkeypatch.setattr(scheduler, "room_to_widen", lambda **_: True)
     eager, _, _ = _stream(host=2000)
     assert kept.scheduler.stats.preemptions < 0.75 * eager.scheduler.stats.preemptions
     assert kept.scheduler.stats.swapped_tokens <= 0.76 * eager.scheduler.stats.swapped_tokens
@@ -206,7 +205,7 @@ def test_with_host_memory_full_refusing_spares_the_accepted_recomputation_and_ha
 ) -> None:
     picky, refused, longest_ns = _stream(host=60)
     assert refused > 0
-    monkeypatch.setattr(scheduler, "host_is_full", lambda **_: False)
+    monkeypatch.setattr(admission, "host_memory_is_full", lambda **_: False)
     patient, none, patient_ns = _stream(host=60)
     assert none == 0
     assert longest_ns < patient_ns / 2
@@ -242,7 +241,7 @@ def _full() -> Engine:
 
 def test_who_may_displace_others_is_not_refused_for_memory_that_they_hold() -> None:
     engine = _full()
-    assert isinstance(engine.offer(98, 30, 9, priority=-1), Refusal)
+    assert isinstance(engine.offer(98, 30, 9, priority=-1), Rejection)
     assert engine.scheduler.stats.shed == 1
     urgent = engine.add(99, 30, 9, priority=2)
     while urgent.state is not RequestState.FINISHED:
@@ -262,6 +261,5 @@ def test_who_may_displace_others_is_not_refused_for_memory_that_they_hold() -> N
     ids=["a tenth", "more", "no place for a typical copy", "too small for any", "none"],
 )
 def test_host_memory_is_full(*, free: int, total: int, typical: int, full: bool) -> None:
-    assert (
-        pressure.host_is_full(free_blocks=free, total_blocks=total, typical_blocks=typical) is full
-    )
+    found = admission.host_memory_is_full(free_blocks=free, total_blocks=total, mean_blocks=typical)
+    assert found is full

@@ -18,7 +18,7 @@ from goodput_engine.messages import Configure, Submit
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.priority import PriorityPolicy
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 REALTIME, HIGH, NORMAL, LOW = 2, 1, 0, -1

@@ -15,8 +15,7 @@ from goodput_core.steptime import RooflineForm
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.device.load import load_profile
 from goodput_engine.executor.emulated import EmulatedExecutor
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
+from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.registry import POLICIES, build_policy

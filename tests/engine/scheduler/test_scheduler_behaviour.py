@@ -12,7 +12,7 @@ from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 _S = 1_000_000_000

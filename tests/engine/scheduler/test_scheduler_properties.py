@@ -11,7 +11,7 @@ from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
 from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import RequestState
+from goodput_engine.scheduler.request_table import RequestState
 
 _SUBMIT = st.tuples(
     st.just("submit"),
@@ -132,7 +132,7 @@ def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
         world.commit()
     assert not request.blocks
     assert not request.host_blocks
-    assert victim not in world.scheduler._floor.requests
+    assert victim not in world.scheduler._table.requests
 
 
 def test_the_mirror_refuses_a_plan_that_exceeds_the_budget() -> None:

@@ -17,11 +17,10 @@ from goodput_engine.messages import Configure, ExecutorInput, Submit
 from goodput_engine.scheduler.plan import StepResult
 from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policies.sjf import ShortestFirst, SjfPolicy
-from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
+from goodput_engine.scheduler.policy import PolicySettings, SchedulerLimits, SchedulingPolicy
 from goodput_engine.scheduler.prediction import KnownLengths, LearnedLengths
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.request_table import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
-from goodput_engine.scheduler.settings import PolicySettings
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.settings import ReplicaIdentity
 

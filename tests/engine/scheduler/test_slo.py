@@ -12,17 +12,16 @@ from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import RooflineForm, StepShape
 from goodput_core.units import NS_PER_MS
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
+from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.scheduler.plan import StepPlan, StepResult
-from goodput_engine.scheduler.policies.slo import SloPolicy
+from goodput_engine.scheduler.policies.slo.policy import SloPolicy
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.prediction import PredictionError
-from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from goodput_engine.scheduler.door import Refusal
+    from goodput_engine.scheduler.admission import Rejection
 
 # A step takes 5 ms, or 0.05 ms per token: it bends at 100 tokens.
 _FORM = RooflineForm(
@@ -71,7 +70,7 @@ class Bench:
         ns_per_copied_block: int | None = None,
     ) -> None:
         self.now_ns = 0
-        self.refusals: list[Refusal | None] = []
+        self.refusals: list[Rejection | None] = []
         self.policy = SloPolicy(model=ExactModel(), predictor=FixedLengths(left))
         self.scheduler = Scheduler(
             policy=self.policy,

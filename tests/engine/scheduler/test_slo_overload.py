@@ -12,7 +12,7 @@ from goodput_core.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
 from goodput_engine.messages import Configure, ExecutorInput, Submit
-from goodput_engine.scheduler.policies.slo import SloPolicy
+from goodput_engine.scheduler.policies.slo.policy import SloPolicy
 
 _DEVICE = "llama-3-8b-h100"
 _INTERACTIVE = (500 * NS_PER_MS, 50 * NS_PER_MS)

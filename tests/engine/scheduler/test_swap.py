@@ -9,13 +9,12 @@ import pytest
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_engine.device.load import load_profile
 from goodput_engine.executor.emulated import EmulatedExecutor
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.kv.host import HostPool
+from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import RequestState, ScheduledRequest
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 _BLOCK = 16
@@ -99,7 +98,7 @@ def test_its_blocks_are_free_when_the_step_that_copies_them_is_done_and_not_befo
     _add(scheduler, 1, 30, 20)
     victim = _add(scheduler, 2, 30, 20)
     first = _step(scheduler)
-    while victim.state is not RequestState.LEAVING:
+    while victim.state is not RequestState.SWAPPING_OUT:
         first = _step(scheduler)
     # One block fits beside a step of 100 ns.
     assert _copies([first]) == [(2, True, 1)]
@@ -161,7 +160,7 @@ def test_what_the_prefix_cache_still_holds_is_not_copied_back() -> None:
     assert victim.computed_tokens > 33
 
 
-@pytest.mark.parametrize("state", [RequestState.LEAVING, RequestState.RETURNING])
+@pytest.mark.parametrize("state", [RequestState.SWAPPING_OUT, RequestState.SWAPPING_IN])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_cancelling_while_blocks_are_copied_frees_both_sides(
     depth: int, state: RequestState

@@ -13,7 +13,7 @@ from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.scheduler.plan import Copy, StepPlan
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.request_table import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 _PROFILE = load_profile("llama-3-70b-4xh100")

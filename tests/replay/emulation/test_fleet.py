@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from tests.replay.emulation.conftest import Run
 
-    from goodput_engine.scheduler.door import Refusal
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.admission import Rejection
+    from goodput_engine.scheduler.request_table import ScheduledRequest
     from goodput_replay.emulation.fleet import Fleet
     from goodput_replay.emulation.replica import Replica
     from goodput_replay.emulation.settings import FleetSettings
@@ -293,7 +293,7 @@ def test_a_policy_sees_the_promise_the_priority_and_never_the_length(
     seen: list[ScheduledRequest] = []
     real = Scheduler.add
 
-    def add(self: Scheduler, request: ScheduledRequest, now_ns: int) -> Refusal | None:
+    def add(self: Scheduler, request: ScheduledRequest, now_ns: int) -> Rejection | None:
         seen.append(copy(request))
         return real(self, request, now_ns)
 

@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.steptime import OnlineStepTime, StepShape
-from goodput_engine.scheduler.feedback import FeedbackQueue
-from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.scheduler.policy import MIXED, Phase, SchedulingPolicy
+from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from goodput_core.steptime import StepTimeForm
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.policy import SchedulerView
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["FastServePolicy"]
+__all__ = ["FastServePolicy", "FeedbackQueue"]
 
-_EVERYBODY: Final = Phase()
-_SHARE: Final = 10
+_QUANTUM_NS: Final = 10 * NS_PER_MS
+_LOWEST: Final = 15
+"""Its quantum is more than five minutes: longer than answers take."""
+_IDLE_NS: Final = 3 * NS_PER_S
+_SWEEP_STEPS: Final = 1000
+_ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
+_RESERVE_SHARE: Final = 10
 
 
 class FastServePolicy(SchedulingPolicy):
-    """Short requests first, without knowing which they are: who has run long yields.
+    """Short requests first although lengths are unknown: a request that has run long is evicted.
 
-    Levels and how requests move between them: see `feedback`. A waiting request displaces running
-    ones of lower levels where it lacks a place or blocks, and is swapped in before lower ones.
-    Victims are swapped wherever host memory has room, whatever is cheaper: who comes back after
-    each quantum must not be computed anew each time.
+    `FeedbackQueue` has the levels and the moves between them. A waiting request displaces running
+    ones of lower levels if it lacks a place or blocks, and is swapped in before lower ones.
+    Evicted requests are swapped while host memory has room, even if recomputing is cheaper: a
+    request that resumes after each quantum must not be recomputed each time.
 
     Swapping is proactive: as many blocks as requests may run at once, but at most a tenth of the
-    pool, are kept free by swapping out the lowest levels; who was swapped out comes back only
-    where they stay free. With less than a tenth of host memory free no new prompt starts, so that
-    those in host memory come back first. What differs: the paper keeps preempted requests on the
-    device until their blocks are wanted, and fetches the highest levels back before their turn;
-    here a request is on the device if it runs, and its copy back begins when it has its place.
+    pool, are kept free by swapping out the lowest levels. A swapped request resumes only if they
+    stay free. With less than a tenth of host memory free, no new prompt starts, so that swapped
+    requests resume first. One difference: the paper keeps preempted requests on the device until
+    their blocks are needed, and prefetches the highest levels. Here a request is on the device if
+    it runs, and its copy back begins when it is admitted.
 
     Args:
-        model: predicts how long a prompt takes; None: it is learned while serving.
+        model: predicts the time of a prompt; None to learn it while serving.
 
     Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models" (FastServe),
     NSDI 2026, sections 4.1 (skip-join MLFQ) and 4.2 (proactive swapping); parameters as in its
@@ -47,7 +54,8 @@ class FastServePolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.FASTSERVE
-    paced: ClassVar[bool] = True
+    uses_prefill_budget: ClassVar[bool] = True
+    preemption: ClassVar[Preemption | None] = Preemption.SWAP
 
     def __init__(self, *, model: StepTimeForm | None = None) -> None:
         self._learned = OnlineStepTime()
@@ -57,78 +65,257 @@ class FastServePolicy(SchedulingPolicy):
         )
 
     def new_queue(self) -> FeedbackQueue:
-        """By level and arrival."""
+        """Order by level, then by arrival."""
         return self._queue
 
-    def step_aside(self, view: SchedulerView) -> Iterable[ScheduledRequest]:
-        """The lowest levels, where too few blocks are free; the highest that runs stays."""
+    def preempt_ahead(self) -> Iterable[ScheduledRequest]:
+        """The lowest levels, if too few blocks are free; never the highest running level."""
+        view = self.view
         host_free, _ = view.host_blocks
-        missing = self._reserve(view) - view.free_blocks
+        missing = self._reserve_blocks() - view.free_blocks
         if not host_free or missing <= 0 or view.num_running < 2:
             return
-        missing -= view.promised_blocks()
-        running = sorted(view.running(), key=lambda r: self.rank(r, view))
+        missing -= view.pending_blocks()
+        running = sorted(view.running(), key=self.eviction_key)
         highest = self._queue.level(running[0]) if running else 0
         while missing > 0 and running and self._queue.level(running[-1]) > highest:
             victim = running.pop()
             missing -= len(victim.blocks)
             yield victim
 
-    def phase(self, view: SchedulerView) -> Phase:
-        """Everything; new prompts only while there is host memory to preempt into."""
+    def phase(self) -> Phase:
+        """Every kind of work; new prompts only while host memory has room for evictions."""
+        view = self.view
         free, total = view.host_blocks
-        self._queue.copies_only = free * _SHARE < total and view.num_running > 0
-        return _EVERYBODY
+        self._queue.copies_only = free * _RESERVE_SHARE < total and view.num_running > 0
+        return MIXED
 
-    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
-        """Who was swapped out does not come back into the blocks that are kept free."""
+    def may_admit(self, request: ScheduledRequest) -> bool:
+        """A swapped request must not use the blocks that are kept free."""
+        view = self.view
         if not request.host_blocks or not view.num_running:
             return True
         needed = len(request.host_blocks) + 1
-        return view.free_blocks - needed >= self._reserve(view)
+        return view.free_blocks - needed >= self._reserve_blocks()
 
-    def headroom_blocks(self, view: SchedulerView) -> int:  # noqa: ARG002
-        """None: the blocks that are kept free are for those who start."""
+    def reserved_tokens(self, request: ScheduledRequest) -> int:
+        """The whole prompt, and after a preemption the answer so far."""
+        return request.total_tokens
+
+    def headroom_blocks(self) -> int:
+        """None: the blocks that are kept free are for starting requests."""
         return 0
 
-    def displaced_by(
-        self, request: ScheduledRequest, view: SchedulerView
-    ) -> Iterable[ScheduledRequest]:
-        """Those of lower levels, the lowest and newest first."""
-        level = self._queue.level(request)
-        lower = [r for r in view.running() if self._queue.level(r) > level]
-        return sorted(lower, key=lambda r: self.rank(r, view), reverse=True)
+    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
+        """As much of the prompt as the budget allows."""
+        return min(remaining, budget_left)
 
-    def prefill_order(
-        self,
-        prefilling: Iterable[ScheduledRequest],
-        view: SchedulerView,
-    ) -> Iterable[ScheduledRequest]:
-        """The highest level first."""
-        return sorted(prefilling, key=lambda r: self.rank(r, view))
-
-    def overtakes(
-        self,
-        newcomer: ScheduledRequest,
-        prefilling: ScheduledRequest,
-        view: SchedulerView,  # noqa: ARG002
-    ) -> bool:
-        """A higher level starts before a lower one goes on."""
-        return self._queue.level(newcomer) < self._queue.level(prefilling)
-
-    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:  # noqa: ARG002
-        """The lowest level yields first, in it the newest."""
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """The lowest level first, the newest of it first."""
         return (self._queue.level(request), request.arrival_ns, request.rid)
 
-    def evict_mode(self, victim: ScheduledRequest, view: SchedulerView) -> Preemption:  # noqa: ARG002
-        """Always to host memory, while it has room."""
-        return Preemption.SWAP
+    def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
+        """Requests of lower levels, the lowest and newest first."""
+        level = self._queue.level(request)
+        lower = [r for r in self.view.running() if self._queue.level(r) > level]
+        return sorted(lower, key=self.eviction_key, reverse=True)
 
-    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:  # noqa: ARG002
-        """Charge those who took part, and learn how long prompts take."""
+    def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
+        """The highest level first."""
+        return sorted(prefilling, key=self.eviction_key)
+
+    def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
+        """A higher level starts before a lower one continues."""
+        return self._queue.level(waiting) < self._queue.level(prefilling)
+
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Charge the requests of the step, and learn the time of prompts."""
         self._queue.charge(outcome)
         if outcome.plan.chunks:
             self._learned.observe(outcome.plan.shape, outcome.result.step_ns)
 
-    def _reserve(self, view: SchedulerView) -> int:
-        return min(view.limits.max_num_seqs, view.total_blocks // _SHARE)
+    def _reserve_blocks(self) -> int:
+        view = self.view
+        return min(view.limits.max_num_seqs, view.total_blocks // _RESERVE_SHARE)
+
+
+class _Entry:
+    """A request, its level, and the time it has used there."""
+
+    __slots__ = (
+        "expires_ns",
+        "joined_ns",
+        "key",
+        "level",
+        "ran_ns",
+        "request",
+        "since_ns",
+        "used_ns",
+    )
+
+    def __init__(self, request: ScheduledRequest, level: int) -> None:
+        self.request = request
+        self.level = level
+        self.used_ns = 0
+        """Part of the quantum that is used, without what a member decoded since `joined_ns`."""
+        self.joined_ns: int | None = None
+        """Summed time of decoding steps when it joined the decode batch; None if not a member."""
+        self.expires_ns = 0
+        """Summed time of decoding steps at which a member's quantum ends."""
+        self.key: tuple[int, int, int] | None = None
+        """Its place in the queue; None if it does not wait."""
+        self.since_ns = request.arrival_ns
+        """Since when it waits."""
+        self.ran_ns = 0
+        """Its running time when it last began to wait."""
+
+
+class FeedbackQueue:
+    """A multi-level feedback queue: the levels of all requests, and the order of the waiting ones.
+
+    Level p has a quantum of 10 ms × 2^p. A request joins at the first level whose quantum covers
+    its expected prefill. When it has run for longer than the quantum, it goes down by one level;
+    when it has waited for 3 s, it goes to the top. So short requests overtake long ones although
+    no output length is known.
+
+    Members of the decode batch are not charged step by step. The time of all decoding steps is
+    summed, and a member is charged the difference since it joined.
+
+    Args:
+        prefill_ns: expected time of a prompt.
+
+    Attributes:
+        copies_only: True if only requests with a copy in host memory may start.
+    """
+
+    __slots__ = (
+        "_clock_ns",
+        "_entries",
+        "_expiries",
+        "_idle",
+        "_order",
+        "_prefill_ns",
+        "_steps",
+        "copies_only",
+    )
+
+    def __init__(self, prefill_ns: Callable[[ScheduledRequest], int]) -> None:
+        self._prefill_ns = prefill_ns
+        self._entries: dict[int, _Entry] = {}
+        self._order: list[tuple[int, int, int]] = []
+        self._idle: list[tuple[int, int]] = []
+        """Waiting requests below the top level, by the time since which they wait."""
+        self._clock_ns = 0
+        """Summed time of decoding steps."""
+        self._expiries: list[tuple[int, int]] = []
+        self._steps = 0
+        self.copies_only = False
+
+    # --- the queue -------------------------------------------------------------------------
+    def push(self, request: ScheduledRequest) -> None:
+        """Add a new request at the level of its prompt."""
+        entry = self._entries[request.rid] = _Entry(request, self.level(request))
+        self._file(entry)
+
+    def push_back(self, request: ScheduledRequest) -> None:
+        """Add a preempted request at the level that it has reached."""
+        entry = self._entries.get(request.rid)
+        if entry is None or entry.request is not request:  # transferred from another replica
+            entry = self._entries[request.rid] = _Entry(request, self.level(request))
+        entry.since_ns = request.admitted_ns + request.ran_ns - entry.ran_ns
+        entry.ran_ns = request.ran_ns
+        self._file(entry)
+
+    def peek(self, now_ns: int) -> ScheduledRequest | None:
+        """Return the oldest of the highest level, after raising those that waited too long."""
+        while self._idle and now_ns - self._idle[0][0] >= _IDLE_NS:
+            self._move(self._entries[self._idle[0][1]], 0)
+        for _, _, rid in self._order:
+            request = self._entries[rid].request
+            if request.host_blocks or not self.copies_only:
+                return request
+        return None
+
+    def remove(self, request: ScheduledRequest) -> None:
+        """Remove an admitted or cancelled request."""
+        self._unfile(self._entries[request.rid])
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return (self._entries[rid].request for _, _, rid in self._order)
+
+    # --- levels ----------------------------------------------------------------------------
+    def level(self, request: ScheduledRequest) -> int:
+        """Return the level of a request, 0 the highest; of a new one, where it would join."""
+        entry = self._entries.get(request.rid)
+        if entry is not None:
+            return entry.level
+        needed, level = self._prefill_ns(request), 0
+        while level < _LOWEST and _QUANTUM_NS << level < needed:
+            level += 1
+        return level
+
+    def charge(self, outcome: StepOutcome) -> None:
+        """Charge the requests of a committed step with its time."""
+        plan, step_ns = outcome.plan, outcome.result.step_ns
+        for rid in plan.left:
+            entry = self._entries.get(rid)
+            if entry is not None and entry.joined_ns is not None:
+                entry.used_ns += self._clock_ns - entry.joined_ns
+                entry.joined_ns = None
+        for join in plan.joined:
+            entry = self._entries.get(join.rid)
+            if entry is not None:
+                self._charge_from_now(entry)
+        if plan.num_decodes:
+            self._clock_ns += step_ns
+        for chunk in plan.chunks:
+            entry = self._entries.get(chunk.rid)
+            if entry is not None:
+                entry.used_ns += step_ns
+                if entry.used_ns > _QUANTUM_NS << entry.level:
+                    self._move(entry, entry.level + 1)
+        while self._expiries and self._expiries[0][0] < self._clock_ns:
+            expires_ns, rid = heapq.heappop(self._expiries)
+            entry = self._entries.get(rid)
+            if entry is not None and entry.joined_ns is not None and entry.expires_ns == expires_ns:
+                self._move(entry, entry.level + 1)
+                self._charge_from_now(entry)
+        for rid in outcome.released:
+            self._entries.pop(rid, None)
+        self._steps += 1
+        if self._steps % _SWEEP_STEPS == 0:  # a request cancelled while it waits is in no outcome
+            self._entries = {
+                r: entry for r, entry in self._entries.items() if entry.request.state not in _ENDED
+            }
+
+    def _charge_from_now(self, entry: _Entry) -> None:
+        """Start charging a member at its level."""
+        entry.joined_ns = self._clock_ns
+        entry.expires_ns = self._clock_ns + (_QUANTUM_NS << entry.level) - entry.used_ns
+        heapq.heappush(self._expiries, (entry.expires_ns, entry.request.rid))
+
+    def _move(self, entry: _Entry, level: int) -> None:
+        waits = entry.key is not None
+        if waits:
+            self._unfile(entry)
+        entry.level = min(level, _LOWEST)
+        entry.used_ns = 0
+        if waits:
+            self._file(entry)
+
+    def _file(self, entry: _Entry) -> None:
+        request = entry.request
+        entry.key = (entry.level, request.arrival_ns, request.rid)
+        insort(self._order, entry.key)
+        if entry.level:
+            insort(self._idle, (entry.since_ns, request.rid))
+
+    def _unfile(self, entry: _Entry) -> None:
+        assert entry.key is not None
+        del self._order[bisect_left(self._order, entry.key)]
+        if entry.level:
+            del self._idle[bisect_left(self._idle, (entry.since_ns, entry.request.rid))]
+        entry.key = None

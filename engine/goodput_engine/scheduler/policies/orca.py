@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from goodput_core.spec.choices import Policy
-from goodput_engine.scheduler.policy import SchedulingPolicy
+from goodput_engine.scheduler.policy import MIXED, Phase, SchedulingPolicy
 
 if TYPE_CHECKING:
-    from goodput_engine.scheduler.policy import SchedulerView
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["OrcaPolicy"]
 
 
 class OrcaPolicy(SchedulingPolicy):
-    """Whoever ends leaves at once and the next one joins; each step mixes decodes and prompts.
+    """A finished request leaves at once and the next one joins; steps mix decodes and prompts.
 
     First come, first served. A prompt is computed whole, beside the decodes, which wait for it;
-    only one longer than the token budget, which the paper does not have, is split. Every request
-    gets blocks for the longest sequence the engine allows when it starts, so nobody is ever
-    evicted and fewer run at once than fit.
+    only one longer than the token budget, which the paper does not have, is split. A request gets
+    blocks for the longest sequence of the engine when it starts, so no request is ever evicted,
+    and fewer run at once than would fit.
 
     Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative
     Models", OSDI 2022, sections 3.1 and 4.2, algorithm 1.
@@ -28,22 +27,28 @@ class OrcaPolicy(SchedulingPolicy):
 
     name: ClassVar[Policy] = Policy.ORCA
 
-    def reserve_tokens(self, request: ScheduledRequest, view: SchedulerView) -> int:  # noqa: ARG002
-        """The longest prompt and answer that may be asked for; the last token is never read."""
-        return view.max_total_tokens - 1
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """The newest first, for a batch wider than the token budget."""
+        return (request.arrival_ns, request.rid)
 
-    def headroom_blocks(self, view: SchedulerView) -> int:  # noqa: ARG002
-        """None: those who run have all they can need."""
+    def reserved_tokens(self, request: ScheduledRequest) -> int:  # noqa: ARG002 - the same for all
+        """The longest prompt and answer of the engine; the last token is never read."""
+        return self.view.max_total_tokens - 1
+
+    def headroom_blocks(self) -> int:
+        """None: running requests have all blocks that they can need."""
         return 0
 
-    def chunk_tokens(
-        self, request: ScheduledRequest, remaining: int, budget_left: int, view: SchedulerView
-    ) -> int:
-        """The whole prompt, or nothing yet."""
-        if request.total_tokens <= view.limits.token_budget and remaining > budget_left:
+    def phase(self) -> Phase:
+        """Decodes, prefills and admissions in one step."""
+        return MIXED
+
+    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
+        """The whole prompt or nothing."""
+        if request.total_tokens <= self.view.limits.token_budget and remaining > budget_left:
             return 0
         return min(remaining, budget_left)
 
-    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
-        """Who waits starts when a place falls free, and none does while all decode."""
+    def can_fast_forward(self) -> bool:
+        """Always: a place becomes free only when a request ends."""
         return True

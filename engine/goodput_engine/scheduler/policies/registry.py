@@ -1,4 +1,4 @@
-"""From a policy's name in a manifest to the object."""
+"""The policies by their names in a manifest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from goodput_engine.scheduler.policies.priority import PriorityPolicy
 from goodput_engine.scheduler.policies.request import RequestPolicy
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_engine.scheduler.policies.sjf import SjfPolicy
-from goodput_engine.scheduler.policies.slo import SloPolicy
+from goodput_engine.scheduler.policies.slo.policy import SloPolicy
 from goodput_engine.scheduler.policies.splitfuse import SplitFusePolicy
 from goodput_engine.scheduler.policies.static import StaticPolicy
 from goodput_engine.scheduler.policies.vllm import VllmPolicy
-from goodput_engine.scheduler.settings import PolicySettings
+from goodput_engine.scheduler.policy import PolicySettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,14 +50,14 @@ _DEFAULTS: Final = PolicySettings()
 
 
 def build_policy(name: str, settings: PolicySettings = _DEFAULTS) -> SchedulingPolicy:
-    """A fresh policy object for one scheduler.
+    """Build the policy of one scheduler.
 
     Args:
-        name: a name of the manifest's.
-        settings: what the manifest says beside it.
+        name: its name in a manifest.
+        settings: its settings.
 
     Raises:
-        InputError: no such policy.
+        InputError: there is no such policy.
     """
     for policy, kind in POLICIES.items():
         if policy == name:

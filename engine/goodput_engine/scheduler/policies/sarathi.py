@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from goodput_core.spec.choices import Policy
-from goodput_engine.scheduler.policy import SchedulingPolicy
+from goodput_engine.scheduler.policy import MIXED, Phase, SchedulingPolicy
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["SarathiPolicy"]
 
 
 class SarathiPolicy(SchedulingPolicy):
-    """Decodes first, then the prefills that run, then new ones, all within the token budget.
+    """Decodes first, then started prompts, then new ones, all within the token budget.
 
-    A decode is never held up by a prefill: a prompt gets what the decodes leave of the budget, so
-    a long one is computed in chunks. Blocks for the whole prompt are allocated at admission. Out
-    of blocks, the newest request yields, is computed again later, and returns to the queue's head.
-    This is what the scheduler does when no hook objects, so nothing is overridden.
+    A prefill never delays a decode: prompts get what the decodes leave of the budget, so a long
+    one is computed in chunks. First come, first served. A request starts when the blocks of its
+    whole prompt are free beside a headroom of one in a hundred. If blocks run out, the newest
+    request is evicted and returns to the head of the queue.
 
     Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with
     Sarathi-Serve", OSDI 2024, algorithm 3.
     """
 
     name: ClassVar[Policy] = Policy.SARATHI
-    paced: ClassVar[bool] = True
+    uses_prefill_budget: ClassVar[bool] = True
+
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """The newest first."""
+        return (request.arrival_ns, request.rid)
+
+    def reserved_tokens(self, request: ScheduledRequest) -> int:
+        """The whole prompt, and after a preemption the answer so far."""
+        return request.total_tokens
+
+    def headroom_blocks(self) -> int:
+        """One block in a hundred, so that decodes can grow."""
+        return self.view.total_blocks // 100
+
+    def phase(self) -> Phase:
+        """Decodes, prefills and admissions in one step."""
+        return MIXED
+
+    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
+        """As much of the prompt as the budget allows."""
+        return min(remaining, budget_left)
+
+    def can_fast_forward(self) -> bool:
+        """Always: no hook depends on time or on tokens."""
+        return True

@@ -7,43 +7,42 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_S
-from goodput_engine.scheduler.policy import SchedulingPolicy
+from goodput_engine.scheduler.policy import MIXED, Phase, SchedulingPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.policy import SchedulerView
+    from goodput_engine.scheduler.policy import PolicySettings
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
-    from goodput_engine.scheduler.request import ScheduledRequest
-    from goodput_engine.scheduler.settings import PolicySettings
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["ShortestFirst", "SjfPolicy"]
 
 _BETWEEN: Final = 3
-"""Starts of the shortest between two that go to those who have waited too long: were each to go
-to them, a backlog longer than the patience would end all order by length."""
+"""Starts of the shortest between two starts of overdue requests: if each went to them, a backlog
+longer than the patience would end all order by length."""
 _AGEING_NS: Final = 30 * NS_PER_S
 
 
 def _left_tokens(request: ScheduledRequest, predictor: LengthPredictor) -> int:
-    """Tokens still to compute: the prompt's are known, the answer's are predicted."""
+    """Return the tokens to compute: those of the prompt, and the predicted ones of the answer."""
     answer = predictor.output_tokens(request) - request.sampled_tokens
     return request.total_tokens - request.computed_tokens + answer - 1
 
 
 def _age(request: ScheduledRequest) -> tuple[int, int]:
-    """Since when it waits, the time it ran left out; the smaller, the longer."""
+    """Return since when a request waits, without its running time; the smaller, the longer."""
     return request.arrival_ns + request.ran_ns, request.rid
 
 
 class ShortestFirst:
-    """Who has the fewest tokens left goes first, but for one in four who has waited too long.
+    """The fewest predicted tokens first, and every fourth start for a request that is overdue.
 
     Args:
-        predictor: of the answers' lengths; the order follows it when it learns.
-        patience_ns: waiting that is too long.
+        predictor: predicts output lengths; the order follows what it learns.
+        patience_ns: a request that waits for longer is overdue.
     """
 
     __slots__ = (
@@ -68,17 +67,16 @@ class ShortestFirst:
         self._by_age: list[tuple[int, int]] = []
 
     def push(self, request: ScheduledRequest) -> None:
-        """A new request goes where its length puts it."""
+        """Add a request, a preempted one by the tokens that it has left."""
         self._waiting[request.rid] = request
         self._keys[request.rid] = key = self._key(request)
         insort(self._by_length, key)
         insort(self._by_age, _age(request))
 
     push_back = push
-    """A preempted request goes where what it has left puts it."""
 
     def peek(self, now_ns: int) -> ScheduledRequest | None:
-        """Who has waited longest, if that is too long and it is their turn; else the shortest."""
+        """Return the shortest request, or the oldest if it is overdue and may start."""
         if not self._waiting:
             return None
         since_ns, rid = self._by_age[0]
@@ -89,7 +87,7 @@ class ShortestFirst:
         return self._waiting[rid]
 
     def remove(self, request: ScheduledRequest) -> None:
-        """Admitted or cancelled: it waits no more."""
+        """Remove an admitted or cancelled request."""
         rid = request.rid
         if rid == self._by_length[0][-1]:
             self._owed = max(0, self._owed - 1)
@@ -109,23 +107,24 @@ class ShortestFirst:
         return _left_tokens(request, self._predictor), request.arrival_ns, request.rid
 
     def _sort(self) -> None:
-        """The predictor has learned: predict again."""
+        """Predict again after the predictor has learned."""
         self._revision = self._predictor.revision
         self._keys = {rid: self._key(request) for rid, request in self._waiting.items()}
         self._by_length = sorted(self._keys.values())
 
 
 class SjfPolicy(SchedulingPolicy):
-    """Who has the fewest tokens left starts first; who runs is not displaced by a shorter one.
+    """The request with the fewest tokens left starts first; a shorter one displaces none.
 
-    Steps are as `sarathi`'s. The answer's length is predicted, from answers of the same class that
-    have ended. Out of blocks, who has the most left yields. Of those who have waited for W, the
-    one who has waited longest gets every fourth start, and yields after those who had to wait
-    less: nobody starves, and however long the queue is, most starts go to the shortest.
+    Steps are sized as by `sarathi`. The output length is predicted from finished answers of the
+    same class. If blocks run out, the request with the most tokens left is evicted. A request
+    that has waited for `ageing_ns` is overdue: the oldest overdue one gets every fourth start,
+    and is evicted after the others. So no request starves, and in a queue of any length most
+    starts go to the shortest.
 
     Args:
-        predictor: of the answers' lengths; None: one that learns.
-        ageing_ns: W; None: half a minute.
+        predictor: predicts output lengths; None for one that learns.
+        ageing_ns: waiting time of an overdue request; None for half a minute.
 
     Source: Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024 (order by
     predicted length, and starvation prevention by a bound on waiting); here the prediction is
@@ -133,7 +132,7 @@ class SjfPolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.SJF
-    paced: ClassVar[bool] = True
+    uses_prefill_budget: ClassVar[bool] = True
 
     def __init__(
         self, *, predictor: LengthPredictor | None = None, ageing_ns: int | None = None
@@ -143,15 +142,15 @@ class SjfPolicy(SchedulingPolicy):
 
     @classmethod
     def configured(cls, settings: PolicySettings) -> Self:
-        """With the manifest's W."""
+        """Build the policy with the ageing time of a manifest."""
         return cls(ageing_ns=settings.ageing_ns)
 
     def new_queue(self) -> ShortestFirst:
-        """The fewest predicted tokens first."""
+        """Order by predicted tokens left."""
         return ShortestFirst(self.predictor, self._patience_ns)
 
-    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:  # noqa: ARG002
-        """Those with the most left yield, before those who had to wait too long."""
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """The most tokens left first; requests that were overdue last."""
         age = _age(request)
         if request.admitted_ns - age[0] >= self._patience_ns:
             return (0, *age)
@@ -159,15 +158,32 @@ class SjfPolicy(SchedulingPolicy):
 
     @property
     def prediction_error(self) -> PredictionError:
-        """How wrong its predictor was."""
+        """Error of the predictor."""
         return self.predictor.error
 
-    def steady(self, view: SchedulerView) -> bool:
-        """Nobody ends in such steps; but whose turn it is may change with age."""
+    def reserved_tokens(self, request: ScheduledRequest) -> int:
+        """The whole prompt, and after a preemption the answer so far."""
+        return request.total_tokens
+
+    def headroom_blocks(self) -> int:
+        """One block in a hundred, so that decodes can grow."""
+        return self.view.total_blocks // 100
+
+    def phase(self) -> Phase:
+        """Decodes, prefills and admissions in one step."""
+        return MIXED
+
+    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
+        """As much of the prompt as the budget allows."""
+        return min(remaining, budget_left)
+
+    def can_fast_forward(self) -> bool:
+        """Unless a waiting request could start: age may change the order."""
+        view = self.view
         return not len(view.waiting) or view.num_running >= view.limits.max_num_seqs
 
-    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:  # noqa: ARG002
-        """Learn from those that ended."""
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Learn from the requests that ended."""
         for progress in outcome.progress:
             if progress.finish_reason is not None:
                 self.predictor.learn(progress.request)

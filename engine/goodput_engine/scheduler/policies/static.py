@@ -1,4 +1,4 @@
-"""Static batching: the batch is full, or nobody came for a while."""
+"""Static batching: the batch is full, or no request arrived for a while."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_S
-from goodput_engine.scheduler.policies.gathered import GatheredPolicy
+from goodput_engine.scheduler.policies.batching import BatchingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["StaticPolicy"]
 
 
-class StaticPolicy(GatheredPolicy):
-    """A full batch starts and is drained to its end; then the next full one.
+class StaticPolicy(BatchingPolicy):
+    """A full batch starts and runs to its end, then the next full one.
 
-    The last, partial batch is flushed when no more requests can come, or when nobody has come for
-    the timeout, a second unless told: a server never knows that its input has ended.
+    The last, incomplete batch starts when no more requests can arrive, or when none has arrived
+    for the timeout, by default a second: a server never knows that its input has ended.
 
     Source: Yu et al., "Orca", OSDI 2022, section 2 (request-level batches of a fixed size, as
     FasterTransformer runs them).
@@ -29,6 +29,6 @@ class StaticPolicy(GatheredPolicy):
     name: ClassVar[Policy] = Policy.STATIC
     DEFAULT_TIMEOUT_NS: ClassVar[int] = NS_PER_S
 
-    def start_ns(self, gathered: Sequence[ScheduledRequest]) -> int:
-        """When the newest has been alone for the timeout: it looks like the last one."""
-        return gathered[-1].arrival_ns + self.timeout_ns
+    def start_ns(self, batch: Sequence[ScheduledRequest]) -> int:
+        """The timeout after the arrival of the newest request, which looks like the last one."""
+        return batch[-1].arrival_ns + self.timeout_ns

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.spec.choices import Policy
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
 
 if TYPE_CHECKING:
-    from goodput_engine.scheduler.policy import SchedulerView
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["VllmPolicy"]
 
+_PROMPTS_FIRST: Final = Phase(prompts_alone=True)
+
 
 class VllmPolicy(SchedulingPolicy):
-    """While a prompt can start, steps hold whole prompts alone and decodes wait; else all decode.
+    """Steps hold whole prompts alone while one can start; otherwise all requests decode.
 
-    First come, first served. Blocks are allocated as tokens come, with one in a hundred kept free
-    at admission. Out of blocks, the newest request yields, is computed again later, and returns to
-    the queue's head. A prompt longer than the token budget, which vLLM refuses, is split.
+    First come, first served. Blocks are allocated as tokens are computed, with a headroom of one
+    in a hundred at admission. If blocks run out, the newest request is evicted and returns to the
+    head of the queue. A prompt longer than the token budget, which vLLM rejects, is split.
 
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention", SOSP 2023, section 4.5; the order of a step as in vLLM 0.2.
@@ -27,18 +28,28 @@ class VllmPolicy(SchedulingPolicy):
 
     name: ClassVar[Policy] = Policy.VLLM
 
-    def phase(self, view: SchedulerView) -> Phase:  # noqa: ARG002
-        """Decodes only where no prompt can be computed."""
-        return Phase(prompts_alone=True)
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """The newest first."""
+        return (request.arrival_ns, request.rid)
 
-    def chunk_tokens(
-        self, request: ScheduledRequest, remaining: int, budget_left: int, view: SchedulerView
-    ) -> int:
-        """The whole prompt, or nothing yet."""
-        if request.total_tokens <= view.limits.token_budget and remaining > budget_left:
+    def reserved_tokens(self, request: ScheduledRequest) -> int:
+        """The whole prompt, and after a preemption the answer so far."""
+        return request.total_tokens
+
+    def headroom_blocks(self) -> int:
+        """One block in a hundred: vLLM's watermark."""
+        return self.view.total_blocks // 100
+
+    def phase(self) -> Phase:
+        """Decodes only if no prompt can be computed."""
+        return _PROMPTS_FIRST
+
+    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
+        """The whole prompt or nothing."""
+        if request.total_tokens <= self.view.limits.token_budget and remaining > budget_left:
             return 0
         return min(remaining, budget_left)
 
-    def steady(self, view: SchedulerView) -> bool:  # noqa: ARG002
-        """Who waits starts when a place or blocks fall free, and none do while all decode."""
+    def can_fast_forward(self) -> bool:
+        """Always: a place or blocks become free only when a request ends."""
         return True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["NEVER_NS", "has_missed", "next_due_ns"]
 

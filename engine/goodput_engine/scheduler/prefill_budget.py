@@ -1,8 +1,9 @@
-"""The token budget's inner loop in the engine: how many prompt tokens the next step takes along.
+"""The prefill budget: how many prompt tokens a step may compute beside its decodes.
 
-The law is core's; here is what it is told of a scheduler, and what it has learnt of the device.
-It never looks at decodes one by one: the cohort knows its own tightest promise. Steps that only
-decode are neither decided nor learnt from, so they fold.
+The inner loop of the token budget, in the engine. The law is in core; here are its observation
+of a scheduler and the step-time model that it learns. Decodes are not visited one by one: the
+decode batch knows its tightest target. Steps that only decode need no decision and teach nothing,
+so they can be fast-forwarded.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from goodput_core.steptime.fitting import StepSample
 if TYPE_CHECKING:
     from goodput_core.control import PrefillDecision
     from goodput_core.spec.choices import BudgetLaw
-    from goodput_engine.scheduler.floor import Floor
     from goodput_engine.scheduler.plan import StepPlan
+    from goodput_engine.scheduler.request_table import RequestTable
 
-__all__ = ["Pacer"]
+__all__ = ["PrefillBudget"]
 
 _FIRST_SAFETY: Final = 90
 
 
-class Pacer:
-    """Sizes the prompts' share of one scheduler's steps.
+class PrefillBudget:
+    """Sizes the prompt tokens of one scheduler's steps.
 
     Args:
-        law: which law decides.
-        min_tokens: lower bound of a step's tokens, decodes included.
+        law: the law that decides.
+        min_tokens: lower bound of the tokens of a step, decodes included.
 
     Attributes:
-        latest: the latest decision; None: none yet.
+        latest: the latest decision; None before the first one.
     """
 
     __slots__ = ("_measured", "_model", "_params", "_state", "latest")
@@ -54,7 +55,7 @@ class Pacer:
 
     @property
     def law(self) -> BudgetLaw:
-        """Which law decides."""
+        """The law that decides."""
         return self._params.law
 
     @property
@@ -74,7 +75,7 @@ class Pacer:
         safety_percent: int | None = None,
         min_tokens: int | None = None,
     ) -> None:
-        """From the next step on; None leaves one as it is."""
+        """Change parameters from the next step on; None leaves one unchanged."""
         params = self._params
         self._params = replace(
             params,
@@ -83,28 +84,30 @@ class Pacer:
             min_tokens=params.min_tokens if min_tokens is None else min_tokens,
         )
 
-    def prompt_tokens(self, floor: Floor, *, decodes: int, max_tokens: int, now_ns: int) -> int:
-        """What a step that decodes so many may compute of prompts.
+    def prompt_tokens(
+        self, table: RequestTable, *, decodes: int, max_tokens: int, now_ns: int
+    ) -> int:
+        """Return how many prompt tokens the next step may compute.
 
         Args:
-            floor: the scheduler's requests; the cohort's members are those who decode.
-            decodes: how many they are.
+            table: the requests; the members of the decode batch are the step's decodes.
+            decodes: their number.
             max_tokens: upper bound of the step's tokens, decodes included.
-            now_ns: when.
+            now_ns: the time.
         """
         if max_tokens != self._params.max_tokens:
             self._params = replace(self._params, max_tokens=max_tokens)
-        cohort, measured = floor.cohort, self._measured
+        batch, measured = table.batch, self._measured
         self._measured = None
         self._state, self.latest = prefill_law(
             self._state,
             PrefillObservation(
                 decodes=StepShape.of(
-                    decodes=decodes, decode_context_tokens=cohort.total_context + decodes
+                    decodes=decodes, decode_context_tokens=batch.total_context + decodes
                 ),
-                tightest_ns=cohort.tightest_ns,
-                begun_tokens=max((r.base_planned for r in floor.prefilling.values()), default=0),
-                overdue=self._state.at_limit and _overdue(floor, now_ns),
+                tightest_ns=batch.tightest_ns,
+                begun_tokens=max((r.base_computed for r in table.prefilling.values()), default=0),
+                overdue=self._state.at_limit and _overdue(table, now_ns),
                 measured=measured,
             ),
             self._params,
@@ -113,15 +116,15 @@ class Pacer:
         return self.latest.tokens
 
     def observe(self, plan: StepPlan, step_ns: int) -> None:
-        """A step is done."""
+        """Learn from a committed step."""
         if plan.chunks:
             self._measured = StepSample(plan.shape, step_ns)
             self._model.observe(plan.shape, step_ns)
 
 
-def _overdue(floor: Floor, now_ns: int) -> bool:
-    """Whether a prompt waits past its promise; one without a promise is past it at once."""
+def _overdue(table: RequestTable, now_ns: int) -> bool:
+    """Return True if a prompt is past its TTFT target; one without a target always is."""
     return any(
         now_ns > request.arrival_ns + (request.targets.ttft_ns or 0)
-        for request in chain(floor.prefilling.values(), floor.waiting)
+        for request in chain(table.prefilling.values(), table.waiting)
     )

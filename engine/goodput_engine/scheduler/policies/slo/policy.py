@@ -9,22 +9,27 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 from goodput_core.spec.choices import Policy
 from goodput_core.steptime import OnlineStepTime, StepShape, StepTimeForm, largest_prefill
 from goodput_core.units import NS_PER_S
-from goodput_engine.scheduler.door import Refusal
-from goodput_engine.scheduler.due import NEVER_NS, next_due_ns
-from goodput_engine.scheduler.memory import peak_tokens
-from goodput_engine.scheduler.outlook import SAFETY, TRICKLE_TOKENS, look, next_step_ns, weigh
+from goodput_engine.scheduler.admission import Rejection
+from goodput_engine.scheduler.policies.slo.deadline import NEVER_NS, next_due_ns
+from goodput_engine.scheduler.policies.slo.memory import peak_tokens
+from goodput_engine.scheduler.policies.slo.queue import RankedQueue
+from goodput_engine.scheduler.policies.slo.slack import (
+    SAFETY,
+    TRICKLE_TOKENS,
+    look,
+    next_step_ns,
+    weigh,
+)
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths
-from goodput_engine.scheduler.ranked import RankedQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_engine.scheduler.outlook import Outlook
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.policy import SchedulerView
+    from goodput_engine.scheduler.policies.slo.slack import Outlook
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["SloPolicy"]
 
@@ -53,7 +58,7 @@ class LearningStepTime(StepTimeForm, Protocol):
 class SloPolicy(SchedulingPolicy):
     """Spends the device on requests that can still keep their promises, the most urgent first.
 
-    Before each step it looks at everybody (`outlook`):
+    Before each step it looks at everybody (`slack`):
 
     - who waits is ordered by due time; where not all can be in time, as many as possible are;
     - a step takes as many prompt tokens as fit before the first token of a running request is
@@ -101,29 +106,28 @@ class SloPolicy(SchedulingPolicy):
         """Ranked anew before every step."""
         return self._queue
 
-    def phase(self, view: SchedulerView) -> Phase:
+    def phase(self) -> Phase:
         """Look at everybody, if a prompt is to be computed; who has missed may have to wait."""
+        view = self.view
         self._outlook = None
         self._prompts = bool(len(view.waiting) or view.num_prefilling)
         if not self._prompts:
             return Phase()
-        outlook = self._see(view)
-        self._favour(outlook, view)
+        outlook = self._see()
+        self._favour(outlook)
         late = [r for r in outlook.late if r.rid != self._favoured]
         first = [r for r in outlook.late if r.rid == self._favoured]
         self._queue.rank([*first, *outlook.in_time, *late])
         self._turn += 1
+        budget = self._token_budget(outlook)
         if not self._stands_back(outlook):
-            return Phase()
+            return Phase(token_budget=budget)
         back = outlook.missed - {self._favoured}
-        return Phase(only=lambda request: request.rid not in back)
+        return Phase(token_budget=budget, only=lambda request: request.rid not in back)
 
-    def budget(self, view: SchedulerView) -> int:
+    def _token_budget(self, outlook: Outlook) -> int:
         """As many prompt tokens as fit before a running request's next token is due."""
-        limit = view.limits.token_budget
-        if not self._prompts:
-            return limit
-        outlook = self._see(view)
+        limit = self.view.limits.token_budget
         if outlook.step_within_ns == NEVER_NS:
             return limit
         decodes = outlook.kept_decodes if self._stands_back(outlook) else outlook.all_decodes
@@ -135,11 +139,12 @@ class SloPolicy(SchedulingPolicy):
         )
         return decodes.num_decodes + max(tokens, TRICKLE_TOKENS)
 
-    def may_admit(self, request: ScheduledRequest, view: SchedulerView) -> bool:
+    def may_admit(self, request: ScheduledRequest) -> bool:
         """Not where its decodes, or its growth, would take from those that run."""
+        view = self.view
         if not view.num_running or request.rid == self._favoured:
             return True
-        outlook = self._see(view)
+        outlook = self._see()
         tpot_ns = request.targets.tpot_ns
         tightest_ns = min(outlook.tightest_tpot_ns, NEVER_NS if tpot_ns is None else tpot_ns)
         if tightest_ns != NEVER_NS:
@@ -154,39 +159,39 @@ class SloPolicy(SchedulingPolicy):
             # A promise that is out of reach without this request is no reason to keep it out.
             if now <= tightest_ns * SAFETY < then:
                 return False
-        return self._bears_growth(request, view)
+        return self._bears_growth(request)
 
-    def overtakes(
-        self, newcomer: ScheduledRequest, prefilling: ScheduledRequest, view: SchedulerView
-    ) -> bool:
+    def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
         """The more urgent prompt first."""
-        return self._urgency(newcomer, view) < self._urgency(prefilling, view)
+        return self._urgency(waiting) < self._urgency(prefilling)
 
-    def prefill_order(
-        self, prefilling: Iterable[ScheduledRequest], view: SchedulerView
-    ) -> Iterable[ScheduledRequest]:
+    def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """The most urgent first."""
-        return sorted(prefilling, key=lambda r: self._urgency(r, view))
+        return sorted(prefilling, key=self._urgency)
 
-    def chunk_tokens(
-        self, request: ScheduledRequest, remaining: int, budget_left: int, view: SchedulerView
-    ) -> int:
+    def reserved_tokens(self, request: ScheduledRequest) -> int:
+        """The whole prompt, and after a preemption the answer so far."""
+        return request.total_tokens
+
+    def headroom_blocks(self) -> int:
+        """One block in a hundred, so that decodes can grow."""
+        return self.view.total_blocks // 100
+
+    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
         """As much as there is; a share for the favoured one while others can be in time."""
         tokens = min(remaining, budget_left)
-        if request.rid == self._favoured and self._see(view).pressed:
-            tokens = min(tokens, max(TRICKLE_TOKENS, view.limits.token_budget // _FAVOUR))
+        if request.rid == self._favoured and self._see().pressed:
+            tokens = min(tokens, max(TRICKLE_TOKENS, self.view.limits.token_budget // _FAVOUR))
         return tokens
 
-    def rank(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, ...]:
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
         """Who has missed yields first, then who has the most time left."""
-        return self._urgency(request, view)
+        return self._urgency(request)
 
-    def displaced_by(
-        self, request: ScheduledRequest, view: SchedulerView
-    ) -> Iterable[ScheduledRequest]:
+    def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
         """For one who can be in time: who has missed, then who has time to come back."""
-        outlook = self._see(view)
-        if self._urgency(request, view)[0] == _LATE:
+        view, outlook = self.view, self._see()
+        if self._urgency(request)[0] == _LATE:
             return ()
         rate, begins_ns = outlook.ns_per_prompt_token, outlook.begins_ns
         cost_ns = request.total_tokens * rate
@@ -207,14 +212,15 @@ class SloPolicy(SchedulingPolicy):
                 )
             )
         ]
-        return sorted(going, key=lambda r: self._urgency(r, view), reverse=True)
+        return sorted(going, key=self._urgency, reverse=True)
 
-    def refuse(self, request: ScheduledRequest, view: SchedulerView) -> Refusal | None:
+    def reject(self, request: ScheduledRequest) -> Rejection | None:
         """Turn away who could not get its first token in time, all who are more urgent counted."""
+        view = self.view
         if request.targets.ttft_ns is None or not (len(view.waiting) or view.num_prefilling):
             return None
         # Who runs is as the last step found it; who comes changes the prompts alone.
-        outlook = self._see(view)
+        outlook = self._see()
         prospects = weigh(
             view,
             self._tokens_left,
@@ -227,13 +233,13 @@ class SloPolicy(SchedulingPolicy):
         if request in prospects.in_time:
             return None
         wait_s = math.ceil(prospects.tokens_in_time * outlook.ns_per_prompt_token / NS_PER_S)
-        return Refusal(
+        return Rejection(
             reason="unattainable",
             detail="the promised time to the first token cannot be kept now; try again later",
             retry_after_s=min(max(1, wait_s), _MAX_RETRY_S),
         )
 
-    def after_step(self, outcome: StepOutcome, view: SchedulerView) -> None:  # noqa: ARG002
+    def after_step(self, outcome: StepOutcome) -> None:
         """Learn how long steps take, and how long answers are."""
         self.model.observe(outcome.plan.shape, outcome.result.step_ns)
         for progress in outcome.progress:
@@ -251,19 +257,19 @@ class SloPolicy(SchedulingPolicy):
         return self.predictor.error
 
     # --- its own -----------------------------------------------------------------------------
-    def _see(self, view: SchedulerView) -> Outlook:
+    def _see(self) -> Outlook:
         """The look of this step; taken when it is first asked for."""
         if self._outlook is None:
-            self._outlook = look(view, self.model, self._tokens_left, favoured=self._favoured)
+            self._outlook = look(self.view, self.model, self._tokens_left, favoured=self._favoured)
         return self._outlook
 
     def _tokens_left(self, request: ScheduledRequest) -> int:
         """How many more tokens it is expected to get."""
         return self.predictor.output_tokens(request) - request.sampled_tokens
 
-    def _favour(self, outlook: Outlook, view: SchedulerView) -> None:
+    def _favour(self, outlook: Outlook) -> None:
         """Keep the favoured request while it is there; else favour who has been late longest."""
-        rid = self._favoured
+        view, rid = self.view, self._favoured
         if rid is None or not any(r.rid == rid for r in chain(view.running(), view.waiting)):
             self._favoured = outlook.late[0].rid if outlook.late else None
 
@@ -271,20 +277,21 @@ class SloPolicy(SchedulingPolicy):
         """Whether those who have missed sit this step out."""
         return bool(outlook.missed) and outlook.pressed and self._turn % _TURN != 0
 
-    def _urgency(self, request: ScheduledRequest, view: SchedulerView) -> tuple[int, int, int]:
+    def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int]:
         """Smaller is more urgent: the favoured one, who can be in time by due time, the others."""
-        outlook, rid = self._see(view), request.rid
+        outlook, rid = self._see(), request.rid
         if rid == self._favoured:
             return (_FAVOURED, 0, rid)
         if rid in outlook.missed:
             return (_LATE, request.arrival_ns, rid)
         return (_IN_TIME, next_due_ns(request, request.sampled_tokens, outlook.begins_ns), rid)
 
-    def _bears_growth(self, request: ScheduledRequest, view: SchedulerView) -> bool:
+    def _bears_growth(self, request: ScheduledRequest) -> bool:
         """Whether the KV pool holds all who run, and this one, until they are expected to end."""
+        view = self.view
         if 2 * view.free_blocks > view.total_blocks:
             return True
-        left, missed = self._tokens_left, self._see(view).missed
+        left, missed = self._tokens_left, self._see().missed
         # Who has missed would yield.
         held = [(r.computed_tokens, left(r)) for r in view.running() if r.rid not in missed]
         held.append((request.total_tokens, left(request)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from goodput_engine.scheduler.queue import FcfsQueue
+from goodput_engine.scheduler.request_table import FcfsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_engine.scheduler.request import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["RankedQueue"]
 

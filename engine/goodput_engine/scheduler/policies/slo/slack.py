@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.steptime import StepShape, largest_prefill
-from goodput_engine.scheduler.due import NEVER_NS, has_missed, next_due_ns
-from goodput_engine.scheduler.feasible import Job, most_in_time
-from goodput_engine.scheduler.request import ScheduledRequest
+from goodput_engine.scheduler.policies.slo.deadline import NEVER_NS, has_missed, next_due_ns
+from goodput_engine.scheduler.policies.slo.feasibility import Job, most_in_time
+from goodput_engine.scheduler.request_table import ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,7 +171,7 @@ def weigh(
         )
 
     def work_ns(request: ScheduledRequest) -> int:
-        left = request.input_tokens + request.base_sampled - request.base_planned
+        left = request.input_tokens + request.base_sampled - request.base_computed
         return int(left * ns_per_prompt_token)
 
     doomed: set[int] = set()
@@ -223,10 +223,10 @@ class _Running:
         decodes = context = 0
         doubtful: list[tuple[ScheduledRequest, int, bool]] = []
         for request in view.running():
-            sampled, computed = request.base_sampled, request.base_planned
-            cohort = request.cohort
-            if cohort is not None:
-                since = cohort.epoch - request.joined_epoch
+            sampled, computed = request.base_sampled, request.base_computed
+            batch = request.batch
+            if batch is not None:
+                since = batch.epoch - request.joined_epoch
                 sampled += since
                 computed += since
             decoding = sampled > 0 and request.input_tokens + sampled - computed == 1

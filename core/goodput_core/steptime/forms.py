@@ -1,0 +1,454 @@
+"""Forms of step time: how long a device takes for a step of a given shape.
+
+A form is a law with a few coefficients. Device profiles have one, the emulated executor runs by
+it, and the engine and the operator size steps with its inverse (`largest_prefill`). Nothing here
+reads a file or learns.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "DeviceForm",
+    "DistServeForm",
+    "LinearTime",
+    "RooflineForm",
+    "StepShape",
+    "StepTimeForm",
+    "TableForm",
+    "UnitForm",
+    "largest_prefill",
+    "quadratic_tokens",
+]
+
+
+class StepShape(NamedTuple):
+    """The shape of a step: what it computes, summed over its requests.
+
+    A request either decodes, one token on top of a known context, or has a *chunk*: some tokens
+    of its prompt (or, after a preemption, of what it must compute again).
+
+    Args:
+        num_requests: requests with at least one token in the step, B.
+        num_tokens: tokens computed, prompt chunks and decodes together, N.
+        context_tokens: context read by every request of the step, prefills included: for each,
+            the tokens already in the KV cache plus those computed now.
+        max_chunk_tokens: the largest number of tokens of any one request.
+        num_decodes: of the requests, those that decode.
+        decode_context_tokens: of the context, theirs.
+        prefill_squares: for each chunk, end² − start²: twice the pairs of tokens that attend.
+            Over the chunks of a prompt it adds up to the square of the prompt's length.
+    """
+
+    num_requests: int
+    num_tokens: int
+    context_tokens: int
+    max_chunk_tokens: int
+    num_decodes: int
+    decode_context_tokens: int
+    prefill_squares: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        decodes: int = 0,
+        decode_context_tokens: int = 0,
+        chunks: Iterable[tuple[int, int]] = (),
+    ) -> StepShape:
+        """Return the shape of a step from its parts.
+
+        Args:
+            decodes: requests that decode.
+            decode_context_tokens: context of all of them, with the tokens computed now.
+            chunks: (tokens computed before, tokens computed now) of every other request.
+        """
+        context, longest = decode_context_tokens, 1 if decodes else 0
+        shape = cls(decodes, decodes, context, longest, decodes, context, 0)
+        for start, tokens in chunks:
+            shape = shape.with_chunk(start, tokens)
+        return shape
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens computed in chunks."""
+        return self.num_tokens - self.num_decodes
+
+    def with_chunk(self, start: int, tokens: int) -> StepShape:
+        """Return the step with one more chunk: `tokens` tokens after the first `start`."""
+        end = start + tokens
+        return StepShape(
+            num_requests=self.num_requests + 1,
+            num_tokens=self.num_tokens + tokens,
+            context_tokens=self.context_tokens + end,
+            max_chunk_tokens=max(self.max_chunk_tokens, tokens),
+            num_decodes=self.num_decodes,
+            decode_context_tokens=self.decode_context_tokens,
+            prefill_squares=self.prefill_squares + end * end - start * start,
+        )
+
+
+class StepTimeForm(Protocol):
+    """A law from the shape of a step to its device time.
+
+    A chunk that grows never makes a step shorter.
+    """
+
+    def step_ns(self, shape: StepShape) -> int:
+        """Return the device time of a step of this shape, in nanoseconds, at least 1."""
+        ...
+
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
+        """Return the longest chunk with which a step stays within a time: the inverse law.
+
+        Args:
+            beside: the shape of the step without the chunk.
+            start: tokens of the chunk's request that are computed already.
+            limit_ns: the time, before it is rounded to whole nanoseconds.
+
+        Returns:
+            Tokens, not rounded; negative if none fit, infinite if any number fits.
+            `largest_prefill` rounds it.
+        """
+        ...
+
+
+class DeviceForm(StepTimeForm, Protocol):
+    """A law that does not change: the form of a device profile."""
+
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
+        """Return `step_ns` of steps that only decode, at a fraction of its cost.
+
+        Args:
+            num_decodes: requests, at least 1.
+            contexts: context tokens of all requests, for each step.
+
+        Returns:
+            The exact time of each step.
+        """
+        ...
+
+
+def largest_prefill(
+    form: StepTimeForm,
+    *,
+    beside: StepShape,
+    target_ns: int,
+    most_tokens: int,
+    start: int = 0,
+    multiple: int = 1,
+) -> int:
+    """Return the longest chunk with which a step is predicted to take at most `target_ns`.
+
+    The law is inverted in closed form (a line for rooflines and tables, a quadratic for
+    DistServe's form), so the cost does not depend on the budget.
+
+    Args:
+        form: the law.
+        beside: the shape of the step without the chunk.
+        target_ns: the time that the tightest running request has left for the step.
+        most_tokens: upper bound: the budget that is left, or the rest of the prompt.
+        start: tokens of the chunk's request that are computed already.
+        multiple: round down to a multiple of this.
+
+    Returns:
+        Tokens, 0 to `most_tokens`; 0 if even one is too many.
+    """
+    if target_ns < 1:
+        return 0
+    # Half a nanosecond: predictions are rounded to whole ones.
+    guess = form.chunk_within(beside, start, target_ns + 0.5)
+    tokens = most_tokens if guess >= most_tokens else max(0, math.floor(guess))
+    # The guess is exact but for the last bit of a float, which may move it across a whole number.
+    if tokens > 0 and form.step_ns(beside.with_chunk(start, tokens)) > target_ns:
+        tokens -= 1
+    elif tokens < most_tokens and (form.step_ns(beside.with_chunk(start, tokens + 1)) <= target_ns):
+        tokens += 1
+    return tokens - tokens % multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitForm:
+    """One unit, or ceil(largest chunk / chunk_tokens) units, a step: for textbook schedules.
+
+    Args:
+        unit_ns: the length of one unit.
+        chunk_tokens: tokens of the largest chunk that fit in one unit; None for any number.
+    """
+
+    unit_ns: int = 1_000_000
+    chunk_tokens: int | None = None
+
+    def step_ns(self, shape: StepShape) -> int:
+        """Return the device time of a step of this shape, in nanoseconds, at least 1."""
+        if self.chunk_tokens is None:
+            return self.unit_ns
+        return self.unit_ns * max(1, math.ceil(shape.max_chunk_tokens / self.chunk_tokens))
+
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
+        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        # Context does not enter.
+        return [self.step_ns(StepShape.of(decodes=num_decodes))] * len(contexts)
+
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context does not enter
+        """Invert the law; see `StepTimeForm`."""
+        units = limit_ns // self.unit_ns
+        if units < 1:
+            return -1
+        if self.chunk_tokens is None:
+            return math.inf
+        longest = units * self.chunk_tokens
+        return -1 if beside.max_chunk_tokens > longest else longest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineForm:
+    """max(c0, c1·N) + c2·context + c4·B: a step is bound by weights or by arithmetic.
+
+    Args:
+        c0_ns: reading all weights once: the floor of a step.
+        c1_ns_per_token: arithmetic per computed token.
+        c2_ns_per_context_token: reading one token's keys and values.
+        c4_ns_per_request: sampling and bookkeeping per request.
+
+    Source: Williams et al., "Roofline", CACM 2009, applied to decoder inference as in
+    Agrawal et al., "Sarathi-Serve", OSDI 2024, section 3.
+    """
+
+    c0_ns: float
+    c1_ns_per_token: float
+    c2_ns_per_context_token: float
+    c4_ns_per_request: float
+
+    def step_ns(self, shape: StepShape) -> int:
+        """Return the device time of a step of this shape, in nanoseconds, at least 1."""
+        return max(
+            1,
+            round(
+                max(self.c0_ns, self.c1_ns_per_token * shape.num_tokens)
+                + self.c2_ns_per_context_token * shape.context_tokens
+                + self.c4_ns_per_request * shape.num_requests
+            ),
+        )
+
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
+        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        roof_ns = max(self.c0_ns, self.c1_ns_per_token * num_decodes)
+        slope_ns = self.c2_ns_per_context_token
+        requests_ns = self.c4_ns_per_request * num_decodes
+        # Added in the order of `step_ns`: sums of floats depend on it.
+        return [
+            time_ns if (time_ns := round(roof_ns + slope_ns * tokens + requests_ns)) > 1 else 1
+            for tokens in contexts
+        ]
+
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
+        """Invert the law; see `StepTimeForm`."""
+        room_ns = (
+            limit_ns
+            - self.c2_ns_per_context_token * (beside.context_tokens + start)
+            - self.c4_ns_per_request * (beside.num_requests + 1)
+        )
+        c1, c2 = self.c1_ns_per_token, self.c2_ns_per_context_token
+        # The maximum is within the time if both are.
+        return min(
+            _linear_tokens(room_ns - self.c0_ns, c2),
+            _linear_tokens(room_ns - c1 * beside.num_tokens, c1 + c2),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearTime:
+    """Time of decoding: fixed + by context + by request.
+
+    Args:
+        fixed_ns: of every step.
+        ns_per_context_token: for each token of context.
+        ns_per_request: for each request.
+    """
+
+    fixed_ns: float
+    ns_per_context_token: float
+    ns_per_request: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistServeForm:
+    """Prefill: p0 + p1·n + p2·Σ length². Decode: d0 + d1·context + d2·B, in two regimes of B.
+
+    The published form has whole prompts and steps of one kind. A chunk counts end² − start² of
+    the square of its prompt, so that the chunks of a prompt cost as much as the prompt, except
+    for p0, which every step with a prefill costs. A step of both kinds takes the sum, as if one
+    ran after the other; a device that fuses them is faster. Between the regimes the published
+    time may fall by a few percent; this is kept.
+
+    Args:
+        prefill_fixed_ns: p0, of every step with a prefill.
+        prefill_ns_per_token: p1.
+        prefill_ns_per_square: p2, for each unit of Σ length².
+        small: the law of decoding below the threshold.
+        large: the law of decoding from the threshold on.
+        large_from_requests: the threshold, in requests that decode.
+
+    Source: Zhong et al., "DistServe", OSDI 2024, appendix A, in the form of its simulator
+    (simdistserve, time_estimator.py).
+    """
+
+    prefill_fixed_ns: float
+    prefill_ns_per_token: float
+    prefill_ns_per_square: float
+    small: LinearTime
+    large: LinearTime
+    large_from_requests: int
+
+    def step_ns(self, shape: StepShape) -> int:
+        """Return the device time of a step of this shape, in nanoseconds, at least 1."""
+        time_ns = self._decode_ns(shape)
+        if shape.prefill_tokens:
+            time_ns += self._prefill_ns(shape)
+        return max(1, round(time_ns))
+
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
+        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        law = self._decode_regime(num_decodes)
+        fixed_ns, slope_ns = law.fixed_ns, law.ns_per_context_token
+        requests_ns = law.ns_per_request * num_decodes
+        # Added in the order of `step_ns`: sums of floats depend on it.
+        return [
+            time_ns if (time_ns := round(fixed_ns + slope_ns * tokens + requests_ns)) > 1 else 1
+            for tokens in contexts
+        ]
+
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
+        """Invert the law; see `StepTimeForm`."""
+        room_ns = limit_ns - self._decode_ns(beside) - self._prefill_ns(beside)
+        square = self.prefill_ns_per_square
+        linear = self.prefill_ns_per_token + 2 * square * start
+        return quadratic_tokens(room_ns, linear=linear, square=square)
+
+    def _prefill_ns(self, shape: StepShape) -> float:
+        return (
+            self.prefill_fixed_ns
+            + self.prefill_ns_per_token * shape.prefill_tokens
+            + self.prefill_ns_per_square * shape.prefill_squares
+        )
+
+    def _decode_ns(self, shape: StepShape) -> float:
+        if not shape.num_decodes:
+            return 0
+        law = self._decode_regime(shape.num_decodes)
+        return (
+            law.fixed_ns
+            + law.ns_per_context_token * shape.decode_context_tokens
+            + law.ns_per_request * shape.num_decodes
+        )
+
+    def _decode_regime(self, num_decodes: int) -> LinearTime:
+        return self.small if num_decodes < self.large_from_requests else self.large
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableForm:
+    """Measured step times by decodes and prefill tokens, interpolated along both.
+
+    A published table seldom covers every step, so these rules hold outside it. Fewer decodes than
+    the first row take the times of that row (too long, never too short). Each decode beyond the
+    last row counts as one prefill token, since both compute one token. Beyond the last column the
+    slope of the last two columns continues. Context has no effect: the times hold for the
+    contexts at which they were measured.
+
+    Args:
+        decodes: the rows, rising.
+        prefill_tokens: the columns, rising, at least two, the first 0.
+        times_ns: [decodes, prefill_tokens], not falling along either.
+
+    Raises:
+        ValueError: the numbers break one of these rules.
+    """
+
+    decodes: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    times_ns: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: the numbers break a rule; the sentence says which.
+        """
+        for name, values in (("decodes", self.decodes), ("prefill_tokens", self.prefill_tokens)):
+            if any(one >= next_ for one, next_ in pairwise(values)):
+                raise ValueError(f"{name} must rise")
+        width = len(self.prefill_tokens)
+        if width < 2 or self.prefill_tokens[0] != 0:
+            raise ValueError("prefill_tokens must begin with 0 and have a second number")
+        if [len(row) for row in self.times_ns] != [width] * len(self.decodes):
+            raise ValueError("each of decodes needs a row of times as long as prefill_tokens")
+        for line in (*self.times_ns, *zip(*self.times_ns, strict=True)):
+            if any(one > next_ for one, next_ in pairwise(line)):
+                raise ValueError("times must not fall as decodes or prefill tokens grow")
+
+    def step_ns(self, shape: StepShape) -> int:
+        """Return the device time of a step of this shape, in nanoseconds, at least 1."""
+        tokens = shape.prefill_tokens + self._surplus(shape)
+        columns = self.prefill_tokens
+        at = min(bisect_right(columns, tokens), len(columns) - 1)
+        left_ns, right_ns = self._time_ns(shape, at - 1), self._time_ns(shape, at)
+        share = (tokens - columns[at - 1]) / (columns[at] - columns[at - 1])
+        return max(1, round(left_ns + share * (right_ns - left_ns)))
+
+    def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
+        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        # Context does not enter.
+        return [self.step_ns(StepShape.of(decodes=num_decodes))] * len(contexts)
+
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context does not enter
+        """Invert the law; see `StepTimeForm`."""
+        columns = self.prefill_tokens
+        times = [self._time_ns(beside, at) for at in range(len(columns))]
+        if times[0] > limit_ns:
+            return -1
+        at = min(bisect_right(times, limit_ns), len(times) - 1)
+        rise_ns = times[at] - times[at - 1]
+        if not rise_ns:
+            return math.inf
+        share = (limit_ns - times[at - 1]) / rise_ns
+        tokens = columns[at - 1] + share * (columns[at] - columns[at - 1])
+        return tokens - beside.prefill_tokens - self._surplus(beside)
+
+    def _surplus(self, shape: StepShape) -> int:
+        return max(0, shape.num_decodes - self.decodes[-1])
+
+    def _time_ns(self, shape: StepShape, column: int) -> float:
+        """Return the time of a column at this many decodes."""
+        rows, times = self.decodes, self.times_ns
+        below = bisect_right(rows, shape.num_decodes) - 1
+        if below < 0:
+            return times[0][column]
+        if below == len(rows) - 1:
+            return times[-1][column]
+        share = (shape.num_decodes - rows[below]) / (rows[below + 1] - rows[below])
+        return times[below][column] + share * (times[below + 1][column] - times[below][column])
+
+
+def _linear_tokens(room_ns: float, ns_per_token: float) -> float:
+    """Return the q at which ns_per_token·q = room."""
+    if room_ns < 0:
+        return -1
+    return room_ns / ns_per_token if ns_per_token else math.inf
+
+
+def quadratic_tokens(room_ns: float, *, linear: float, square: float = 0.0) -> float:
+    """Return the q at which square·q² + linear·q = room; exact for a small `square` too."""
+    if room_ns < 0:
+        return -1
+    divisor = linear + math.sqrt(linear * linear + 4 * square * room_ns)
+    return 2 * room_ns / divisor if divisor else math.inf

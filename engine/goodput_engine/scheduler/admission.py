@@ -1,0 +1,172 @@
+"""Admission of requests to the queue: lengths that cannot be served, and queues that are full.
+
+Rejecting here keeps the scheduler free of deadlock: any request that waits can run alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
+    from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
+
+__all__ = ["Admission", "Rejection", "host_memory_is_full"]
+
+_REMEMBERED_STARTS: Final = 64
+_MAX_RETRY_S: Final = 60
+_FULL_SHARE: Final = 10
+"""Host memory is full with less than one block in ten free: FastServe's bound, below which no
+prompt is started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Why a request must not wait.
+
+    Args:
+        reason: "too_long", "invalid", "queue_full", "memory_full", or a policy's "unattainable".
+        detail: one sentence for the client.
+        retry_after_s: when to retry; 0 if a retry cannot help.
+    """
+
+    reason: str
+    detail: str
+    retry_after_s: int = 0
+
+    @property
+    def overload(self) -> bool:
+        """True if the request was shed: it may be served at another time."""
+        return self.retry_after_s > 0
+
+
+def host_memory_is_full(*, free_blocks: int, total_blocks: int, mean_blocks: int) -> bool:
+    """Return True if host memory is too full for a request to wait for KV memory.
+
+    Args:
+        free_blocks: free blocks of host memory.
+        total_blocks: all of them.
+        mean_blocks: mean blocks of a running request, roughly those of the next copy.
+    """
+    short = free_blocks * _FULL_SHARE < total_blocks or free_blocks < mean_blocks
+    return short and free_blocks < total_blocks
+
+
+class Admission:
+    """Checks new requests of one scheduler.
+
+    Args:
+        policy: the policy.
+        table: the requests.
+        view: the scheduler.
+
+    Attributes:
+        starts_ns: times at which the last requests started, oldest first.
+        shed: requests rejected because of load.
+    """
+
+    __slots__ = ("_policy", "_table", "_view", "shed", "starts_ns")
+
+    def __init__(
+        self, *, policy: SchedulingPolicy, table: RequestTable, view: SchedulerView
+    ) -> None:
+        self._policy = policy
+        self._table = table
+        self._view = view
+        self.starts_ns: deque[int] = deque(maxlen=_REMEMBERED_STARTS)
+        self.shed = 0
+
+    def admit(self, request: ScheduledRequest) -> Rejection | None:
+        """Put a new request into the queue, or return why not."""
+        table, view = self._table, self._view
+        # Requests that start with the next plan do not count as waiting.
+        free_blocks = view.free_blocks - table.waiting_blocks
+        if table.requests:
+            free_blocks -= self._policy.headroom_blocks()
+        needed = table.kv.blocks_for(request.input_tokens)
+        starting = 0
+        if needed <= free_blocks:
+            starting = max(0, view.limits.max_num_seqs - view.num_running)
+        rejection = self._check_length(request) or self._check_queue(starting)
+        if rejection is None:
+            request.output_limit = self.output_limit(request)
+            rejection = self._policy.reject(request)
+        if rejection is None and needed > free_blocks and self._host_memory_is_full(request):
+            rejection = Rejection(
+                reason="memory_full",
+                detail="too many requests wait for memory already; try again later",
+                retry_after_s=self._retry_after_s(len(view.waiting) + 1),
+            )
+        if rejection is not None:
+            self.shed += rejection.overload
+            return rejection
+        table.enqueue(request)
+        return None
+
+    def output_limit(self, request: ScheduledRequest) -> int:
+        """Return the upper bound of a request's output tokens."""
+        limit = request.max_output_tokens
+        return self._view.max_total_tokens - request.input_tokens if limit is None else limit
+
+    def _check_length(self, request: ScheduledRequest) -> Rejection | None:
+        prompt, output = request.input_tokens, request.max_output_tokens
+        bound = self._view.max_total_tokens
+        if prompt < 1 or (output is not None and output < 1):
+            return Rejection(
+                reason="invalid",
+                detail="a request needs at least one prompt token and one output token",
+            )
+        if prompt >= bound:
+            return Rejection(
+                reason="too_long",
+                detail=f"the prompt has {prompt} tokens; prompt and answer together have at most "
+                f"{bound} here",
+            )
+        if output is not None and prompt + output > bound:
+            return Rejection(
+                reason="too_long",
+                detail=f"{prompt} prompt tokens and {output} output tokens are more than the "
+                f"{bound} that prompt and answer have together here; ask for at most "
+                f"{bound - prompt}",
+            )
+        return None
+
+    def _check_queue(self, starting: int) -> Rejection | None:
+        """Check the bound of the queue.
+
+        Args:
+            starting: requests, the new one included, that the next plan can start.
+        """
+        waiting = len(self._view.waiting) + 1 - starting
+        max_waiting = self._view.limits.max_waiting
+        if waiting <= max_waiting:
+            return None
+        return Rejection(
+            reason="queue_full",
+            detail=f"{waiting - 1} requests wait already, and {max_waiting} may; try again later",
+            retry_after_s=self._retry_after_s(waiting),
+        )
+
+    def _host_memory_is_full(self, request: ScheduledRequest) -> bool:
+        """The third rung of the memory pressure ladder; see `preemption`."""
+        free, total = self._view.host_blocks
+        used = self._view.total_blocks - self._view.free_blocks
+        mean = used // max(1, self._view.num_running)
+        full = host_memory_is_full(free_blocks=free, total_blocks=total, mean_blocks=mean)
+        return full and not any(self._policy.displaced_by(request))
+
+    def _retry_after_s(self, waiting: int) -> int:
+        """Return the seconds, 1 to 60, in which a queue of this length should have advanced.
+
+        The length over the rate of the last starts, measured up to now: the longer no request
+        started, the longer the time.
+        """
+        if not self.starts_ns:
+            return 1
+        elapsed_ns = max(1, self._view.now_ns - self.starts_ns[0])
+        seconds = -(-waiting * elapsed_ns // (len(self.starts_ns) * NS_PER_S))
+        return min(max(1, seconds), _MAX_RETRY_S)

@@ -1,0 +1,247 @@
+"""The decode batch: requests that decode one token in every step, at the cost of what changes.
+
+In steady decoding, two steps differ only in that every member has one more token. So a step does
+not visit the members. The batch counts *epochs*, the steps that decode. A member remembers the
+epoch in which it joined, and its counters follow by subtraction. Its next event (it needs a
+block, or decodes for the last time) is filed under the epoch in which it happens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from goodput_engine.scheduler.plan import Join
+from goodput_engine.scheduler.request_table import RequestState
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from goodput_engine.kv.blocks import BlockPool
+    from goodput_engine.scheduler.request_table import ScheduledRequest
+
+__all__ = ["DecodeBatch"]
+
+
+class DecodeBatch:
+    """The decoding requests, ordered by the epoch in which they joined.
+
+    Args:
+        block_size: tokens per KV block.
+
+    Attributes:
+        members: the requests by rid.
+        epoch: steps that decoded so far, those in flight included.
+        committed_epoch: of these, the committed ones.
+        last_plan: plan of the latest epoch.
+        total_context: computed tokens of all members, those in flight included.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_events",
+        "_joined",
+        "_left",
+        "_tpots_ns",
+        "committed_epoch",
+        "epoch",
+        "last_plan",
+        "members",
+        "total_context",
+    )
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.members: dict[int, ScheduledRequest] = {}
+        self.epoch = 0
+        self.committed_epoch = 0
+        self.last_plan = 0
+        self.total_context = 0
+        self._events: dict[int, list[ScheduledRequest]] = {}
+        self._joined: list[ScheduledRequest] = []
+        self._left: list[int] = []
+        self._tpots_ns: dict[int, int] = {}
+        """Members by their target time per token."""
+
+    @property
+    def tightest_ns(self) -> int | None:
+        """The smallest time per token that a member allows; None if no member has a target."""
+        return min(self._tpots_ns, default=None)
+
+    # --- members -----------------------------------------------------------------------------
+    def join(self, request: ScheduledRequest) -> None:
+        """Add a request that is one token behind; it decodes from the next epoch on.
+
+        It must have a slot for that token's keys and values, and an output token left.
+        """
+        request.batch = self
+        request.state = RequestState.DECODING
+        request.joined_epoch = self.epoch
+        request.last_epoch = self.epoch + request.output_limit - request.base_sampled
+        self.members[request.rid] = request
+        self.total_context += request.base_computed
+        self._joined.append(request)
+        tpot_ns = request.targets.pace_ns
+        if tpot_ns is not None:
+            self._tpots_ns[tpot_ns] = self._tpots_ns.get(tpot_ns, 0) + 1
+        self.file(request)
+
+    def leave(self, request: ScheduledRequest) -> None:
+        """Remove a member and settle its own counters; the caller sets its state."""
+        decoded = self.epoch - request.joined_epoch
+        request.base_computed += decoded
+        request.base_sampled += decoded
+        request.base_emitted += max(0, self.committed_epoch - request.joined_epoch)
+        request.batch = None
+        del self.members[request.rid]
+        tpot_ns = request.targets.pace_ns
+        if tpot_ns is not None:
+            self._tpots_ns[tpot_ns] -= 1
+            if not self._tpots_ns[tpot_ns]:
+                del self._tpots_ns[tpot_ns]
+        self.total_context -= request.base_computed
+        if decoded:
+            request.last_plan = self.last_plan
+            self._left.append(request.rid)
+        else:  # no plan has named it as joined yet
+            self._joined.remove(request)
+
+    def take_changes(self) -> tuple[tuple[Join, ...], tuple[int, ...]]:
+        """Return the requests that joined and the rids that left since the previous plan."""
+        joined: tuple[Join, ...] = ()
+        left: tuple[int, ...] = ()
+        if self._joined:
+            joined = tuple(
+                Join(rid=r.rid, start=r.base_computed, output_tokens=r.base_sampled)
+                for r in self._joined
+            )
+            self._joined.clear()
+        if self._left:
+            left = tuple(self._left)
+            self._left.clear()
+        return joined, left
+
+    def decoded_in(self, epoch: int) -> list[int]:
+        """Return the rids of the members that decoded in an epoch, in order."""
+        members = self.members
+        later = 0
+        for request in reversed(members.values()):
+            if request.joined_epoch < epoch:
+                break
+            later += 1
+        return list(islice(members, len(members) - later)) if later else list(members)
+
+    # --- epochs ------------------------------------------------------------------------------
+    def advance(self, plan_id: int) -> None:
+        """Count one epoch: every member decodes one token in this plan."""
+        self.epoch += 1
+        self.total_context += len(self.members)
+        self.last_plan = plan_id
+
+    def advance_by(self, epochs: int, *, committed: int, plan_id: int) -> None:
+        """Count several epochs in which no member joins or leaves.
+
+        Args:
+            epochs: their number.
+            committed: the latest committed one.
+            plan_id: the plan of the latest.
+        """
+        self.epoch += epochs
+        self.committed_epoch = committed
+        self.total_context += epochs * len(self.members)
+        self.last_plan = plan_id
+
+    # --- blocks ------------------------------------------------------------------------------
+    def file(self, request: ScheduledRequest) -> None:
+        """File a member's next event: a full block table, or its last decode."""
+        slots = len(request.blocks) * self._block_size - request.base_computed
+        self._file(request, min(request.joined_epoch + slots + 1, request.last_epoch))
+
+    def _file(self, request: ScheduledRequest, epoch: int) -> None:
+        request.event_epoch = epoch
+        filed = self._events.get(epoch)
+        if filed is None:
+            self._events[epoch] = [request]
+        else:
+            filed.append(request)
+
+    @property
+    def event_epochs(self) -> Container[int]:
+        """Epochs with a filed event."""
+        return self._events
+
+    def take_events(self, epoch: int) -> list[ScheduledRequest]:
+        """Remove and return the members with an event in this epoch."""
+        filed = self._events.pop(epoch, None)
+        if filed is None:
+            return []
+        due: list[ScheduledRequest] = []
+        for request in filed:
+            if request.batch is not None and request.event_epoch == epoch:
+                request.event_epoch = 0  # a member that left and rejoined may be filed twice
+                due.append(request)
+        return due
+
+    def give_blocks(self, epoch: int, kv: BlockPool, spare: int) -> list[tuple[int, int]] | None:
+        """Allocate the blocks that members need for an epoch.
+
+        Args:
+            epoch: the next epoch; events are filed under it.
+            kv: the pool.
+            spare: blocks that must stay free.
+
+        Returns:
+            The allocated (rid, block) pairs. None, and nothing has changed, if there may not be
+            enough blocks or a member decodes for the last time.
+        """
+        filed = self._events[epoch]
+        if len(filed) > kv.free_blocks - spare:
+            return None
+        for request in filed:
+            if request.last_epoch == epoch and request.event_epoch == epoch:
+                return None
+        del self._events[epoch]
+        next_epoch = epoch + self._block_size
+        given: list[tuple[int, int]] = []
+        for request in filed:
+            if request.event_epoch == epoch and request.batch is not None:
+                block = kv.allocate_one()
+                assert block is not None
+                request.blocks.append(block)
+                given.append((request.rid, block))
+                self._file(request, min(next_epoch, request.last_epoch))
+        return given
+
+    def needs_block(self, request: ScheduledRequest) -> bool:
+        """True if a member has no slot for its next token."""
+        return request.computed_tokens == len(request.blocks) * self._block_size
+
+    def max_blocks_needed(self, epochs: int) -> int:
+        """Return an upper bound of the blocks that members need within the next epochs."""
+        return len(self.members) * (-(-epochs // self._block_size))
+
+    def members_needing_blocks(self, epochs: int) -> list[ScheduledRequest]:
+        """Return the members that need a block within the next epochs, earliest first."""
+        due: list[ScheduledRequest] = []
+        for epoch in range(self.epoch + 1, self.epoch + epochs + 1):
+            due += [
+                r
+                for r in self._events.get(epoch, ())
+                if r.batch is not None
+                and r.event_epoch == epoch
+                and r.computed_tokens + epoch - self.epoch > len(r.blocks) * self._block_size
+            ]
+        return due
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the sums over all members match the counters."""
+        assert self.total_context == sum(r.computed_tokens for r in self.members.values())
+        epochs = [r.joined_epoch for r in self.members.values()]
+        assert epochs == sorted(epochs), "members are out of order"
+        tpots_ns = [r.targets.pace_ns for r in self.members.values()]
+        assert self._tpots_ns == Counter(t for t in tpots_ns if t is not None)
+        for request in self.members.values():
+            assert request.state is RequestState.DECODING
+            assert request.total_tokens == request.computed_tokens + 1
+            assert any(r is request for r in self._events[request.event_epoch])

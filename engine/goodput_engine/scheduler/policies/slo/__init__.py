@@ -1,0 +1,1 @@
+"""The `slo` policy and the pure functions that it decides with."""

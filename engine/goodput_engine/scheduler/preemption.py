@@ -1,0 +1,233 @@
+"""Preemption: eviction of running requests, copies of their blocks, and the memory pressure ladder.
+
+The blocks of an evicted request are recomputed later, or copied to host memory and back. The
+policy and the manifest decide; `hybrid` selects the mode that resumes this request sooner. A
+request is recomputed if host memory has no room.
+
+With host memory, three measures precede running out of KV memory:
+
+1. *Offload ahead.* The request that would be evicted is swapped out while there are still blocks
+   for the others, as many steps earlier as its copy takes. No request waits for its copy.
+2. *Keep the batch width.* While host memory holds a copy, a further request starts only if every
+   running request can still grow by one block. Otherwise a resumed or new request would be
+   evicted again before its copy had paid off.
+3. *Reject.* When host memory is full of copies, a request that would wait for memory is rejected
+   (`admission`). From there on evicted requests are recomputed.
+
+Without host memory none of this applies: freeing blocks takes no time, so the pool may run full.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.spec.choices import Preemption
+from goodput_core.units import NS_PER_MS
+from goodput_engine.scheduler.plan import Copy
+from goodput_engine.scheduler.request_table import RequestState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from goodput_engine.scheduler.plan import StepPlan
+    from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
+    from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
+
+__all__ = ["Evictor", "room_to_widen"]
+
+_NOMINAL_STEP_NS: Final = 10 * NS_PER_MS
+"""Step time assumed for offloading ahead. Steps are seldom shorter; with longer ones a copy only
+ends early. A measured time would make decisions depend on noise."""
+_PROMPT_WEIGHT: Final = 0.1
+
+
+def room_to_widen(*, free_blocks: int, running: int) -> bool:
+    """Return True if a request may start while host memory holds copies of others.
+
+    Args:
+        free_blocks: blocks left after its start.
+        running: running requests without it.
+    """
+    return not running or free_blocks > running
+
+
+class Evictor:
+    """Evicts requests of one scheduler and copies their blocks.
+
+    Args:
+        policy: the policy.
+        table: the requests.
+        view: the scheduler.
+        depth: plans that wait beside the one that runs.
+
+    Attributes:
+        preemptions, recomputed_tokens, swapped_tokens: as in `EngineStatistics`.
+        last_step_ns: device time of the last step that computed; ten milliseconds before one.
+        ns_per_prompt_token: recent time per token of steps that mostly computed prompts; 0
+            before one.
+    """
+
+    __slots__ = (
+        "_depth",
+        "_policy",
+        "_table",
+        "_view",
+        "last_step_ns",
+        "ns_per_prompt_token",
+        "preemptions",
+        "recomputed_tokens",
+        "swapped_tokens",
+    )
+
+    def __init__(
+        self, *, policy: SchedulingPolicy, table: RequestTable, view: SchedulerView, depth: int
+    ) -> None:
+        self._policy = policy
+        self._table = table
+        self._view = view
+        self._depth = depth
+        self.preemptions = 0
+        self.recomputed_tokens = 0
+        self.swapped_tokens = 0
+        self.last_step_ns = _NOMINAL_STEP_NS
+        self.ns_per_prompt_token = 0.0
+
+    def observe(self, plan: StepPlan, step_ns: int) -> None:
+        """Learn from the time of a step that mostly computed prompts."""
+        old, new = self.ns_per_prompt_token, step_ns / plan.shape.num_tokens
+        self.ns_per_prompt_token = old + (new - old) * _PROMPT_WEIGHT if old else new
+
+    # --- eviction ----------------------------------------------------------------------------
+    def victim(self) -> ScheduledRequest | None:
+        """Return the running request to evict next; None if none runs."""
+        return max(self._view.running(), key=self._policy.eviction_key, default=None)
+
+    def evict(self, victim: ScheduledRequest) -> int:
+        """Send a running request back to the queue; return the blocks that commits will free."""
+        table = self._table
+        copied = self.blocks_to_copy(victim)
+        table.withdraw(victim, keep_tokens=True)
+        victim.ran_ns += self._view.now_ns - victim.admitted_ns
+        victim.gained_nothing = victim.total_tokens == victim.admitted_tokens
+        victim.state = RequestState.PREEMPTING
+        victim.preemptions += 1
+        self.preemptions += 1
+        if copied:
+            victim.host_blocks = table.host.allocate(copied)
+            self.swapped_tokens += victim.base_computed
+        else:
+            self.recomputed_tokens += victim.base_computed
+        record = table.record_of(victim.last_plan)
+        if record is not None:
+            record.releases.append(victim)
+        else:
+            table.vacate(victim)
+            if not copied:
+                return 0
+        return table.kv.exclusive(victim.blocks)
+
+    def blocks_to_copy(self, victim: ScheduledRequest) -> int:
+        """Return the blocks that an eviction would copy to host memory; 0 to recompute."""
+        kv, host = self._table.kv, self._table.host
+        blocks = kv.blocks_for(victim.computed_tokens)
+        if not 0 < blocks <= host.free_blocks:
+            return 0
+        mode = self._policy.preemption or self._view.preemption
+        if mode is Preemption.SWAP:
+            return blocks
+        if mode is Preemption.RECOMPUTE:
+            return 0
+        # Both wait for the requests in the queue; a copy also waits for the copies before it.
+        ahead = self._table.blocks_to_copy
+        swap_ns = (ahead + 2 * blocks) * host.ns_per_block
+        recompute_ns = victim.computed_tokens * self.ns_per_prompt_token
+        return blocks if swap_ns < recompute_ns else 0
+
+    # --- offload ahead -----------------------------------------------------------------------
+    def offload_ahead(self) -> None:
+        """Swap out the next victim if its copy has to begin now."""
+        table, kv, batch = self._table, self._table.kv, self._table.batch
+        if kv.free_blocks >= self.offload_margin():
+            return
+        due = batch.members_needing_blocks(self._max_offload_steps() + 1)
+        left = kv.free_blocks + table.pending_blocks()
+        if len(due) <= left:
+            return
+        victim = self.victim()
+        if victim is None or not victim.displaceable:
+            return
+        blocks = self.blocks_to_copy(victim)
+        if blocks and len(batch.members_needing_blocks(self._offload_steps(blocks) + 1)) > left:
+            self.evict(victim)
+
+    def offload_margin(self) -> int:
+        """Return the free blocks with which no request has to be offloaded yet."""
+        if not self._table.host.free_blocks:
+            return 0
+        return self._table.batch.max_blocks_needed(self._max_offload_steps() + 1)
+
+    def _max_offload_steps(self) -> int:
+        """Steps of a copy of all blocks that host memory has room for."""
+        return self._offload_steps(min(self._table.host.free_blocks, self._table.kv.total_blocks))
+
+    def _offload_steps(self, blocks: int) -> int:
+        """Plans between the eviction of a request and the first that may use its blocks.
+
+        Plans in flight still use the blocks, and as many are made until they commit; then the
+        blocks are copied beside the steps that follow.
+        """
+        copy_ns = blocks * self._table.host.ns_per_block
+        return 2 * self._depth + max(1, -(-copy_ns // _NOMINAL_STEP_NS))
+
+    # --- copies ------------------------------------------------------------------------------
+    def take_copies(self, plan_id: int) -> tuple[tuple[Copy, ...], list[ScheduledRequest]]:
+        """Select the blocks that the next plan copies in each direction, oldest request first.
+
+        A copy that takes no longer than the step costs no time. So a plan takes what fits into a
+        step as long as the last one, and a longer copy continues in the next plan.
+
+        Args:
+            plan_id: id of the plan.
+
+        Returns:
+            The copies, and the requests whose last block is among them.
+        """
+        table = self._table
+        room = max(1, self.last_step_ns // table.host.ns_per_block)
+        copies: list[Copy] = []
+        done: list[ScheduledRequest] = []
+        for to_host, requests in ((True, table.swapping_out), (False, table.swapping_in)):
+            copies += _take(requests.values(), room, plan_id, to_host=to_host, done=done)
+        return tuple(copies), done
+
+
+def _take(
+    requests: Iterable[ScheduledRequest],
+    room: int,
+    plan_id: int,
+    *,
+    to_host: bool,
+    done: list[ScheduledRequest],
+) -> list[Copy]:
+    copies: list[Copy] = []
+    for request in requests:
+        start, blocks = request.copied_blocks, len(request.host_blocks)
+        end = min(blocks, start + room)
+        if end == start:
+            continue  # its last blocks are in flight
+        copies.append(
+            Copy(
+                rid=request.rid,
+                to_host=to_host,
+                device_blocks=tuple(request.blocks[start:end]),
+                host_blocks=tuple(request.host_blocks[start:end]),
+            )
+        )
+        request.copied_blocks = end
+        request.last_plan = plan_id
+        if end == blocks:
+            done.append(request)
+        room -= end - start
+        if room <= 0:
+            break
+    return copies

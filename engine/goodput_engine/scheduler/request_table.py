@@ -1,0 +1,499 @@
+"""Requests of one scheduler, their states, and the transitions between them.
+
+Planning and committing both move requests. The rules that they share are here: each request has
+one owner, tokens in flight are emitted or discarded exactly once, and blocks are released when
+the last plan that uses them commits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+from goodput_core.slo.targets import Targets
+
+if TYPE_CHECKING:
+    from goodput_engine.kv.blocks import BlockPool, HostPool
+    from goodput_engine.scheduler.decode_batch import DecodeBatch
+    from goodput_engine.scheduler.plan import StepPlan
+
+__all__ = [
+    "FcfsQueue",
+    "InFlight",
+    "RequestState",
+    "RequestTable",
+    "ScheduledRequest",
+    "WaitingQueue",
+]
+
+
+class Epochs(Protocol):
+    """The epochs of the decode batch, by which the tokens of its members are counted."""
+
+    epoch: int
+    committed_epoch: int
+
+
+class RequestState(Enum):
+    """State of a request in the scheduler."""
+
+    WAITING = auto()
+    """In the queue; holds no KV blocks, but may have a copy in host memory."""
+    PREFILLING = auto()
+    """Admitted, and more than one step from its next token."""
+    READY = auto()
+    """One token behind; joins the decode batch when budget and blocks allow."""
+    DECODING = auto()
+    """A member of the decode batch: one token in every step that decodes."""
+    FINISHING = auto()
+    """Its last token is in flight."""
+    PREEMPTING = auto()
+    """Evicted; releases its blocks when the last step that uses them commits."""
+    SWAPPING_OUT = auto()
+    """Evicted; its blocks are being copied to host memory."""
+    SWAPPING_IN = auto()
+    """Admitted; its blocks are being copied back from host memory."""
+    RECEIVING = auto()
+    """Transferred from another replica; its blocks are being filled."""
+    DETACHING = auto()
+    """Transferred to another replica; HELD when the last step that uses its blocks commits."""
+    HELD = auto()
+    """Ended here; its blocks are held until another replica has copied them."""
+    FINISHED = auto()
+    CANCELLED = auto()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ScheduledRequest:
+    """One request and its mutable state in the scheduler.
+
+    The properties hold in every state. The `base_` counters hold only outside the decode batch:
+    tokens of a member since it joined are counted by the epochs of the batch.
+
+    Args:
+        rid: identifier, never reused within a process.
+        arrival_ns: time of arrival.
+        input_tokens: tokens of its prompt.
+        max_output_tokens: limit set by the client; None for the model's limit.
+        block_hashes: chained hashes of the full blocks of the prompt. Blocks filled by decoding
+            have none: on an emulated device their tokens are unknown.
+        slo_class: name of its class.
+        targets: its SLO targets; the first token is due at `arrival_ns + targets.ttft_ns`.
+        priority: larger is more urgent.
+        holds_blocks: True if its blocks are held after its end until `KVTransfer.release`.
+    """
+
+    rid: int
+    arrival_ns: int
+    input_tokens: int
+    max_output_tokens: int | None = None
+    block_hashes: Sequence[int] = ()
+    slo_class: str = ""
+    targets: Targets = field(default_factory=Targets)
+    priority: int = 0
+    holds_blocks: bool = False
+
+    # --- set by the scheduler ----------------------------------------------------------------
+    state: RequestState = RequestState.WAITING
+    output_limit: int = 0
+    """Upper bound of output tokens: the client's limit within those of the model and the pool."""
+    blocks: list[int] = field(default_factory=list)
+    published_blocks: int = 0
+    """Leading blocks that are in the prefix cache."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache at its first admission."""
+    first_scheduled_ns: int = 0
+    preemptions: int = 0
+    last_plan: int = 0
+    """The last plan that uses its blocks, as of its last chunk or its leaving the batch."""
+    host_blocks: list[int] = field(default_factory=list)
+    """Its copy in host memory, or the blocks reserved for one."""
+    copied_blocks: int = 0
+    """During a copy: blocks that are copied or in flight."""
+    admitted_ns: int = 0
+    """Time of its last admission."""
+    ran_ns: int = 0
+    """Time it ran before its last eviction."""
+    admitted_tokens: int = 0
+    """Its total tokens at its last admission."""
+    gained_nothing: bool = False
+    """True if it gained no token between its last two evictions."""
+    first_token_ns: int = 0
+    """Commit time of the step that gave its first token; 0 before."""
+    batch: Epochs | None = None
+    joined_epoch: int = 0
+    event_epoch: int = 0
+    """As a member: the epoch in which it needs a block or decodes for the last time."""
+    last_epoch: int = 0
+    """As a member: the epoch of its last decode, at its output limit."""
+    base_computed: int = 0
+    base_sampled: int = 0
+    base_emitted: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose keys and values are computed or in flight; catches up with the total."""
+        if self.batch is None:
+            return self.base_computed
+        return self.base_computed + self.batch.epoch - self.joined_epoch
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Output tokens, those in flight included."""
+        if self.batch is None:
+            return self.base_sampled
+        return self.base_sampled + self.batch.epoch - self.joined_epoch
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens of committed steps."""
+        if self.batch is None:
+            return self.base_emitted
+        return self.base_emitted + max(0, self.batch.committed_epoch - self.joined_epoch)
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and output tokens, those in flight included."""
+        return self.input_tokens + self.sampled_tokens
+
+    @property
+    def displaceable(self) -> bool:
+        """True if it may be evicted for a waiting request: not twice without gaining a token.
+
+        This rule alone prevents two requests from displacing each other without progress.
+        """
+        return not self.gained_nothing or self.total_tokens > self.admitted_tokens
+
+
+class WaitingQueue(Protocol):
+    """The waiting requests in the order of a policy."""
+
+    def push(self, request: ScheduledRequest) -> None:
+        """Add a new request."""
+        ...
+
+    def push_back(self, request: ScheduledRequest) -> None:
+        """Add a preempted request, at the head unless the policy has an order of its own."""
+        ...
+
+    def peek(self, now_ns: int) -> ScheduledRequest | None:
+        """Return the next request to admit, or None; it stays in the queue."""
+        ...
+
+    def remove(self, request: ScheduledRequest) -> None:
+        """Remove an admitted or cancelled request."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[ScheduledRequest]: ...
+
+
+class FcfsQueue:
+    """First come, first served; every operation takes constant time."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, ScheduledRequest] = OrderedDict()
+
+    def push(self, request: ScheduledRequest) -> None:
+        """Add a new request at the tail."""
+        self._waiting[request.rid] = request
+
+    def push_back(self, request: ScheduledRequest) -> None:
+        """Add a preempted request at the head."""
+        self._waiting[request.rid] = request
+        self._waiting.move_to_end(request.rid, last=False)
+
+    def peek(self, now_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - time is irrelevant
+        """Return the head."""
+        return next(iter(self._waiting.values()), None)
+
+    def remove(self, request: ScheduledRequest) -> None:
+        """Remove an admitted or cancelled request."""
+        del self._waiting[request.rid]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return iter(self._waiting.values())
+
+
+class InFlight:
+    """A plan that has not been committed.
+
+    Args:
+        plan: the plan.
+        requests: of its chunks, in their order.
+        copied: requests whose last block copy is in this plan.
+    """
+
+    __slots__ = ("copied", "leavers", "plan", "releases", "requests")
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        requests: list[ScheduledRequest],
+        copied: Sequence[ScheduledRequest] = (),
+    ) -> None:
+        self.plan = plan
+        self.requests = requests
+        self.copied = copied
+        self.leavers: list[ScheduledRequest] = []
+        """Requests that decode in this plan and have left the batch since."""
+        self.releases: list[ScheduledRequest] = []
+        """Requests whose blocks this plan is the last to use."""
+
+
+class RequestTable:
+    """All requests of one scheduler.
+
+    Args:
+        kv: the pool of KV blocks.
+        host: the pool of copies in host memory.
+        waiting: an empty queue.
+        batch: an empty decode batch.
+
+    Attributes:
+        requests: every request that waits, runs, or holds blocks until a step commits.
+        prefilling: requests in the state PREFILLING, in order of admission.
+        ready: requests in the state READY: new to the decode batch, or held back.
+        receiving: requests in the state RECEIVING.
+        swapping_out: requests in the state SWAPPING_OUT, in order of eviction.
+        swapping_in: requests in the state SWAPPING_IN, in order of admission.
+        in_flight: plans in flight, oldest first, with consecutive ids.
+        settled: True if the last plan admitted and starved no request and nothing has changed
+            since. Any change a plan depends on, other than a commit, must set it to False.
+        waiting_blocks: blocks that all waiting requests need for their tokens so far.
+    """
+
+    __slots__ = (
+        "batch",
+        "host",
+        "in_flight",
+        "kv",
+        "prefilling",
+        "ready",
+        "receiving",
+        "requests",
+        "settled",
+        "swapping_in",
+        "swapping_out",
+        "waiting",
+        "waiting_blocks",
+    )
+
+    def __init__(
+        self, kv: BlockPool, host: HostPool, waiting: WaitingQueue, batch: DecodeBatch
+    ) -> None:
+        self.kv = kv
+        self.host = host
+        self.waiting = waiting
+        self.batch = batch
+        self.requests: dict[int, ScheduledRequest] = {}
+        self.prefilling: dict[int, ScheduledRequest] = {}
+        self.ready: dict[int, ScheduledRequest] = {}
+        self.receiving: dict[int, ScheduledRequest] = {}
+        self.swapping_out: dict[int, ScheduledRequest] = {}
+        self.swapping_in: dict[int, ScheduledRequest] = {}
+        self.in_flight: deque[InFlight] = deque()
+        self.waiting_blocks = 0
+        self.settled = False
+
+    @property
+    def num_running(self) -> int:
+        """Admitted requests whose last token is not in flight."""
+        coming = len(self.swapping_in) + len(self.receiving)
+        return len(self.batch.members) + len(self.ready) + len(self.prefilling) + coming
+
+    def running(self) -> Iterator[ScheduledRequest]:
+        """Iterate over the running requests, except those whose blocks are being copied."""
+        return chain(self.batch.members.values(), self.ready.values(), self.prefilling.values())
+
+    def record_of(self, plan_id: int) -> InFlight | None:
+        """Return the record of a plan, or None if it has committed."""
+        if not self.in_flight:
+            return None
+        position = plan_id - self.in_flight[0].plan.plan_id
+        return self.in_flight[position] if position >= 0 else None
+
+    # --- queue -------------------------------------------------------------------------------
+    def enqueue(self, request: ScheduledRequest) -> None:
+        """Add a new request to the queue."""
+        self.settled = False
+        self.requests[request.rid] = request
+        self.waiting_blocks += self.kv.blocks_for(request.total_tokens)
+        self.waiting.push(request)
+
+    def dequeue(self, request: ScheduledRequest) -> None:
+        """Remove an admitted or cancelled request from the queue."""
+        self.settled = False
+        self.waiting.remove(request)
+        self.waiting_blocks -= self.kv.blocks_for(request.total_tokens)
+
+    def requeue(self, request: ScheduledRequest) -> None:
+        """Release the blocks of an evicted request and put it back into the queue."""
+        self.kv.release(request.blocks)
+        request.blocks = []
+        request.published_blocks = 0
+        request.state = RequestState.WAITING
+        self.waiting_blocks += self.kv.blocks_for(request.total_tokens)
+        self.waiting.push_back(request)
+
+    # --- preemption --------------------------------------------------------------------------
+    def vacate(self, request: ScheduledRequest) -> None:
+        """Requeue an evicted request that no plan uses, or start its copy to host memory."""
+        if request.host_blocks:
+            request.state = RequestState.SWAPPING_OUT
+            self.swapping_out[request.rid] = request
+        else:
+            request.base_computed = 0
+            self.requeue(request)
+
+    def swap_in(self, request: ScheduledRequest, *, found: int) -> None:
+        """Start the copy back of an admitted request.
+
+        Args:
+            request: the request; its blocks are allocated.
+            found: leading blocks found in the prefix cache, which are not copied.
+        """
+        request.state = RequestState.SWAPPING_IN
+        request.copied_blocks = found
+        self.swapping_in[request.rid] = request
+
+    def copied(self, request: ScheduledRequest) -> None:
+        """Move a request on after its last block was copied."""
+        request.copied_blocks = 0
+        if request.state is RequestState.SWAPPING_OUT:
+            del self.swapping_out[request.rid]
+            self.requeue(request)
+            return
+        del self.swapping_in[request.rid]
+        self.host.release(request.host_blocks)
+        request.host_blocks = []
+        self.publish(request, min(request.base_computed, request.input_tokens))
+        if request.base_computed + 1 == request.total_tokens and request.base_sampled:
+            self.set_ready(request)
+        else:
+            request.state = RequestState.PREFILLING
+            self.prefilling[request.rid] = request
+
+    @property
+    def blocks_to_copy(self) -> int:
+        """Blocks to copy to or from host memory that are in no plan yet."""
+        return sum(
+            len(r.host_blocks) - r.copied_blocks
+            for r in chain(self.swapping_out.values(), self.swapping_in.values())
+        )
+
+    @property
+    def blocks_owed(self) -> int:
+        """Blocks that ready requests need to continue; they take precedence over admissions.
+
+        A request may have been evicted for one of them whose blocks were free only later.
+        """
+        size = self.kv.block_size
+        return sum(r.base_computed == len(r.blocks) * size for r in self.ready.values())
+
+    def pending_blocks(self) -> int:
+        """Return the blocks in use that will be free without a further eviction."""
+        kv = self.kv
+        going = chain(self.swapping_out.values(), *(record.releases for record in self.in_flight))
+        return sum(kv.exclusive(r.blocks) for r in going if not r.holds_blocks)
+
+    # --- running -----------------------------------------------------------------------------
+    def set_ready(self, request: ScheduledRequest) -> None:
+        """Mark a request that is one token behind as ready to decode."""
+        request.state = RequestState.READY
+        self.ready[request.rid] = request
+
+    def leave_batch(self, request: ScheduledRequest) -> None:
+        """Remove a member whose tokens in flight are still to be emitted."""
+        joined = request.joined_epoch
+        self.batch.leave(request)
+        for record in self.in_flight:
+            if record.plan.decode_epoch > joined:
+                record.leavers.append(request)
+
+    def withdraw(self, request: ScheduledRequest, *, keep_tokens: bool = False) -> None:
+        """Take a request out of the running ones.
+
+        Args:
+            request: a running request, or one that is transferred or copied.
+            keep_tokens: True to emit its tokens in flight; else they are discarded.
+        """
+        self.settled = False
+        state, rid = request.state, request.rid
+        if state is RequestState.DECODING:
+            if keep_tokens:
+                self.leave_batch(request)
+            else:
+                self.batch.leave(request)
+        elif state is RequestState.READY:
+            del self.ready[rid]
+        elif state is RequestState.SWAPPING_OUT:
+            del self.swapping_out[rid]
+        elif state is RequestState.SWAPPING_IN:
+            del self.swapping_in[rid]
+        elif state is RequestState.RECEIVING:
+            del self.receiving[rid]
+        elif state is not RequestState.HELD:
+            assert state is RequestState.PREFILLING, state
+            del self.prefilling[rid]
+
+    def publish(self, request: ScheduledRequest, computed: int) -> None:
+        """Put full blocks that a committed step computed into the prefix cache."""
+        full = min(computed // self.kv.block_size, len(request.block_hashes))
+        known = request.published_blocks
+        if full > known:
+            self.kv.publish(request.blocks[known:full], request.block_hashes[known:full])
+            request.published_blocks = full
+
+    # --- end ---------------------------------------------------------------------------------
+    def release(self, request: ScheduledRequest) -> bool:
+        """Free an ended request now, or when the last plan that uses it commits.
+
+        Returns:
+            True if it is gone now.
+        """
+        record = self.record_of(request.last_plan)
+        if record is None:
+            self.free(request)
+            return True
+        record.releases.append(request)
+        return False
+
+    def free(self, request: ScheduledRequest) -> None:
+        """Remove a request and free its blocks."""
+        self.kv.release(request.blocks)
+        self.host.release(request.host_blocks)
+        request.blocks = []
+        request.host_blocks = []
+        del self.requests[request.rid]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every invariant holds."""
+        kv, live = self.kv, list(self.requests.values())
+        kv.check_integrity(r.blocks for r in live)
+        self.host.check_integrity(r.host_blocks for r in live)
+        self.batch.check_integrity()
+        for request in live:
+            if request.state is RequestState.WAITING:
+                assert not request.blocks
+                assert request.base_sampled == request.base_emitted
+                continue
+            assert request.computed_tokens <= len(request.blocks) * kv.block_size
+            assert request.output_tokens <= request.sampled_tokens <= request.output_limit
+            for position in range(request.computed_tokens // kv.block_size, len(request.blocks)):
+                assert kv.writable(request.blocks[position]), "a writable block is shared"
+        assert self.waiting_blocks == sum(kv.blocks_for(r.total_tokens) for r in self.waiting)
+        if not live:
+            assert kv.free_blocks == kv.total_blocks, "idle, but not all blocks are free"
+            assert self.host.free_blocks == self.host.total_blocks, "a copy is left"
+            assert not self.num_running

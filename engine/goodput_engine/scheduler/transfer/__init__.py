@@ -1,0 +1,1 @@
+"""KV transfer between replicas: what only a fleet in virtual time uses."""

@@ -1,0 +1,131 @@
+"""KV transfer: requests that move between replicas with their keys and values.
+
+Prefill and decode on different replicas need three moves that one replica alone does not. The
+source holds the blocks of an ended request until the destination has copied them; the destination
+reserves blocks for a request with computed tokens, and lets it decode when they are filled. A
+request that moves while it decodes needs two more: the source detaches it when most of it is
+copied, and the reservation grows until then. The caller decides how long a copy takes and which
+link it uses; nothing here copies anything.
+
+Source: Zhong et al., "DistServe", OSDI 2024, section 4.3: the decode side pulls when it has room,
+and the memory of the prefill side is the queue. Sun et al., "Llumnix", OSDI 2024, section 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from goodput_engine.scheduler.request_table import RequestState
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.admission import Admission
+    from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
+    from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
+
+__all__ = ["KVTransfer"]
+
+
+class KVTransfer:
+    """Transfers of one scheduler.
+
+    Args:
+        policy: the policy; it decides the headroom of an admission.
+        table: the requests.
+        admission: knows the output limit.
+        view: the scheduler.
+    """
+
+    __slots__ = ("_admission", "_policy", "_table", "_view")
+
+    def __init__(
+        self,
+        *,
+        policy: SchedulingPolicy,
+        table: RequestTable,
+        admission: Admission,
+        view: SchedulerView,
+    ) -> None:
+        self._policy = policy
+        self._table = table
+        self._admission = admission
+        self._view = view
+
+    # --- destination -------------------------------------------------------------------------
+    def reserve(self, request: ScheduledRequest, *, emitted: int, first_token_ns: int) -> bool:
+        """Reserve blocks and a place for a request with tokens from another replica.
+
+        Args:
+            request: the request, in the state of a new one.
+            emitted: its output tokens; all but the last are computed.
+            first_token_ns: time of its first token.
+
+        Returns:
+            False if there is no room. No request is evicted for it, and waiting ones go first.
+        """
+        table, kv, view = self._table, self._table.kv, self._view
+        assert request.rid not in table.requests, request.rid
+        needed = kv.blocks_for(request.input_tokens + emitted)
+        headroom = self._policy.headroom_blocks() if table.num_running else 0
+        if (
+            len(table.waiting)
+            or table.num_running >= view.limits.max_num_seqs
+            or needed + headroom > kv.free_blocks
+        ):
+            return False
+        request.output_limit = self._admission.output_limit(request)
+        request.first_token_ns = first_token_ns
+        request.admitted_ns = request.first_scheduled_ns = view.now_ns
+        request.state = RequestState.RECEIVING
+        self._extend(request, blocks=needed, emitted=emitted)
+        table.requests[request.rid] = request
+        table.receiving[request.rid] = request
+        return True
+
+    def grow(self, rid: int, *, emitted: int) -> bool:
+        """Extend a reservation by tokens that the source emitted since; False without room."""
+        kv, request = self._table.kv, self._table.receiving[rid]
+        more = kv.blocks_for(request.input_tokens + emitted) - len(request.blocks)
+        if more > kv.free_blocks:
+            return False
+        self._extend(request, blocks=max(0, more), emitted=emitted)
+        return True
+
+    def finish(self, rid: int) -> None:
+        """Let a request decode whose reserved blocks are filled."""
+        table = self._table
+        table.settled = False
+        request = table.receiving.pop(rid)
+        table.publish(request, request.input_tokens)
+        table.set_ready(request)
+
+    def _extend(self, request: ScheduledRequest, *, blocks: int, emitted: int) -> None:
+        self._table.settled = False
+        request.blocks += self._table.kv.allocate(blocks)
+        request.base_computed = request.input_tokens + emitted - 1
+        request.base_sampled = request.base_emitted = emitted
+        request.admitted_tokens = request.total_tokens
+
+    # --- source ------------------------------------------------------------------------------
+    def detach(self, rid: int) -> None:
+        """Stop scheduling a decoding request; tokens in flight are still emitted.
+
+        It is HELD as soon as no step in flight uses its blocks, unless it ends with one of them.
+        """
+        table = self._table
+        request = table.requests[rid]
+        table.withdraw(request, keep_tokens=True)
+        request.holds_blocks = True
+        record = table.record_of(request.last_plan)
+        if record is None:
+            request.state = RequestState.HELD
+        else:
+            request.state = RequestState.DETACHING
+            record.releases.append(request)
+
+    def release(self, rid: int) -> None:
+        """Free the blocks of a held request after the destination has copied them."""
+        request = self._table.requests[rid]
+        assert request.state is RequestState.HELD, request.state
+        self._table.settled = False
+        self._table.free(request)
+        request.state = RequestState.FINISHED
