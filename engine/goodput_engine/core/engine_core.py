@@ -232,7 +232,7 @@ class EngineCore:
         """
         if self._ahead is None:
             return None
-        steady = self.scheduler.steady()
+        steady = self.scheduler.fast_forward.steady()
         skipped = None if steady is None else self._ahead.run_ahead(steady, until_ns)
         if skipped is not None:
             self.scheduler.now_ns = skipped.ends_ns[-1]
@@ -265,7 +265,7 @@ class EngineCore:
         scheduler, budget = self.scheduler, self.scheduler.prefill_budget
         waiting, limits = len(scheduler.waiting), scheduler.limits
         host_free, host_total = scheduler.host_blocks
-        predicted = scheduler.prediction_error or _NO_PREDICTIONS
+        predicted = scheduler.policy.prediction_error or _NO_PREDICTIONS
         latest = None if budget is None else budget.latest
         counters = asdict(scheduler.stats)
         counters["shed"] += self._rejected_draining

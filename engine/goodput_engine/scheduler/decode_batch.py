@@ -4,10 +4,13 @@ In steady decoding, two steps differ only in that every member has one more toke
 not visit the members. The batch counts *epochs*, the steps that decode. A member remembers the
 epoch in which it joined, and its counters follow by subtraction. Its next event (it needs a
 block, or decodes for the last time) is filed under the epoch in which it happens.
+
+`schedule_decodes` is the part of planning that concerns the batch.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,12 +19,15 @@ from goodput_engine.scheduler.plan import Join
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
     from goodput_engine.kv.blocks import BlockPool
-    from goodput_engine.scheduler.request_table import ScheduledRequest
+    from goodput_engine.scheduler.plan import StepBuilder
+    from goodput_engine.scheduler.policy import Phase
+    from goodput_engine.scheduler.preemption import Evictor
+    from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
 
-__all__ = ["DecodeBatch"]
+__all__ = ["DecodeBatch", "schedule_decodes"]
 
 
 class DecodeBatch:
@@ -245,3 +251,83 @@ class DecodeBatch:
             assert request.state is RequestState.DECODING
             assert request.total_tokens == request.computed_tokens + 1
             assert any(r is request for r in self._events[request.event_epoch])
+
+
+def schedule_decodes(
+    step: StepBuilder, table: RequestTable, phase: Phase, evictor: Evictor
+) -> None:
+    """Schedule every decode that the phase, the budget and the blocks allow.
+
+    Args:
+        step: the plan.
+        table: the requests.
+        phase: filters requests.
+        evictor: makes room if blocks run out; its key selects the requests to hold back.
+    """
+    batch, only = table.batch, phase.only
+    if table.host.free_blocks:
+        evictor.offload_ahead()
+    if only is not None:
+        for request in [r for r in batch.members.values() if not only(r)]:
+            table.hold_back(request)
+    excess = len(batch.members) - step.left
+    if excess > 0:
+        for request in heapq.nlargest(excess, batch.members.values(), key=evictor.key):
+            table.hold_back(request)
+    elif table.ready and excess < 0:
+        ready = [r for r in table.ready.values() if only is None or only(r)]
+        if len(ready) > min(-excess, table.kv.free_blocks):
+            ready = heapq.nsmallest(-excess, ready, key=evictor.key)
+        _join_ready(ready, step, table, evictor)
+    _give_slots(step, table, evictor)
+    step.decodes = len(batch.members)
+    step.left -= step.decodes
+
+
+def _join_ready(
+    ready: Iterable[ScheduledRequest], step: StepBuilder, table: RequestTable, evictor: Evictor
+) -> None:
+    """Let ready requests join the decode batch, each with a slot for its next token."""
+    block_size = table.kv.block_size
+    for request in ready:
+        if request.state is not RequestState.READY:
+            continue  # evicted for an earlier one
+        full = request.base_computed == len(request.blocks) * block_size
+        if full and not _claim_block(request, step, table, evictor):
+            continue
+        del table.ready[request.rid]
+        table.batch.join(request)
+
+
+def _give_slots(step: StepBuilder, table: RequestTable, evictor: Evictor) -> None:
+    """Give each member a slot for its next token, or hold it back."""
+    batch = table.batch
+    epoch = batch.epoch + 1
+    due = batch.take_events(epoch)
+    if len(due) > table.kv.free_blocks:
+        due.sort(key=evictor.key)
+    for request in due:
+        if request.batch is None:
+            continue  # evicted for an earlier one
+        if batch.needs_block(request) and not _claim_block(request, step, table, evictor):
+            if request.batch is not None:
+                table.hold_back(request)
+            continue
+        if request.last_epoch == epoch:
+            step.last.append(request)
+        else:
+            batch.file(request)
+
+
+def _claim_block(
+    request: ScheduledRequest, step: StepBuilder, table: RequestTable, evictor: Evictor
+) -> bool:
+    """Append a block to a running request, evicting others if none is free."""
+    block = table.kv.allocate_one()
+    if block is None:
+        block = evictor.claim_block(request, step)
+        if block is None:
+            return False
+    request.blocks.append(block)
+    step.new_blocks.append((request.rid, block))
+    return True

@@ -135,7 +135,7 @@ class SteadyDecoding:
             tokens += plan.num_decodes
             if plan.joined or plan.left:
                 changes.append(plan)
-        self._scheduler.skip(steps)
+        self._scheduler.next_plan_id += steps
         batch.advance_by(steps, committed=first_epoch + steps - 1, plan_id=self.plan_id + steps)
         for step, at_ns in enumerate(planned_ns, steps - kept + 1):
             epoch = self.epoch + step

@@ -10,15 +10,26 @@ to create, which was half of the cost of a step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from goodput_core.steptime import StepShape
-    from goodput_engine.scheduler.request_table import ScheduledRequest
+    from goodput_engine.scheduler.request_table import ScheduledRequest  # noqa: TC004 - a cycle
 
-__all__ = ["Admitted", "Chunk", "Copy", "Join", "Progress", "StepOutcome", "StepPlan", "StepResult"]
+__all__ = [
+    "Admitted",
+    "Chunk",
+    "Copy",
+    "Join",
+    "Progress",
+    "StepBuilder",
+    "StepOutcome",
+    "StepPlan",
+    "StepResult",
+]
 
 
 class Admitted(NamedTuple):
@@ -163,3 +174,42 @@ class StepOutcome(NamedTuple):
     advanced: list[int]
     progress: list[Progress]
     released: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepBuilder:
+    """The next plan while the scheduler builds it.
+
+    Args:
+        plan_id: its id.
+        left: tokens of the budget that are not assigned.
+        admitted, chunks, new_blocks: as in `StepPlan`.
+        requests: requests of the chunks, in their order.
+        last: requests whose last token is sampled in this plan.
+        ended: chunks that sample a last token: not running any more, yet in the batch width.
+        decodes: members of the decode batch that decode in this plan.
+        displaced: True if a request was evicted that may have got a block in this plan.
+        tokens, context, squares, longest: sums over the chunks, as in `StepShape`.
+        pending: blocks that commits will free and no request of this plan waits for; None if
+            not counted yet.
+        owed: blocks that running requests need and have not got in this plan.
+        starved: True if a running request found no free block: no admission in this plan.
+    """
+
+    plan_id: int
+    left: int
+    admitted: list[Admitted] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    new_blocks: list[tuple[int, int]] = field(default_factory=list)
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    last: list[ScheduledRequest] = field(default_factory=list)
+    ended: int = 0
+    decodes: int = 0
+    displaced: bool = False
+    tokens: int = 0
+    context: int = 0
+    squares: int = 0
+    longest: int = 0
+    pending: int | None = None
+    owed: int = 0
+    starved: bool = False

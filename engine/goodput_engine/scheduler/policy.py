@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self
 
 from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.admission import Rejection
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.prediction import PredictionError
-    from goodput_engine.scheduler.request_table import RequestTable, WaitingQueue
+    from goodput_engine.scheduler.request_table import RequestTable
 
 __all__ = [
     "MIXED",
@@ -36,6 +36,7 @@ __all__ = [
     "SchedulerLimits",
     "SchedulerView",
     "SchedulingPolicy",
+    "WaitingQueue",
 ]
 
 
@@ -67,6 +68,30 @@ class SchedulerLimits:
     token_budget: int
     max_num_seqs: int
     max_waiting: int
+
+
+class WaitingQueue(Protocol):
+    """The waiting requests in the order of a policy."""
+
+    def push(self, request: ScheduledRequest) -> None:
+        """Add a new request."""
+        ...
+
+    def push_back(self, request: ScheduledRequest) -> None:
+        """Add a preempted request, at the head unless the policy has an order of its own."""
+        ...
+
+    def peek(self, now_ns: int) -> ScheduledRequest | None:
+        """Return the next request to admit, or None; it stays in the queue."""
+        ...
+
+    def remove(self, request: ScheduledRequest) -> None:
+        """Remove an admitted or cancelled request."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[ScheduledRequest]: ...
 
 
 class SchedulerView:
@@ -134,6 +159,26 @@ class SchedulerView:
         """Free and total blocks of host memory."""
         return self._table.host.free_blocks, self._table.host.total_blocks
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait, run, or hold blocks until a step commits."""
+        return len(self._table.requests)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans that are not committed."""
+        return len(self._table.in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request waits, runs, or holds blocks."""
+        return bool(self._table.requests)
+
+    @property
+    def cached_blocks(self) -> int:
+        """Free KV blocks that hold a reusable prefix."""
+        return self._table.kv.cached_blocks
+
     def pending_blocks(self) -> int:
         """Return the blocks in use that will be free without a further eviction."""
         return self._table.pending_blocks()
@@ -149,6 +194,10 @@ class SchedulerView:
     def prefilling(self) -> Iterable[ScheduledRequest]:
         """Return the running requests that are more than one step from their next token."""
         return self._table.prefilling.values()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every invariant holds; for tests and when idle."""
+        self._table.check_integrity()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

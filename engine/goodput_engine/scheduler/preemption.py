@@ -19,6 +19,7 @@ Without host memory none of this applies: freeing blocks takes no time, so the p
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.spec.choices import Preemption
@@ -29,7 +30,7 @@ from goodput_engine.scheduler.request_table import RequestState
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_engine.scheduler.plan import StepPlan
+    from goodput_engine.scheduler.plan import StepBuilder, StepPlan
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
 
@@ -61,6 +62,7 @@ class Evictor:
         depth: plans that wait beside the one that runs.
 
     Attributes:
+        key: eviction key of the policy; the request with the largest is evicted first.
         preemptions, recomputed_tokens, swapped_tokens: as in `EngineStatistics`.
         last_step_ns: device time of the last step that computed; ten milliseconds before one.
         ns_per_prompt_token: recent time per token of steps that mostly computed prompts; 0
@@ -72,6 +74,7 @@ class Evictor:
         "_policy",
         "_table",
         "_view",
+        "key",
         "last_step_ns",
         "ns_per_prompt_token",
         "preemptions",
@@ -82,6 +85,7 @@ class Evictor:
     def __init__(
         self, *, policy: SchedulingPolicy, table: RequestTable, view: SchedulerView, depth: int
     ) -> None:
+        self.key = policy.eviction_key
         self._policy = policy
         self._table = table
         self._view = view
@@ -100,7 +104,7 @@ class Evictor:
     # --- eviction ----------------------------------------------------------------------------
     def victim(self) -> ScheduledRequest | None:
         """Return the running request to evict next; None if none runs."""
-        return max(self._view.running(), key=self._policy.eviction_key, default=None)
+        return max(self._view.running(), key=self.key, default=None)
 
     def evict(self, victim: ScheduledRequest) -> int:
         """Send a running request back to the queue; return the blocks that commits will free."""
@@ -121,7 +125,7 @@ class Evictor:
         if record is not None:
             record.releases.append(victim)
         else:
-            table.vacate(victim)
+            self.vacate(victim)
             if not copied:
                 return 0
         return table.kv.exclusive(victim.blocks)
@@ -138,10 +142,117 @@ class Evictor:
         if mode is Preemption.RECOMPUTE:
             return 0
         # Both wait for the requests in the queue; a copy also waits for the copies before it.
-        ahead = self._table.blocks_to_copy
+        ahead = self._blocks_in_queue()
         swap_ns = (ahead + 2 * blocks) * host.ns_per_block
         recompute_ns = victim.computed_tokens * self.ns_per_prompt_token
         return blocks if swap_ns < recompute_ns else 0
+
+    def vacate(self, request: ScheduledRequest) -> None:
+        """Requeue an evicted request that no plan uses, or start its copy to host memory."""
+        if request.host_blocks:
+            request.state = RequestState.SWAPPING_OUT
+            self._table.swapping_out[request.rid] = request
+        else:
+            request.base_computed = 0
+            self._table.requeue(request)
+
+    def swap_in(self, request: ScheduledRequest, *, found: int) -> None:
+        """Start the copy back of an admitted request.
+
+        Args:
+            request: the request; its blocks are allocated.
+            found: leading blocks found in the prefix cache, which are not copied.
+        """
+        request.state = RequestState.SWAPPING_IN
+        request.copied_blocks = found
+        self._table.swapping_in[request.rid] = request
+
+    def copied(self, request: ScheduledRequest) -> None:
+        """Move a request on after its last block was copied."""
+        table = self._table
+        request.copied_blocks = 0
+        if request.state is RequestState.SWAPPING_OUT:
+            del table.swapping_out[request.rid]
+            table.requeue(request)
+            return
+        del table.swapping_in[request.rid]
+        table.host.release(request.host_blocks)
+        request.host_blocks = []
+        table.publish(request, min(request.base_computed, request.input_tokens))
+        if request.base_computed + 1 == request.total_tokens and request.base_sampled:
+            table.set_ready(request)
+        else:
+            request.state = RequestState.PREFILLING
+            table.prefilling[request.rid] = request
+
+    def _blocks_in_queue(self) -> int:
+        """Return the blocks to copy to or from host memory that are in no plan yet."""
+        table = self._table
+        return sum(
+            len(r.host_blocks) - r.copied_blocks
+            for r in chain(table.swapping_out.values(), table.swapping_in.values())
+        )
+
+    # --- eviction for another request --------------------------------------------------------
+    def claim_block(self, request: ScheduledRequest, step: StepBuilder) -> int | None:
+        """Evict requests until a block is free for a running one; None if it must wait."""
+        kv = self._table.kv
+        step.starved = True
+        while (block := kv.allocate_one()) is None:
+            if step.pending is None:
+                step.pending = self._table.pending_blocks()
+            if step.pending > 0:  # a later commit frees one
+                step.pending -= 1
+                return None
+            victim = self.victim()
+            if victim is None:
+                return None
+            step.pending += self.evict(victim)
+            step.displaced = True
+            if victim is request:
+                return None
+        return block
+
+    def displace(
+        self, request: ScheduledRequest, blocks: int, places: int, step: StepBuilder
+    ) -> bool:
+        """Evict running requests for a waiting one; return True if it fits now.
+
+        Blocks that a commit will free are not there yet: the request waits for them, and no other
+        is displaced meanwhile. Requests with a chunk in this plan are not displaced.
+
+        Args:
+            request: the waiting request.
+            blocks: free blocks that it needs.
+            places: free places of the batch width; negative after the width was lowered.
+            step: the plan.
+        """
+        table, kv = self._table, self._table.kv
+        missing = blocks - kv.free_blocks
+        if missing > 0:
+            if step.pending is None:
+                step.pending = table.pending_blocks()
+            missing -= step.pending
+        if places > 0 and missing <= 0:
+            return False
+        victims: list[ScheduledRequest] = []
+        for victim in self._policy.displaced_by(request):
+            if victim.displaceable and victim.last_plan != step.plan_id:
+                victims.append(victim)
+                missing -= kv.exclusive(victim.blocks)
+                if missing <= 0 and places + len(victims) > 0:
+                    break
+        else:
+            return False
+        pending = sum(map(self.evict, victims))
+        step.displaced = True
+        if step.decodes:
+            decodes = len(table.batch.members)
+            step.left += step.decodes - decodes
+            step.decodes = decodes
+        if step.pending is not None:
+            step.pending += pending
+        return blocks <= kv.free_blocks
 
     # --- offload ahead -----------------------------------------------------------------------
     def offload_ahead(self) -> None:

@@ -12,14 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from goodput_core.slo.targets import Targets
+from goodput_engine.scheduler.plan import Progress
 
 if TYPE_CHECKING:
     from goodput_engine.kv.blocks import BlockPool, HostPool
     from goodput_engine.scheduler.decode_batch import DecodeBatch
     from goodput_engine.scheduler.plan import StepPlan
+    from goodput_engine.scheduler.policy import WaitingQueue
 
 __all__ = [
     "FcfsQueue",
@@ -27,7 +29,6 @@ __all__ = [
     "RequestState",
     "RequestTable",
     "ScheduledRequest",
-    "WaitingQueue",
 ]
 
 
@@ -65,6 +66,11 @@ class RequestState(Enum):
     """Ended here; its blocks are held until another replica has copied them."""
     FINISHED = auto()
     CANCELLED = auto()
+
+
+_ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
+_RELEASED_LATER: Final = (RequestState.FINISHING, RequestState.PREEMPTING, RequestState.DETACHING)
+"""States of requests that are in the releases of a plan in flight."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -167,30 +173,6 @@ class ScheduledRequest:
         This rule alone prevents two requests from displacing each other without progress.
         """
         return not self.gained_nothing or self.total_tokens > self.admitted_tokens
-
-
-class WaitingQueue(Protocol):
-    """The waiting requests in the order of a policy."""
-
-    def push(self, request: ScheduledRequest) -> None:
-        """Add a new request."""
-        ...
-
-    def push_back(self, request: ScheduledRequest) -> None:
-        """Add a preempted request, at the head unless the policy has an order of its own."""
-        ...
-
-    def peek(self, now_ns: int) -> ScheduledRequest | None:
-        """Return the next request to admit, or None; it stays in the queue."""
-        ...
-
-    def remove(self, request: ScheduledRequest) -> None:
-        """Remove an admitted or cancelled request."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[ScheduledRequest]: ...
 
 
 class FcfsQueue:
@@ -346,52 +328,6 @@ class RequestTable:
         self.waiting_blocks += self.kv.blocks_for(request.total_tokens)
         self.waiting.push_back(request)
 
-    # --- preemption --------------------------------------------------------------------------
-    def vacate(self, request: ScheduledRequest) -> None:
-        """Requeue an evicted request that no plan uses, or start its copy to host memory."""
-        if request.host_blocks:
-            request.state = RequestState.SWAPPING_OUT
-            self.swapping_out[request.rid] = request
-        else:
-            request.base_computed = 0
-            self.requeue(request)
-
-    def swap_in(self, request: ScheduledRequest, *, found: int) -> None:
-        """Start the copy back of an admitted request.
-
-        Args:
-            request: the request; its blocks are allocated.
-            found: leading blocks found in the prefix cache, which are not copied.
-        """
-        request.state = RequestState.SWAPPING_IN
-        request.copied_blocks = found
-        self.swapping_in[request.rid] = request
-
-    def copied(self, request: ScheduledRequest) -> None:
-        """Move a request on after its last block was copied."""
-        request.copied_blocks = 0
-        if request.state is RequestState.SWAPPING_OUT:
-            del self.swapping_out[request.rid]
-            self.requeue(request)
-            return
-        del self.swapping_in[request.rid]
-        self.host.release(request.host_blocks)
-        request.host_blocks = []
-        self.publish(request, min(request.base_computed, request.input_tokens))
-        if request.base_computed + 1 == request.total_tokens and request.base_sampled:
-            self.set_ready(request)
-        else:
-            request.state = RequestState.PREFILLING
-            self.prefilling[request.rid] = request
-
-    @property
-    def blocks_to_copy(self) -> int:
-        """Blocks to copy to or from host memory that are in no plan yet."""
-        return sum(
-            len(r.host_blocks) - r.copied_blocks
-            for r in chain(self.swapping_out.values(), self.swapping_in.values())
-        )
-
     @property
     def blocks_owed(self) -> int:
         """Blocks that ready requests need to continue; they take precedence over admissions.
@@ -420,6 +356,11 @@ class RequestTable:
         for record in self.in_flight:
             if record.plan.decode_epoch > joined:
                 record.leavers.append(request)
+
+    def hold_back(self, request: ScheduledRequest) -> None:
+        """Take a member out of the batch, with its blocks, until there is room again."""
+        self.leave_batch(request)
+        self.set_ready(request)
 
     def withdraw(self, request: ScheduledRequest, *, keep_tokens: bool = False) -> None:
         """Take a request out of the running ones.
@@ -456,6 +397,59 @@ class RequestTable:
             request.published_blocks = full
 
     # --- end ---------------------------------------------------------------------------------
+    def emit(
+        self,
+        request: ScheduledRequest,
+        reason: str | None,
+        now_ns: int,
+        progress: list[Progress],
+        released: list[int],
+    ) -> None:
+        """Emit one token of a request that the decode batch does not count.
+
+        Args:
+            request: the request; the token of an ended one is discarded.
+            reason: finish reason if the token ends it, else None.
+            now_ns: the time.
+            progress: gets the token.
+            released: gets the request's id if it is gone.
+        """
+        if request.state in _ENDED:
+            return
+        request.base_emitted += 1
+        if request.base_emitted == 1:
+            request.first_token_ns = now_ns
+        if reason is None and request.output_tokens >= request.output_limit:
+            reason = "length"
+        if reason is not None:
+            self.finish(request, released)
+        progress.append(Progress(request=request, finish_reason=reason))
+
+    def finish(self, request: ScheduledRequest, released: list[int]) -> None:
+        """End a request that emitted its last token."""
+        if request.state is RequestState.DETACHING:
+            request.holds_blocks = False
+        if request.state not in _RELEASED_LATER:
+            self.withdraw(request)
+            if self.release(request):
+                released.append(request.rid)
+        request.state = RequestState.FINISHED
+
+    def cancel(self, request: ScheduledRequest) -> bool:
+        """Cancel a request; return True if it is gone now, False if it ended before or later."""
+        if request.state in _ENDED:
+            return False
+        gone = False
+        if request.state is RequestState.WAITING:
+            self.dequeue(request)
+            self.free(request)
+            gone = True
+        elif request.state not in _RELEASED_LATER:
+            self.withdraw(request)
+            gone = self.release(request)
+        request.state = RequestState.CANCELLED
+        return gone
+
     def release(self, request: ScheduledRequest) -> bool:
         """Free an ended request now, or when the last plan that uses it commits.
 

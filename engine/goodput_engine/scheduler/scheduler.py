@@ -12,14 +12,12 @@ A plan is built in one pass: decodes, then started prompts, then admissions, as 
 allows. Members of the decode batch are not visited, so a step that only decodes costs the same
 for ten requests as for a thousand, except for the list of requests that advanced.
 
-Reading order: `plan`, then the building of a step in the order of its calls, then `commit`. The
-rules for moving a request between states are in `request_table`.
+Transitions of requests between states are in `request_table`, decodes in `decode_batch`.
 """
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from goodput_core.engine_state import EngineStatistics
@@ -28,111 +26,36 @@ from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import StepShape
 from goodput_engine.kv.blocks import HostPool
 from goodput_engine.scheduler.admission import Admission
-from goodput_engine.scheduler.decode_batch import DecodeBatch
+from goodput_engine.scheduler.decode_batch import DecodeBatch, schedule_decodes
 from goodput_engine.scheduler.fast_forward import FastForward
-from goodput_engine.scheduler.plan import Admitted, Chunk, Progress, StepOutcome, StepPlan
+from goodput_engine.scheduler.plan import (
+    Admitted,
+    Chunk,
+    Progress,
+    StepBuilder,
+    StepOutcome,
+    StepPlan,
+)
 from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
 from goodput_engine.scheduler.preemption import Evictor, room_to_widen
-from goodput_engine.scheduler.request_table import (
-    InFlight,
-    RequestState,
-    RequestTable,
-    ScheduledRequest,
-)
+from goodput_engine.scheduler.request_table import InFlight, RequestState, RequestTable
 from goodput_engine.scheduler.transfer.kv_transfer import KVTransfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from goodput_engine.kv.blocks import BlockPool
     from goodput_engine.scheduler.admission import Rejection
-    from goodput_engine.scheduler.fast_forward import SteadyDecoding
     from goodput_engine.scheduler.plan import Copy, StepResult
     from goodput_engine.scheduler.policy import Phase, SchedulerLimits
-    from goodput_engine.scheduler.prediction import PredictionError
     from goodput_engine.scheduler.prefill_budget import PrefillBudget
+    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["Scheduler"]
 
-# Looked up once: these are compared in every commit.
-_WAITING = RequestState.WAITING
 _PREFILLING = RequestState.PREFILLING
-_READY = RequestState.READY
 _FINISHING = RequestState.FINISHING
 _PREEMPTING = RequestState.PREEMPTING
 _SWAPPING = (RequestState.SWAPPING_OUT, RequestState.SWAPPING_IN)
-_DETACHING = RequestState.DETACHING
-_HELD = RequestState.HELD
-_FINISHED = RequestState.FINISHED
-_CANCELLED = RequestState.CANCELLED
-_ENDED = (_FINISHED, _CANCELLED)
-_RELEASED_LATER = (_FINISHING, _PREEMPTING, _DETACHING)
-"""States in which the releases of a plan in flight hold the request already."""
-
-
-@dataclass(slots=True, kw_only=True)
-class StepBuilder:
-    """The next plan while it is built.
-
-    Args:
-        plan_id: its id.
-        left: tokens of the budget that are not assigned.
-    """
-
-    plan_id: int
-    left: int
-    admitted: list[Admitted] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    requests: list[ScheduledRequest] = field(default_factory=list)
-    """Of the chunks, in their order."""
-    new_blocks: list[tuple[int, int]] = field(default_factory=list)
-    last: list[ScheduledRequest] = field(default_factory=list)
-    """Requests whose last token is sampled in this plan."""
-    ended: int = 0
-    """Chunks that sample a last token: not running any more, yet in the batch width."""
-    decodes: int = 0
-    """Members of the decode batch that decode in this plan."""
-    displaced: bool = False
-    """True if a request was evicted that may have got a block in this plan."""
-    tokens: int = 0
-    context: int = 0
-    squares: int = 0
-    longest: int = 0
-    pending: int | None = None
-    """Blocks that commits will free and no request of this plan waits for; None: not counted."""
-    owed: int = 0
-    """Blocks that running requests need and have not got in this plan."""
-    starved: bool = False
-    """True if a running request found no free block: no admission in this plan."""
-
-    @property
-    def empty(self) -> bool:
-        """True if the plan computes nothing and admits no request."""
-        return not (self.decodes or self.chunks or self.admitted)
-
-    def add_chunk(self, request: ScheduledRequest, tokens: int, total: int) -> bool:
-        """Add tokens of a request outside the decode batch; return True if they reach its end."""
-        start = request.base_computed
-        end = start + tokens
-        samples = end == total
-        self.chunks.append(
-            Chunk(
-                rid=request.rid,
-                start=start,
-                num_tokens=tokens,
-                samples=samples,
-                output_tokens=request.base_sampled,
-            )
-        )
-        self.requests.append(request)
-        self.tokens += tokens
-        self.left -= tokens
-        self.context += end
-        self.squares += end * end - start * start
-        self.longest = max(self.longest, tokens)
-        request.base_computed = end
-        request.last_plan = self.plan_id
-        return samples
+_HELD_AFTER = (RequestState.FINISHED, RequestState.DETACHING)
 
 
 class Scheduler(SchedulerView):
@@ -176,10 +99,10 @@ class Scheduler(SchedulerView):
         self.prefill_budget = prefill_budget
         self._kv = kv
         self._host = host
-        self._next_plan_id = 1
+        self.next_plan_id = 1
         self._admission = Admission(policy=policy, table=table, view=self)
         self._evictor = Evictor(policy=policy, table=table, view=self, depth=depth)
-        self._fast_forward = FastForward(
+        self.fast_forward = FastForward(
             scheduler=self, table=table, evictor=self._evictor, depth=depth
         )
         self.transfer = KVTransfer(policy=policy, table=table, admission=self._admission, view=self)
@@ -189,33 +112,13 @@ class Scheduler(SchedulerView):
         self._limits_admission = _overrides(policy, "may_admit")
         self._displaces = _overrides(policy, "displaced_by")
         self._learns = _overrides(policy, "after_step")
-        # Head of the queue and generation of the pool when blocks were too few: the hashes of a
-        # long prompt are not looked up again until something has changed.
+        # Head of the queue and generation of the pool when blocks were too few: not tried again
+        # until one has changed.
         self._blocked: tuple[int, int] | None = None
         self._steps = self._step_ns = self._scheduled_tokens = self._output_tokens = 0
         self._prefix_queried_tokens = self._prefix_hit_tokens = 0
 
     # --- state -------------------------------------------------------------------------------
-    @property
-    def num_requests(self) -> int:
-        """Requests that wait, run, or hold blocks until a step commits."""
-        return len(self._table.requests)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Plans that are not committed."""
-        return len(self._table.in_flight)
-
-    @property
-    def has_work(self) -> bool:
-        """True while any request holds or needs anything."""
-        return bool(self._table.requests)
-
-    @property
-    def cached_blocks(self) -> int:
-        """Free KV blocks that hold a reusable prefix."""
-        return self._kv.cached_blocks
-
     @property
     def stats(self) -> EngineStatistics:
         """Counters since the start."""
@@ -233,11 +136,6 @@ class Scheduler(SchedulerView):
             shed=self._admission.shed,
         )
 
-    @property
-    def prediction_error(self) -> PredictionError | None:
-        """Error of the policy's predicted output lengths; None if it predicts none."""
-        return self.policy.prediction_error
-
     # --- requests and limits -----------------------------------------------------------------
     def add(self, request: ScheduledRequest, now_ns: int) -> Rejection | None:
         """Put a new request into the queue, or return why not."""
@@ -253,18 +151,7 @@ class Scheduler(SchedulerView):
             it was gone before.
         """
         request = self._table.requests.get(rid)
-        if request is None or request.state in _ENDED:
-            return False
-        gone = False
-        if request.state is _WAITING:
-            self._table.dequeue(request)
-            self._table.free(request)
-            gone = True
-        elif request.state not in _RELEASED_LATER:
-            self._table.withdraw(request)
-            gone = self._table.release(request)
-        request.state = _CANCELLED
-        return gone
+        return request is not None and self._table.cancel(request)
 
     def end_input(self) -> None:
         """Declare that no request will arrive any more: incomplete batches start."""
@@ -295,13 +182,14 @@ class Scheduler(SchedulerView):
         phase, budget = policy.phase(), self.limits.token_budget
         if phase.token_budget is not None:
             budget = min(budget, phase.token_budget)
-        step = StepBuilder(plan_id=self._next_plan_id, left=budget)
+        step = StepBuilder(plan_id=self.next_plan_id, left=budget)
         self._fill(step, phase)
-        if step.empty and phase.only is not None and not table.in_flight:
+        if phase.only is not None and not table.in_flight and _is_empty(step):
             # If nothing is runnable, ignore the filter; otherwise the engine deadlocks.
             self._fill(step, replace(phase, only=None))
         # Copies alone make a step only if no other step can take them.
-        if step.empty and (table.in_flight or not (table.swapping_out or table.swapping_in)):
+        copies_wait = table.swapping_out or table.swapping_in
+        if _is_empty(step) and (table.in_flight or not copies_wait):
             return None
         return self._seal(step)
 
@@ -316,105 +204,17 @@ class Scheduler(SchedulerView):
         """Schedule the kinds of work that the phase allows."""
         table = self._table
         if phase.decodes and not phase.prompts_alone:
-            self._schedule_decodes(step, phase.only)
+            schedule_decodes(step, table, phase, self._evictor)
         if self.prefill_budget is not None and (table.prefilling or len(table.waiting)):
+            decodes = step.decodes
             prompt_tokens = self.prefill_budget.prompt_tokens(
-                table,
-                decodes=step.decodes,
-                max_tokens=step.left + step.decodes,
-                now_ns=self.now_ns,
+                table, decodes=decodes, max_tokens=step.left + decodes, now_ns=self.now_ns
             )
             step.left = min(step.left, prompt_tokens)
         if step.left > 0:
             self._schedule_prompts(step, phase)
         if phase.decodes and phase.prompts_alone and not step.chunks:
-            self._schedule_decodes(step, phase.only)
-
-    # --- plan: decodes -----------------------------------------------------------------------
-    def _schedule_decodes(
-        self, step: StepBuilder, only: Callable[[ScheduledRequest], bool] | None
-    ) -> None:
-        """Schedule every decode that the filter, the budget and the blocks allow."""
-        table, batch = self._table, self._table.batch
-        if self._host.free_blocks:
-            self._evictor.offload_ahead()
-        if only is not None:
-            for request in [r for r in batch.members.values() if not only(r)]:
-                self._hold_back(request)
-        excess = len(batch.members) - step.left
-        if excess > 0:
-            key = self.policy.eviction_key
-            for request in heapq.nlargest(excess, batch.members.values(), key=key):
-                self._hold_back(request)
-        elif table.ready and excess < 0:
-            self._join_ready(step, -excess, only)
-        self._give_slots(step)
-        step.decodes = len(batch.members)
-        step.left -= step.decodes
-
-    def _join_ready(
-        self, step: StepBuilder, room: int, only: Callable[[ScheduledRequest], bool] | None
-    ) -> None:
-        """Let ready requests join the decode batch."""
-        table, kv = self._table, self._kv
-        ready = list(table.ready.values())
-        if only is not None:
-            ready = [r for r in ready if only(r)]
-        if len(ready) > min(room, kv.free_blocks):
-            ready = heapq.nsmallest(room, ready, key=self.policy.eviction_key)
-        for request in ready:
-            if request.state is not _READY:
-                continue  # evicted for an earlier one
-            full = request.base_computed == len(request.blocks) * kv.block_size
-            if full and not self._claim_block(request, step):
-                continue
-            del table.ready[request.rid]
-            table.batch.join(request)
-
-    def _give_slots(self, step: StepBuilder) -> None:
-        """Give each member a slot for its next token, or hold it back."""
-        batch = self._table.batch
-        epoch = batch.epoch + 1
-        due = batch.take_events(epoch)
-        if len(due) > self._kv.free_blocks:
-            due.sort(key=self.policy.eviction_key)
-        for request in due:
-            if request.batch is None:
-                continue  # evicted for an earlier one
-            if batch.needs_block(request) and not self._claim_block(request, step):
-                if request.batch is not None:
-                    self._hold_back(request)
-                continue
-            if request.last_epoch == epoch:
-                step.last.append(request)
-            else:
-                batch.file(request)
-
-    def _hold_back(self, request: ScheduledRequest) -> None:
-        """Take a member out of the batch, with its blocks, until there is room again."""
-        self._table.leave_batch(request)
-        self._table.set_ready(request)
-
-    def _claim_block(self, request: ScheduledRequest, step: StepBuilder) -> bool:
-        """Append a block to a running request, evicting others if none is free."""
-        kv = self._kv
-        while (block := kv.allocate_one()) is None:
-            step.starved = True
-            if step.pending is None:
-                step.pending = self._table.pending_blocks()
-            if step.pending > 0:  # a later commit frees one
-                step.pending -= 1
-                return False
-            victim = self._evictor.victim()
-            if victim is None:
-                return False
-            step.pending += self._evictor.evict(victim)
-            step.displaced = True
-            if victim is request:
-                return False
-        request.blocks.append(block)
-        step.new_blocks.append((request.rid, block))
-        return True
+            schedule_decodes(step, table, phase, self._evictor)
 
     # --- plan: prompts -----------------------------------------------------------------------
     def _schedule_prompts(self, step: StepBuilder, phase: Phase) -> None:
@@ -447,14 +247,12 @@ class Scheduler(SchedulerView):
         """Start the head of the queue; return False if no other may start in this step."""
         policy, table, kv = self.policy, self._table, self._kv
         blocked = (request.rid, kv.generation)
-        if self._blocked == blocked:
-            return False
-        if self._limits_admission and not policy.may_admit(request):
+        if self._blocked == blocked or (self._limits_admission and not policy.may_admit(request)):
             return False
         swapped = bool(request.host_blocks)
         total = request.input_tokens + request.base_sampled
-        # The last token of a prompt is always computed, since it samples the next one. The last
-        # block of a copy is always copied back, since its arrival resumes the request.
+        # The last token of a prompt is always computed and the last block of a copy always copied
+        # back: they give the next token and resume the request.
         most = len(request.host_blocks) - 1 if swapped else (total - 1) // kv.block_size
         hits = kv.match(request.block_hashes, most)
         cached = request.base_computed if swapped else len(hits) * kv.block_size
@@ -486,7 +284,7 @@ class Scheduler(SchedulerView):
             Admitted(rid=request.rid, blocks=tuple(request.blocks), cached_tokens=cached)
         )
         if swapped:
-            table.swap_in(request, found=len(hits))
+            self._evictor.swap_in(request, found=len(hits))
             return True
         self._prefix_queried_tokens += total
         self._prefix_hit_tokens += cached
@@ -496,16 +294,14 @@ class Scheduler(SchedulerView):
         return True
 
     def _make_room(self, request: ScheduledRequest, blocks: int, step: StepBuilder) -> bool:
-        """Return True if a request fits the batch width and this many blocks are free.
+        """Return True if a request fits the batch width and so many blocks are free.
 
-        Requests that it displaces are evicted. Blocks that a commit will free are not there yet:
-        the request waits for them, and no other is displaced meanwhile. Requests with a chunk in
-        this plan are not displaced.
+        Requests that it displaces are evicted.
         """
-        table, kv, host = self._table, self._kv, self._host
-        running = table.num_running + step.ended
+        host = self._host
+        running = self._table.num_running + step.ended
         places = self.limits.max_num_seqs - running
-        missing = blocks - kv.free_blocks
+        missing = blocks - self._kv.free_blocks
         if host.free_blocks < host.total_blocks and not (
             room_to_widen(free_blocks=-missing, running=running)
             or any(self.policy.displaced_by(request))
@@ -513,37 +309,31 @@ class Scheduler(SchedulerView):
             return False
         if places > 0 and missing <= 0:
             return True
-        if not self._displaces:
-            return False
-        if missing > 0:
-            if step.pending is None:
-                step.pending = table.pending_blocks()
-            missing -= step.pending
-        if places > 0 and missing <= 0:
-            return False
-        victims: list[ScheduledRequest] = []
-        for victim in self.policy.displaced_by(request):
-            if victim.displaceable and victim.last_plan != step.plan_id:
-                victims.append(victim)
-                missing -= kv.exclusive(victim.blocks)
-                if missing <= 0 and places + len(victims) > 0:
-                    break
-        else:
-            return False
-        pending = sum(map(self._evictor.evict, victims))
-        step.displaced = True
-        if step.decodes:
-            decodes = len(table.batch.members)
-            step.left += step.decodes - decodes
-            step.decodes = decodes
-        if step.pending is not None:
-            step.pending += pending
-        return blocks <= kv.free_blocks
+        return self._displaces and self._evictor.displace(request, blocks, places, step)
 
     def _compute(self, request: ScheduledRequest, tokens: int, step: StepBuilder) -> None:
         """Add a chunk of a prefilling request to the plan."""
-        total = request.input_tokens + request.base_sampled
-        if not step.add_chunk(request, tokens, total):
+        start = request.base_computed
+        end = start + tokens
+        samples = end == request.input_tokens + request.base_sampled
+        step.chunks.append(
+            Chunk(
+                rid=request.rid,
+                start=start,
+                num_tokens=tokens,
+                samples=samples,
+                output_tokens=request.base_sampled,
+            )
+        )
+        step.requests.append(request)
+        step.tokens += tokens
+        step.left -= tokens
+        step.context += end
+        step.squares += end * end - start * start
+        step.longest = max(step.longest, tokens)
+        request.base_computed = end
+        request.last_plan = step.plan_id
+        if not samples:
             return
         del self._table.prefilling[request.rid]
         request.base_sampled += 1
@@ -603,7 +393,7 @@ class Scheduler(SchedulerView):
         )
         record = InFlight(plan, step.requests, copied)
         table.in_flight.append(record)
-        self._next_plan_id += 1
+        self.next_plan_id += 1
         for request in step.last:
             if request.batch is not None:
                 table.leave_batch(request)
@@ -634,25 +424,25 @@ class Scheduler(SchedulerView):
         for chunk, request in zip(plan.chunks, record.requests, strict=True):
             table.publish(request, chunk.start + chunk.num_tokens)
             if chunk.samples:
-                self._emit(request, stopped.get(chunk.rid), progress, released)
+                table.emit(request, stopped.get(chunk.rid), now_ns, progress, released)
         for request in record.leavers:
-            self._emit(request, stopped.get(request.rid), progress, released)
+            table.emit(request, stopped.get(request.rid), now_ns, progress, released)
         for rid, reason in stopped.items():
             member = batch.members.get(rid)
             if member is not None and member.joined_epoch < epoch:
-                self._finish(member, released)
+                table.finish(member, released)
                 progress.append(Progress(request=member, finish_reason=reason))
         for request in record.releases:
             if request.state is _PREEMPTING:
-                table.vacate(request)
-            elif request.holds_blocks and request.state in (_FINISHED, _DETACHING):
-                request.state = _HELD
+                self._evictor.vacate(request)
+            elif request.holds_blocks and request.state in _HELD_AFTER:
+                request.state = RequestState.HELD
             else:
                 table.free(request)
                 released.append(request.rid)
         for request in record.copied:
             if request.state in _SWAPPING:
-                table.copied(request)
+                self._evictor.copied(request)
         outcome = StepOutcome(
             plan=plan,
             result=result,
@@ -663,35 +453,6 @@ class Scheduler(SchedulerView):
         if plan.shape.num_tokens:
             self._observe(outcome)
         return outcome
-
-    def _emit(
-        self,
-        request: ScheduledRequest,
-        stopped: str | None,
-        progress: list[Progress],
-        released: list[int],
-    ) -> None:
-        """Emit one token of a request that the batch does not count, or does no more."""
-        if request.state in _ENDED:
-            return  # surplus
-        request.base_emitted += 1
-        if request.base_emitted == 1:
-            request.first_token_ns = self.now_ns
-        if stopped is None and request.output_tokens >= request.output_limit:
-            stopped = "length"
-        if stopped is not None:
-            self._finish(request, released)
-        progress.append(Progress(request=request, finish_reason=stopped))
-
-    def _finish(self, request: ScheduledRequest, released: list[int]) -> None:
-        """End a request that emitted its last token."""
-        if request.state is _DETACHING:
-            request.holds_blocks = False
-        if request.state not in _RELEASED_LATER:
-            self._table.withdraw(request)
-            if self._table.release(request):
-                released.append(request.rid)
-        request.state = _FINISHED
 
     def _observe(self, outcome: StepOutcome) -> None:
         """Count a step that computed, and pass it to everything that learns from steps."""
@@ -711,18 +472,6 @@ class Scheduler(SchedulerView):
         if self._learns:
             self.policy.after_step(outcome)
 
-    # --- fast-forward ------------------------------------------------------------------------
-    def steady(self) -> SteadyDecoding | None:
-        """Return a point to fast-forward from; None if the next step must be planned.
-
-        It is valid until the scheduler is used in any other way.
-        """
-        return self._fast_forward.steady()
-
-    def skip(self, plans: int) -> None:
-        """Reserve the ids of plans that fast-forwarding makes."""
-        self._next_plan_id += plans
-
     def count(
         self,
         *,
@@ -739,12 +488,13 @@ class Scheduler(SchedulerView):
         self._output_tokens += output_tokens
         self._evictor.last_step_ns = last_step_ns
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every invariant holds; for tests and when idle."""
-        self._table.check_integrity()
-
 
 def _overrides(policy: SchedulingPolicy, *hooks: str) -> bool:
     """Return True if a policy overrides one of these optional hooks."""
     kind = type(policy)
     return any(getattr(kind, hook) is not getattr(SchedulingPolicy, hook) for hook in hooks)
+
+
+def _is_empty(step: StepBuilder) -> bool:
+    """Return True if a step computes nothing and admits no request."""
+    return not (step.decodes or step.chunks or step.admitted)
