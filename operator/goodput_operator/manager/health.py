@@ -1,97 +1,101 @@
-"""Whether the operator is alive: what it heard, what it finished, what waits.
+"""The operator's HTTP port: liveness, readiness and metrics.
 
-That the process runs proves nothing: a watch may have ended unnoticed, and a turn may hang. Every
-number here is an age, so that a person who reads the probe's answer sees what is stuck.
-
-The ages of the last event and of the last turn are told and are no problem by themselves: in a
-cluster in which nothing changes there is no event, and where no service wants a turn none ends.
-Judged is what would bring them: that watches are begun again and again, that turns end, and that
-some turn ends while a service waits for its own. A queue that is long and moves is no problem of
-the process: where many pods do not answer, turns take seconds, and a new process would begin at the
-end of the same queue.
+A running process proves nothing: a watch may have ended unnoticed, and a reconciliation may hang.
+Liveness therefore checks that watches are renewed, that reconciliations end, and that some end
+while a service waits. The ages of the last event and the last reconciliation are reported, but are
+no problem by themselves: in an idle cluster neither happens. Neither is a long queue that moves:
+where many pods do not respond, reconciliations take seconds, and a new process would have the same
+queue.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from aiohttp import web
+
+from goodput_core.contract import PATH_LIVE, PATH_METRICS, PATH_READY
+from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.watch import WATCH_S
+from goodput_operator.reconcile.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from goodput_operator.kube.fence import Clock, Fence
+    from goodput_operator.reconcile.metrics import OperatorMetrics
     from goodput_operator.reconcile.work_queue import Workers
 
-__all__ = ["Health"]
+__all__ = ["Health", "ProbeServer"]
 
-_MOST_SILENCE_NS: Final = 2 * WATCH_S * NS_PER_S
-_MOST_STUCK_NS: Final = 120 * NS_PER_S
-_MOST_TURN_NS: Final = 300 * NS_PER_S
+_MAX_WATCH_AGE_NS: Final = 2 * WATCH_S * NS_PER_S
+_MAX_STUCK_NS: Final = 120 * NS_PER_S
+_MAX_RECONCILIATION_NS: Final = 300 * NS_PER_S
 
 
 class Health:
-    """Gathers signs of life.
+    """Collects signs of life.
 
     Args:
         clock: monotonic time.
-        paths: of the API server that are watched.
-        fence: whether this operator leads.
-        workers: who give the turns.
+        paths: watched API paths.
+        fence: open while this operator leads.
+        workers: reconcile services.
     """
 
     def __init__(
         self, *, clock: Clock, paths: Iterable[str], fence: Fence, workers: Workers[Any]
     ) -> None:
         self._clock = clock
-        self._begun_ns = clock.now_ns()
-        self._heard: dict[str, int | None] = dict.fromkeys(paths)
+        self._started_ns = clock.now_ns()
+        self._watched_ns: dict[str, int | None] = dict.fromkeys(paths)
         self._event_ns: int | None = None
         self._fence = fence
         self._workers = workers
 
-    def heard(self, path: str) -> None:
-        """The API server let a watch of this path, or the list before it, begin."""
-        if path in self._heard:
-            self._heard[path] = self._clock.now_ns()
+    def requested(self, path: str) -> None:
+        """Note that the API server accepted a list or watch of this path."""
+        if path in self._watched_ns:
+            self._watched_ns[path] = self._clock.now_ns()
 
     def event(self) -> None:
-        """Something that is watched changed."""
+        """Note a watch event."""
         self._event_ns = self._clock.now_ns()
 
     @property
     def ready(self) -> bool:
-        """Whether everything is being watched."""
-        return None not in self._heard.values()
+        """True if everything is being watched."""
+        return None not in self._watched_ns.values()
 
     def problems(self) -> list[str]:
-        """Why the process should be ended and begun anew, one sentence each; none: it lives."""
+        """Return reasons to restart the process, one sentence each."""
         now_ns = self._clock.now_ns()
         found = []
-        for path, heard_ns in self._heard.items():
-            silent_ns = now_ns - (self._begun_ns if heard_ns is None else heard_ns)
-            if silent_ns > _MOST_SILENCE_NS:
-                found.append(f"no watch of {path} has begun for {silent_ns // NS_PER_S} s")
+        for path, watched_ns in self._watched_ns.items():
+            age_ns = now_ns - (self._started_ns if watched_ns is None else watched_ns)
+            if age_ns > _MAX_WATCH_AGE_NS:
+                found.append(f"no watch of {path} has started for {age_ns // NS_PER_S} s")
         if self._fence.open:
             stuck_ns = self._stuck_ns(now_ns)
-            if stuck_ns > _MOST_STUCK_NS:
+            if stuck_ns > _MAX_STUCK_NS:
                 found.append(
-                    f"a service waits for its turn, and for {stuck_ns // NS_PER_S} s none has ended"
+                    "a service is due, and no reconciliation has ended for "
+                    f"{stuck_ns // NS_PER_S} s"
                 )
             longest_ns = self._workers.queue.longest_ns(now_ns)
-            if longest_ns > _MOST_TURN_NS:
-                found.append(f"a turn has taken {longest_ns // NS_PER_S} s")
+            if longest_ns > _MAX_RECONCILIATION_NS:
+                found.append(f"a reconciliation has taken {longest_ns // NS_PER_S} s")
         return found
 
     def _stuck_ns(self, now_ns: int) -> int:
-        """For how long a service has waited while no turn ended."""
+        """Return how long a service has been due while no reconciliation ended."""
         overdue_ns = self._workers.queue.overdue_ns(now_ns)
         finished_ns = self._workers.finished_ns
         return overdue_ns if finished_ns is None else min(overdue_ns, now_ns - finished_ns)
 
     def report(self) -> dict[str, Any]:
-        """What a probe answers, as JSON: ages in seconds, None for what has not happened."""
+        """Return the probes' JSON: ages in seconds, None if there was no such event."""
         now_ns = self._clock.now_ns()
 
         def age(at_ns: int | None) -> float | None:
@@ -102,8 +106,66 @@ class Health:
             "ready": self.ready,
             "leading": self._fence.open,
             "event_age_seconds": age(self._event_ns),
-            "turn_age_seconds": age(self._workers.finished_ns),
-            "watch_age_seconds": {path: age(at) for path, at in self._heard.items()},
+            "reconciliation_age_seconds": age(self._workers.finished_ns),
+            "watch_age_seconds": {path: age(at) for path, at in self._watched_ns.items()},
             "waiting": self._workers.queue.waiting(),
             "overdue_seconds": self._workers.queue.overdue_ns(now_ns) / NS_PER_S,
         }
+
+
+class ProbeServer:
+    """Serves the probes and the metrics.
+
+    Args:
+        health: of the operator.
+        metrics: of the operator.
+    """
+
+    def __init__(self, health: Health, metrics: OperatorMetrics) -> None:
+        self._health = health
+        self._metrics = metrics
+        app = web.Application()
+        app.router.add_get(PATH_LIVE, self._live)
+        app.router.add_get(PATH_READY, self._ready)
+        app.router.add_get(PATH_METRICS, self._text)
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen.
+
+        Args:
+            host: an address; `::` for all addresses, of both families if the kernel has both.
+            port: 0 for any free one, which then differs between addresses.
+
+        Returns:
+            The bound port.
+
+        Raises:
+            UsageError: the port is in use.
+        """
+        await self._runner.setup()
+        # asyncio binds both families for None, and IPv6 alone for `::`.
+        site = web.TCPSite(self._runner, None if host == "::" else host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise UsageError(
+                f"port {port} cannot be used: {error.strerror}; choose another with --probe-port"
+            ) from error
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    async def _live(self, _: web.Request) -> web.Response:
+        report = self._health.report()
+        return web.json_response(report, status=503 if report["problems"] else 200)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return web.json_response(self._health.report(), status=200 if self._health.ready else 503)
+
+    async def _text(self, _: web.Request) -> web.Response:
+        report = self._health.report()
+        body = self._metrics.text(leading=report["leading"], waiting=report["waiting"])
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

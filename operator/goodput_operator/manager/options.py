@@ -1,4 +1,4 @@
-"""The command line of `goodput operator`, as one frozen value."""
+"""Options of `goodput operator`, parsed without loading the operator (`--help`, completion)."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _EXAMPLES: Final = (
     f"goodput operator --key-file key {_IMAGES} --namespace team-a --namespace team-b --verbose",
 )
 _PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
-_MOST_GROUP: Final = 999_999_999
-_MOST_IDENTITY: Final = 128
-"""What the API server takes as the instance that reports an Event."""
+_MAX_GROUP: Final = 999_999_999
+_MAX_IDENTITY: Final = 128
+"""Longest reporting instance of an Event that the API server accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the operator runs.
+    """Settings of the operator process.
 
     Args:
-        namespaces: that it looks after; none: all.
-        installation: what is the same for all services.
-        key_file: from which engines' tokens are derived.
-        kubeconfig: None: the pod's service account, else what kubectl reads.
-        lease_name: of the Lease.
-        lease_namespace: of the Lease.
-        identity: signs the Lease; no other process has it while this one runs.
+        namespaces: watched namespaces; empty for all.
+        installation: settings of all services.
+        key_file: holds the key from which engines' tokens are derived.
+        kubeconfig: None selects the pod's service account, or kubectl's configuration outside a
+            pod.
+        lease_name, lease_namespace: of the Lease.
+        identity: holder of the Lease, unique among running operators.
         probe_host: address of the port for probes and metrics.
-        probe_port: 0: any free one.
-        workers: services looked after at once.
-        verbose: log the phases of every turn.
+        probe_port: 0 for any free one.
+        workers: concurrent reconciliations.
+        verbose: log the phases of every reconciliation.
     """
 
     namespaces: tuple[str, ...]
@@ -66,7 +66,7 @@ def make_parser() -> CommandParser:
     """Build the parser of `goodput operator`."""
     parser = CommandParser(
         "goodput operator",
-        summary="Look after the LLMServices of a cluster.",
+        summary="Run the LLMServices of a cluster.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
@@ -74,91 +74,93 @@ def make_parser() -> CommandParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="look after this namespace only; may be repeated (default: all namespaces)",
+        help="watch this namespace only; may be repeated (default: all namespaces)",
     )
     parser.add_argument(
         "--engine-image",
         required=True,
         metavar="IMAGE",
-        help="image of engines whose LLMService names none",
+        help="image of engines without spec.engine.image",
     )
     parser.add_argument(
         "--router-image",
         required=True,
         metavar="IMAGE",
-        help="image of routers whose LLMService names none",
+        help="image of routers without spec.router.image",
     )
     parser.add_argument(
         "--image-pull-policy",
         choices=_PULL_POLICIES,
-        help="of both images (default: Kubernetes' own choice)",
+        help="pull policy of both images (default: Kubernetes' default)",
     )
     parser.add_argument(
         "--fs-group",
-        type=argument_type(lambda text: parse_whole(text, 0, _MOST_GROUP, "a group"), "group"),
+        type=argument_type(lambda text: parse_whole(text, 0, _MAX_GROUP, "a group"), "group"),
         metavar="GID",
-        help="group that owns the volumes of engines (default: none is set)",
+        help="group that owns the volumes of engines (default: not set)",
     )
     parser.add_argument(
         "--prometheus-allow",
         action="append",
         default=[],
         metavar="URL",
-        help="a server that an LLMService may name in spec.control.prometheus.url, written as "
-        "there; may be repeated (default: none)",
+        help="allowed value of spec.control.prometheus.url, compared as text; may be repeated "
+        "(default: none)",
     )
     parser.add_argument(
         "--key-file",
         type=Path,
         default=Path("/etc/goodput-operator/key"),
         metavar="FILE",
-        help="the key from which the tokens of engines are derived (default: %(default)s)",
+        help="key from which the tokens of engines are derived (default: %(default)s)",
     )
     parser.add_argument(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="credentials (default: the pod's service account, else kubectl's own)",
+        help="credentials (default: the pod's service account, else kubectl's configuration)",
     )
     parser.add_argument(
         "--lease-name",
         default="goodput-operator",
         metavar="NAME",
-        help="the Lease by which one of several operators writes (default: %(default)s)",
+        help="name of the Lease for leader election (default: %(default)s)",
     )
     parser.add_argument(
         "--lease-namespace",
         metavar="NAME",
-        help="its namespace (default: the pod's own, else `default`)",
+        help="namespace of the Lease (default: the pod's, else `default`)",
     )
     parser.add_argument(
         "--identity",
         metavar="NAME",
-        help="who holds the Lease, unlike any other operator; one that starts again under its "
-        "name goes on at once, so its predecessor must have ended (default: the host's name and "
-        "random digits)",
+        help="holder of the Lease, unique among running operators; a process that starts again "
+        "with the same identity takes the Lease over at once, so its predecessor must have ended "
+        "(default: the host's name and random digits)",
     )
     parser.add_argument(
         "--probe-host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address of the port for probes and metrics; `::`: every one (default: %(default)s)",
+        help="address of the port for probes and metrics; `::` for all (default: %(default)s)",
     )
     parser.add_argument(
         "--probe-port",
         type=argument_type(parse_port, "port"),
         default=8080,
         metavar="PORT",
-        help="that port; 0 takes any free one (default: %(default)s)",
+        help="port for probes and metrics; 0 for any free one (default: %(default)s)",
     )
     parser.add_argument(
         "--workers",
         type=argument_type(lambda text: parse_whole(text, 1, 64, "a number of workers"), "count"),
         default=8,
         metavar="N",
-        help="services looked after at once (default: %(default)s)",
+        help="services reconciled at the same time (default: %(default)s)",
     )
-    parser.add_argument("--verbose", action="store_true", help="log the phases of every turn")
+    parser.add_argument(
+        "--verbose", action="store_true", help="log the phases of every reconciliation"
+    )
     return parser
 
 
@@ -166,21 +168,21 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
     """Parse the command line.
 
     Raises:
-        UsageError: it makes no sense.
+        UsageError: an option is invalid.
     """
     args = make_parser().parse_args(argv)
     if any(not name for name in args.namespace):
         raise UsageError(
-            "goodput operator: --namespace is empty; name one, or leave the option out for all"
+            "goodput operator: --namespace is empty; give a name, or omit the option for all"
         )
     identity = args.identity
     if identity is None:
         host = environment.get("HOSTNAME") or socket.gethostname()
         identity = f"{host}-{secrets.token_hex(4)}"
-    elif not 0 < len(identity) <= _MOST_IDENTITY:
+    elif not 0 < len(identity) <= _MAX_IDENTITY:
         raise UsageError(
             f"goodput operator: --identity has {len(identity)} characters; "
-            f"give it 1 to {_MOST_IDENTITY}"
+            f"give it 1 to {_MAX_IDENTITY}"
         )
     return Options(
         namespaces=tuple(dict.fromkeys(args.namespace)),

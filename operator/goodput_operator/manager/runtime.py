@@ -1,12 +1,13 @@
-"""The running operator: put together once, supervised, and ended by the first part that ends.
+"""The running operator: election, work queue, reconciler and probes, supervised as one.
 
-Kopf owns the event loop's start and end (`goodput operator` and `kopf run` alike), so this is
-started and stopped by its handlers.
+It ends when its first part ends. Kopf owns the event loop, so its startup and cleanup handlers
+start and stop the operator.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -22,9 +23,7 @@ from goodput_operator.kube.fence import Fence
 from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
 from goodput_operator.kube.objects import LLMSERVICE
 from goodput_operator.kube.watch import WATCHED, connect, watch_session
-from goodput_operator.manager.health import Health
-from goodput_operator.manager.probes import Probes
-from goodput_operator.manager.process_limits import collect_garbage_seldom
+from goodput_operator.manager.health import Health, ProbeServer
 from goodput_operator.reconcile.apply import Applier, LimitsPusher
 from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
@@ -47,26 +46,30 @@ if TYPE_CHECKING:
     from goodput_operator.reconcile.observe import Measure
     from goodput_operator.reconcile.snapshot import Snapshot
 
-__all__ = ["LEAST_KEY_BYTES", "Operator", "read_key", "require_served"]
+__all__ = ["MIN_KEY_BYTES", "Operator", "read_key", "require_served"]
 
 _log = logging.getLogger(__name__)
-LEAST_KEY_BYTES: Final = 32
-_MOST_KEY_BYTES: Final = 4096
+MIN_KEY_BYTES: Final = 32
+_MAX_KEY_BYTES: Final = 4096
 _CALL_NS: Final = 10 * NS_PER_S
-_LOGIN_AGAIN_S: Final = 2
+_RELOGIN_S: Final = 2
 _LEASE_CALL_NS: Final = 2 * NS_PER_S
-"""Two of them and a pause fit several times into the time that a leader has to renew."""
+"""Several calls and pauses fit into the time that a leader has to renew."""
+_YOUNG_OBJECTS: Final = 100_000
+"""Objects of several reconciliations. With Python's default of 700, the objects of a waiting
+reconciliation count as old before it ends, and the millions of cached objects are searched for
+garbage every few seconds."""
 
 
 class Operator:
     """One operator process.
 
     Args:
-        options: how it runs.
-        decide: from a snapshot to a decision.
-        measure: gathers numbers; made with a session of HTTP.
-        clock: both times.
-        ended: called once when it cannot go on; `failure` then says why.
+        options: its settings.
+        decide: the decision function.
+        measure: creates the collector of measurements for an HTTP session.
+        clock: monotonic and calendar time.
+        ended: called once when the operator fails; `failure` then holds the error.
     """
 
     def __init__(
@@ -109,17 +112,18 @@ class Operator:
             workers=self._workers,
         )
         self.failure: BaseException | None = None
-        """Why it ended by itself."""
+        """Why the operator failed; None if it did not."""
 
     async def start(self) -> None:
-        """Connect, listen, and stand for election.
+        """Connect, listen, and take part in the election.
 
         Raises:
-            GoodputError: it cannot run as asked.
+            GoodputError: a setting cannot be used, or the cluster cannot be reached.
         """
         options, clock = self._options, self._clock
-        files = raise_open_files()
-        collect_garbage_seldom()
+        open_files = raise_open_files()
+        _, *older = gc.get_threshold()
+        gc.set_threshold(_YOUNG_OBJECTS, *older)
         key = read_key(options.key_file)
         api = await self._stack.enter_async_context(await connect(options.kubeconfig))
         self._api = api
@@ -140,7 +144,7 @@ class Operator:
             measure=measure,
             metrics=self._metrics,
         )
-        probes = Probes(self._health, self._metrics)
+        probes = ProbeServer(self._health, self._metrics)
         port = await probes.start(options.probe_host, options.probe_port)
         self._stack.push_async_callback(probes.stop)
         lock = FencingLock(
@@ -155,12 +159,12 @@ class Operator:
         self._task = asyncio.create_task(self._supervise(lock), name="operator")
         _log.info(
             "started",
-            extra={"probe_port": port, "identity": options.identity, "open_files": files},
+            extra={"probe_port": port, "identity": options.identity, "open_files": open_files},
         )
 
     async def stop(self) -> None:
-        """Stop working, give the Lease back, and close what was opened."""
-        # In this order: no write of ours is on its way when another operator begins.
+        """Stop the workers, release the Lease, and close connections."""
+        # In this order, so that no write is in flight when another operator takes the Lease.
         for task in (self._working, self._task):
             if task is not None:
                 task.cancel()
@@ -169,38 +173,38 @@ class Operator:
         _log.info("stopped")
 
     async def login(self) -> kopf.AiohttpSession:
-        """What Kopf watches with; from the second time on, after a pause.
+        """Return a session for Kopf's watches; after a pause, except for the first.
 
-        Kopf asks for another session whenever the API server knows nobody, as it does while it
-        starts, and tries all watches at once with each.
+        Kopf logs in again whenever the API server answers 401, as it does while it starts, and
+        then retries all watches at once.
         """
         assert self._api is not None, "Kopf logs in after its start-up handlers"
         if self._logged_in:
-            await asyncio.sleep(_LOGIN_AGAIN_S)
+            await asyncio.sleep(_RELOGIN_S)
         self._logged_in = True
-        return await watch_session(self._api, requested=self._health.heard, listed=self._listed)
+        return await watch_session(self._api, requested=self._health.requested, listed=self._listed)
 
-    def told(self, body: Any, *, deleted: bool) -> None:
-        """Kopf delivered an event."""
+    def changed(self, body: Any, *, deleted: bool) -> None:
+        """Take a watch event."""
         self._cache.update(body, deleted=deleted)
         self._health.event()
 
-    def wanted(self, key: Key) -> None:
-        """A service may want a turn; only the leader gives any, and only once all is known."""
+    def enqueue(self, key: Key) -> None:
+        """Request a reconciliation if this operator leads and the cache is complete."""
         if self._leading and self._cache.complete:
             self._workers.add(key)
 
     def _listed(self, path: str, content: Any) -> None:
-        """Kopf is about to take in a list; it asks for other things as well."""
+        """Take a list before Kopf does; responses of other paths are ignored."""
         if path not in self._watched:
             return
         before = self._cache.complete
         changed: Iterable[Key] = self._cache.replace(*self._watched[path], content)
         for key in changed if before else self._cache.services():
-            self.wanted(key)
+            self.enqueue(key)
 
     async def _reconcile(self, key: Key) -> Result:
-        assert self._reconciler is not None, "workers start after all the rest"
+        assert self._reconciler is not None, "workers start after the reconciler"
         return await self._reconciler.reconcile(key)
 
     async def _supervise(self, lock: FencingLock) -> None:
@@ -211,11 +215,11 @@ class Operator:
                     self._leading = True
                     _log.info("leading", extra={"identity": lock.identity})
                     for key in self._cache.services():
-                        self.wanted(key)
+                        self.enqueue(key)
                     self._working = tasks.create_task(self._workers.run(), name="workers")
 
                 await hold_lease(lock, leading=leading)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the process ends by it
+        except Exception as error:  # noqa: BLE001 - any error ends the process
             self._fail(root_of(error))
 
     def _fail(self, error: BaseException) -> None:
@@ -225,18 +229,18 @@ class Operator:
 
 
 async def require_served(client: Client) -> None:
-    """Check that there is anything to look after.
+    """Check that the API server serves LLMServices.
 
     Raises:
-        UnreachableError: the API server does not answer, or knows no LLMServices.
+        UnreachableError: it does not, or it cannot be reached.
     """
     answer = await client.discover(LLMSERVICE)
     if not isinstance(answer, Refusal):
         return
     if answer.not_found:
         raise UnreachableError(
-            f"the API server knows no {LLMSERVICE.name} of {LLMSERVICE.api_version}; install its "
-            "custom resource definition first"
+            f"the API server does not serve {LLMSERVICE.name} of {LLMSERVICE.api_version}; install "
+            "its custom resource definition first"
         )
     raise UnreachableError(f"the cluster cannot be used: {answer.message}")
 
@@ -249,15 +253,15 @@ def read_key(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            key = file.read(_MOST_KEY_BYTES)
+            key = file.read(_MAX_KEY_BYTES)
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read: {error.strerror}; mount the Secret with the operator's key "
             "there, or name the file with --key-file"
         ) from error
-    if len(key) < LEAST_KEY_BYTES:
+    if len(key) < MIN_KEY_BYTES:
         raise InputError(
-            f"{path}: has {len(key)} bytes; a key needs at least {LEAST_KEY_BYTES}, such as "
-            f"`head -c {LEAST_KEY_BYTES} /dev/urandom` writes"
+            f"{path}: has {len(key)} bytes; a key needs at least {MIN_KEY_BYTES}, such as "
+            f"`head -c {MIN_KEY_BYTES} /dev/urandom` writes"
         )
     return key

@@ -1,4 +1,4 @@
-"""The operator's own metrics: turns, calls, and what the status of each service says."""
+"""The operator's metrics: reconciliations, API calls, and the status of each service."""
 
 from __future__ import annotations
 
@@ -32,87 +32,90 @@ if TYPE_CHECKING:
 __all__ = ["CONTENT_TYPE", "OperatorMetrics"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_OF_SERVICE: Final = ("namespace", LABEL_LLMSERVICE)
-_OF_STATUS: Final = {
-    "replicas": (METRIC_SERVICE_REPLICAS, "Engine pods that there are."),
-    "readyReplicas": (METRIC_SERVICE_READY_REPLICAS, "Of these, ready."),
-    "recommendedReplicas": (METRIC_SERVICE_RECOMMENDED_REPLICAS, "Replicas that control wants."),
-    "tokenBudget": (METRIC_SERVICE_TOKEN_BUDGET, "Tokens of a step at most."),
+_SERVICE_LABELS: Final = ("namespace", LABEL_LLMSERVICE)
+_STATUS_GAUGES: Final = {
+    "replicas": (METRIC_SERVICE_REPLICAS, "Engine pods."),
+    "readyReplicas": (METRIC_SERVICE_READY_REPLICAS, "Ready engine pods."),
+    "recommendedReplicas": (METRIC_SERVICE_RECOMMENDED_REPLICAS, "Recommended replicas."),
+    "tokenBudget": (METRIC_SERVICE_TOKEN_BUDGET, "Upper bound of the token budget of a step."),
 }
 
 
 class OperatorMetrics:
-    """Counts, in a registry of its own."""
+    """The metrics, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._leader = Gauge(
-            METRIC_OPERATOR_LEADER, "1 while this operator may write.", registry=self._registry
+            METRIC_OPERATOR_LEADER, "1 while the Lease is held.", registry=self._registry
         )
         self._waiting = Gauge(
-            METRIC_OPERATOR_WAITING, "Services that wait for a turn.", registry=self._registry
+            METRIC_OPERATOR_WAITING, "Services waiting to be reconciled.", registry=self._registry
         )
-        self._turns = Counter(
-            METRIC_OPERATOR_TURNS, "Turns that ended.", [LABEL_OUTCOME], registry=self._registry
+        self._reconciliations = Counter(
+            METRIC_OPERATOR_TURNS,
+            "Ended reconciliations.",
+            [LABEL_OUTCOME],
+            registry=self._registry,
         )
         self._seconds = Histogram(
-            METRIC_OPERATOR_TURN_SECONDS, "How long turns took.", registry=self._registry
+            METRIC_OPERATOR_TURN_SECONDS, "Duration of reconciliations.", registry=self._registry
         )
         self._calls = Counter(
             METRIC_OPERATOR_CALLS,
-            "Calls to the API server, watches apart.",
+            "Calls to the API server, without watches.",
             ["verb", "kind", "status"],
             registry=self._registry,
         )
-        self._of_status = {
-            field: Gauge(name, text, _OF_SERVICE, registry=self._registry)
-            for field, (name, text) in _OF_STATUS.items()
+        self._status_gauges = {
+            field: Gauge(name, text, _SERVICE_LABELS, registry=self._registry)
+            for field, (name, text) in _STATUS_GAUGES.items()
         }
         self._decisions = Counter(
             METRIC_SERVICE_DECISIONS,
-            "Decisions of the control laws, those that were only recommended among them.",
-            [*_OF_SERVICE, "knob", "reason", "applied"],
+            "Decisions of the control laws, applied and recommended.",
+            [*_SERVICE_LABELS, "knob", "reason", "applied"],
             registry=self._registry,
         )
 
     def call(self, verb: str, kind: str, status: int) -> None:
-        """A call to the API server was answered, or not."""
+        """Count a call to the API server."""
         self._calls.labels(verb, kind, status).inc()
 
     @contextmanager
     def reconciliation(self) -> Iterator[None]:
-        """Time a turn."""
-        begun = time.perf_counter()
+        """Time a reconciliation."""
+        started = time.perf_counter()
         outcome = "error"
         try:
             yield
             outcome = "ok"
         finally:
-            self._turns.labels(outcome).inc()
-            self._seconds.observe(time.perf_counter() - begun)
+            self._reconciliations.labels(outcome).inc()
+            self._seconds.observe(time.perf_counter() - started)
 
     def status(self, key: Key, status: Mapping[str, Any]) -> None:
-        """What the status of a service says."""
-        for field, gauge in self._of_status.items():
+        """Set the gauges of a service from its status."""
+        for field, gauge in self._status_gauges.items():
             if field in status:
                 gauge.labels(*key).set(status[field])
             else:
                 gauge.remove(*key)
 
     def decided(self, key: Key, changes: Iterable[Change]) -> None:
-        """What the control laws put in force for a service, or would."""
+        """Count the changes that the control laws applied or recommended."""
         for one in changes:
             applied = "true" if one.applied else "false"
             self._decisions.labels(*key, one.knob.value, one.reason, applied).inc()
 
     def forget(self, key: Key) -> None:
-        """A service is gone."""
-        for gauge in self._of_status.values():
+        """Drop the metrics of a deleted service."""
+        for gauge in self._status_gauges.values():
             gauge.remove(*key)
-        self._decisions.remove_by_labels(dict(zip(_OF_SERVICE, key, strict=True)))
+        self._decisions.remove_by_labels(dict(zip(_SERVICE_LABELS, key, strict=True)))
 
     def text(self, *, leading: bool, waiting: int) -> bytes:
-        """The exposition, with what is known only when asked."""
+        """Return the exposition in Prometheus' text format."""
         self._leader.set(leading)
         self._waiting.set(waiting)
         return generate_latest(self._registry)

@@ -13,6 +13,7 @@ from goodput_operator.manager.health import Health
 from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
 
 PODS = "/api/v1/pods"
+STUCK = "a service is due, and no reconciliation has ended for 121 s"
 SERVICES = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices"
 
 
@@ -51,8 +52,8 @@ class Parts:
         self.clock.ns += seconds * NS_PER_S
 
     def both_watched(self) -> None:
-        self.health.heard(PODS)
-        self.health.heard(SERVICES)
+        self.health.requested(PODS)
+        self.health.requested(SERVICES)
 
 
 @pytest.fixture
@@ -62,36 +63,38 @@ def parts(memory: Any) -> Parts:
 
 def test_it_is_ready_once_everything_is_watched(parts: Parts) -> None:
     assert not parts.health.ready
-    parts.health.heard(PODS)
-    parts.health.heard("/api/v1/namespaces/ns/secrets")
+    parts.health.requested(PODS)
+    parts.health.requested("/api/v1/namespaces/ns/secrets")
     assert not parts.health.ready
-    parts.health.heard(SERVICES)
+    parts.health.requested(SERVICES)
     assert parts.health.ready
 
 
 def test_a_watch_that_ended_unnoticed_is_a_problem_and_an_idle_cluster_is_none(
     parts: Parts,
 ) -> None:
-    parts.health.heard(SERVICES)
+    parts.health.requested(SERVICES)
     for _ in range(4):
-        parts.health.heard(PODS)
+        parts.health.requested(PODS)
         parts.pass_s(WATCH_S)
-    assert parts.health.problems() == [f"no watch of {SERVICES} has begun for 960 s"]
-    parts.health.heard(SERVICES)
+    assert parts.health.problems() == [f"no watch of {SERVICES} has started for 960 s"]
+    parts.health.requested(SERVICES)
     assert parts.health.problems() == []
 
 
 def test_a_watch_that_never_began_is_a_problem(parts: Parts) -> None:
-    parts.health.heard(PODS)
+    parts.health.requested(PODS)
     parts.pass_s(2 * WATCH_S + 1)
-    parts.health.heard(PODS)
-    assert parts.health.problems() == [f"no watch of {SERVICES} has begun for 481 s"]
+    parts.health.requested(PODS)
+    assert parts.health.problems() == [f"no watch of {SERVICES} has started for 481 s"]
 
 
 def test_a_service_that_waits_too_long_is_a_problem_of_the_leader_alone(parts: Parts) -> None:
     parts.schedule.add("chat", parts.clock.ns)
     parts.pass_s(121)
-    assert parts.health.problems() == ["a service waits for its turn, and for 121 s none has ended"]
+    assert parts.health.problems() == [
+        "a service is due, and no reconciliation has ended for 121 s"
+    ]
     parts.fence.close()
     assert parts.health.problems() == []
 
@@ -108,7 +111,9 @@ async def test_a_long_queue_is_a_problem_only_once_it_moves_no_more(parts: Parts
     parts.pass_s(120)
     assert parts.health.problems() == []
     parts.pass_s(1)
-    assert parts.health.problems() == ["a service waits for its turn, and for 121 s none has ended"]
+    assert parts.health.problems() == [
+        "a service is due, and no reconciliation has ended for 121 s"
+    ]
     working.cancel()
     await asyncio.wait([working])
 
@@ -117,7 +122,7 @@ def test_a_turn_that_hangs_is_a_problem(parts: Parts) -> None:
     parts.schedule.add("chat", parts.clock.ns)
     parts.schedule.take(parts.clock.ns)
     parts.pass_s(301)
-    assert parts.health.problems() == ["a turn has taken 301 s"]
+    assert parts.health.problems() == ["a reconciliation has taken 301 s"]
 
 
 def test_long_without_events_and_turns_is_a_problem_only_where_a_service_wants_one(
@@ -136,8 +141,8 @@ def test_long_without_events_and_turns_is_a_problem_only_where_a_service_wants_o
     parts.pass_s(301)
     parts.both_watched()
     assert parts.health.problems() == [
-        "a service waits for its turn, and for 301 s none has ended",
-        "a turn has taken 301 s",
+        "a service is due, and no reconciliation has ended for 301 s",
+        "a reconciliation has taken 301 s",
     ]
 
 
@@ -145,19 +150,19 @@ def test_a_service_that_fails_again_and_again_is_no_problem_of_the_process(parts
     parts.schedule.add("chat", parts.clock.ns)
     for _ in range(200):
         parts.pass_s(31)
-        parts.health.heard(PODS)
-        parts.health.heard(SERVICES)
+        parts.health.requested(PODS)
+        parts.health.requested(SERVICES)
         assert parts.health.problems() == []
         assert parts.schedule.take(parts.clock.ns) == "chat"
         parts.schedule.finish("chat", parts.clock.ns, failed=True)
 
 
 def test_the_report_tells_ages(parts: Parts) -> None:
-    parts.health.heard(PODS)
+    parts.health.requested(PODS)
     parts.health.event()
     parts.pass_s(3)
     report = parts.health.report()
     assert report["event_age_seconds"] == 3
-    assert report["turn_age_seconds"] is None
+    assert report["reconciliation_age_seconds"] is None
     assert report["watch_age_seconds"] == {PODS: 3, SERVICES: None}
     assert (report["leading"], report["ready"], report["problems"]) == (True, False, [])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
-from goodput_operator.manager.runtime import LEAST_KEY_BYTES, read_key
+from goodput_operator.manager.runtime import MIN_KEY_BYTES, read_key
 from goodput_operator.render.secrets import control_token
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_a_key_is_read_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "--key-file"), (b"short", f"at least {LEAST_KEY_BYTES}"), (b"", "head -c 32")],
+    [(None, "--key-file"), (b"short", f"at least {MIN_KEY_BYTES}"), (b"", "head -c 32")],
     ids=["missing", "short", "empty"],
 )
 def test_a_file_that_is_no_key_is_refused_with_a_remedy(

@@ -11,8 +11,7 @@ import pytest
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.watch import WATCH_S
-from goodput_operator.manager.health import Health
-from goodput_operator.manager.probes import Probes
+from goodput_operator.manager.health import Health, ProbeServer
 from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
 
@@ -34,13 +33,13 @@ def health(memory: Any) -> Health:
 
 
 @pytest.fixture
-async def probes(health: Health) -> AsyncIterator[Probes]:
-    probes = Probes(health, OperatorMetrics())
+async def probes(health: Health) -> AsyncIterator[ProbeServer]:
+    probes = ProbeServer(health, OperatorMetrics())
     yield probes
     await probes.stop()
 
 
-async def asked(probes: Probes, *paths: str) -> list[tuple[int, Any]]:
+async def asked(probes: ProbeServer, *paths: str) -> list[tuple[int, Any]]:
     """What the operator's port answers to each path."""
     port = await probes.start("127.0.0.1", 0)
     answers = []
@@ -52,22 +51,22 @@ async def asked(probes: Probes, *paths: str) -> list[tuple[int, Any]]:
 
 
 async def test_an_operator_with_problems_is_not_alive_and_tells_what_is_how_old(
-    probes: Probes, health: Health, memory: Any
+    probes: ProbeServer, health: Health, memory: Any
 ) -> None:
-    health.heard(PODS)
+    health.requested(PODS)
     health.event()
     memory.clock.ns += (2 * WATCH_S + 1) * NS_PER_S
     ((status, report),) = await asked(probes, "/health/live")
     assert status == 503
-    assert report["problems"] == [f"no watch of {PODS} has begun for 481 s"]
+    assert report["problems"] == [f"no watch of {PODS} has started for 481 s"]
     assert report["watch_age_seconds"] == {PODS: 481}
     assert report["event_age_seconds"] == 481
-    assert report["turn_age_seconds"] is None
+    assert report["reconciliation_age_seconds"] is None
     assert report["overdue_seconds"] == 0
 
 
 async def test_an_operator_that_does_not_watch_everything_yet_is_alive_and_not_ready(
-    probes: Probes, health: Health
+    probes: ProbeServer, health: Health
 ) -> None:
     (live, report), (ready, said) = await asked(probes, "/health/live", "/health/ready")
     assert (live, ready) == (200, 503)
@@ -81,8 +80,8 @@ def free_port() -> int:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the kernel has no IPv6")
-async def test_everywhere_is_both_families(probes: Probes, health: Health) -> None:
-    health.heard(PODS)
+async def test_everywhere_is_both_families(probes: ProbeServer, health: Health) -> None:
+    health.requested(PODS)
     port = await probes.start("::", free_port())
     async with aiohttp.ClientSession() as http:
         for host in ("127.0.0.1", "[::1]"):
@@ -90,7 +89,7 @@ async def test_everywhere_is_both_families(probes: Probes, health: Health) -> No
                 assert response.status == 200
 
 
-async def test_a_port_that_is_taken_is_said_so(probes: Probes) -> None:
+async def test_a_port_that_is_taken_is_said_so(probes: ProbeServer) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UsageError, match="choose another with --probe-port"),

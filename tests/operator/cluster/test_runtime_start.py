@@ -82,7 +82,7 @@ async def test_no_service_has_a_turn_before_everything_is_known(
 ) -> None:
     operator._leading = leads
     operator._listed(f"{PATH}/llmservices", {**NOTHING, "items": [SERVICE]})
-    operator.wanted(("ns", "chat"))
+    operator.enqueue(("ns", "chat"))
     assert operator._workers.queue.waiting() == 0, "its children may be there, unlisted"
     list_all(operator, SERVICE, version=9)
     assert operator._workers.queue.waiting() == leads

@@ -1,27 +1,24 @@
-"""What `kopf run` imports in place of the operator's module: an operator that ends by itself.
-
-Its options are in the environment, as the operator's own are.
-"""
+"""An operator process that loses the Lease as soon as Kopf watches; options as arguments."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import kopf
 
-from goodput_core.contract import ENV_OPERATOR_OPTIONS
+from goodput_core.errors import GoodputError
 from goodput_operator.kube.errors import LeaseLostError
-from goodput_operator.manager.under_kopf import register
+from goodput_operator.manager.options import parse_options
+from goodput_operator.manager.process import run_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Short:
+class LosesLease:
     """Loses the Lease as soon as Kopf watches."""
 
     def __init__(self, _: object, ended: Callable[[], None]) -> None:
@@ -44,8 +41,13 @@ class Short:
         """Nor at its end."""
 
 
-def short(*arguments: Any) -> Any:
-    return Short(*arguments)
+def make(*arguments: Any) -> Any:
+    return LosesLease(*arguments)
 
 
-register(shlex.split(os.environ[ENV_OPERATOR_OPTIONS]), short)
+if __name__ == "__main__":
+    try:
+        sys.exit(run_operator(parse_options(sys.argv[1:]), make))
+    except GoodputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
