@@ -1,8 +1,10 @@
-"""Where a process listens: on one address, or on all of a pod's, whatever the cluster's family."""
+"""The HTTP server: addresses, limits of connections and heads, and malformed requests."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from goodput_engine.http_server import listen
+from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits, listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,3 +60,118 @@ async def test_everywhere_is_every_ipv4_address_where_the_kernel_has_no_ipv6(
     url, _ = await listen(stack, web.Application(), ("::", 0))
     assert url.startswith("http://0.0.0.0:")
     assert await answers_at(url) == ["127.0.0.1"]
+
+
+HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[..., Awaitable[Connection]]
+
+
+async def start(stack: AsyncExitStack, limits: ConnectionLimits) -> Connect:
+    """Serve 200 for every path; returns a function that opens a connection."""
+
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(text="served")
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    url, _ = await listen(stack, app, ("127.0.0.1", 0), limits=limits)
+    port = int(url.rpartition(":")[2])
+
+    async def connect(data: bytes = b"") -> Connection:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        stack.callback(writer.close)
+        writer.write(data)
+        return reader, writer
+
+    return connect
+
+
+async def status_of(connection: Connection) -> bytes:
+    async with asyncio.timeout(10):
+        return (await connection[0].readline())[9:12]
+
+
+async def test_a_head_that_does_not_arrive_in_time_is_408(stack: AsyncExitStack) -> None:
+    connect = await start(stack, ConnectionLimits(head_s=0.1))
+    connection = await connect(HEAD)
+    assert await status_of(connection) == b"408"
+    rest = await connection[0].read()
+    assert b'"code":"request_timeout"' in rest
+
+
+async def test_a_head_may_arrive_in_parts_and_a_second_one_too(stack: AsyncExitStack) -> None:
+    connect = await start(stack, ConnectionLimits(head_s=5))
+    reader, writer = await connect()
+    for _ in range(2):
+        for part in (HEAD[:7], HEAD[7:], b"\r\n"):
+            writer.write(part)
+            await writer.drain()
+        assert await status_of((reader, writer)) == b"200"
+        await reader.readuntil(b"served")
+
+
+async def test_a_connection_without_a_request_is_closed(stack: AsyncExitStack) -> None:
+    connect = await start(stack, ConnectionLimits(idle_s=0.1))
+    reader, _ = await connect()
+    async with asyncio.timeout(10):
+        assert await reader.read() == b""
+
+
+async def test_half_sent_heads_do_not_shut_out_requests(
+    stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    connect = await start(stack, ConnectionLimits(connections=64, head_s=600))
+    halves = [await connect(HEAD) for _ in range(200)]
+    assert await status_of(await connect(HEAD + b"\r\n")) == b"200"
+    ended = [reader.at_eof() for reader, _ in halves]
+    assert ended.count(False) <= 64
+    assert ended.index(False) >= ended.count(True) - 1, "the oldest were closed"
+    (record,) = [r for r in caplog.records if r.message == "connections limited"]
+    assert vars(record)["closed_while_waiting"] >= 1
+
+
+async def test_a_connection_beyond_the_limit_gets_503_if_all_others_are_busy(
+    stack: AsyncExitStack,
+) -> None:
+    busy, release = asyncio.Semaphore(0), asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        busy.release()
+        await release.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    url, _ = await listen(stack, app, ("127.0.0.1", 0), limits=ConnectionLimits(connections=2))
+    port = int(url.rpartition(":")[2])
+    connections = []
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        stack.callback(writer.close)
+        writer.write(HEAD + b"\r\n")
+        connections.append((reader, writer))
+        if len(connections) < 3:
+            await busy.acquire()
+    assert await status_of(connections[2]) == b"503"
+    assert b'"code":"too_many_connections"' in await connections[2][0].read()
+    release.set()
+    assert await status_of(connections[0]) == await status_of(connections[1]) == b"200"
+
+
+def test_connections_are_bounded_by_the_open_files() -> None:
+    limits = ConnectionLimits(connections=8192)
+    assert limits.within(100_000, files_each=2) is limits
+    assert limits.within(4096, files_each=2).connections == (4096 - 256) // 2
+    assert limits.within(10, files_each=1).connections == 1
+
+
+async def test_a_malformed_request_is_400_in_openais_form(stack: AsyncExitStack) -> None:
+    connect = await start(stack, CLIENT_CONNECTIONS)
+    for request in (b"GET / HTTQ/1.1\r\n\r\n", HEAD + b"X: " + b"x" * 10_000 + b"\r\n\r\n"):
+        connection = await connect(request)
+        assert await status_of(connection) == b"400"
+        assert b'"code":"malformed_request"' in await connection[0].read()
+    expectation = await connect(HEAD + b"Expect: tea\r\nConnection: close\r\n\r\n")
+    assert await status_of(expectation) == b"417"
+    assert b'{"error":{"message":' in await expectation[0].read()

@@ -288,6 +288,7 @@ class StartBench(Protocol):
         limits: RouterLimits | None = None,
         probe: ProbeSettings | None = None,
         policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
+        interactive: SLOClass = INTERACTIVE,
     ) -> Bench: ...
 
 
@@ -303,9 +304,11 @@ async def start() -> AsyncIterator[StartBench]:
             limits: RouterLimits | None = None,
             probe: ProbeSettings | None = None,
             policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
+            interactive: SLOClass = INTERACTIVE,
         ) -> Bench:
             settings = replace(
                 SETTINGS,
+                classes={c.name: c for c in (interactive, BATCH)},
                 policy=policy,
                 timeouts=timeouts or SETTINGS.timeouts,
                 limits=limits or SETTINGS.limits,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.engine.router.conftest import until
 
+from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_MS
 from goodput_engine.router.settings import RouterLimits, Timeouts
 
@@ -100,3 +104,41 @@ async def test_a_body_that_is_too_large_is_refused(start: StartBench, request_: 
     assert answer.startswith(b"HTTP/1.1 413")
     assert await bench.settled() == {}
     assert bench.router.outcomes.client_errors == 1
+
+
+async def test_a_client_that_leaves_during_its_upload_is_no_miss(start: StartBench) -> None:
+    bench = await start(interactive=SLOClass(name="interactive", ttft_ms=1, tpot_ms=1))
+    host, _, port = bench.router.url.removeprefix("http://").partition(":")
+    _reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    await until(lambda: bench.router.outcomes.in_flight == 1)
+    await asyncio.sleep(0.01)  # past the TTFT target
+    writer.close()
+    assert await bench.settled() == {"cancelled": 1}
+    assert bench.router.outcomes.promises() == {}
+
+
+async def test_without_a_free_file_the_answer_is_503_and_no_replica_is_blamed(
+    start: StartBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = await start()
+    host, _, port = bench.router.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"live")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        answer = await asyncio.wait_for(reader.readuntil(b'"code":"open_files_exhausted"'), 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    writer.close()
+    assert b"HTTP/1.1 503" in answer
+    assert await bench.settled() == {"shed": 1}
+    assert all(replica.ready for replica in bench.router.replicas)
+    assert bench.router.outcomes.retries == {}
+    assert [r.message for r in caplog.records].count("open files exhausted") == 1
+    assert (await bench.post())[0] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -208,6 +209,21 @@ async def test_a_change_beyond_the_manifest_is_refused_and_counts_for_nothing(
     status, body = await patch(admin, f"Bearer {engine.token}", change)
     assert status == 400, body
     assert (await state_of(admin))["limits_revision"] == 0
+
+
+@pytest.mark.parametrize(
+    "revision", [2**63 - 1, 2**63, 10**19], ids=["the highest", "one more", "20 digits"]
+)
+async def test_an_implausible_revision_is_refused_and_blocks_no_later_one(
+    start_engine: StartEngine, revision: int
+) -> None:
+    engine = start_engine()
+    token = f"Bearer {engine.token}"
+    async with aiohttp.ClientSession(engine.admin_url) as admin:
+        status, body = await patch(admin, token, {"revision": revision, "token_budget": 512})
+        assert status == 400, body
+        for later in (1, 2, 1_000_000, time.time_ns()):
+            assert await patch(admin, token, {"revision": later}) == (200, {"revision": later})
 
 
 async def test_under_auto_the_law_of_the_budget_and_its_safety_can_be_changed(

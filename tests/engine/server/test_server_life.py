@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -379,3 +380,55 @@ def test_a_port_in_use_is_one_sentence(run_engine: RunEngine) -> None:
         port = str(taken.getsockname()[1])
         error = sentence(run_engine("--admin-port", port), 64)
     assert f"cannot listen on 127.0.0.1:{port}: address already in use" in error.lower()
+
+
+async def test_a_request_that_is_being_uploaded_when_the_drain_begins_is_served(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine()
+    host, _, port = engine.url.removeprefix("http://").partition(":")
+    body = json.dumps({"model": "chat", "prompt": "hello", "max_tokens": 3}).encode()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body[:5])
+    await state_when(engine, lambda state: state["in_flight"] == 1)
+    engine.signal(signal.SIGTERM)
+    await state_when(engine, lambda state: state["phase"] == "draining")
+    writer.write(body[5:])
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
+    assert engine.wait() == 0
+
+
+async def test_an_engine_raises_its_limit_of_open_files(start_engine: StartEngine) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        engine = start_engine()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = psutil.Process(engine.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    assert limits == (hard, hard)
+
+
+async def test_half_sent_heads_shut_out_neither_requests_nor_the_admin_port(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine("--max-connections", "50", "--head-timeout", "10m")
+    host, _, port = engine.url.removeprefix("http://").partition(":")
+    writers = []
+    for _ in range(200):
+        _reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        writers.append(writer)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        aiohttp.ClientSession(engine.url) as http,
+        http.post("/v1/completions", json={**LONG, "max_tokens": 2}) as response,
+    ):
+        assert response.status == 200
+    assert (await state_when(engine, lambda state: True))["phase"] == "serving"
+    assert "connections limited" in engine.stderr()
+    for writer in writers:
+        writer.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -322,3 +324,67 @@ def test_stop_strings_and_bounds_are_passed_on() -> None:
     assert call.submit.executor.ignore_eos
     assert read(chat(stop=["a", "b"], max_completion_tokens=4)).stops == ("a", "b")
     assert read(chat(max_completion_tokens=4)).submit.max_output_tokens == 4
+
+
+SIZE = 4 << 20
+
+
+def repeated(before: bytes, part: bytes, after: bytes) -> bytes:
+    """A body of `SIZE` bytes."""
+    return before + part * (SIZE // len(part)) + part.rstrip(b",") + after
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(repeated(b'{"model":"chat","prompt":[', b"[],", b"]}"), id="prompts"),
+        pytest.param(repeated(b'{"model":"chat","prompt":[[', b"1000,", b"]]}"), id="one prompt"),
+        pytest.param(repeated(b'{"model":"chat","prompt":[', b"1,", b"]}"), id="token ids"),
+        pytest.param(
+            repeated(b'{"model":"chat","prompt":"x","logit_bias":[', b"{},", b"]}"), id="objects"
+        ),
+        pytest.param(
+            repeated(b'{"model":"chat","prompt":"x","tools":[', b"1,", b"]}"), id="numbers"
+        ),
+        pytest.param(
+            repeated(b'{"model":"chat","prompt":"x","stop":[', b'"ab",', b"]}"), id="stops"
+        ),
+        pytest.param(
+            repeated(b'{"model":"chat","messages":[', b'{"role":"user"},', b"]}"), id="messages"
+        ),
+        pytest.param(
+            repeated(
+                b'{"model":"chat","messages":[{"role":"user","content":[',
+                b'{"type":"text","text":""},',
+                b"]}]}",
+            ),
+            id="parts",
+        ),
+        pytest.param(
+            repeated(
+                b'{"model":"chat","messages":[{"role":"user","content":""}],"metadata":{',
+                b'"a":"b",',
+                b"}}",
+            ),
+            id="metadata",
+        ),
+    ],
+)
+def test_a_large_body_is_refused_in_little_memory(data: bytes) -> None:
+    """Decoded as a whole these take 10 to 30 times their size."""
+    tracemalloc.start()
+    try:
+        refused(data)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 3 * len(data)
+
+
+def test_brackets_inside_a_text_are_no_structure() -> None:
+    limits = PromptLimits(vocab_size=1000, max_model_tokens=1 << 20, block_size=4)
+    text = '[{\\"' * 400_000
+    body = json.dumps(completion(prompt=text)).encode()
+    assert replace(PARSER, limits=limits).parse(
+        body, {}, chat=False, rid=1, arrival_ns=0
+    ).submit.input_tokens == len(encode(text))

@@ -1,0 +1,347 @@
+"""Whatever bytes a client sends, server and router answer with 4xx and count nothing as missed.
+
+`GOODPUT_FUZZ_CASES` sets the number of cases (default 300).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.engine.router.conftest import SETTINGS
+
+from goodput_core.slo.targets import SLOClass
+from goodput_core.units import NS_PER_MS
+from goodput_engine.core_client import CoreClient
+from goodput_engine.http_server import ConnectionLimits, listen
+from goodput_engine.messages import Configure, FollowManifest
+from goodput_engine.openai.headers import ServiceClasses
+from goodput_engine.router.service import RouterService
+from goodput_engine.router.settings import ProbeSettings, Timeouts
+from goodput_engine.router.upstreams import Upstream
+from goodput_engine.server.app import serving_app
+from goodput_engine.server.manifest_watch import FollowedFields
+from goodput_engine.server.settings import ClientLimits, EngineSettings, ReplicaIdentity
+from goodput_engine.server.state import ServerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CASES: Final = int(os.environ.get("GOODPUT_FUZZ_CASES", "300"))
+PATIENCE_S: Final = 10.0
+BODY_S: Final = 0.25
+AGAINST_THE_SERVICE: Final = ("missed", "shed", "error", "timeout")
+CLASSES: Final = {
+    "interactive": SLOClass(name="interactive", ttft_ms=60_000, tpot_ms=60_000),
+    "batch": SLOClass(name="batch", ttft_ms=60_000, tpot_ms=60_000),
+}
+CONFIGURE: Final = Configure(
+    device="unit",
+    policy="sarathi",
+    preemption="recompute",
+    token_budget=2048,
+    min_token_budget=256,
+    max_token_budget=8192,
+    max_num_seqs=64,
+    max_waiting=1024,
+)
+
+
+@dataclass
+class Running:
+    """An engine behind a router, on sockets of a loop of their own."""
+
+    runner: asyncio.Runner
+    stack: AsyncExitStack
+    server: ServerState
+    router: RouterService
+    engine_port: int
+    router_port: int
+
+    def responses(self, request: bytes, *, through_router: bool, leaves: bool) -> list[int]:
+        """Send bytes and return the statuses of the responses; close early if it `leaves`."""
+        port = self.router_port if through_router else self.engine_port
+        return self.runner.run(_exchange(port, request, leaves=leaves))
+
+    def settled(self) -> dict[str, int]:
+        """Outcomes since the start, once nothing is in flight."""
+        return self.runner.run(self._settled())
+
+    async def _settled(self) -> dict[str, int]:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.router.outcomes.idle.wait()
+            await self.server.idle.wait()
+        totals: dict[str, int] = {}
+        for counts in self.router.outcomes.by_class().values():
+            for outcome, count in counts.items():
+                totals[outcome] = totals.get(outcome, 0) + count
+        return totals
+
+
+async def _exchange(port: int, request: bytes, *, leaves: bool) -> list[int]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = b""
+    with suppress(ConnectionError):
+        writer.write(request)
+        await writer.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            while not leaves and not _complete(data):
+                piece = await reader.read(1 << 16)
+                if not piece:
+                    break
+                data += piece
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+    lines = [line for line in data.split(b"\r\n") if line.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))]
+    statuses = [status for line in lines if (status := int(line.split()[1])) != 100]
+    if statuses and statuses[0] >= 400:
+        assert b'{"error":{"message":' in data, "errors are in OpenAI's form"
+    return statuses
+
+
+def _complete(data: bytes) -> bool:
+    """True once the first response is complete."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    if head.startswith(b"HTTP/1.1 100"):
+        return _complete(body)
+    length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+    if length is not None:
+        return len(body) >= int(length[1])
+    return bool(end) and body.endswith(b"0\r\n\r\n")
+
+
+async def _start(stack: AsyncExitStack) -> tuple[ServerState, RouterService, int, int]:
+    server = ServerState(
+        EngineSettings(
+            identity=ReplicaIdentity(llmservice="chat", replica="r", revision="1"),
+            followed=FollowedFields(
+                slo=ServiceClasses(classes=CLASSES, default="interactive"),
+                core=FollowManifest(min_token_budget=256, max_token_budget=8192),
+            ),
+            manifest=Path("none.yaml"),
+            configure=CONFIGURE,
+            device={},
+            host="127.0.0.1",
+            port=0,
+            admin_port=0,
+            grace_s=1,
+            exit_with_parent=False,
+            json=False,
+            control_token=None,
+            clients=ClientLimits(body_s=BODY_S),
+        )
+    )
+    core = await CoreClient.start(CONFIGURE, on_step=lambda _: None)
+    stack.push_async_callback(core.close)
+    server.serve(core, await core.await_ready(), startup_s=0)
+    parsers = stack.enter_context(ThreadPoolExecutor(1))
+    limits = ConnectionLimits(head_s=BODY_S, idle_s=5)
+    url, _ = await listen(
+        stack,
+        serving_app(server, parsers),
+        ("127.0.0.1", 0),
+        limits=limits,
+        handler_cancellation=True,
+    )
+    router = await stack.enter_async_context(
+        RouterService(
+            _router_settings(limits),
+            clock=time.monotonic_ns,
+            upstreams=[Upstream("r", url, None)],
+        )
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while not all(replica.ready for replica in router.replicas):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return server, router, int(url.rpartition(":")[2]), int(router.url.rpartition(":")[2])
+
+
+def _router_settings(limits: ConnectionLimits) -> Any:
+    from dataclasses import replace
+
+    return replace(
+        SETTINGS,
+        classes=CLASSES,
+        timeouts=Timeouts(body_ns=round(BODY_S * 1000) * NS_PER_MS),
+        probe=ProbeSettings(),
+        connections=limits,
+    )
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        stack = AsyncExitStack()
+        server, router, engine_port, router_port = runner.run(_start(stack))
+        yield Running(runner, stack, server, router, engine_port, router_port)
+        runner.run(stack.aclose())
+
+
+JSON_VALUES: Final = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=True)
+    | st.text(max_size=20)
+    | st.just("chat"),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+FIELDS: Final = st.sampled_from([
+    "model", "prompt", "messages", "max_tokens", "min_tokens", "stop", "stream", "stream_options",
+    "slo_class", "temperature", "top_p", "n", "logprobs", "logit_bias", "metadata", "tools",
+    "response_format", "echo", "user", "seed", "unknown",
+])  # fmt: skip
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    """A body that is close to valid, or not at all."""
+    kind = draw(st.integers(0, 9))
+    if kind == 0:
+        return draw(st.binary(max_size=300))
+    if kind == 1:
+        return b"[" * draw(st.sampled_from([10, 2_000, 100_000]))
+    if kind == 2:
+        return b'{"model":"chat","slo_class":' + b"[" * draw(st.sampled_from([10, 100_000]))
+    fields: dict[str, Any] = {"model": "chat", "prompt": "hello", "max_tokens": 1}
+    for name in draw(st.lists(FIELDS, max_size=3)):
+        fields[name] = draw(JSON_VALUES)
+    data = json.dumps(fields, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
+    if kind == 3:  # duplicate keys
+        data = data[:-1] + b',"model":"chat","prompt":[1,2],"max_tokens":1}'
+    elif kind in {4, 5}:  # a damaged byte
+        at = draw(st.integers(0, len(data) - 1))
+        data = data[:at] + draw(st.binary(max_size=3)) + data[at + 1 :]
+    elif kind == 6:
+        lists = draw(st.sampled_from(["[70000]", "[-1]", "[4294967296]", "[1e400]", "[NaN]", "[]"]))
+        data = b'{"model":"chat","prompt":%s,"max_tokens":1}' % lists.encode()
+    elif kind == 7:
+        data = b'{"model":"chat","prompt":"%s"}' % (b"w " * 70_000)
+    return data
+
+
+HEADERS: Final = st.sampled_from([
+    b"X-SLO-Class: gold", b"X-SLO-Class: batch", b"X-SLO-Class: \xff\xfe", b"X-SLO-Class:",
+    b"X-SLO-TTFT-Ms: nan", b"X-SLO-TTFT-Ms: -1", b"X-SLO-E2E-Ms: 1e999",
+    b"X-Priority: 9" + b"9" * 99,
+    b"X-Goodput-Output-Tokens: -3", b"X-Request-Id: \x80", b"Content-Type: text/html; charset=\xff",
+    b"Content-Type: multipart/form-data", b"Content-Encoding: gzip", b"Content-Encoding: rot13",
+    b"Content-Encoding: br", b"Content-Encoding: deflate", b"Expect: 100-continue", b"Expect: tea",
+    b"Connection: close, x-slo-class", b"TE: trailers",
+    b"Connection: upgrade\r\nUpgrade: websocket",
+    b"X-Long: " + b"x" * 20_000, b"No colon", b": no name", b"X Y: space", b"Cookie: \x00",
+    b"Accept: \xc3\x28", b"Host: \xff", b"Authorization: Bearer \xff", b"Trailer: X",
+])  # fmt: skip
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """A whole request in bytes."""
+    body = draw(bodies())
+    headers = draw(st.lists(HEADERS, max_size=3))
+    if draw(st.booleans()) and b"Content-Encoding: gzip" in headers:
+        body = gzip.compress(body, 1)
+    path = draw(st.sampled_from([
+        b"/v1/completions", b"/v1/completions", b"/v1/chat/completions",
+        b"/v1/completions?\xff=%zz",
+        b"http://other.host/v1/completions", b"//v1/completions", b"/v1/\xff", b"*",
+        b"/v1/models/\xff",
+    ]))  # fmt: skip
+    method = draw(st.sampled_from([b"POST"] * 8 + [b"GET", b"PUT", b"P\xffST", b"CONNECT"]))
+    framing = draw(st.integers(0, 9))
+    if framing <= 4:
+        headers.append(b"Content-Length: %d" % len(body))
+    elif framing == 5:
+        length = draw(
+            st.sampled_from([b"-1", b"abc", b"+5", b"99999999999999999999", b"3", b"1, 2"])
+        )
+        headers.append(b"Content-Length: " + length)
+    elif framing == 6:
+        headers += [b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked"]
+    elif framing == 7:
+        headers.append(
+            b"Transfer-Encoding: " + draw(st.sampled_from([b"gzip", b"chunked, x", b""]))
+        )
+    else:
+        headers.append(b"Transfer-Encoding: chunked")
+        size = draw(st.integers(1, max(1, len(body))))
+        parts = [body[at : at + size] for at in range(0, min(len(body), 20 * size), size)]
+        body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+        body += draw(
+            st.sampled_from([b"0\r\n\r\n", b"0\r\nX: y\r\n\r\n", b"zz\r\n", b"-1\r\n", b""])
+        )
+    version = draw(st.sampled_from([b"HTTP/1.1"] * 8 + [b"HTTP/1.0", b"HTTP/9.9", b"HTTQ/1.1"]))
+    head = b"\r\n".join([b"%s %s %s" % (method, path, version), b"Host: x", *headers, b"", b""])
+    whole = head + body
+    return whole[: draw(st.integers(1, len(whole)))] if draw(st.integers(0, 9)) == 0 else whole
+
+
+@given(request=requests(), through_router=st.booleans(), leaves=st.booleans())
+@settings(
+    max_examples=CASES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+def test_no_request_of_a_client_is_answered_5xx_or_counted_against_the_service(
+    running: Running, request: bytes, through_router: bool, leaves: bool
+) -> None:
+    statuses = running.responses(request, through_router=through_router, leaves=leaves)
+    assert not [status for status in statuses if status >= 500], (statuses, request[:500])
+    assert leaves or statuses, request[:500]
+    outcomes = running.settled()
+    assert not [name for name in AGAINST_THE_SERVICE if outcomes[name]], (outcomes, request[:500])
+    assert running.router.outcomes.retries.keys() <= {"stale_connection"}
+
+
+UPLOADS: Final = [
+    pytest.param(b"\xff", id="a byte that is not UTF-8"),
+    pytest.param(b'{"model":"chat","prompt":"\xff","slo_class":"batch"}', id="not UTF-8 in a text"),
+    pytest.param(b'{"slo_class":' + b"[" * 100_000, id="nested brackets"),
+    pytest.param(b'{"model":"chat","prompt":' + b"[" * 100_000, id="nested brackets as prompt"),
+    pytest.param(b'{"model":"chat","prompt":[[["a"]]],"slo_class":"batch"}', id="nested prompts"),
+]
+
+
+@pytest.mark.parametrize("through_router", [False, True], ids=["engine", "router"])
+@pytest.mark.parametrize("body", UPLOADS)
+def test_a_damaged_body_is_400(running: Running, body: bytes, through_router: bool) -> None:
+    before = running.settled()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    assert running.responses(request, through_router=through_router, leaves=False) == [400]
+    assert running.settled() == before
+
+
+def test_bad_chunks_are_400_and_end_the_connection(running: Running) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    before = running.settled()
+    for through_router in (False, True):
+        statuses = running.responses(
+            head + b'3\r\n{"m\r\nzz\r\n', through_router=through_router, leaves=False
+        )
+        assert set(statuses) == {400}
+    assert running.settled() == before
+
+
+def test_an_unknown_content_encoding_is_415(running: Running) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: rot13\r\n"
+    request = head + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}"
+    assert running.responses(request, through_router=False, leaves=False) == [415]
+    assert running.responses(request, through_router=True, leaves=False) == [415]
