@@ -19,7 +19,7 @@ import math
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
@@ -36,7 +36,14 @@ from benchmarks.autoscalers import (
     hpa_law,
     llmd_law,
 )
-from benchmarks.control_view import COLOURS, HOUR_S, draw, table
+from benchmarks.control_view import (
+    COLOURS,
+    HOUR_S,
+    ClassAttainment,
+    LawResult,
+    draw,
+    table,
+)
 from benchmarks.stretched_day import Day
 
 from goodput_core.control import Bounds, DeviceCapacity, ServiceDecision, service_law
@@ -65,53 +72,6 @@ SETTLING_S: Final = 1200
 """Under constant load, changes are counted from here on."""
 CONSTANT: Final = (0.6, 1.0, 1.4)
 S = TypeVar("S")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassResult:
-    """How one class fared.
-
-    Args:
-        good, total: requests that kept their promise, of those judged.
-        lower, upper: bounds of the attainment, 95 % each.
-        objective: the share that was promised.
-        below_h: hours of the day in windows of five minutes in which less attained.
-    """
-
-    good: int
-    total: int
-    lower: float
-    upper: float
-    objective: float
-    below_h: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One law's day.
-
-    Args:
-        law: its name.
-        device_h: hours for which devices existed.
-        peak, mean, final: replicas.
-        ups, downs: decisions that changed their number.
-        below_h: hours of the day in windows of five minutes in which any objective was missed.
-        classes: by name.
-        outcomes: requests by outcome.
-        asked: (second, replicas) of each change, the beginning too.
-    """
-
-    law: str
-    device_h: float
-    peak: int
-    mean: float
-    final: int
-    ups: int
-    downs: int
-    below_h: float
-    classes: dict[str, ClassResult]
-    outcomes: dict[str, int]
-    asked: list[tuple[float, int]]
 
 
 # --- the laws -------------------------------------------------------------------------------------
@@ -178,7 +138,7 @@ def sizes(settings: FleetSettings, requests: Sequence[PlannedRequest]) -> dict[s
 # --- a day ----------------------------------------------------------------------------------------
 def serve(
     name: str, settings: FleetSettings, requests: Sequence[PlannedRequest], hpa_target: float
-) -> Result:
+) -> LawResult:
     """All requests under one law; its fleet begins with the settings' replicas."""
     rules = settings.control
     assert rules is not None
@@ -203,7 +163,7 @@ def serve(
     outcome = emulate(iter(requests), settings, ended, actors=loops)
     moves = [after - before for (_, before), (_, after) in pairwise(asked)]
     classes, below_h = judged(settings, records, requests[-1].scheduled_ns)
-    return Result(
+    return LawResult(
         law=name,
         device_h=outcome.replica_ns * settings.profile.devices / NS_PER_S / HOUR_S,
         peak=max(replicas for _, replicas in asked),
@@ -220,7 +180,7 @@ def serve(
 
 def judged(
     settings: FleetSettings, records: list[RequestRecord], last_ns: int
-) -> tuple[dict[str, ClassResult], float]:
+) -> tuple[dict[str, ClassAttainment], float]:
     """Each class, and for how many hours any objective was missed."""
     promise = settings.promise
     evidence = gather(records, classes=promise.classes, window_ns=last_ns + 1)
@@ -232,14 +192,14 @@ def judged(
         window = record.scheduled_ns // (WINDOW_S * NS_PER_S)
         good[record.slo_class][window] += kind is JudgementKind.ATTAINED
         total[record.slo_class][window] += kind in (JudgementKind.ATTAINED, JudgementKind.MISSED)
-    results: dict[str, ClassResult] = {}
+    results: dict[str, ClassAttainment] = {}
     any_below = np.zeros(windows, dtype=np.bool_)
     for one in evidence.classes:
         assert one.interval is not None
         assert one.objective is not None
         below = good[one.name] < float(one.objective) * total[one.name]
         any_below |= below
-        results[one.name] = ClassResult(
+        results[one.name] = ClassAttainment(
             good=one.attainment.good,
             total=one.attainment.total,
             lower=one.interval.lower,

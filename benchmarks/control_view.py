@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,8 +13,6 @@ from goodput_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from benchmarks.control import Result
 
     from goodput_replay.plan import PlannedRequest
 
@@ -29,7 +28,54 @@ COLOURS: Final = {
 """Every law, in the order in which they are shown."""
 
 
-def table(results: Sequence[Result], constants: Sequence[dict[str, float]]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassAttainment:
+    """Attainment of one class over the day.
+
+    Args:
+        good, total: requests that met their targets, and requests judged.
+        lower, upper: bounds of the attainment, 95 % each.
+        objective: the share that must meet its targets.
+        below_h: hours of the day in windows of five minutes below the objective.
+    """
+
+    good: int
+    total: int
+    lower: float
+    upper: float
+    objective: float
+    below_h: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawResult:
+    """One law's day.
+
+    Args:
+        law: its name.
+        device_h: hours for which devices existed.
+        peak, mean, final: replicas.
+        ups, downs: decisions that changed their number.
+        below_h: hours of the day in windows of five minutes in which any objective was missed.
+        classes: by name.
+        outcomes: requests by outcome.
+        asked: (second, replicas) of each change, including the start.
+    """
+
+    law: str
+    device_h: float
+    peak: int
+    mean: float
+    final: int
+    ups: int
+    downs: int
+    below_h: float
+    classes: dict[str, ClassAttainment]
+    outcomes: dict[str, int]
+    asked: list[tuple[float, int]]
+
+
+def table(results: Sequence[LawResult], constants: Sequence[dict[str, float]]) -> None:
     """Both tables."""
     for name in results[0].classes:
         one = results[0].classes[name]
@@ -57,7 +103,7 @@ def table(results: Sequence[Result], constants: Sequence[dict[str, float]]) -> N
         )
 
 
-def draw(requests: Sequence[PlannedRequest], results: Sequence[Result], path: Path) -> None:
+def draw(requests: Sequence[PlannedRequest], results: Sequence[LawResult], path: Path) -> None:
     """The offered rate, and under it the replicas that each law asked for."""
     from matplotlib.figure import Figure
 

@@ -21,12 +21,12 @@ from goodput_core.signals import interrupt_by_signals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["COMMANDS", "Command", "main", "replay", "run_command"]
+__all__ = ["COMMANDS", "main", "replay", "run_command"]
 
 _GROUP: Final = "goodput.commands"
 
 
-class Command(NamedTuple):
+class _Command(NamedTuple):
     """One command: its line in the usage, and the extra that installs what it imports."""
 
     summary: str
@@ -34,16 +34,16 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final = {
-    "up": Command("run an LLMService on this machine: replicas and a router", "up"),
-    "operator": Command("run the Kubernetes operator for LLMServices", "operator"),
-    "replay": Command("replay a trace against a service and judge every request", "replay"),
-    "trace": Command("import, describe, export and synthesize traces", "replay"),
-    "policies": Command("compare policies, budgets and replica counts on a trace", "replay"),
-    "engine": Command("run one serving replica", "engine"),
-    "router": Command("run the router in front of replicas", "engine"),
-    "device": Command("list, show and fit device profiles", "engine"),
-    "schema": Command("print the JSON Schema of an LLMService manifest", ""),
-    "completion": Command("print a completion script for bash, zsh or tcsh", "completion"),
+    "up": _Command("run an LLMService on this machine: replicas and a router", "up"),
+    "operator": _Command("run the Kubernetes operator for LLMServices", "operator"),
+    "replay": _Command("replay a trace against a service and judge every request", "replay"),
+    "trace": _Command("import, describe, export and synthesize traces", "replay"),
+    "policies": _Command("compare policies, budgets and replica counts on a trace", "replay"),
+    "engine": _Command("run one serving replica", "engine"),
+    "router": _Command("run the router in front of replicas", "engine"),
+    "device": _Command("list, show and fit device profiles", "engine"),
+    "schema": _Command("print the JSON Schema of an LLMService manifest", ""),
+    "completion": _Command("print a completion script for bash, zsh or tcsh", "completion"),
 }
 
 _USAGE: Final = """\
