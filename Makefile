@@ -22,7 +22,7 @@ TESTS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile
 
-.PHONY: help setup demo test check lint types arch golden e2e cluster cluster-down bench chart picture clean
+.PHONY: help setup demo test test-torch check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --editable '.[$(RUNTIME),dev]'
 	@touch $(VENV)/.runtime $@
 
+$(VENV)/.torch: $(VENV)/.dev
+	$(BIN)/pip install --quiet --editable '.[$(RUNTIME),dev,torch]'
+	@touch $@
+
 setup: $(VENV)/.dev ## make .venv with everything the tests need (no torch)
 
 demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, show the report
@@ -48,6 +52,9 @@ demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, 
 
 test: $(VENV)/.dev ## run the tests
 	$(PYTEST) $(TESTS)
+
+test-torch: $(VENV)/.torch ## run the tests that need torch, which this installs
+	$(PYTEST) -m torch $(TESTS) || test $$? -eq 5  # 5: there are none yet
 
 check: lint types arch ## lint, types and import contracts
 
@@ -76,14 +83,14 @@ e2e: WORKERS := 0
 endif
 
 e2e: $(VENV)/.dev ## end to end: local processes, and a real cluster (KUBECONFIG=FILE [VALUES=FILE]: that one)
-	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tests.e2e.cluster build
+	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tools.cluster build
 	GOODPUT_REQUIRE_CLUSTER=1 $(PYTEST) tests/e2e tests/charts $(TESTS)
 
 cluster: $(VENV)/.dev ## start a Kubernetes cluster without a container engine and keep it
-	@$(BIN)/python -m tests.e2e.cluster up
+	@$(BIN)/python -m tools.cluster up
 
 cluster-down: ## end the cluster that `make cluster` started
-	@$(BIN)/python -m tests.e2e.cluster down
+	@$(BIN)/python -m tools.cluster down
 
 bench: $(VENV)/.dev ## every benchmark, short; see docs/benchmarks.md for the long ones
 	$(BIN)/python -m benchmarks
@@ -92,7 +99,7 @@ picture: $(VENV)/.runtime ## redraw docs/images/report.png from RUN=DIR (needs t
 	$(BIN)/python docs/images/draw.py $(RUN) docs/images/report.png
 
 chart: $(VENV)/.dev ## render and lint the Helm chart
-	@$(BIN)/python -m tests.e2e.cluster build
+	@$(BIN)/python -m tools.cluster build
 	GOODPUT_REQUIRE_CLUSTER=1 $(BIN)/pytest tests/charts
 
 clean: ## remove what the targets above made, except the download cache

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import yaml
-from tests.e2e.cluster import binaries
+from tools.cluster import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -41,7 +41,7 @@ from benchmarks.answering_pods import PATH_ASKED  # noqa: E402
 from benchmarks.bare_api_server import api_server, free_port, kubectl  # noqa: E402
 from benchmarks.recorded_pods import record  # noqa: E402
 from benchmarks.stand_in_nodes import PROFILE, Cluster, administrator, manifest  # noqa: E402
-from tests.e2e.cluster import binaries  # noqa: E402
+from tools.cluster import binaries  # noqa: E402
 
 from goodput_operator.kube.objects import (  # noqa: E402
     ADMIN_PORT,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tests.e2e.cluster import binaries
+from tools.cluster import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable

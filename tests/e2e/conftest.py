@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.e2e.cluster import binaries, starting
-from tests.e2e.cluster.handle import Cluster, OwnCluster
-from tests.e2e.cluster.host import lacks_for_running
+from tools.cluster import binaries, starting
+from tools.cluster.handle import Cluster, OwnCluster
+from tools.cluster.host import lacks_for_running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

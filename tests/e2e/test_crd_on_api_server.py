@@ -21,7 +21,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.core.invalid_manifests import BASE, CASES, changed
-from tests.e2e.cluster.handle import ClusterError
+from tools.cluster.handle import ClusterError
 
 from goodput_core.errors import SpecError
 from goodput_core.spec.codec import decode, encode
@@ -33,7 +33,7 @@ from goodput_operator.render.crd import render_crd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.e2e.cluster.handle import Cluster
+    from tools.cluster.handle import Cluster
 
 ROOT = Path(__file__).parents[2]
 VALID = [

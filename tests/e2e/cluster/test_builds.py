@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.e2e.cluster import binaries
+from tools.cluster import binaries
 
 if TYPE_CHECKING:
     from pathlib import Path

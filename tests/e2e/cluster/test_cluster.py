@@ -7,14 +7,14 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.cluster.handle import ClusterError
-from tests.e2e.cluster.layout import NODES
-from tests.e2e.cluster.manifests import pod, python, shell, template_of, web
+from tools.cluster.handle import ClusterError
+from tools.cluster.layout import NODES
+from tools.cluster.manifests import pod, python, shell, template_of, web
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.e2e.cluster.handle import Cluster, OwnCluster
+    from tools.cluster.handle import Cluster, OwnCluster
 
 ENDED = "jsonpath={.status.containerStatuses[0].state.terminated}"
 

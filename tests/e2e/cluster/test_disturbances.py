@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.e2e.cluster import starting
-from tests.e2e.cluster.handle import ClusterError
-from tests.e2e.cluster.images import SHELL, shell_image
-from tests.e2e.cluster.manifests import container, pod, shell, web
+from tools.cluster import starting
+from tools.cluster.handle import ClusterError
+from tools.cluster.images import SHELL, shell_image
+from tools.cluster.manifests import container, pod, shell, web
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.e2e.cluster.handle import OwnCluster
+    from tools.cluster.handle import OwnCluster
 
 
 def test_a_drained_node_loses_its_pods_to_the_other(
@@ -105,9 +105,9 @@ def test_a_part_that_does_not_exist_is_named(own_cluster: OwnCluster) -> None:
 START = """
 import sys, time
 from pathlib import Path
-from tests.e2e.cluster import binaries
-from tests.e2e.cluster import starting
-from tests.e2e.cluster.manifests import pod, shell
+from tools.cluster import binaries
+from tools.cluster import starting
+from tools.cluster.manifests import pod, shell
 state = Path(sys.argv[1])
 cluster = starting.start(state, binaries.folder())
 cluster.apply(pod("pod", shell("sleep 1000")))

@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.e2e.cluster import binaries, host
-from tests.e2e.cluster.starting import ROOT
+from tools.cluster import binaries, host
+from tools.cluster.starting import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.e2e.cluster import binaries, starting
+from tools.cluster import binaries, starting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.e2e.cluster.handle import OwnCluster
+    from tools.cluster.handle import OwnCluster
 
 CHAT = starting.ROOT / "examples" / "chat.yaml"
 OPERATOR = "system:serviceaccount:goodput-system:goodput"

@@ -7,11 +7,11 @@ import subprocess
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from tests.e2e.cluster.layout import NODES
-from tests.e2e.cluster.manifests import pod, shell
+from tools.cluster.layout import NODES
+from tools.cluster.manifests import pod, shell
 
 if TYPE_CHECKING:
-    from tests.e2e.cluster.handle import OwnCluster
+    from tools.cluster.handle import OwnCluster
 
 MARK = "goodput.test/mark"
 

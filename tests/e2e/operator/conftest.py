@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tests.e2e.cluster.handle import OwnCluster
-from tests.e2e.cluster.installing import install_chart, publish_ours, uninstall_chart
-from tests.e2e.cluster.layout import API_ADDRESS
 from tests.e2e.operator.installed import RESTRICTED, Installed
+from tools.cluster.handle import OwnCluster
+from tools.cluster.installing import install_chart, publish_ours, uninstall_chart
+from tools.cluster.layout import API_ADDRESS
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import Cluster
+    from tools.cluster.handle import Cluster
 
 HERE = Path(__file__).parent
 

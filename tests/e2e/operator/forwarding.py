@@ -11,7 +11,7 @@ from urllib.request import urlopen
 from goodput_core.contract import PATH_MODELS
 
 if TYPE_CHECKING:
-    from tests.e2e.cluster.handle import Cluster
+    from tools.cluster.handle import Cluster
 
 __all__ = ["Forward", "Forwards"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.e2e.cluster.handle import Cluster, OwnCluster
-from tests.e2e.cluster.starting import ROOT
 from tests.e2e.operator.forwarding import Forwards
+from tools.cluster.handle import Cluster, OwnCluster
+from tools.cluster.starting import ROOT
 
 from goodput_core.contract import PATH_CONTROL_STATE
 from goodput_operator.kube.objects import ADMIN_PORT

@@ -12,21 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.cluster.handle import ClusterError
-from tests.e2e.cluster.installing import (
+from tests.e2e.operator.installed import Installed
+from tools.cluster.handle import ClusterError
+from tools.cluster.installing import (
     CHART,
     install_chart,
     rendered_chart,
     run_chart_tests,
     uninstall_chart,
 )
-from tests.e2e.cluster.starting import ROOT
-from tests.e2e.operator.installed import Installed
+from tools.cluster.starting import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import Cluster
+    from tools.cluster.handle import Cluster
 
 EARLIER = ROOT / "tests" / "charts" / "earlier" / "goodput-6833dd7.tgz"
 EXAMPLES = CHART / "examples"

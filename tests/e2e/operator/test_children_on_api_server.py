@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.operator.installed import RESTRICTED
+from tools.cluster.handle import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.e2e.cluster.handle import Cluster
+    from tools.cluster.handle import Cluster
 
 GOLDEN = Path(__file__).resolve().parents[2] / "operator" / "golden"
 DRY_RUN = ("--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors")

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 import pytest
-from tests.e2e.cluster.layout import API_ADDRESS
 from tests.e2e.operator.stage import Stage
+from tools.cluster.layout import API_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.operator.killing import kill_pod
+from tools.cluster.handle import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

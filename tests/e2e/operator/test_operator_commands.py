@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import Cluster
+    from tools.cluster.handle import Cluster
 
 BIN = Path(sys.executable).parent
 GOODPUT = [sys.executable, "-m", "goodput_core", "operator"]

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.cluster.handle import ClusterError, OwnCluster
+from tools.cluster.handle import ClusterError, OwnCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,14 +14,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.cluster.handle import ClusterError
-from tests.e2e.cluster.installing import install_chart, uninstall_chart
 from tests.e2e.operator.installed import Installed
+from tools.cluster.handle import ClusterError
+from tools.cluster.installing import install_chart, uninstall_chart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.cluster.handle import Cluster
+    from tools.cluster.handle import Cluster
 
 TAKEOVER_S = 30
 GONE_S = 60

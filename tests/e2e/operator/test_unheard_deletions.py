@@ -15,8 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.cluster.handle import OwnCluster
     from tests.e2e.operator.conftest import Process
+    from tools.cluster.handle import OwnCluster
 
 
 def looked_after(operator: Process) -> set[str]:

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.cluster.handle import ClusterError
 from tests.e2e.operator.killing import kill_pod, kill_process
+from tools.cluster.handle import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.e2e.cluster.images import PYTHON, SHELL
+from tools.cluster.images import PYTHON, SHELL
 
 __all__ = ["container", "pod", "python", "shell", "template_of", "web"]
 

@@ -9,9 +9,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import yaml
-from tests.e2e.cluster.handle import Cluster, ClusterError, OwnCluster
-from tests.e2e.cluster.images import checkout_image
-from tests.e2e.cluster.starting import ROOT
+from tools.cluster.handle import Cluster, ClusterError, OwnCluster
+from tools.cluster.images import checkout_image
+from tools.cluster.starting import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,6 +1,6 @@
 """The first process inside the cluster's namespaces: starts parts, ends them, leads in.
 
-Run by `starting.start` as `python -m tests.e2e.cluster.supervisor`, never by hand. It takes orders
+Run by `starting.start` as `python -m tools.cluster.supervisor`, never by hand. It takes orders
 on a socket, one JSON object a connection, and answers each with one. It is the first process of its
 process namespace: when it ends, however it ends, the kernel ends everything else in there.
 
@@ -19,7 +19,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cluster.layout import API_ADDRESS, API_PORT, NODES, Layout, Part
+from tools.cluster.layout import API_ADDRESS, API_PORT, NODES, Layout, Part
 
 _STOP_GRACE_S = 30.0
 # Parts that lose nothing when they are killed; the API server and etcd are asked.

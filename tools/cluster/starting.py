@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from tests.e2e.cluster.binaries import mark_used
-from tests.e2e.cluster.credentials import write_credentials
-from tests.e2e.cluster.handle import ClusterError, OwnCluster
-from tests.e2e.cluster.images import PYTHON, SHELL, Image, publish, python_image, shell_image
-from tests.e2e.cluster.layout import NODES, Layout
+from tools.cluster.binaries import mark_used
+from tools.cluster.credentials import write_credentials
+from tools.cluster.handle import ClusterError, OwnCluster
+from tools.cluster.images import PYTHON, SHELL, Image, publish, python_image, shell_image
+from tools.cluster.layout import NODES, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["ROOT", "attach", "running", "start", "stop"]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 _ADDONS = Path(__file__).parent / "addons"
 
 
@@ -70,7 +70,7 @@ def _spawn(layout: Layout, listener: socket.socket, *, outlive_me: bool) -> OwnC
     command = [
         *("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork"),
         *("--mount-proc", "--propagation=private", "--kill-child"),
-        *(sys.executable, "-m", "tests.e2e.cluster.supervisor"),
+        *(sys.executable, "-m", "tools.cluster.supervisor"),
         f"--state={layout.state}",
         f"--binaries={layout.binaries}",
         f"--listener={listener.fileno()}",

@@ -10,12 +10,12 @@ import secrets
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.e2e.cluster.layout import API_ADDRESS, API_PORT, NODES
+from tools.cluster.layout import API_ADDRESS, API_PORT, NODES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.e2e.cluster.layout import Layout
+    from tools.cluster.layout import Layout
 
 __all__ = ["write_credentials"]
 

@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.cluster`: build, keep a cluster running, end it."""
+"""`python -m tools.cluster`: build, keep a cluster running, end it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.e2e.cluster import binaries, installing, starting
-from tests.e2e.cluster.handle import ClusterError
-from tests.e2e.cluster.host import lacks_for_running
+from tools.cluster import binaries, installing, starting
+from tools.cluster.handle import ClusterError
+from tools.cluster.host import lacks_for_running
 
 _KEPT = "kept"
 _SAMPLE = starting.ROOT / "examples" / "chat.yaml"
@@ -67,7 +67,7 @@ def down() -> None:
 def main() -> int:
     """Run one of the three."""
     commands = {"build": build, "up": up, "down": down}
-    parser = argparse.ArgumentParser(prog="python -m tests.e2e.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.cluster", description=__doc__)
     parser.add_argument("command", choices=commands)
     try:
         commands[parser.parse_args().command]()

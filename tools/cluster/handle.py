@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from tests.e2e.cluster.images import publish
-from tests.e2e.cluster.layout import Layout
+from tools.cluster.images import publish
+from tools.cluster.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.e2e.cluster.images import Image
+    from tools.cluster.images import Image
 
 __all__ = ["Cluster", "ClusterError", "OwnCluster"]
 

@@ -1,9 +1,9 @@
 """Build the programs of a cluster from Go modules once, and keep them outside the checkout.
 
-The versions stand in two files and nowhere else: `go/go.mod` has Kubernetes and etcd,
-`go/tools/go.mod` has CoreDNS and Helm. A build is kept under a name made of all that goes into it,
-so a changed source or version is another build, and several checkouts share one. Whoever makes a
-new one removes those that nobody has used for the longest time.
+The versions are declared in two files only: `go/go.mod` for Kubernetes and etcd, `go/tools/go.mod`
+for CoreDNS and Helm. A build's name is a digest of its Go sources, versions and recipe, so a
+changed source is another build, and several checkouts share one. A new build removes the least
+recently used ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import psutil
-from tests.e2e.cluster.host import GO_MODULE, lacks_for_building
+from tools.cluster.host import GO_MODULE, lacks_for_building
 
 __all__ = [
     "Unbuildable",
@@ -47,6 +47,8 @@ _TOOLS = {
     "coredns": "github.com/coredns/coredns",
     "helm": "helm.sh/helm/v4/cmd/helm",
 }
+_RECIPE = 1
+"""Raised when `_compile` changes, so that what it built before is built again."""
 _KEPT = 3
 """Builds, of about 290 MB each: this checkout's, another one's, and the one before."""
 _BUILDS = "v*-*"
@@ -55,16 +57,16 @@ _DAY_S = 24 * 3600
 
 
 class Unbuildable(Exception):
-    """The binaries cannot be built here; the text says why and what to do."""
+    """The binaries cannot be built here; the text gives the reason and the remedy."""
 
 
 def cache_folder() -> Path:
-    """Where downloads and builds are kept; `GOODPUT_CACHE` names another place."""
+    """The folder of downloads and builds; `GOODPUT_CACHE` overrides it."""
     return Path(os.environ.get("GOODPUT_CACHE") or Path.home() / ".cache" / "goodput")
 
 
 def version_of(module: str) -> str:
-    """The version of a Go module that is built, with its `v`."""
+    """The version of a Go module in the build, with its `v`."""
     for path in (GO_MODULE / "go.mod", GO_MODULE / "tools" / "go.mod"):
         found = re.search(rf"^\s*{re.escape(module)} (v\S+)", path.read_text(), re.MULTILINE)
         if found:
@@ -76,19 +78,20 @@ def folder() -> Path:
     """The folder of this checkout's build, built or not."""
     digest = hashlib.sha256(platform.machine().encode())
     sources = [p for p in GO_MODULE.rglob("*") if p.name.endswith((".go", "go.mod", "go.sum"))]
-    for path in [*sorted(sources), Path(__file__)]:
+    for path in sorted(sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(repr((_PARTS, _TOOLS, _RECIPE)).encode())
     kubernetes = version_of("k8s.io/kubernetes")
     return cache_folder() / "cluster" / f"{kubernetes}-{digest.hexdigest()[:12]}"
 
 
 def is_built() -> bool:
-    """Whether this checkout's build is in the cache."""
+    """True if this checkout's build is in the cache."""
     return folder().is_dir()
 
 
 def build() -> Path:
-    """Build what is not built yet and return the folder; progress goes to stderr.
+    """Build the programs unless they are cached, and return their folder; progress is on stderr.
 
     Raises:
         Unbuildable: without a Go toolchain, or when the compiler or a download failed.
@@ -101,7 +104,7 @@ def build() -> Path:
     if lacks:
         raise Unbuildable("; ".join(lacks))
     done.parent.mkdir(parents=True, exist_ok=True)
-    # A build that was interrupted leaves nothing under the name that others look for.
+    # An interrupted build must leave nothing under the final name.
     making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=done.parent))
     try:
         making.chmod(0o755)
@@ -122,13 +125,13 @@ def build() -> Path:
 
 
 def mark_used(build_folder: Path) -> None:
-    """Say that somebody needs a build now, so that it is among the last to be removed."""
+    """Mark a build as used now, so that it is among the last to be removed."""
     with contextlib.suppress(OSError):  # a cache may be read-only; nothing is removed there
         os.utime(build_folder)
 
 
 def _prune(cache: Path) -> None:
-    """Remove builds but for the latest used and those that a cluster runs from."""
+    """Remove builds except the latest used and those that a cluster runs from."""
     running = {
         str(Path(process.info["exe"]).parent)
         for process in psutil.process_iter(["exe"])
@@ -144,7 +147,7 @@ def _prune(cache: Path) -> None:
 
 
 def _compile(package: str, output: Path, module: Path) -> None:
-    """Compile one program; without its version's name, a server calls itself v0.0.0-master."""
+    """Compile one program; without these flags a server reports version v0.0.0-master."""
     version = version_of("k8s.io/kubernetes")
     _, minor, _ = version.split(".")
     stamp = "k8s.io/component-base/version"
