@@ -182,7 +182,7 @@ def judged(
     settings: FleetSettings, records: list[RequestRecord], last_ns: int
 ) -> tuple[dict[str, ClassAttainment], float]:
     """Each class, and for how many hours any objective was missed."""
-    promise = settings.promise
+    promise = settings.slo
     evidence = gather(records, classes=promise.classes, window_ns=last_ns + 1)
     promised = promise.by_name()
     windows = last_ns // (WINDOW_S * NS_PER_S) + 1

@@ -31,8 +31,8 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import fleet_settings
-from goodput_replay.plan import Plan
-from goodput_replay.run.facts import Promise
+from goodput_replay.plan import RequestPlan
+from goodput_replay.run.slo import SLOClasses
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window
@@ -85,9 +85,9 @@ class Served:
 
 def serve(policy: str, load: Load, device: str) -> Served:
     """Run one policy in virtual time."""
-    promise = Promise(classes=CLASSES, default="interactive")
+    promise = SLOClasses(classes=CLASSES, default="interactive")
     trace = open_trace(sample_path() if load.trace == "sample" else load.trace)
-    plan = Plan(
+    plan = RequestPlan(
         trace=trace,
         transforms=TransformPlan(
             window=None if load.window is None else parse_window(load.window),
@@ -95,7 +95,7 @@ def serve(policy: str, load: Load, device: str) -> Served:
             class_rules=parse_class_rules(RULES),
             first_ns=trace.first_ns,
         ),
-        promise=promise,
+        slo=promise,
     )
     service = LLMService.from_dict(
         {
@@ -121,7 +121,7 @@ def serve(policy: str, load: Load, device: str) -> Served:
         service,
         device=None,
         source="benchmark",
-        promise=promise,
+        slo=promise,
         timeout_ns=TIMEOUT_S * NS_PER_S,
     )
     promised = promise.by_name()

@@ -35,8 +35,8 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import fleet_settings
-from goodput_replay.plan import Plan
-from goodput_replay.run.slo import promise_of
+from goodput_replay.plan import RequestPlan
+from goodput_replay.run.slo import slo_classes
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan
@@ -53,12 +53,12 @@ ROWS = ("library", "unfolded", "twice", "command", "command, no gaps, no report"
 
 def library(trace: str, policy: str, *, folds: bool, times: int) -> dict[str, object]:
     service = read_manifest(MANIFEST)
-    promise = promise_of(service.spec.slo)
+    promise = slo_classes(service.spec.slo)
     settings = fleet_settings(
         service,
         device=None,
         source=str(MANIFEST),
-        promise=promise,
+        slo=promise,
         timeout_ns=600 * NS_PER_S,
     )
     settings = replace(
@@ -68,7 +68,9 @@ def library(trace: str, policy: str, *, folds: bool, times: int) -> dict[str, ob
         configure=msgspec.structs.replace(settings.configure, policy=policy),
     )
     opened = open_trace(sample_path() if trace == "sample" else trace)
-    plan = Plan(trace=opened, transforms=TransformPlan(first_ns=opened.first_ns), promise=promise)
+    plan = RequestPlan(
+        trace=opened, transforms=TransformPlan(first_ns=opened.first_ns), slo=promise
+    )
     start = time.process_time()
     outcome = emulate(_repeated(plan, times), settings, lambda *_: None)
     took_s = time.process_time() - start
@@ -82,7 +84,7 @@ def library(trace: str, policy: str, *, folds: bool, times: int) -> dict[str, ob
     }
 
 
-def _repeated(plan: Plan, times: int) -> Iterator[PlannedRequest]:
+def _repeated(plan: RequestPlan, times: int) -> Iterator[PlannedRequest]:
     length_ns = plan.trace.last_ns - plan.trace.first_ns + NS_PER_S
     for turn in range(times):
         for request in plan.requests():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,9 +13,9 @@ from goodput_core.cli import CommandParser, argument_type
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import parse_objective
 from goodput_core.units import NS_PER_S, parse_duration
+from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule, parse_abort_rule
-from goodput_replay.sending.body import Endpoint
-from goodput_replay.sending.target import Target, parse_header, parse_target
+from goodput_replay.sending.target import Endpoint, Target, parse_header, parse_target
 from goodput_traces.transforms import (
     ClassRule,
     Window,
@@ -28,7 +27,7 @@ from goodput_traces.transforms import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Pinning", "ReplayOptions", "make_parser", "parse_options"]
+__all__ = ["ReplayOptions", "make_parser", "parse_options"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,7 @@ class ReplayOptions:
     headers: Mapping[str, str]
     api_key_env: str | None
     endpoint: Endpoint
-    pinning: Pinning
+    pinning: LengthPinning | None
     timeout_ns: int
     salt: str | None
     out: Path | None
@@ -144,7 +143,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
         headers=dict(given.header),
         api_key_env=given.api_key_env,
         endpoint=Endpoint(given.endpoint),
-        pinning=Pinning(given.length_pinning),
+        pinning=_pinning(given.length_pinning),
         timeout_ns=given.timeout,
         salt=given.salt,
         out=given.out,
@@ -197,12 +196,16 @@ def _check_emulation(given: Any) -> None:
         ("--salt", given.salt is not None, "prompts have no text"),
         (
             "--length-pinning",
-            given.length_pinning not in {Pinning.AUTO, Pinning.HEADER},
+            given.length_pinning not in {"auto", "header"},
             "true lengths are the executor's alone",
         ),
     ):
         if asked:
             raise UsageError(f"replay: {option} and --emulate exclude each other: {why}")
+
+
+def _pinning(text: str) -> LengthPinning | None:
+    return None if text == "auto" else LengthPinning(text.replace("-", "_"))
 
 
 def _class_rules(texts: Sequence[str]) -> tuple[ClassRule, ...]:
@@ -226,15 +229,6 @@ _EXAMPLES: Final = (
     "replay report runs/candidate",
     "replay capacity --trace prod.parquet --emulate examples/chat.yaml",
 )
-
-
-class Pinning(StrEnum):
-    """How answers get the trace's length."""
-
-    AUTO = "auto"
-    HEADER = "header"
-    MAX_TOKENS = "max-tokens"
-    NONE = "none"
 
 
 def make_parser() -> CommandParser:
@@ -407,7 +401,7 @@ def _add_sending(parser: CommandParser) -> None:
     )
     group.add_argument(
         "--length-pinning",
-        choices=[p.value for p in Pinning],
+        choices=["auto", "header", "max-tokens", "none"],
         default="auto",
         help="how answers get the trace's length: header (our engine: no policy sees it) or "
         "max-tokens (any server: disclosed to it); auto asks the target",
@@ -439,7 +433,11 @@ def _add_judging(parser: CommandParser) -> None:
         help="one-sided confidence of a verdict (default: 95%%)",
     )
     group.add_argument(
-        "--out", metavar="DIR", type=Path, help="the run's folder (default: a new one in runs/)"
+        "-o",
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="the run's folder (default: a new one in runs/)",
     )
     group.add_argument("--force", action="store_true", help="replace an earlier run in --out")
     group.add_argument("--json", action="store_true", help="print the summary as JSON")

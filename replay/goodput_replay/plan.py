@@ -1,37 +1,65 @@
-"""What will be sent and when: a pure function of the trace, its transforms and the promises.
+"""What a run sends and when: a pure function of the trace, its transforms and the SLO classes.
 
 A plan can be walked any number of times without keeping rows: once before the run, which finds
-every bad row, unknown class and rate while nothing has been sent yet, and once to send.
+every bad row, unknown class and rate before anything is sent, and once to send.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from goodput_core.cli import installed_version
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_replay.run.facts import Promise
-from goodput_replay.sending.prompts import PromptKey
+from goodput_replay.arguments import ReplayOptions
+from goodput_replay.run.slo import SLOClasses
+from goodput_replay.run.summary import (
+    ClientSummary,
+    EmulationSummary,
+    RunSummary,
+    TargetSummary,
+    TraceSummary,
+)
+from goodput_replay.run.summary_builder import RunInfo
 from goodput_traces.format.reader import Trace
 from goodput_traces.format.schema import Clock
 from goodput_traces.transforms import TransformPlan, apply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
     from numpy.typing import NDArray
 
     from goodput_traces.format.schema import TraceRow
 
-__all__ = ["Plan", "PlanStats", "PlannedRequest", "survey"]
+__all__ = ["PlanStats", "PlannedRequest", "PromptKey", "RequestPlan", "RunPlan", "survey"]
 
 _MAX_MODELS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptKey:
+    """Everything but the salt that determines a prompt.
+
+    Args:
+        request_id: determines the tokens that belong to this row alone.
+        input_tokens: length, at least 1.
+        hashes: one per block, in order; empty if no prefix is shared.
+        block_size: tokens per hash; above 0 where there are hashes.
+    """
+
+    request_id: str
+    input_tokens: int
+    hashes: Sequence[int] = ()
+    block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +68,16 @@ class PlannedRequest:
 
     Args:
         request_id: the trace's id.
-        scheduled_ns: when, nanoseconds since the run's zero.
-        slo_class: by which it is judged; empty without classes.
+        scheduled_ns: arrival, nanoseconds since the run's zero.
+        slo_class: the class that judges it; empty without classes.
         targets: the row's own.
-        priority: larger is more urgent; None: not stated.
-        prompt: what to ask.
+        priority: larger is more urgent; None if the trace does not state it.
+        prompt: determines the prompt.
         output_tokens: length of the answer in the trace.
-        max_output_tokens: the bound that the trace's client had asked for.
-        cancel_after_ns: when the client gives up, from `scheduled_ns`; None: never.
-        model_name: the model in the trace; empty when not stated.
-        warmup: sent, and not judged.
+        max_output_tokens: the client's bound on the answer in the trace; None if unbounded.
+        cancel_after_ns: when the client cancels, from `scheduled_ns`; None for never.
+        model_name: the model in the trace; empty if not stated.
+        warmup: True if it is sent and not judged.
     """
 
     request_id: str
@@ -66,32 +94,32 @@ class PlannedRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A trace, what is done to it, and by what its rows are judged.
+class RequestPlan:
+    """A trace, its transforms, and the SLO classes of its rows.
 
     Args:
         trace: an opened trace.
         transforms: window, scale, classes, limit, speed.
-        promise: the classes; rows that name none get its default.
+        slo: the classes; rows that name none get the default class.
         warmup: how many of the first rows are not judged.
     """
 
     trace: Trace
     transforms: TransformPlan
-    promise: Promise
+    slo: SLOClasses
     warmup: int = 0
 
     def requests(self) -> Iterator[PlannedRequest]:
-        """The requests in the order of their arrival.
+        """Yield the requests in the order of their arrival.
 
         Raises:
             TraceError: a row that breaks a rule.
-            InputError: a session-relative trace, or a class without a promise.
+            InputError: a session-relative trace, or a class that the SLO does not have.
         """
         self._require_clock()
         first_ns = self.trace.first_ns
         zero_ns = self.transforms.zero_ns(first_ns)
-        classes = {c.name for c in self.promise.classes}
+        classes = {c.name for c in self.slo.classes}
         rows = self.trace.rows(start_ns=zero_ns, end_ns=self.transforms.end_ns(first_ns))
         for number, row in enumerate(apply(rows, self.transforms)):
             yield PlannedRequest(
@@ -114,7 +142,7 @@ class Plan:
             )
 
     def window_ns(self, stats: PlanStats) -> int:
-        """The length of what is replayed, at least a second so that rates mean something."""
+        """Return the length of the replayed window, at least a second so that rates are finite."""
         end_ns = self.transforms.end_ns(self.trace.first_ns)
         if end_ns is None or self.transforms.limit is not None:
             return max(NS_PER_S, stats.last_ns + 1)
@@ -124,42 +152,41 @@ class Plan:
     def _require_clock(self) -> None:
         if self.trace.metadata.clock is Clock.SESSION_RELATIVE:
             raise InputError(
-                f"{self.trace.path}: its clock starts anew in every session, and replaying "
-                "such arrivals is not built yet; replay a trace with absolute or trace-relative "
-                "time"
+                f"{self.trace.path}: its clock restarts in every session, and session arrivals "
+                "are not built yet; replay a trace with absolute or trace-relative time"
             )
 
     def _class_of(self, row: TraceRow, classes: set[str]) -> str:
-        name = row.slo_class or self.promise.default or ""
+        name = row.slo_class or self.slo.default or ""
         if classes and name not in classes:
             raise InputError(
                 f"{self.trace.path}: request {row.request_id!r} has the class {name!r}, which "
-                f"has no promise; promised classes are {', '.join(sorted(classes))}; map it "
-                "with --class-by, or add it to spec.slo.classes"
+                f"spec.slo.classes does not have; its classes are {', '.join(sorted(classes))}; "
+                "map the class with --class-by, or add it"
             )
         return name
 
 
 @dataclass(slots=True, kw_only=True)
 class PlanStats:
-    """What a plan amounts to. Counts and tokens are sums; times are nanoseconds since zero.
+    """Totals of a plan. Counts and tokens are sums; times are nanoseconds since zero.
 
     Args:
         rows: requests, warm-up included.
-        warmup_rows: those that are not judged.
-        first_judged_ns: when the first judged request arrives; None: none is judged.
+        warmup_rows: requests that are not judged.
+        first_judged_ns: arrival of the first judged request; None without one.
         last_ns: the last arrival.
         peak_1s: most arrivals within any one second.
-        peak_at_ns: where that second begins.
+        peak_at_ns: start of that second.
         input_tokens: summed over all rows.
         output_tokens: summed over all rows.
         max_input_tokens: of any row.
         max_output_tokens: of any row.
         classes: rows by class.
         models: rows by the trace's model name, a bounded number of names.
-        cancelled_rows: rows that the trace's own client gave up on.
-        rows_with_targets: rows that bring promises of their own.
-        rows_with_hashes: rows whose shared prefixes are known.
+        cancelled_rows: rows that the trace's own client cancelled.
+        rows_with_targets: rows with targets of their own.
+        rows_with_hashes: rows with prefix hashes.
     """
 
     rows: int = 0
@@ -179,11 +206,88 @@ class PlanStats:
     rows_with_hashes: int = 0
 
 
-def survey(plan: Plan) -> PlanStats:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """Everything that is decided before a run starts.
+
+    Args:
+        options: the command line's.
+        requests: what is sent.
+        stats: totals of `requests`.
+        trace: the trace, as the summary names it.
+        slo: what requests are judged by.
+        headers: of every request; may hold a key.
+        salt: of the prompts.
+        service: the manifest's name; empty for a bare target.
+        command: the command line without secrets.
+    """
+
+    options: ReplayOptions
+    requests: RequestPlan
+    stats: PlanStats
+    trace: TraceSummary
+    slo: SLOClasses
+    headers: dict[str, str]
+    salt: str
+    service: str
+    command: tuple[str, ...]
+
+    def info(
+        self,
+        *,
+        target: TargetSummary,
+        started: datetime,
+        client: ClientSummary,
+        salt: str = "",
+        stopped: str = "",
+        loop_lag_p99_ns: int = 0,
+        loop_lag_max_ns: int = 0,
+        emulation: EmulationSummary | None = None,
+    ) -> RunInfo:
+        """Describe the run for its summary.
+
+        Args:
+            target: where requests were sent.
+            started: the run's zero, as an aware time.
+            client: resources that the client used.
+            salt: of the prompts; empty where prompts have no text.
+            stopped: why the run ended early, as the end of a sentence; empty if it did not.
+            loop_lag_p99_ns: see `RunInfo`.
+            loop_lag_max_ns: see `RunInfo`.
+            emulation: what was emulated; None in real time.
+        """
+        stats = self.stats
+        start_ns = (stats.first_judged_ns or 0) if stats.warmup_rows else 0
+        return RunInfo(
+            trace=self.trace,
+            target=target,
+            run=RunSummary(
+                started_at=started.isoformat(timespec="microseconds"),
+                goodput_version=installed_version(),
+                command=self.command,
+                seed=self.options.seed,
+                salt=salt,
+                complete=not stopped,
+                abort_reason=stopped,
+            ),
+            slo=self.slo,
+            window_start_ns=start_ns,
+            window_ns=max(1, self.requests.window_ns(stats) - start_ns),
+            rows_planned=stats.rows - stats.warmup_rows,
+            warmup_rows=stats.warmup_rows,
+            confidence=float(self.options.confidence),
+            client=client,
+            loop_lag_p99_ns=loop_lag_p99_ns,
+            loop_lag_max_ns=loop_lag_max_ns,
+            emulation=emulation,
+        )
+
+
+def survey(plan: RequestPlan) -> PlanStats:
     """Walk the whole plan once, keeping eight bytes of each row.
 
     Raises:
-        InputError: as `Plan.requests`, when no row is left to send, or when two have one id.
+        InputError: as `RequestPlan.requests`; also if no row is left, or if two share one id.
     """
     stats = PlanStats()
     second: deque[int] = deque()
@@ -201,14 +305,14 @@ def survey(plan: Plan) -> PlanStats:
         raise InputError(f"{plan.trace.path}: {plan.transforms.empty_problem(span_ns)}")
     if stats.first_judged_ns is None:
         raise InputError(
-            f"{plan.trace.path}: --warmup {plan.warmup} leaves no row to judge of {stats.rows}"
+            f"{plan.trace.path}: --warmup {plan.warmup} leaves none of {stats.rows} rows to judge"
         )
     _refuse_repeated_ids(plan, np.frombuffer(id_hashes, dtype=np.int64))
     return stats
 
 
-def _refuse_repeated_ids(plan: Plan, id_hashes: NDArray[np.int64]) -> None:
-    """Runs are paired and prompts are made by id: two requests must not share one."""
+def _refuse_repeated_ids(plan: RequestPlan, id_hashes: NDArray[np.int64]) -> None:
+    """Refuse a repeated id: runs are paired and prompts are made by id."""
     hashes, counts = np.unique(id_hashes, return_counts=True)
     suspects = set(hashes[counts > 1].tolist())
     if not suspects:
@@ -220,8 +324,8 @@ def _refuse_repeated_ids(plan: Plan, id_hashes: NDArray[np.int64]) -> None:
             continue
         if name in seen:
             raise InputError(
-                f"{plan.trace.path}: column request_id: {name!r} stands at requests {seen[name]} "
-                f"and {number} of the plan; give every row an id of its own"
+                f"{plan.trace.path}: column request_id: {name!r} is used by requests {seen[name]} "
+                f"and {number} of the plan; give every row its own id"
             )
         seen[name] = number
 

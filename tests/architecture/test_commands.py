@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 # May only shrink.
 WITHOUT_SHORT_OUT = {
     "goodput device fit",
-    "replay",
-    "replay capacity",
-    "replay report",
 }
 
 

@@ -86,6 +86,12 @@ def test_every_contract_is_kept() -> None:
         pytest.param("replay", "goodput_replay/planted.py", "import torch", id="torch in replay"),
         pytest.param(
             "replay",
+            "goodput_replay/run/planted.py",
+            "def late():\n    from goodput_replay.report import page",
+            id="the report in run, hidden in a function",
+        ),
+        pytest.param(
+            "replay",
             "goodput_replay/planted.py",
             "def late():\n    from goodput_operator import local",
             id="operator in replay, hidden in a function",

@@ -12,19 +12,20 @@ import pytest
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.facts import (
-    ClientFacts,
+from goodput_replay.run.slo import SLOClasses
+from goodput_replay.run.summary import (
+    ClientSummary,
     LengthPinning,
-    Promise,
-    RunFacts,
-    TargetFacts,
-    TraceFacts,
+    RunSummary,
+    TargetSummary,
+    TraceSummary,
 )
+from goodput_replay.run.summary_builder import RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROMISE = Promise(
+SLO = SLOClasses(
     classes=(
         SLOClass(name="interactive", ttft_ms=500, tpot_ms=50, objective=Fraction("0.95")),
         SLOClass(
@@ -38,8 +39,8 @@ PROMISE = Promise(
     ),
     default="interactive",
 )
-FACTS = RunFacts(
-    trace=TraceFacts(
+INFO = RunInfo(
+    trace=TraceSummary(
         name="sample",
         digest="sha256:" + "5a" * 32,
         source="goodput trace synthesize",
@@ -48,39 +49,40 @@ FACTS = RunFacts(
         synthetic=True,
         transforms=("--window 0s..5m",),
     ),
-    target=TargetFacts(
+    target=TargetSummary(
         url="http://127.0.0.1:8000",
         endpoint="/v1/completions",
         model="emulated",
         service="chat",
         pinning=LengthPinning.HEADER,
         header_names=("Authorization",),
+        streaming=True,
     ),
+    run=RunSummary(
+        started_at="2026-03-04T05:06:07Z",
+        goodput_version="0.1.0",
+        command=("replay", "--trace", "sample", "-f", "examples/chat.yaml", "--window", "0s..5m"),
+        seed=7,
+        salt="2f9c",
+        complete=True,
+        abort_reason="",
+    ),
+    slo=SLO,
     window_start_ns=0,
     window_ns=300 * NS_PER_S,
     rows_planned=0,
-    started_at="2026-03-04T05:06:07Z",
-    version="0.1.0",
-    promise=PROMISE,
-    client=ClientFacts(
-        cpu_ns=3_210 * NS_PER_MS,
-        loop_lag_p99_ns=410_000,
-        loop_lag_max_ns=6_900_000,
-        peak_in_flight=88,
-        cpus=2,
-    ),
     warmup_rows=3,
-    seed=7,
-    salt="2f9c",
-    command=("replay", "--trace", "sample", "-f", "examples/chat.yaml", "--window", "0s..5m"),
+    client=ClientSummary(cpu_s=3.21, cpus=2, peak_in_flight=88),
+    loop_lag_p99_ns=410_000,
+    loop_lag_max_ns=6_900_000,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticRun:
-    """A run's facts and records, ready to be written by a `RunWriter`."""
+    """A run's info and records, ready to be written by a `RunWriter`."""
 
-    facts: RunFacts
+    info: RunInfo
     records: tuple[RequestRecord, ...]
     warmup: tuple[RequestRecord, ...]
 
@@ -122,9 +124,9 @@ def make_run(
         )
     idle = _Service(rng=rng, stall=None, failures=0.0, lag_ms=lag_ms)
     warmup = tuple(idle.serve(900_000 + i, -NS_PER_S) for i in range(3))
-    facts = replace(FACTS, rows_planned=len(records), window_ns=window_s * NS_PER_S)
+    info = replace(INFO, rows_planned=len(records), window_ns=window_s * NS_PER_S)
     ordered = sorted(records, key=lambda r: r.end_ns or r.scheduled_ns)
-    return SyntheticRun(facts=facts, records=tuple(ordered), warmup=warmup)
+    return SyntheticRun(info=info, records=tuple(ordered), warmup=warmup)
 
 
 def _arrivals(rng: random.Random, window_s: int, rate_per_s: float) -> Iterator[int]:

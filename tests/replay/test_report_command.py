@@ -8,6 +8,7 @@ import pytest
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import ExitCode
+from goodput_replay.report.page import write_report
 from goodput_replay.run.files import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
 from goodput_replay.run.folder import RunWriter
 
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 @pytest.fixture
 def folder(tmp_path: Path, synthetic_run: SyntheticRun) -> Path:
     path = tmp_path / "run"
-    with RunWriter.create(path, promise=synthetic_run.facts.promise) as writer:
+    with RunWriter.create(path, slo=synthetic_run.info.slo, write_report=write_report) as writer:
         for record in synthetic_run.records[:100]:
             writer.append(record)
-        writer.finish(synthetic_run.facts)
+        writer.finish(synthetic_run.info)
     return path
 
 

@@ -12,8 +12,8 @@ import pytest
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_replay.report.page import render, write_report
-from goodput_replay.run.facts import Promise
 from goodput_replay.run.folder import RunWriter
+from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.replay.conftest import SyntheticRun
 
-    from goodput_replay.run.facts import RunFacts
+    from goodput_replay.run.summary_builder import RunInfo
 
 HOSTILE = "\"><script>alert('1')</script><img src=https://evil.example/x onerror=alert(1)>&amp;"
 _SECTIONS = (
@@ -72,17 +72,17 @@ class _Page(HTMLParser):
         return [v for _, attrs in self.tags for n, v in attrs.items() if n in names and v]
 
 
-def _make(folder: Path, facts: RunFacts, records: Sequence[RequestRecord]) -> str:
-    with RunWriter.create(folder, promise=facts.promise, force=True) as writer:
+def _make(folder: Path, info: RunInfo, records: Sequence[RequestRecord]) -> str:
+    with RunWriter.create(folder, slo=info.slo, force=True) as writer:
         for record in records:
             writer.append(record)
-        writer.finish(facts, report=False)
+        writer.finish(info)
     return render(folder)
 
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> str:
-    return _make(tmp_path_factory.mktemp("page"), synthetic_run.facts, synthetic_run.records)
+    return _make(tmp_path_factory.mktemp("page"), synthetic_run.info, synthetic_run.records)
 
 
 def test_the_page_is_whole_and_its_names_are_unique(html: str) -> None:
@@ -153,27 +153,30 @@ def test_the_first_screen_says_whether_it_held_and_whether_to_trust_it(html: str
 def test_the_same_run_gives_the_same_bytes(
     tmp_path: Path, html: str, synthetic_run: SyntheticRun
 ) -> None:
-    assert _make(tmp_path, synthetic_run.facts, synthetic_run.records) == html
+    assert _make(tmp_path, synthetic_run.info, synthetic_run.records) == html
 
 
 def test_hostile_text_is_shown_and_not_obeyed(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
-    base = synthetic_run.facts
-    facts = replace(
+    base = synthetic_run.info
+    info = replace(
         base,
         trace=replace(base.trace, name=HOSTILE, source=HOSTILE, licence=HOSTILE, clock=HOSTILE),
         target=replace(base.target, service=HOSTILE, model=HOSTILE, url=HOSTILE),
-        command=("replay", HOSTILE),
-        salt=HOSTILE,
-        started_at=HOSTILE,
-        promise=Promise(classes=(SLOClass(name=HOSTILE, ttft_ms=1, tpot_ms=1),), default=HOSTILE),
-        complete=False,
-        abort_reason=HOSTILE,
+        run=replace(
+            base.run,
+            command=("replay", HOSTILE),
+            salt=HOSTILE,
+            started_at=HOSTILE,
+            complete=False,
+            abort_reason=HOSTILE,
+        ),
+        slo=SLOClasses(classes=(SLOClass(name=HOSTILE, ttft_ms=1, tpot_ms=1),), default=HOSTILE),
     )
     records = [
         replace(r, request_id=HOSTILE, slo_class=HOSTILE, replica=HOSTILE, detail=HOSTILE)
         for r in synthetic_run.records[:50]
     ]
-    page = _Page(_make(tmp_path, facts, records))
+    page = _Page(_make(tmp_path, info, records))
     assert not [tag for tag, _ in page.tags if tag in {"script", "img"}]
     assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
     assert page.text.count("onerror=alert(1)") > 10
@@ -197,25 +200,25 @@ def test_an_hour_of_traffic_makes_a_page_of_less_than_two_megabytes(
         )
         for index in range(20_000)
     ]
-    facts = replace(synthetic_run.facts, window_ns=hour_ns, rows_planned=len(records))
-    assert len(_make(tmp_path, facts, records)) < 2 << 20
+    info = replace(synthetic_run.info, window_ns=hour_ns, rows_planned=len(records))
+    assert len(_make(tmp_path, info, records)) < 2 << 20
 
 
-def _nothing(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
-    return replace(run.facts, rows_planned=0, complete=False, abort_reason="interrupted"), []
+def _nothing(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
+    return replace(run.info.incomplete("interrupted"), rows_planned=0), []
 
 
-def _no_promise(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+def _no_promise(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
     records = [replace(r, slo_class="", targets=Targets()) for r in run.records[:200]]
-    return replace(run.facts, promise=Promise()), records
+    return replace(run.info, slo=SLOClasses()), records
 
 
-def _no_promise_and_nothing(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
-    return replace(run.facts, promise=Promise(), rows_planned=0), []
+def _no_promise_and_nothing(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
+    return replace(run.info, slo=SLOClasses(), rows_planned=0), []
 
 
-def _all_failed(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
-    return run.facts, [
+def _all_failed(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
+    return run.info, [
         RequestRecord(
             request_id=r.request_id,
             slo_class=r.slo_class,
@@ -228,21 +231,21 @@ def _all_failed(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
     ]
 
 
-def _one_request(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
-    return replace(run.facts, rows_planned=1, window_ns=1), list(run.records[:1])
+def _one_request(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
+    return replace(run.info, rows_planned=1, window_ns=1), list(run.records[:1])
 
 
-def _one_token(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
-    return run.facts, [
+def _one_token(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
+    return run.info, [
         replace(r, output_tokens=1, gaps_us=(), pinned_output_tokens=1) for r in run.records[:50]
     ]
 
 
-def _sixteen_classes(run: SyntheticRun) -> tuple[RunFacts, list[RequestRecord]]:
+def _sixteen_classes(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
     names = [f"class-{index}-{'x' * 30}" for index in range(16)]
     classes = tuple(SLOClass(name=name, ttft_ms=100, tpot_ms=10) for name in names)
     records = [replace(r, slo_class=names[index % 15]) for index, r in enumerate(run.records[:400])]
-    return replace(run.facts, promise=Promise(classes=classes, default=names[0])), records
+    return replace(run.info, slo=SLOClasses(classes=classes, default=names[0])), records
 
 
 @pytest.mark.parametrize(
@@ -271,14 +274,14 @@ def test_an_unusual_run_has_a_report_too(
 def test_classes_of_an_invalid_run_are_not_judged(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    facts = replace(synthetic_run.facts, rows_planned=9999)
-    page = _Page(_make(tmp_path, facts, synthetic_run.records))
+    info = replace(synthetic_run.info, rows_planned=9999)
+    page = _Page(_make(tmp_path, info, synthetic_run.records))
     assert "not judged: invalid run" in page.text
     assert not [attrs for _, attrs in page.tags if attrs.get("class") == "tag PASS"]
 
 
 def test_the_report_can_be_written_elsewhere(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
-    html = _make(tmp_path, synthetic_run.facts, synthetic_run.records[:50])
+    html = _make(tmp_path, synthetic_run.info, synthetic_run.records[:50])
     out = tmp_path / "elsewhere.html"
     assert write_report(tmp_path, out) == out
     assert out.read_text() == html

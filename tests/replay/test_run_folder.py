@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.errors import ExitCode, InputError
+from goodput_core.files import write_atomically
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.facts import Promise
+from goodput_replay.report.page import write_report
 from goodput_replay.run.files import (
     RECORDS_FILE,
     REPORT_FILE,
@@ -25,10 +26,10 @@ from goodput_replay.run.files import (
     DiskFullError,
     SurvivingFile,
     set_aside,
-    write_atomically,
 )
 from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.records import read_judged, read_records
+from goodput_replay.run.slo import SLOClasses
 from goodput_replay.run.summary import read_summary, write_summary
 
 if TYPE_CHECKING:
@@ -41,13 +42,14 @@ if TYPE_CHECKING:
 
 
 def _record(folder: Path, run: SyntheticRun, *, report: bool = False) -> Summary:
-    with RunWriter.create(folder, promise=run.facts.promise) as writer:
+    write = write_report if report else None
+    with RunWriter.create(folder, slo=run.info.slo, write_report=write) as writer:
         for record in run.warmup:
             assert writer.append(record, warmup=True) is None
         for record in run.records:
             assert writer.append(record) is not None
         assert writer.rows == len(run.warmup) + len(run.records)
-        return writer.finish(run.facts, report=report)
+        return writer.finish(run.info)
 
 
 def _names(folder: Path) -> set[str]:
@@ -68,7 +70,7 @@ def test_a_finished_run_holds_records_summary_and_report_and_nothing_else(
 def test_nothing_looks_finished_while_the_run_lasts(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    with RunWriter.create(tmp_path, promise=synthetic_run.facts.promise) as writer:
+    with RunWriter.create(tmp_path, slo=synthetic_run.info.slo) as writer:
         for record in synthetic_run.records:
             writer.append(record)
         assert _names(tmp_path).isdisjoint({RECORDS_FILE, SUMMARY_FILE, REPORT_FILE})
@@ -78,7 +80,7 @@ def test_a_run_that_breaks_off_keeps_its_records_but_gets_no_summary(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     def break_off() -> None:
-        with RunWriter.create(tmp_path, promise=synthetic_run.facts.promise) as writer:
+        with RunWriter.create(tmp_path, slo=synthetic_run.info.slo) as writer:
             for record in synthetic_run.records[:700]:
                 writer.append(record)
             raise RuntimeError("a bug of the sender")
@@ -94,14 +96,14 @@ def test_a_run_that_breaks_off_keeps_its_records_but_gets_no_summary(
 def test_an_interrupted_run_is_kept_and_marked_incomplete(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    facts = replace(synthetic_run.facts, complete=False, abort_reason="interrupted after 60 s")
-    half = replace(synthetic_run, facts=facts, records=synthetic_run.records[:500])
+    info = synthetic_run.info.incomplete("interrupted after 60 s")
+    half = replace(synthetic_run, info=info, records=synthetic_run.records[:500])
     summary = _record(tmp_path, half, report=True)
     assert not summary.run.complete
     assert summary.verdict.kind is VerdictKind.INVALID
     assert summary.verdict.reason is Reason.INCOMPLETE
     assert "interrupted after 60 s" in summary.verdict.sentence
-    assert summary.validity.unsent_rows == facts.rows_planned - 500
+    assert summary.validity.unsent_rows == info.rows_planned - 500
     assert tuple(read_records(tmp_path)) == half.records
     assert "incomplete" in (tmp_path / REPORT_FILE).read_text()
 
@@ -109,7 +111,7 @@ def test_an_interrupted_run_is_kept_and_marked_incomplete(
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="not empty") as error:
-        RunWriter.create(tmp_path, promise=Promise())
+        RunWriter.create(tmp_path, slo=SLOClasses())
     assert error.value.exit_code is ExitCode.USAGE
     assert _names(tmp_path) == {"thesis.tex"}
 
@@ -117,7 +119,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
 def test_force_replaces_a_run_and_nothing_else(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
     _record(tmp_path, synthetic_run, report=True)
     (tmp_path / "notes.txt").write_text("mine")
-    with RunWriter.create(tmp_path, promise=Promise(), force=True) as writer:
+    with RunWriter.create(tmp_path, slo=SLOClasses(), force=True) as writer:
         writer.append(synthetic_run.records[0])
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert list(read_records(tmp_path)) == [synthetic_run.records[0]]
@@ -128,7 +130,7 @@ def test_a_run_without_a_request_leaves_an_earlier_one_alone(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     summary = _record(tmp_path, synthetic_run, report=True)
-    with RunWriter.create(tmp_path, promise=Promise(), force=True):
+    with RunWriter.create(tmp_path, slo=SLOClasses(), force=True):
         pass
     assert _names(tmp_path) == {RECORDS_FILE, SUMMARY_FILE, REPORT_FILE}
     assert read_summary(tmp_path) == summary
@@ -138,7 +140,7 @@ def test_a_run_without_a_request_leaves_an_earlier_one_alone(
 def test_a_run_without_a_request_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
-        with RunWriter.create(tmp_path / name, promise=Promise()):
+        with RunWriter.create(tmp_path / name, slo=SLOClasses()):
             assert _names(tmp_path / name)
     assert not (tmp_path / "new").exists()
     assert _names(tmp_path / "empty") == set()
@@ -149,7 +151,7 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path, below: bool) -> Non
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run" if below else tmp_path / "file"
     with pytest.raises(InputError, match="cannot be made a run's folder"):
-        RunWriter.create(path, promise=Promise(), force=True)
+        RunWriter.create(path, slo=SLOClasses(), force=True)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_what_was_recorded_before_the_disk_filled_is_kept_and_readable(
 ) -> None:
     folder = tiny_disk / "run"
     put: list[RequestRecord] = []
-    with RunWriter.create(folder, promise=synthetic_run.facts.promise) as writer:
+    with RunWriter.create(folder, slo=synthetic_run.info.slo, write_report=write_report) as writer:
         records = itertools.cycle(synthetic_run.records)
 
         def append() -> None:
@@ -214,7 +216,7 @@ def test_what_was_recorded_before_the_disk_filled_is_kept_and_readable(
                 append()
         _fill(tiny_disk)
         with pytest.raises(DiskFullError, match="requests recorded until then are kept") as error:
-            writer.finish(synthetic_run.facts)
+            writer.finish(synthetic_run.info)
     assert error.value.exit_code is ExitCode.INTERNAL
     kept = list(read_records(folder))
     ids = {record.request_id for record in kept}
@@ -248,7 +250,7 @@ def test_a_disk_that_is_full_from_the_start_is_said_before_anything_is_sent(
 ) -> None:
     (tiny_disk / "neighbour").write_bytes(bytes(8 << 20))
     with pytest.raises(DiskFullError, match="before the run began"):
-        RunWriter.create(tiny_disk / "run", promise=Promise())
+        RunWriter.create(tiny_disk / "run", slo=SLOClasses())
     assert _names(tiny_disk) == {"neighbour"}
 
 

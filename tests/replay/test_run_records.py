@@ -150,7 +150,7 @@ def test_warm_up_rows_are_kept_and_flagged_but_no_figure_sees_them(tmp_path: Pat
 def test_any_parquet_tool_can_read_the_verdict_of_each_request(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    classes = synthetic_run.facts.promise.by_name()
+    classes = synthetic_run.info.slo.by_name()
     judged = [(r, judge(r, targets_for(r, classes))) for r in synthetic_run.records]
     _write(tmp_path, [*judged])
     table = pq.read_table(tmp_path / RECORDS_FILE, columns=["attained", "miss_reasons"]).to_pydict()

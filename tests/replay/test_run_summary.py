@@ -20,11 +20,10 @@ from goodput_core.slo.targets import Targets
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.run.columns import count_gaps, load_columns
-from goodput_replay.run.facts import Promise
 from goodput_replay.run.files import SUMMARY_FILE
 from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.formatting import percent_words
-from goodput_replay.run.summarise import cut_share
+from goodput_replay.run.slo import SLOClasses
 from goodput_replay.run.summary import (
     Summary,
     encode_summary,
@@ -32,6 +31,7 @@ from goodput_replay.run.summary import (
     schema_json,
     write_summary,
 )
+from goodput_replay.run.summary_builder import cut_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
     from tests.replay.conftest import SyntheticRun
 
-    from goodput_replay.run.facts import RunFacts
+    from goodput_replay.run.summary_builder import RunInfo
 
 
-def _summarise(folder: Path, facts: RunFacts, records: Sequence[RequestRecord]) -> Summary:
-    with RunWriter.create(folder, promise=facts.promise) as writer:
+def _summarise(folder: Path, info: RunInfo, records: Sequence[RequestRecord]) -> Summary:
+    with RunWriter.create(folder, slo=info.slo) as writer:
         for record in records:
             writer.append(record)
-        return writer.finish(facts, report=False)
+        return writer.finish(info)
 
 
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> Summary:
     folder = tmp_path_factory.mktemp("summary")
-    return _summarise(folder, synthetic_run.facts, synthetic_run.records)
+    return _summarise(folder, synthetic_run.info, synthetic_run.records)
 
 
 @pytest.mark.golden
@@ -65,7 +65,7 @@ def test_the_summary_of_fixed_records_does_not_change(
 def test_counts_and_rates_are_those_of_the_records(
     summary: Summary, synthetic_run: SyntheticRun
 ) -> None:
-    classes = synthetic_run.facts.promise.by_name()
+    classes = synthetic_run.info.slo.by_name()
     for one in summary.classes:
         mine = [r for r in synthetic_run.records if r.slo_class == one.name]
         kinds = [judge(r, targets_for(r, classes)).kind.value for r in mine]
@@ -117,8 +117,8 @@ def test_a_class_verdict_and_its_interval_stand_with_the_class(summary: Summary)
 def test_rows_without_a_record_make_the_run_invalid(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    facts = replace(synthetic_run.facts, rows_planned=len(synthetic_run.records) + 5)
-    summary = _summarise(tmp_path, facts, synthetic_run.records)
+    info = replace(synthetic_run.info, rows_planned=len(synthetic_run.records) + 5)
+    summary = _summarise(tmp_path, info, synthetic_run.records)
     assert summary.validity.unsent_rows == 5
     assert not summary.validity.valid
     assert summary.validity.reason is Reason.UNSENT_ROWS
@@ -127,10 +127,8 @@ def test_rows_without_a_record_make_the_run_invalid(
 def test_a_run_without_a_single_request_still_has_a_summary(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    facts = replace(
-        synthetic_run.facts, rows_planned=0, complete=False, abort_reason="interrupted at once"
-    )
-    summary = _summarise(tmp_path, facts, ())
+    info = replace(synthetic_run.info.incomplete("interrupted at once"), rows_planned=0)
+    summary = _summarise(tmp_path, info, ())
     assert summary.overall.requests == 0
     assert summary.overall.attainment is None
     assert summary.overall.ttft_ms is None
@@ -141,11 +139,11 @@ def test_a_run_without_a_single_request_still_has_a_summary(
 def test_requests_without_a_promise_are_reported_and_not_judged(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    facts = replace(synthetic_run.facts, promise=Promise())
+    info = replace(synthetic_run.info, slo=SLOClasses())
     records = [
         replace(r, slo_class="", targets=Targets()) for r in synthetic_run.records if r.sent_ns
     ]
-    summary = _summarise(tmp_path, replace(facts, rows_planned=len(records)), records)
+    summary = _summarise(tmp_path, replace(info, rows_planned=len(records)), records)
     (only,) = summary.classes
     assert (only.name, only.total, only.unjudged) == ("", 0, len(records))
     assert only.verdict is None
@@ -169,8 +167,8 @@ def test_an_answer_that_ends_after_the_window_is_not_served_in_it(
             outcome=Outcome.OK,
         )
 
-    facts = replace(synthetic_run.facts, rows_planned=2)
-    summary = _summarise(tmp_path, facts, [answered("in", 300), answered("out", 301)])
+    info = replace(synthetic_run.info, rows_planned=2)
+    summary = _summarise(tmp_path, info, [answered("in", 300), answered("out", 301)])
     assert summary.overall.served_per_s == round(1 / 300, 6)
 
 
@@ -196,9 +194,9 @@ def test_a_printed_percentage_is_cut_and_not_rounded(share: Fraction, words: str
 
 
 def test_columns_agree_with_the_records(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
-    _summarise(tmp_path, synthetic_run.facts, synthetic_run.records)
+    _summarise(tmp_path, synthetic_run.info, synthetic_run.records)
     columns = load_columns(tmp_path)
-    classes = synthetic_run.facts.promise.by_name()
+    classes = synthetic_run.info.slo.by_name()
     for index, record in enumerate(synthetic_run.records[:300]):
         judgement = judge(record, targets_for(record, classes))
         assert columns.of_kind(judgement.kind)[index]

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.facts import LengthPinning
 from goodput_replay.run.folder import RunWriter
+from goodput_replay.run.summary import LengthPinning
 from goodput_replay.run.terminal import print_summary
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> Summary:
     folder = tmp_path_factory.mktemp("view")
-    with RunWriter.create(folder, promise=synthetic_run.facts.promise) as writer:
+    with RunWriter.create(folder, slo=synthetic_run.info.slo) as writer:
         for record in synthetic_run.records:
             writer.append(record)
-        return writer.finish(synthetic_run.facts, report=False)
+        return writer.finish(synthetic_run.info)
 
 
 def _printed(summary: Summary, *, width: int = 80, folder: Path | None = None) -> str:

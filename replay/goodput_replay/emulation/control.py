@@ -29,9 +29,10 @@ from goodput_core.control import (
     service_law,
 )
 from goodput_core.control.decision import json_value
+from goodput_core.files import partial_path
 from goodput_core.histogram import LengthMix
 from goodput_engine.messages import Limits, SetLimits
-from goodput_replay.run.files import DECISIONS_FILE, PARTIAL_SUFFIX
+from goodput_replay.run.files import DECISIONS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
     from goodput_core.control.step import Law
     from goodput_core.slo.record import RequestRecord
-    from goodput_replay.emulation.fleet import Fleet
-    from goodput_replay.emulation.replica import Replica
+    from goodput_replay.emulation.fleet import VirtualFleet
+    from goodput_replay.emulation.replica import VirtualReplica
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
@@ -96,7 +97,7 @@ class ControlLoop:
             cached = record.cached_tokens or 0
             self._finished.append((planned.prompt.input_tokens, cached, record.output_tokens))
 
-    def act(self, fleet: Fleet, now_ns: int) -> None:
+    def act(self, fleet: VirtualFleet, now_ns: int) -> None:
         """Observe, decide, apply."""
         self._next_ns = now_ns + self._interval_ns
         step = control_step(self._observe(fleet, now_ns))
@@ -104,7 +105,7 @@ class ControlLoop:
         self._apply(fleet, step.pushes, now_ns)
         self._decided(step.decision)
 
-    def _observe(self, fleet: Fleet, now_ns: int) -> ControlInput:
+    def _observe(self, fleet: VirtualFleet, now_ns: int) -> ControlInput:
         finished, self._finished = self._finished, []
         arrivals, self._arrived = fleet.arrived - self._arrived, fleet.arrived
         staying = [r for r in fleet.replicas if not r.draining]
@@ -137,7 +138,9 @@ class ControlLoop:
             law=self._law,
         )
 
-    def _reading(self, replica: Replica, device: DeviceCapacity, now_ns: int) -> EngineReading:
+    def _reading(
+        self, replica: VirtualReplica, device: DeviceCapacity, now_ns: int
+    ) -> EngineReading:
         state = replica.core.state(now_ns)
         # Without requests that have ended and hold their blocks until the step in flight ends.
         state = replace(state, running=replica.in_flight - state.waiting)
@@ -151,7 +154,7 @@ class ControlLoop:
             device=device,
         )
 
-    def _apply(self, fleet: Fleet, pushes: tuple[LimitsPush, ...], now_ns: int) -> None:
+    def _apply(self, fleet: VirtualFleet, pushes: tuple[LimitsPush, ...], now_ns: int) -> None:
         setpoint = self._state.setpoint
         staying = [r for r in fleet.replicas if not r.draining]
         outdated = {push.name for push in pushes}
@@ -166,7 +169,7 @@ class ControlLoop:
             fleet.drain_replica(replica, now_ns)
 
 
-def _phase(replica: Replica, now_ns: int) -> ReplicaPhase:
+def _phase(replica: VirtualReplica, now_ns: int) -> ReplicaPhase:
     if replica.draining:
         return ReplicaPhase.DRAINING
     return ReplicaPhase.READY if replica.ready_ns <= now_ns else ReplicaPhase.STARTING
@@ -205,7 +208,7 @@ def control_loop(settings: FleetSettings, folder: Path) -> Iterator[ControlLoop 
         yield None
         return
     # The run's writer renames it, when the records are complete.
-    with (folder / (DECISIONS_FILE + PARTIAL_SUFFIX)).open("wb") as file:
+    with partial_path(folder / DECISIONS_FILE).open("wb") as file:
 
         def keep(decision: ServiceDecision) -> None:
             file.write(decision_line(decision))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from goodput_replay.emulation.fleet import Fleet
+from goodput_replay.emulation.fleet import VirtualFleet
 from goodput_replay.emulation.migration import Migration
 from goodput_replay.emulation.pools import DisaggregatedFleet
 
@@ -38,9 +38,9 @@ def emulate(
     Raises:
         InputError: the settings ask for what cannot be.
     """
-    fleet: Fleet
+    fleet: VirtualFleet
     if settings.decode is None:
-        fleet = Fleet(settings, on_record)
+        fleet = VirtualFleet(settings, on_record)
     else:
         fleet = DisaggregatedFleet(settings, settings.decode, on_record)
     rules = settings.migration

@@ -20,7 +20,7 @@ from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
-from goodput_replay.emulation.replica import Replica, Visit
+from goodput_replay.emulation.replica import VirtualReplica, Visit
 from goodput_replay.emulation.requests import Deadlines, block_keys, record_of
 from goodput_replay.emulation.settings import FleetOutcome
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["Actor", "Fleet", "Totals", "VirtualRouter"]
+__all__ = ["Actor", "Totals", "VirtualFleet", "VirtualRouter"]
 
 
 class Actor(Protocol):
@@ -47,12 +47,12 @@ class Actor(Protocol):
         """When it acts next; later than the last time."""
         ...
 
-    def act(self, fleet: Fleet, now_ns: int) -> None:
+    def act(self, fleet: VirtualFleet, now_ns: int) -> None:
         """Look at the fleet and change it."""
         ...
 
 
-class Fleet:
+class VirtualFleet:
     """Replicas, the requests on them, and the clock that moves them all.
 
     Args:
@@ -70,10 +70,10 @@ class Fleet:
         on_record: Callable[[PlannedRequest, RequestRecord], None],
     ) -> None:
         self.settings: Final = settings
-        self.replicas: list[Replica] = []
+        self.replicas: list[VirtualReplica] = []
         self.arrived = 0
         self._on_record = on_record
-        self._targets = {c.name: c.targets for c in settings.promise.classes}
+        self._targets = {c.name: c.targets for c in settings.slo.classes}
         self._router = VirtualRouter(settings.placement, seed=settings.seed)
         self._deadlines = Deadlines(settings.timeout_ns)
         self._live: dict[int, Visit] = {}
@@ -92,7 +92,7 @@ class Fleet:
             now_ns = self._next_instant(coming, actors)
             for replica in self._everyone():
                 replica.run(now_ns)
-            touched: dict[str, Replica] = {}
+            touched: dict[str, VirtualReplica] = {}
             while coming is not None and coming.scheduled_ns <= now_ns:
                 self.arrived += 1
                 self._arrive(coming, self.arrived, now_ns, touched)
@@ -114,14 +114,14 @@ class Fleet:
             requests=self.arrived, final_replicas=sum(not r.draining for r in left)
         )
 
-    def start_replica(self, now_ns: int) -> Replica:
+    def start_replica(self, now_ns: int) -> VirtualReplica:
         """One more replica, ready when the device's start-up time has passed."""
         startup_ns = round(self.settings.profile.startup_seconds * NS_PER_S)
         started = self._add(now_ns, now_ns + startup_ns)
         self._totals.replicas(len(self._everyone()))
         return started
 
-    def drain_replica(self, replica: Replica, now_ns: int) -> None:
+    def drain_replica(self, replica: VirtualReplica, now_ns: int) -> None:
         """It gets nothing new, finishes what it has, and is gone."""
         replica.draining = True
         replica.core.drain()
@@ -139,7 +139,7 @@ class Fleet:
         self._live[target.rid] = target
         self._part_with(visit.replica, now_ns)
 
-    def _everyone(self) -> list[Replica]:
+    def _everyone(self) -> list[VirtualReplica]:
         """All replicas, whatever they do."""
         return self.replicas
 
@@ -154,7 +154,7 @@ class Fleet:
         return min(instants)
 
     def _arrive(
-        self, planned: PlannedRequest, rid: int, now_ns: int, touched: dict[str, Replica]
+        self, planned: PlannedRequest, rid: int, now_ns: int, touched: dict[str, VirtualReplica]
     ) -> None:
         targets = self._promised(planned)
         if targets is None:
@@ -184,11 +184,11 @@ class Fleet:
 
     def _enter(
         self,
-        replica: Replica,
+        replica: VirtualReplica,
         planned: PlannedRequest,
         submit: Submit,
         now_ns: int,
-        touched: dict[str, Replica],
+        touched: dict[str, VirtualReplica],
     ) -> Rejected | None:
         visit = Visit(planned, submit.rid, replica)
         self._live[submit.rid] = visit
@@ -202,11 +202,11 @@ class Fleet:
         return refused
 
     def _submit_to(
-        self, replica: Replica, visit: Visit, submit: Submit, now_ns: int
+        self, replica: VirtualReplica, visit: Visit, submit: Submit, now_ns: int
     ) -> Rejected | None:
         return replica.submit(visit, submit, now_ns)
 
-    def _settle(self, touched: dict[str, Replica], now_ns: int) -> None:
+    def _settle(self, touched: dict[str, VirtualReplica], now_ns: int) -> None:
         for replica in self._everyone():
             if replica.due_ns == now_ns or replica.name in touched:
                 replica.settle(now_ns)
@@ -215,7 +215,7 @@ class Fleet:
         given_up = self._deadlines.take(now_ns)
         if not given_up:
             return
-        touched: dict[str, Replica] = {}
+        touched: dict[str, VirtualReplica] = {}
         for rid, outcome in given_up:
             visit = self._live.get(rid)
             if visit is None:
@@ -233,11 +233,11 @@ class Fleet:
             self._part_with(replica, now_ns)
         self._settle(touched, now_ns)
 
-    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[Replica]]:
+    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[VirtualReplica]]:
         """Give a request up: the times of its tokens, and the replicas that it leaves."""
         return visit.replica.cancel(visit), [visit.replica]
 
-    def _close_input(self, touched: dict[str, Replica]) -> None:
+    def _close_input(self, touched: dict[str, VirtualReplica]) -> None:
         """No request comes any more: nobody needs to wait for company."""
         self._input_open = False
         for replica in self._everyone():
@@ -303,7 +303,7 @@ class Fleet:
         self._ended.clear()
 
     # --- replicas --------------------------------------------------------------------------
-    def _add(self, created_ns: int, ready_ns: int) -> Replica:
+    def _add(self, created_ns: int, ready_ns: int) -> VirtualReplica:
         settings = self.settings
         name = f"{settings.service}-{self._created}"
         replica = self._build(name, settings.configure, created_ns, ready_ns, self._finished)
@@ -318,10 +318,10 @@ class Fleet:
         created_ns: int,
         ready_ns: int,
         ended: Callable[[Visit, NDArray[np.int64], int], None],
-    ) -> Replica:
+    ) -> VirtualReplica:
         settings = self.settings
         oracle = self._true_length if settings.oracle else None
-        replica = Replica(
+        replica = VirtualReplica(
             name,
             build_core(configure, settings.profile, oracle=oracle),
             created_ns=created_ns,
@@ -333,7 +333,7 @@ class Fleet:
             replica.core.scheduler.end_input()
         return replica
 
-    def _part_with(self, replica: Replica, now_ns: int) -> None:
+    def _part_with(self, replica: VirtualReplica, now_ns: int) -> None:
         """A draining replica goes with its last request."""
         if replica.draining and not replica.in_flight:
             self.replicas = [r for r in self.replicas if r is not replica]
@@ -380,7 +380,7 @@ class Totals:
         """A request ended; in the order of time."""
         self.end_ns = at_ns
 
-    def add(self, replica: Replica, gone_ns: int) -> None:
+    def add(self, replica: VirtualReplica, gone_ns: int) -> None:
         """A replica is gone, or the run is over."""
         self._replica_ns += max(0, gone_ns - replica.created_ns)
         self._events += replica.events
@@ -419,22 +419,28 @@ class VirtualRouter:
         bounds = RouterLimits()
         self._budget = RetryBudget(percent=bounds.retry_percent, burst=bounds.retry_burst)
 
-    def first(self, replicas: Iterable[Replica], keys: Sequence[int], now_ns: int) -> Replica | str:
+    def first(
+        self, replicas: Iterable[VirtualReplica], keys: Sequence[int], now_ns: int
+    ) -> VirtualReplica | str:
         """Where a new request goes, or why nowhere."""
         self._budget.earn()
         return self._choose({r.name: r for r in replicas}, keys, now_ns)
 
     def elsewhere(
-        self, replicas: Iterable[Replica], tried: Replica, keys: Sequence[int], now_ns: int
-    ) -> Replica | None:
+        self,
+        replicas: Iterable[VirtualReplica],
+        tried: VirtualReplica,
+        keys: Sequence[int],
+        now_ns: int,
+    ) -> VirtualReplica | None:
         """Where a request goes that was refused for load, if anywhere."""
         others = {r.name: r for r in replicas if r is not tried}
         chosen = self._choose(others, keys, now_ns)
         return None if isinstance(chosen, str) or not self._budget.spend() else chosen
 
     def _choose(
-        self, replicas: dict[str, Replica], keys: Sequence[int], now_ns: int
-    ) -> Replica | str:
+        self, replicas: dict[str, VirtualReplica], keys: Sequence[int], now_ns: int
+    ) -> VirtualReplica | str:
         loads = [replica.load(now_ns) for replica in replicas.values()]
         self._state, placement = self._place(self._state, loads, keys, now_ns)
         if placement.replica is not None:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.request_table import RequestState
-from goodput_replay.emulation.replica import Replica, Visit
+from goodput_replay.emulation.replica import VirtualReplica, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from goodput_engine.scheduler.request_table import ScheduledRequest
-    from goodput_replay.emulation.fleet import Fleet
+    from goodput_replay.emulation.fleet import VirtualFleet
     from goodput_replay.emulation.settings import MigrationRules
 
 __all__ = ["Migration", "Occupancy", "pair_up", "shrinks_gap"]
@@ -101,7 +101,7 @@ class Migration:
         """The next poll, or the next thing to do for a move."""
         return min([self._poll_ns, *(move.due_ns for move in self._moves)])
 
-    def act(self, fleet: Fleet, now_ns: int) -> None:
+    def act(self, fleet: VirtualFleet, now_ns: int) -> None:
         """Bring the moves forward, and begin new ones when it is time."""
         for move in list(self._moves):
             self._advance(move, fleet, now_ns)
@@ -115,7 +115,7 @@ class Migration:
             self._abort(move)
 
     # --- who -------------------------------------------------------------------------------
-    def _begin(self, fleet: Fleet, now_ns: int) -> None:
+    def _begin(self, fleet: VirtualFleet, now_ns: int) -> None:
         busy = {visit.replica.name for m in self._moves for visit in (m.visit, m.target)}
         free = {
             replica.name: replica
@@ -130,9 +130,9 @@ class Migration:
 
     def _reserve(
         self,
-        fleet: Fleet,
-        source: Replica,
-        target: Replica,
+        fleet: VirtualFleet,
+        source: VirtualReplica,
+        target: VirtualReplica,
         request: ScheduledRequest,
         now_ns: int,
     ) -> None:
@@ -150,7 +150,7 @@ class Migration:
         self._next_stage(move, now_ns)
 
     # --- stages ----------------------------------------------------------------------------
-    def _advance(self, move: _Move, fleet: Fleet, now_ns: int) -> None:
+    def _advance(self, move: _Move, fleet: VirtualFleet, now_ns: int) -> None:
         if move.lost:
             self._abort(move)
         elif move.due_ns > now_ns:
@@ -201,7 +201,7 @@ class Migration:
         self.copied_blocks += rest
         move.due_ns = now_ns + max(1, rest * self._ns_per_block)
 
-    def _arrive(self, move: _Move, fleet: Fleet, now_ns: int) -> None:
+    def _arrive(self, move: _Move, fleet: VirtualFleet, now_ns: int) -> None:
         request, visit, target = move.request, move.visit, move.target
         target.earlier = visit.replica.times(visit, request.output_tokens).tolist()
         core = target.replica.core
@@ -217,7 +217,7 @@ class Migration:
         self.aborted += 1
 
 
-def _occupancy(replica: Replica, now_ns: int) -> Occupancy:
+def _occupancy(replica: VirtualReplica, now_ns: int) -> Occupancy:
     scheduler = replica.core.scheduler
     head = scheduler.waiting.peek(now_ns) if len(scheduler.waiting) else None
     demanded = 0 if head is None else -(-head.total_tokens // scheduler.block_size)
@@ -229,7 +229,9 @@ def _occupancy(replica: Replica, now_ns: int) -> Occupancy:
     )
 
 
-def _chosen(replica: Replica, source: Occupancy, target: Occupancy) -> ScheduledRequest | None:
+def _chosen(
+    replica: VirtualReplica, source: Occupancy, target: Occupancy
+) -> ScheduledRequest | None:
     """The least urgent and shortest that decodes and whose move is worth it, if any."""
     size = replica.core.scheduler.block_size
     found = [

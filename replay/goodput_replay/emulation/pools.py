@@ -20,8 +20,8 @@ import msgspec
 
 from goodput_core.units import NS_PER_S
 from goodput_engine.messages import ExecutorInput, Rejected
-from goodput_replay.emulation.fleet import Fleet
-from goodput_replay.emulation.replica import Replica, Visit
+from goodput_replay.emulation.fleet import VirtualFleet
+from goodput_replay.emulation.replica import VirtualReplica, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,7 +57,7 @@ class _Journey:
         """On the replica that decodes, while its blocks travel there."""
 
 
-class DisaggregatedFleet(Fleet):
+class DisaggregatedFleet(VirtualFleet):
     """Two pools; `replicas` are those that prefill.
 
     Args:
@@ -78,17 +78,17 @@ class DisaggregatedFleet(Fleet):
         self._queue: deque[_Journey] = deque()
         self._transfers: list[tuple[int, int]] = []
         self._link_free_ns: dict[str, int] = {}
-        self._freed: dict[str, Replica] = {}
+        self._freed: dict[str, VirtualReplica] = {}
         super().__init__(settings, on_record)
         self._decoders = [
             self._build(f"{settings.service}-decode-{i}", pool.configure, 0, 0, self._finished)
             for i in range(pool.replicas)
         ]
 
-    def _everyone(self) -> list[Replica]:
+    def _everyone(self) -> list[VirtualReplica]:
         return [*self.replicas, *self._decoders]
 
-    def _add(self, created_ns: int, ready_ns: int) -> Replica:
+    def _add(self, created_ns: int, ready_ns: int) -> VirtualReplica:
         settings = self.settings
         name = f"{settings.service}-prefill-{self._created}"
         replica = self._build(name, settings.configure, created_ns, ready_ns, self._prefilled)
@@ -106,7 +106,7 @@ class DisaggregatedFleet(Fleet):
         instants += [replica.due_ns for replica in watched if replica.due_ns is not None]
         return min(instants)
 
-    def _settle(self, touched: dict[str, Replica], now_ns: int) -> None:
+    def _settle(self, touched: dict[str, VirtualReplica], now_ns: int) -> None:
         while self._transfers and self._transfers[0][0] <= now_ns:
             _, rid = heapq.heappop(self._transfers)
             if rid in self._journeys:
@@ -119,7 +119,7 @@ class DisaggregatedFleet(Fleet):
 
     # --- prefill ---------------------------------------------------------------------------
     def _submit_to(
-        self, replica: Replica, visit: Visit, submit: Submit, now_ns: int
+        self, replica: VirtualReplica, visit: Visit, submit: Submit, now_ns: int
     ) -> Rejected | None:
         """The prompt alone; the rest of the request follows it later."""
         longest = self._decoders[0].core.scheduler.max_total_tokens
@@ -187,7 +187,7 @@ class DisaggregatedFleet(Fleet):
         self._link_free_ns.update(dict.fromkeys(ends, end_ns))
         heapq.heappush(self._transfers, (end_ns, target.rid))
 
-    def _arrive_at_decoder(self, journey: _Journey, touched: dict[str, Replica]) -> None:
+    def _arrive_at_decoder(self, journey: _Journey, touched: dict[str, VirtualReplica]) -> None:
         source, target = journey.visit.replica, journey.target
         assert target is not None
         source.let_go(journey.visit)
@@ -198,7 +198,7 @@ class DisaggregatedFleet(Fleet):
             touched[replica.name] = replica
 
     # --- the end ---------------------------------------------------------------------------
-    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[Replica]]:
+    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[VirtualReplica]]:
         journey = self._journeys.pop(visit.rid, None)
         times, left = super()._cancel(visit)
         if journey is not None and journey.target is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["EpochTimes", "Replica", "TokenSpans", "Visit"]
+__all__ = ["EpochTimes", "TokenSpans", "VirtualReplica", "Visit"]
 
 
 class Visit:
@@ -45,7 +45,11 @@ class Visit:
     __slots__ = ("cached_tokens", "earlier", "planned", "replica", "rid", "spans")
 
     def __init__(
-        self, planned: PlannedRequest, rid: int, replica: Replica, earlier: Sequence[int] = ()
+        self,
+        planned: PlannedRequest,
+        rid: int,
+        replica: VirtualReplica,
+        earlier: Sequence[int] = (),
     ) -> None:
         self.earlier = earlier
         self.cached_tokens = 0
@@ -55,7 +59,7 @@ class Visit:
         self.spans: Final = TokenSpans()
 
 
-class Replica:
+class VirtualReplica:
     """One replica.
 
     Args:

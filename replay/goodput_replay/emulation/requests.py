@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from goodput_replay.plan import PlannedRequest
-    from goodput_replay.sending.prompts import PromptKey
+    from goodput_replay.plan import PlannedRequest, PromptKey
 
 __all__ = ["Deadlines", "block_keys", "record_of"]
 

@@ -18,7 +18,7 @@ from goodput_engine.device.profile import DeviceProfile
 from goodput_engine.manifest_file import read_document
 from goodput_engine.messages import Configure
 from goodput_engine.server.device_choice import choose_device
-from goodput_replay.run.facts import Promise
+from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ class FleetSettings:
         configure: what every replica's core runs.
         replicas: how many there are at zero, all of them ready.
         placement: which law spreads the requests.
-        promise: the classes; a request of another one is refused, unless there are none.
+        slo: the classes; a request of another class is refused, unless there are none.
         timeout_ns: how long a request may take from its scheduled arrival.
         seed: of what placement draws at random.
         oracle: schedule the shortest first by true lengths, whatever the policy: a bound.
@@ -109,7 +109,7 @@ class FleetSettings:
     configure: Configure
     replicas: int
     placement: RouterPolicy
-    promise: Promise
+    slo: SLOClasses
     timeout_ns: int
     seed: int = 0
     oracle: bool = False
@@ -121,7 +121,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOutcome:
-    """What a run amounts to beside its requests; sums over all replicas.
+    """Totals of a run over all replicas; zeros for a run that did not complete.
 
     Args:
         end_ns: when the last request ended, at least the last arrival.
@@ -143,22 +143,22 @@ class FleetOutcome:
         migrated_blocks: KV blocks copied for both.
     """
 
-    end_ns: int
-    requests: int
-    peak_in_flight: int
-    replica_ns: int
-    peak_replicas: int
-    final_replicas: int
-    events: int
-    steps: int
-    step_ns: int
-    scheduled_tokens: int
-    output_tokens: int
-    preemptions: int
-    recomputed_tokens: int
-    swapped_tokens: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
+    end_ns: int = 0
+    requests: int = 0
+    peak_in_flight: int = 0
+    replica_ns: int = 0
+    peak_replicas: int = 0
+    final_replicas: int = 0
+    events: int = 0
+    steps: int = 0
+    step_ns: int = 0
+    scheduled_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
     migrations: int = 0
     migrations_aborted: int = 0
     migrated_blocks: int = 0
@@ -169,7 +169,7 @@ def fleet_settings(
     *,
     device: str | None,
     source: str,
-    promise: Promise,
+    slo: SLOClasses,
     timeout_ns: int,
     seed: int = 0,
     oracle: bool = False,
@@ -180,7 +180,7 @@ def fleet_settings(
         service: the manifest.
         device: `--device`, in place of `spec.model.source`.
         source: the manifest's file, for errors.
-        promise: of the manifest's `spec.slo`.
+        slo: the classes of the manifest.
         timeout_ns: how long a request may take.
         seed: of what placement draws at random.
         oracle: whether true lengths order the requests.
@@ -198,7 +198,7 @@ def fleet_settings(
         configure=configuration(spec.engine, mode=spec.control.mode, device=name),
         replicas=spec.initial_replicas,
         placement=spec.router.policy,
-        promise=promise,
+        slo=slo,
         timeout_ns=timeout_ns,
         seed=seed,
         oracle=oracle,

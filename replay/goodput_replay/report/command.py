@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError
-from goodput_replay.report.page import write_report
-from goodput_replay.run.files import is_disk_full
+from goodput_core.files import is_disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
         InputError: the folder holds no readable run, or the file cannot be written.
     """
     given = make_parser().parse_args(argv)
+    from goodput_replay.report.page import write_report  # noqa: PLC0415 - matplotlib
+
     out: Path | None = given.out
     try:
         written = write_report(given.folder, out)
@@ -53,6 +54,6 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="the run's folder")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="file to write (default: DIR/report.html)"
+        "-o", "--out", metavar="FILE", type=Path, help="file to write (default: DIR/report.html)"
     )
     return parser

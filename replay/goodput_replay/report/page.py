@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from goodput_core.files import write_atomically
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import parse_objective
@@ -23,8 +24,7 @@ from goodput_replay.report.drawings import draw_all
 from goodput_replay.report.figures.canvas import COLOURS
 from goodput_replay.report.slowest import find_slowest
 from goodput_replay.run.columns import count_gaps, load_columns
-from goodput_replay.run.facts import LengthPinning
-from goodput_replay.run.files import REPORT_FILE, write_atomically
+from goodput_replay.run.files import REPORT_FILE
 from goodput_replay.run.formatting import (
     confidence_words,
     count_words,
@@ -36,6 +36,7 @@ from goodput_replay.run.formatting import (
 )
 from goodput_replay.run.summary import (
     ClassSummary,
+    LengthPinning,
     PromiseSummary,
     Quantiles,
     Summary,

@@ -7,6 +7,7 @@ disagree with it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from fractions import Fraction
     from pathlib import Path
 
-__all__ = ["GapCounts", "RunColumns", "count_gaps", "load_columns"]
+__all__ = ["GapCounts", "RunColumns", "count_errors", "count_gaps", "load_columns"]
 
 _TIMES: Final = ("sent_ns", "first_token_ns", "last_token_ns", "end_ns")
 _OUTCOMES: Final = tuple(Outcome)
 _KINDS: Final = tuple(JudgementKind)
 _REASONS: Final = tuple(MissReason)
+_NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,25 @@ def count_gaps(folder: Path) -> dict[str, GapCounts]:
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{folder / RECORDS_FILE}: damaged; restore it or replay again") from error
     return counts
+
+
+def count_errors(folder: Path) -> list[tuple[tuple[str, int | None, str], int]]:
+    """Count distinct errors of judged requests, the most frequent first.
+
+    Returns:
+        (outcome, HTTP status, detail) and the number of requests; answers that completed and
+        requests that the trace cancelled are not errors.
+    """
+    counts: Counter[tuple[str, int | None, str]] = Counter()
+    try:
+        with open_records(folder) as opened:
+            for batch in opened.iter_batches(columns=["outcome", "status", "detail", "warmup"]):
+                failed = pc.invert(pc.is_in(_texts(batch["outcome"]), value_set=_NO_ERRORS))
+                rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
+                counts.update(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{folder / RECORDS_FILE}: damaged; restore it or replay again") from error
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0][0], item[0][2]))
 
 
 def _count_batch(batch: Any, counts: dict[str, GapCounts]) -> None:

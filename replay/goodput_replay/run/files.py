@@ -1,20 +1,19 @@
-"""Files that survive a full disk: what was written before it filled stays readable.
+"""The files of a run's folder, and a file format writer's protection against a full disk.
 
-A Parquet file can be read only with its footer, and the footer comes last. So a file of records
-is always some way longer on the disk than what was written to it: when the disk fills up, the
-row group in hand and the footer go into space that is the file's already and that no neighbour
-can take. It knows bytes, not requests.
+A Parquet file is readable only with its footer, which is written last. So a file of records is
+kept longer on the disk than its contents: when the disk fills up, the current row group and the
+footer are written into space that the file already owns.
 """
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InternalError
+from goodput_core.files import is_disk_full, partial_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,16 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DECISIONS_FILE",
-    "PARTIAL_SUFFIX",
     "RECORDS_FILE",
     "REPORT_FILE",
     "RESERVE_BYTES",
     "SUMMARY_FILE",
     "DiskFullError",
     "SurvivingFile",
-    "is_disk_full",
     "set_aside",
-    "write_atomically",
 ]
 
 # A row group or two (a megabyte each) and what ends together with the run.
@@ -46,22 +42,17 @@ class DiskFullError(InternalError):
     """The disk that holds a run's folder is full; what was recorded until then is kept."""
 
 
-def is_disk_full(error: OSError) -> bool:
-    """Whether the error says that no more bytes fit: a full disk or a used-up quota."""
-    return error.errno in {errno.ENOSPC, errno.EDQUOT}
-
-
 def set_aside(path: Path, size: int) -> None:
-    """Give a new file space on the disk, which `write_atomically` then writes into.
+    """Allocate disk space for a new file, which `write_atomically` then writes into.
 
     Args:
         path: the file's final name.
         size: bytes.
 
     Raises:
-        OSError: with ENOSPC when there is not that much room; nothing is left behind.
+        OSError: with ENOSPC if there is not enough space; no file is left behind.
     """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    partial = partial_path(path)
     try:
         with partial.open("wb") as file:
             _allocate(file.fileno(), 0, size)
@@ -72,14 +63,14 @@ def set_aside(path: Path, size: int) -> None:
 
 
 class SurvivingFile(io.RawIOBase):
-    """A new binary file that has room to be ended when the disk is full.
+    """A new binary file with reserved space to be completed when the disk is full.
 
     Args:
-        path: the file; replaced when it exists.
-        reserve_bytes: how much longer than its contents it is kept on the disk, at least.
+        path: the file; an existing file is replaced.
+        reserve_bytes: allocated beyond the contents, at least.
 
     Raises:
-        OSError: it cannot be made, with ENOSPC when there is not even room for the reserve.
+        OSError: the file cannot be created; ENOSPC if the reserve does not fit.
     """
 
     def __init__(self, path: Path, *, reserve_bytes: int = RESERVE_BYTES) -> None:
@@ -98,25 +89,25 @@ class SurvivingFile(io.RawIOBase):
 
     @property
     def room(self) -> int | None:
-        """Bytes that can be written still, once the disk was found full; None: it was not."""
+        """Bytes that can still be written after the disk filled up; None before."""
         return self._held - self._position if self.full else None
 
     full = False
-    """Whether the disk had no room for more than what the file holds."""
+    """True once the disk had no space for more than the reserve."""
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the number of bytes written."""
         return self._position
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of `data`.
 
         Raises:
-            OSError: the disk is full and the reserve is spent too.
+            OSError: the disk is full and the reserve is used up.
         """
         rest = memoryview(data).cast("B")
         total = len(rest)
@@ -136,7 +127,7 @@ class SurvivingFile(io.RawIOBase):
         return total
 
     def close(self) -> None:
-        """Cut off what was held and close; the bytes reach the disk with the system's timing."""
+        """Release the reserve and close the file."""
         if not self.closed:
             try:
                 self._file.truncate(self._position)
@@ -149,27 +140,8 @@ class SurvivingFile(io.RawIOBase):
         self._held = end
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a whole file or none: readers never see half of it.
-
-    Raises:
-        OSError: it could not be written; nothing is left behind.
-    """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    try:
-        # Not emptied first: space that was set aside is written into.
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
-            file.write(data)
-            file.truncate()
-        partial.replace(path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
-        raise
-
-
 def _allocate(descriptor: int, start: int, end: int) -> None:
-    """Make the bytes from `start` to `end` the file's own."""
+    """Allocate the bytes from `start` to `end`."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, start, end - start)
         return
@@ -181,5 +153,3 @@ RECORDS_FILE: Final = "records.parquet"
 SUMMARY_FILE: Final = "summary.json"
 REPORT_FILE: Final = "report.html"
 DECISIONS_FILE: Final = "decisions.jsonl"
-PARTIAL_SUFFIX: Final = ".partial"
-"""Ends the name of a file that is not whole yet."""

@@ -1,53 +1,67 @@
-"""Making a run's folder: records as the run goes, then the judgement, the summary, the report.
+"""Write a run's folder: records during the run, then the judged summary and the report.
 
-The writer owns the folder while the run lasts. Files get their final names only when they are
-whole, so a killed run leaves nothing that looks finished. How requests were sent is not known
-here: the same writer serves real time and virtual time.
+The writer owns the folder during the run. A file gets its final name only when it is complete, so
+a killed run leaves nothing that looks finished. How requests are sent is not known here: the same
+writer serves real time and virtual time. Whoever starts the run passes in how a report is written.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from goodput_core.errors import InputError
+from goodput_core.errors import AbortedRun, ExitCode, InputError, Interrupted
+from goodput_core.files import PARTIAL_SUFFIX, is_disk_full
+from goodput_core.signals import StopCause, handle_stop_signals
 from goodput_core.slo.judging import judge, targets_for
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_replay.run.files import (
     DECISIONS_FILE,
-    PARTIAL_SUFFIX,
     RECORDS_FILE,
     REPORT_FILE,
     SUMMARY_FILE,
     DiskFullError,
     SurvivingFile,
-    is_disk_full,
     set_aside,
 )
 from goodput_replay.run.records import RecordWriter
-from goodput_replay.run.summarise import summarise
-from goodput_replay.run.summary import write_summary
+from goodput_replay.run.summary import Summary, write_summary
+from goodput_replay.run.summary_builder import RunInfo, build_summary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from datetime import datetime
     from types import TracebackType
 
     from goodput_core.slo.judging import Judgement
-    from goodput_replay.run.facts import Promise, RunFacts
-    from goodput_replay.run.summary import Summary
+    from goodput_replay.run.slo import SLOClasses
 
-__all__ = ["RunWriter", "default_folder"]
+__all__ = ["FinishedRun", "RunWriter", "default_folder", "stop_on_signals"]
 
 _OURS: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE)
 _SUMMARY_BYTES: Final = 1 << 18  # a few kilobytes for each class
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """A run whose folder is complete.
+
+    Args:
+        summary: of what was recorded.
+        ended_by: why it ended before its last answer; None if it did not.
+    """
+
+    summary: Summary
+    ended_by: AbortedRun | Interrupted | None = None
 
 
 def default_folder(started: datetime, trace: str, target: str) -> Path:
@@ -72,12 +86,21 @@ class RunWriter:
     behind, and an earlier run in the folder stays.
     """
 
-    def __init__(self, path: Path, promise: Promise, *, keep_gaps: bool, made: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        slo: SLOClasses,
+        *,
+        keep_gaps: bool,
+        made: bool,
+        write_report: Callable[[Path], object] | None,
+    ) -> None:
         """Use `create`."""
         self._path = path
-        self._promise = promise
-        self._classes = promise.by_name()
+        self._slo = slo
+        self._classes = slo.by_name()
         self._made = made
+        self._write_report = write_report
         self._rows = 0
         self._finishing = False
         self._partial = path / (RECORDS_FILE + PARTIAL_SUFFIX)
@@ -86,16 +109,22 @@ class RunWriter:
 
     @classmethod
     def create(
-        cls, path: Path, *, promise: Promise, force: bool = False, keep_gaps: bool = True
+        cls,
+        path: Path,
+        *,
+        slo: SLOClasses,
+        force: bool = False,
+        keep_gaps: bool = True,
+        write_report: Callable[[Path], object] | None = None,
     ) -> Self:
-        """Make the folder and its parents, ready for the first record.
+        """Create the folder and its parents, ready for the first record.
 
         Args:
             path: the folder; must not exist, or be empty, unless `force`.
-            promise: what requests are judged by.
-            force: replace an earlier run in `path` once this one is recorded; files that are
-                not a run's stay.
+            slo: what requests are judged by.
+            force: replace an earlier run in `path` once this one is recorded; other files stay.
             keep_gaps: False keeps the p99 of each request's gaps instead of the gaps.
+            write_report: writes the report of the finished run into the folder; None for none.
 
         Raises:
             InputError: the folder holds something, or cannot be made.
@@ -112,7 +141,7 @@ class RunWriter:
                     "run in it with --force"
                 )
             set_aside(path / SUMMARY_FILE, _SUMMARY_BYTES)
-            writer = cls(path, promise, keep_gaps=keep_gaps, made=made)
+            writer = cls(path, slo, keep_gaps=keep_gaps, made=made, write_report=write_report)
         except OSError as error:
             _clear(path, made=made)
             if is_disk_full(error):
@@ -167,29 +196,42 @@ class RunWriter:
             raise self._full()
         return judgement
 
-    def finish(self, facts: RunFacts, *, report: bool = True) -> Summary:
+    def finish(self, info: RunInfo) -> Summary:
         """Close the records, judge the run, write the summary and the report.
 
         Args:
-            facts: what the sender knows; its promise must be the one given to `create`.
-            report: False leaves the report out; `replay report` can write it later.
+            info: what the sender knows; judged by the classes given to `create`.
 
         Raises:
-            DiskFullError: the disk filled during the run; what could be written is there, and
+            DiskFullError: the disk filled during the run; what could be written is kept, and
                 the run is marked incomplete.
         """
-        assert facts.promise == self._promise, "a run is judged by one promise"
+        assert info.slo == self._slo, "one set of classes judges a run"
         self._finishing = True
         self._close()
-        if self._file.full and facts.complete:
-            facts = replace(facts, complete=False, abort_reason="because the disk was full")
-        summary = summarise(self._path, facts)
+        if self._file.full and info.run.complete:
+            info = info.incomplete("because the disk was full")
+        summary = build_summary(self._path, info)
         write_summary(self._path, summary)
-        if report:
-            self._write_report()
+        self._report()
         if self._file.full:
             raise self._full()
         return summary
+
+    def finish_failed(self, info: RunInfo, failure: Exception) -> None:
+        """Judge a run that `failure` ended; its summary is incomplete.
+
+        Raises:
+            DiskFullError: the disk is full; says what was kept.
+        """
+        full = isinstance(failure, DiskFullError)
+        reason = "because the disk was full" if full else f"as it failed: {failure}"
+        try:
+            self.finish(info.incomplete(reason))
+        except DiskFullError:
+            raise
+        except Exception:  # noqa: BLE001, S110 - the first failure is the one to report
+            pass
 
     def abandon(self) -> None:
         """Close the records and leave the rest undone; nothing after `finish`, raises nothing."""
@@ -228,12 +270,11 @@ class RunWriter:
                 if decisions.exists():
                     decisions.replace(self._path / DECISIONS_FILE)
 
-    def _write_report(self) -> None:
-        # Drawing needs matplotlib, which takes half a second to load: not before the run.
-        from goodput_replay.report.page import write_report  # noqa: PLC0415
-
+    def _report(self) -> None:
+        if self._write_report is None:
+            return
         try:
-            write_report(self._path)
+            self._write_report(self._path)
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -250,6 +291,37 @@ class RunWriter:
             f"then are kept{f', {lost} more did not fit' if lost else ''}; free some space and "
             "replay again"
         )
+
+
+@contextmanager
+def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterator[None]:
+    """Call `stop` on the first signal and end the process on the second; main thread only.
+
+    Judging a long run takes a while, so a second signal ends the process also during that. The
+    records are closed and kept.
+
+    Args:
+        writer: keeps its records if the process ends.
+        stop: called with "interrupted by Ctrl-C" or the like, between any two instructions.
+    """
+    stopping = False
+
+    def received(cause: StopCause) -> None:
+        nonlocal stopping
+        if stopping and cause is StopCause.HANG_UP:
+            return  # whoever pressed Ctrl-C may close the terminal before the run is judged
+        if stopping:
+            # Not by an exception: it would wait for the service, or be lost in a callback.
+            writer.abandon()
+            with suppress(OSError):
+                # Unbuffered: the signal may have interrupted a write to stderr.
+                os.write(2, f"error: ended at once by {cause}; {writer.holds}\n".encode())
+            os._exit(ExitCode.INTERRUPTED)
+        stopping = True
+        stop(f"interrupted by {cause}")
+
+    with handle_stop_signals(received):
+        yield
 
 
 def _clear(path: Path, *, made: bool) -> None:

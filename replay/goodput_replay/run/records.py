@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from goodput_core.errors import InputError
+from goodput_core.files import PARTIAL_SUFFIX
 from goodput_core.quantiles import P99, quantile
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
-from goodput_replay.run.files import PARTIAL_SUFFIX, RECORDS_FILE
+from goodput_replay.run.files import RECORDS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

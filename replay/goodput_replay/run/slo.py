@@ -1,44 +1,63 @@
-"""Reading what was promised: a whole manifest, or a file with its `spec.slo` alone."""
+"""The SLO classes that a run is judged by, and how they are read from a file."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import SpecError
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMService, SLOSpec
 from goodput_engine.manifest_file import read_document
-from goodput_replay.run.facts import Promise
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["promise_of", "read_promise"]
+__all__ = ["SLOClasses", "read_slo", "slo_classes"]
 
 
-def read_promise(path: Path) -> Promise:
-    """The classes of `--slo FILE`: a manifest, or the mapping that stands under `spec.slo`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOClasses:
+    """The classes of a run and the class of a request that names none.
+
+    Args:
+        classes: in the manifest's order; empty if only a row's own targets are judged.
+        default: name of the default class; None without classes.
+        outage_s: the longest outage that a PASS must exclude; 0 if none is declared.
+    """
+
+    classes: tuple[SLOClass, ...] = ()
+    default: str | None = None
+    outage_s: int = 0
+
+    def by_name(self) -> dict[str, SLOClass]:
+        """Return the classes by name, in order."""
+        return {c.name: c for c in self.classes}
+
+
+def slo_classes(spec: SLOSpec) -> SLOClasses:
+    """Return the classes of a manifest's `spec.slo`."""
+    return SLOClasses(
+        classes=tuple(spec.by_name().values()),
+        default=spec.default_class,
+        outage_s=spec.outage_seconds or 0,
+    )
+
+
+def read_slo(path: Path) -> SLOClasses:
+    """Read the classes of `--slo FILE`: a manifest, or the mapping under `spec.slo`.
 
     Raises:
-        InputError: the file cannot be read, or is neither.
-        SpecError: a field that breaks a rule.
+        InputError: the file cannot be read, or is neither of the two.
+        SpecError: a field breaks a rule.
     """
     value = read_document(path)
     try:
         if isinstance(value, dict) and "apiVersion" in value:
-            return promise_of(LLMService.from_dict(value).spec.slo)
+            return slo_classes(LLMService.from_dict(value).spec.slo)
         if isinstance(value, dict) and set(value) == {"slo"}:
             value = value["slo"]
-        slo = decode(SLOSpec, value, "")
+        return slo_classes(decode(SLOSpec, value, ""))
     except SpecError as error:
         raise error.at(str(path)) from error
-    return promise_of(slo)
-
-
-def promise_of(slo: SLOSpec) -> Promise:
-    """The promise of a manifest's `spec.slo`."""
-    return Promise(
-        classes=tuple(slo.by_name().values()),
-        default=slo.default_class,
-        outage_s=slo.outage_seconds or 0,
-    )

@@ -1,23 +1,23 @@
-"""`summary.json`: what a run comes down to, as a versioned schema other programs can rely on.
+"""`summary.json`: the result of a run, as a versioned schema that other programs can rely on.
 
-The dataclasses here are the schema: `summary.schema.json` and docs/run-folder.md are made from
-them, and a test holds the three together. Within one version fields are only ever added. Nothing
-here computes; `summarise` fills these values from a run's records.
+The dataclasses here are the schema. `summary.schema.json` and docs/run-folder.md are generated
+from them. Within one version fields are only added. `summary_builder` computes the values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from goodput_core.errors import InputError
+from goodput_core.files import write_atomically
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.facts import LengthPinning
-from goodput_replay.run.files import SUMMARY_FILE, write_atomically
+from goodput_replay.run.files import SUMMARY_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,9 @@ __all__ = [
     "ClassSummary",
     "ClientSummary",
     "EmulationSummary",
+    "ErrorSummary",
     "IntervalSummary",
+    "LengthPinning",
     "PromiseSummary",
     "Quantiles",
     "RunSummary",
@@ -45,6 +47,17 @@ __all__ = [
 
 SUMMARY_VERSION: Final = "1"
 _MAX_BYTES: Final = 16 << 20
+
+
+class LengthPinning(StrEnum):
+    """How the true output length of a row reached the server."""
+
+    HEADER = "header"
+    """In a header that only the executor of our engine reads; no policy learned the length."""
+    MAX_TOKENS = "max_tokens"
+    """As `max_tokens` with `ignore_eos`; lengths were disclosed to the server's scheduler."""
+    NONE = "none"
+    """Not at all; an answer ends where the model ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +169,16 @@ class ClassSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSummary:
+    """One distinct error of judged requests."""
+
+    outcome: Annotated[str, Meta(description="Outcome of these requests: error, shed, timeout …")]
+    status: Annotated[int | None, Meta(description="HTTP status; null: no response.")]
+    detail: Annotated[str, Meta(description="The error as recorded; control characters replaced.")]
+    count: Annotated[int, Meta(description="Requests that ended with it.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValiditySummary:
     """Whether the run shows the service, or its own client."""
 
@@ -163,7 +186,8 @@ class ValiditySummary:
     reason: Annotated[Reason | None, Meta(description="Stable reason when invalid.")]
     sentence: Annotated[str, Meta(description="The same for a person.")]
     lag_ms: Annotated[
-        Quantiles | None, Meta(description="Actual minus scheduled send; null: nothing sent.")
+        Quantiles | None,
+        Meta(description="Actual minus scheduled send; null: nothing sent, or virtual time."),
     ]
     lag_p99_limit_ms: Annotated[
         float,
@@ -321,6 +345,13 @@ class Summary:
     emulation: Annotated[
         EmulationSummary | None, Meta(description="What was emulated; null: run in real time.")
     ] = None
+    errors: Annotated[
+        tuple[ErrorSummary, ...],
+        Meta(description="Distinct errors of judged requests, most frequent first, at most 10."),
+    ] = ()
+    other_errors: Annotated[
+        int, Meta(description="Requests that ended with an error not listed in errors.")
+    ] = 0
 
 
 def encode_summary(summary: Summary) -> bytes:

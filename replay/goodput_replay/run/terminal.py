@@ -10,7 +10,6 @@ from rich.text import Text
 
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.verdict import VerdictKind
-from goodput_replay.run.facts import LengthPinning
 from goodput_replay.run.files import REPORT_FILE
 from goodput_replay.run.formatting import (
     count_words,
@@ -20,6 +19,7 @@ from goodput_replay.run.formatting import (
     percent_words,
     rate_words,
 )
+from goodput_replay.run.summary import LengthPinning
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,51 +1,38 @@
-"""From a planned request to the bytes and headers that go over the wire.
+"""Render a planned request into the bytes and headers that are sent.
 
-Rendering happens ahead of the send, off the hot path. How the true length of an answer is
-pinned is decided here and nowhere else.
+Rendering happens ahead of the send, off the hot path. How the true length of an answer is pinned
+is decided here alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from goodput_core.contract import PATH_CHAT_COMPLETIONS, PATH_COMPLETIONS
 from goodput_engine.openai.bodies import request_body
 from goodput_engine.openai.headers import write_headers
 from goodput_replay.plan import PlannedRequest
-from goodput_replay.run.facts import LengthPinning
+from goodput_replay.run.summary import LengthPinning
+from goodput_replay.sending.target import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from goodput_replay.sending.prompts import Prompts
+    from goodput_replay.sending.prompts import PromptRenderer
 
-__all__ = ["Endpoint", "PreparedRequest", "RequestRenderer"]
-
-
-class Endpoint(StrEnum):
-    """Which of OpenAI's two endpoints is called."""
-
-    COMPLETIONS = "completions"
-    CHAT = "chat"
-
-    @property
-    def path(self) -> str:
-        """The HTTP path."""
-        return PATH_COMPLETIONS if self is Endpoint.COMPLETIONS else PATH_CHAT_COMPLETIONS
+__all__ = ["PreparedRequest", "RequestRenderer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request that only waits for its instant.
+    """A request that is ready to be sent.
 
     Args:
-        planned: what it was made from.
+        planned: the request in the plan.
         body: JSON.
         input_tokens: of the prompt as rendered.
-        headers: its own, beside those of every request.
+        headers: its own, added to those of every request.
     """
 
     planned: PlannedRequest
@@ -58,17 +45,17 @@ class RequestRenderer:
     """Renders requests for one target.
 
     Args:
-        endpoint: where they go.
+        endpoint: the API to call.
         prompts: renders prompts.
         pinning: how the answer's length is pinned.
-        model_for: the name to send for a name in the trace.
+        model_for: maps a model name of the trace to the served name.
     """
 
     def __init__(
         self,
         *,
         endpoint: Endpoint,
-        prompts: Prompts,
+        prompts: PromptRenderer,
         pinning: LengthPinning,
         model_for: Callable[[str], str],
     ) -> None:
@@ -78,7 +65,7 @@ class RequestRenderer:
         self._model_for = model_for
 
     def render(self, planned: PlannedRequest) -> PreparedRequest:
-        """The body and the headers of one request."""
+        """Render the body and the headers of one request."""
         body = request_body(
             self._options(planned),
             self._prompts.render(planned.prompt),

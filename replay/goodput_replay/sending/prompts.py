@@ -11,8 +11,6 @@ numbers, and the text is the JSON that goes into a body.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import shake_128
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -21,11 +19,12 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from goodput_replay.plan import PromptKey
+
 __all__ = [
     "FIRST_TOKEN_ID",
     "NUM_TOKEN_IDS",
-    "PromptKey",
-    "Prompts",
+    "PromptRenderer",
     "TokenIdPrompts",
     "WordPrompts",
 ]
@@ -37,37 +36,20 @@ _CONSONANTS: Final = "bcdfghklmnprstvz"
 _VOWELS: Final = "aeiou"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptKey:
-    """What a prompt is a function of, beside the salt.
-
-    Args:
-        request_id: names the tokens that belong to this row alone.
-        input_tokens: length, at least 1.
-        hashes: one per block, in order; empty when nothing is shared.
-        block_size: tokens per hash; above 0 where there are hashes.
-    """
-
-    request_id: str
-    input_tokens: int
-    hashes: Sequence[int] = ()
-    block_size: int = 0
-
-
-class Prompts(Protocol):
+class PromptRenderer(Protocol):
     """Renders a prompt as the JSON value of a request's body."""
 
     def tokens(self, key: PromptKey) -> int:
-        """How many tokens the server will count for `key`."""
+        """Return the number of tokens that the server counts for `key`."""
         ...
 
     def render(self, key: PromptKey) -> bytes:
-        """The JSON bytes of the prompt of `key`."""
+        """Return the JSON bytes of the prompt of `key`."""
         ...
 
 
 def token_numbers(salt: bytes, key: PromptKey) -> NDArray[np.uint16]:
-    """The prompt as numbers in 0 … NUM_TOKEN_IDS − 1, shape `[input_tokens]`."""
+    """Return the prompt as numbers in 0 … NUM_TOKEN_IDS − 1, shape `[input_tokens]`."""
     remaining, parts = key.input_tokens, []
     for block_hash in key.hashes:
         if remaining <= 0:
@@ -83,7 +65,7 @@ def token_numbers(salt: bytes, key: PromptKey) -> NDArray[np.uint16]:
 
 
 def _stream(salt: bytes, kind: bytes, name: bytes, count: int) -> bytes:
-    """Two bytes for each of `count` tokens; a shorter stream is a prefix of a longer one."""
+    """Return two bytes per token; a shorter stream is a prefix of a longer one."""
     return shake_128(b"%d:%s%s:%s" % (len(salt), salt, kind, name)).digest(2 * count)
 
 
@@ -91,7 +73,7 @@ class TokenIdPrompts:
     """Prompts as lists of token ids, for completions: exact on every server.
 
     Args:
-        salt: separates this run's prompts from every other run's.
+        salt: separates this run's prompts from those of other runs.
     """
 
     def __init__(self, salt: bytes) -> None:
@@ -100,11 +82,11 @@ class TokenIdPrompts:
         self._table = np.array([b"%d," % i for i in ids], dtype="S6")
 
     def tokens(self, key: PromptKey) -> int:
-        """Exactly what was asked for."""
+        """Return the row's own length."""
         return key.input_tokens
 
     def render(self, key: PromptKey) -> bytes:
-        """A JSON list of `input_tokens` ids."""
+        """Return a JSON list of `input_tokens` ids."""
         text = self._table[token_numbers(self._salt, key)].tobytes()
         return b"[" + text[:-1] + b"]"
 
@@ -113,9 +95,9 @@ class WordPrompts:
     """Prompts as text of short invented words, one token each under the emulated rule.
 
     Args:
-        salt: separates this run's prompts from every other run's.
-        overhead_tokens: what a server adds around the text, such as a chat template; a prompt
-            is shorter by as much, and at least one word long.
+        salt: separates this run's prompts from those of other runs.
+        overhead_tokens: tokens that a server adds around the text, such as a chat template. The
+            prompt is shorter by as many, and at least one word long.
     """
 
     def __init__(self, salt: bytes, *, overhead_tokens: int = 0) -> None:
@@ -131,11 +113,11 @@ class WordPrompts:
         self._table = np.array([w for w, _ in zip(words, range(NUM_TOKEN_IDS), strict=False)])
 
     def tokens(self, key: PromptKey) -> int:
-        """What was asked for, but never fewer than one word and the overhead."""
+        """Return the row's own length, at least one word and the overhead."""
         return max(key.input_tokens, self._overhead + 1)
 
     def render(self, key: PromptKey) -> bytes:
-        """A JSON string of `input_tokens - overhead_tokens` words."""
+        """Return a JSON string of `input_tokens - overhead_tokens` words."""
         numbers = token_numbers(self._salt, key)
         words = max(1, key.input_tokens - self._overhead)
         return b'"' + self._table[numbers[:words]].tobytes()[1:] + b'"'

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from goodput_replay.sending.lookahead import Lookahead
     from goodput_replay.sending.pacer import Pacer
 
-__all__ = ["Sender"]
+__all__ = ["OpenLoopSender"]
 
 
-class Sender:
+class OpenLoopSender:
     """Sends a plan and follows every answer.
 
     Args:

@@ -1,4 +1,4 @@
-"""Where requests go, checked before anything is sent there."""
+"""The server that requests are sent to, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -7,13 +7,27 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from urllib.parse import urlsplit
 
+from goodput_core.contract import PATH_CHAT_COMPLETIONS, PATH_COMPLETIONS
 from goodput_core.errors import UnreachableError, UsageError
 
-__all__ = ["Target", "parse_header", "parse_target", "require_permission"]
+__all__ = ["Endpoint", "Target", "parse_header", "parse_target", "require_permission"]
 
 _HEADER: re.Pattern[str] = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([ -~]{0,8000})")
+
+
+class Endpoint(StrEnum):
+    """One of OpenAI's two generation endpoints."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+
+    @property
+    def path(self) -> str:
+        """The HTTP path."""
+        return PATH_COMPLETIONS if self is Endpoint.COMPLETIONS else PATH_CHAT_COMPLETIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +46,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """A target as people write it: `http://127.0.0.1:8000`, with or without `/v1`.
+    """Parse a URL such as `http://127.0.0.1:8000`, with or without `/v1`.
 
     Raises:
         ValueError: not an HTTP URL, or one with a user, a query or a fragment.
@@ -53,10 +67,10 @@ def parse_target(text: str) -> Target:
 
 
 def parse_header(text: str) -> tuple[str, str]:
-    """A header as people write it: `X-Tenant: blue`.
+    """Parse a header such as `X-Tenant: blue`.
 
     Raises:
-        ValueError: no colon, or characters that HTTP does not allow there.
+        ValueError: no colon, or characters that HTTP does not allow in a header.
     """
     match = _HEADER.fullmatch(text.strip())
     if match is None:
@@ -67,11 +81,11 @@ def parse_header(text: str) -> tuple[str, str]:
 
 
 def require_permission(target: Target, *, granted: bool) -> None:
-    """Refuse to load a machine other than this one unless a person said so.
+    """Refuse to send load to another machine without permission.
 
     Raises:
         UnreachableError: the host has no address.
-        UsageError: it has one beyond this machine, and permission was not granted.
+        UsageError: the host is another machine, and permission was not granted.
     """
     try:
         found = socket.getaddrinfo(target.host, None, type=socket.SOCK_STREAM)
@@ -83,7 +97,7 @@ def require_permission(target: Target, *, granted: bool) -> None:
     if beyond and not granted:
         raise UsageError(
             f"{target.url} is another machine ({beyond[0]}), which a replay would load with real "
-            "traffic; add --yes if you may do that"
+            "traffic; add --yes if you are allowed to"
         )
 
 

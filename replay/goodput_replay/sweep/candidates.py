@@ -1,11 +1,11 @@
-"""What can be chosen, and what came of one choice."""
+"""Candidates of a sweep, and the evaluation of one in virtual time: what a worker process runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import apply_topology, fleet_settings, read_topology
-from goodput_replay.plan import Plan, survey
-from goodput_replay.run.slo import promise_of
+from goodput_replay.plan import RequestPlan, survey
+from goodput_replay.run.slo import slo_classes
 from goodput_replay.statistics.evidence import gather
 from goodput_traces.format.reader import open_trace
 from goodput_traces.transforms import TransformPlan
@@ -32,20 +32,23 @@ if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest
     from goodput_replay.statistics.evidence import RunEvidence
 
-__all__ = ["Candidate", "ClassResult", "Evaluation", "Question", "evaluate", "grid"]
+__all__ = ["Candidate", "ClassResult", "Evaluation", "SweepInput", "evaluate", "grid"]
+
+
+_HOUR_NS: Final = 3600 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A manifest with some of its fields set anew.
+    """A manifest with some of its fields replaced.
 
     Args:
         policy: `spec.engine.policy`.
         token_budget: `spec.engine.tokenBudget.initial`.
-        replicas: `spec.replicas`; 0: the topology says how many.
+        replicas: `spec.replicas`; 0 if the topology sets the number.
         preemption: `spec.engine.preemption`.
         placement: `spec.router.policy`.
-        topology: a topology file; empty: none.
+        topology: a topology file; empty for none.
     """
 
     policy: Policy
@@ -56,9 +59,9 @@ class Candidate:
     topology: str = ""
 
     def applied(self, spec: LLMServiceSpec) -> LLMServiceSpec:
-        """The manifest with these fields.
+        """Return the manifest with these fields.
 
-        The control law would move two of them: it is off, as in a manifest with `Manual`.
+        The control law would change two of them, so it is off, as with `Manual`.
         """
         budget = spec.engine.token_budget
         engine = replace(
@@ -83,15 +86,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassResult:
-    """What became of one class.
+    """The result of one class.
 
     Args:
         name: its name.
-        objective: as promised, a share; None: none.
-        good, total: requests that kept their promise, of those judged.
-        low, high: bounds of the share; None: nothing was judged.
-        verdict: PASS, FAIL or INCONCLUSIVE; empty: it has no objective, or nothing was judged.
-        ttft_p99_ms, tpot_p99_ms, tbt_p99_ms: of its answers; None: it had none.
+        objective: share that must meet its SLO; None without an objective.
+        good, total: requests that met their SLO, of those judged.
+        low, high: bounds of the share; None if nothing was judged.
+        verdict: PASS, FAIL or INCONCLUSIVE; empty without an objective or a judged request.
+        ttft_p99_ms, tpot_p99_ms, tbt_p99_ms: of its answers; None without an answer.
     """
 
     name: str
@@ -107,7 +110,7 @@ class ClassResult:
 
     @property
     def share(self) -> float | None:
-        """Attainment; None: nothing was judged."""
+        """Attainment; None if nothing was judged."""
         return self.good / self.total if self.total else None
 
 
@@ -116,15 +119,15 @@ class Evaluation:
     """One candidate on one trace.
 
     Args:
-        candidate: it.
+        candidate: the candidate.
         classes: in the manifest's order.
-        verdict: on all of them.
-        reason: its stable reason.
-        requests: all of them.
-        goodput_per_s: requests per second that kept their promise.
+        verdict: on the whole run.
+        reason: of the verdict; stable.
+        requests: all requests.
+        goodput_per_s: requests per second that met their SLO.
         device_hours: of all devices of all replicas, start-up included.
-        preemptions, recomputed_tokens, swapped_tokens, shed: as counted.
-        illustrative: the device's figures fit no device one can buy.
+        preemptions, recomputed_tokens, swapped_tokens, shed: totals of the run.
+        illustrative: True if the profile's figures fit no device on the market.
     """
 
     candidate: Candidate
@@ -151,18 +154,18 @@ def grid(
     pools: Sequence[str] = (),
     migrations: Sequence[str] = (),
 ) -> tuple[Candidate, ...]:
-    """Every combination.
+    """Return every combination.
 
-    A router with one replica has nothing to choose: there only the first placement is tried.
+    With one replica all placements are equal, so only the first one is tried.
 
     Args:
         policies: values of `Candidate.policy`.
-        budgets: of its token budget.
-        preemptions: of its preemption.
-        replicas: of its replicas.
-        placements: of its placement.
-        pools: topology files with two pools, which say themselves how many replicas there are.
-        migrations: topology files in which the replicas give each other requests.
+        budgets: values of `Candidate.token_budget`.
+        preemptions: values of `Candidate.preemption`.
+        replicas: values of `Candidate.replicas`.
+        placements: values of `Candidate.placement`.
+        pools: topology files with two pools, which set the number of replicas.
+        migrations: topology files with migration.
     """
     fleets = [
         (count, placement, topology)
@@ -186,18 +189,15 @@ def grid(
     )
 
 
-_HOUR_NS = 3600 * NS_PER_S
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What every candidate is asked.
+class SweepInput:
+    """The trace, the manifest and the options that all candidates share.
 
     Args:
         trace: the file.
         manifest: an LLMService.
-        device: device profile in place of the manifest's model source; None: as it says.
-        transforms: window, rate, classes, limit; its `first_ns` is found anew.
+        device: device profile in place of the manifest's model source; None keeps the manifest's.
+        transforms: window, rate, classes, limit; `first_ns` is replaced by the trace's.
         timeout_ns: how long a request may take.
         confidence: one-sided, of each bound.
         seed: of placement.
@@ -212,35 +212,35 @@ class Question:
     seed: int
 
 
-def evaluate(question: Question, candidate: Candidate) -> Evaluation:
+def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
     """Serve the trace with one candidate.
 
     Raises:
         InputError: the trace, the manifest or the topology cannot be used.
     """
-    service = read_manifest(question.manifest)
-    promise = promise_of(service.spec.slo)
-    trace = open_trace(question.trace)
-    plan = Plan(
+    service = read_manifest(sweep.manifest)
+    slo = slo_classes(service.spec.slo)
+    trace = open_trace(sweep.trace)
+    plan = RequestPlan(
         trace=trace,
-        transforms=replace(question.transforms, first_ns=trace.first_ns),
-        promise=promise,
+        transforms=replace(sweep.transforms, first_ns=trace.first_ns),
+        slo=slo,
     )
     settings = fleet_settings(
         replace(service, spec=candidate.applied(service.spec)),
-        device=question.device,
-        source=str(question.manifest),
-        promise=promise,
-        timeout_ns=question.timeout_ns,
-        seed=question.seed,
+        device=sweep.device,
+        source=str(sweep.manifest),
+        slo=slo,
+        timeout_ns=sweep.timeout_ns,
+        seed=sweep.seed,
     )
     if candidate.topology:
         settings = apply_topology(settings, read_topology(Path(candidate.topology)))
-    return _served(question, candidate, plan, settings)
+    return _served(sweep, candidate, plan, settings)
 
 
 def _served(
-    question: Question, candidate: Candidate, plan: Plan, settings: FleetSettings
+    sweep: SweepInput, candidate: Candidate, plan: RequestPlan, settings: FleetSettings
 ) -> Evaluation:
     records: list[RequestRecord] = []
 
@@ -251,10 +251,10 @@ def _served(
     window_ns = max(1, plan.window_ns(survey(plan)))
     evidence = gather(
         records,
-        classes=settings.promise.classes,
+        classes=settings.slo.classes,
         window_ns=window_ns,
-        confidence=question.confidence,
-        outage_s=settings.promise.outage_s,
+        confidence=sweep.confidence,
+        outage_s=settings.slo.outage_s,
     )
     verdict = decide(evidence.classes, evidence.validity)
     device_ns = outcome.replica_ns * settings.profile.devices

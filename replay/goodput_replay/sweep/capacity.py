@@ -19,13 +19,13 @@ from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.units import NS_PER_S, format_duration, format_number
 from goodput_replay.sweep.probe import (
     PlanLength,
-    Tried,
+    ProbeRun,
     can_be_sent,
     replays,
     survey_plan,
     try_rate,
 )
-from goodput_replay.sweep.search import Level, Limits, beyond, boundary, next_scale
+from goodput_replay.sweep.search import RateLevel, SearchLimits, beyond, boundary, next_scale
 from goodput_traces.transforms import parse_factor
 
 if TYPE_CHECKING:
@@ -61,13 +61,13 @@ def main(argv: Sequence[str]) -> int:
         if any(text == option or text.startswith(f"{option}=") for text in rest):
             raise UsageError(f"replay capacity: {option}: {instead}")
     console = Console(stderr=True)
-    limits = Limits(
+    limits = SearchLimits(
         start=given.start, precision=given.precision, most=given.most, probes=given.probes
     )
     out: Path = given.out or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-capacity"
     if out.exists():
         raise UsageError(f"--out {out}: exists already; name another folder, or remove it")
-    tried: list[Tried] = []
+    tried: list[ProbeRun] = []
     with replays() as run:
         _announce(survey_plan(run, rest), rest, given.probes, console)
         try:
@@ -108,7 +108,7 @@ def _announce(plan: PlanLength, rest: Sequence[str], probes: int, console: Conso
     )
 
 
-def _check(one: Tried, *, illustrative: bool) -> None:
+def _check(one: ProbeRun, *, illustrative: bool) -> None:
     emulation = one.summary.emulation
     if emulation is not None and emulation.illustrative and not illustrative:
         raise InputError(
@@ -117,17 +117,17 @@ def _check(one: Tried, *, illustrative: bool) -> None:
         )
 
 
-def _tell(one: Tried, console: Console) -> None:
+def _tell(one: ProbeRun, console: Console) -> None:
     summary = one.summary
     console.print(
         f"{float(one.probe.scale):8.4g} × the trace's rate, "
         f"{summary.overall.offered_per_s:8.4g}/s: {summary.verdict.kind}"
-        + (" (seems to hold)" if one.probe.level is Level.SEEMS else ""),
+        + (" (seems to hold)" if one.probe.level is RateLevel.SEEMS else ""),
         highlight=False,
     )
 
 
-def _conclude(tried: Sequence[Tried], console: Console, out: Path, *, as_text: bool) -> int:
+def _conclude(tried: Sequence[ProbeRun], console: Console, out: Path, *, as_text: bool) -> int:
     invalid = next((t for t in tried if not t.summary.validity.valid), None)
     if invalid is not None:
         console.print(
@@ -193,7 +193,9 @@ def make_parser() -> CommandParser:
         default=24,
         help="at most N rates (default: 24)",
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where the probes' runs go")
+    parser.add_argument(
+        "-o", "--out", metavar="DIR", type=Path, help="the folder of the probes' runs"
+    )
     parser.add_argument(
         "--illustrative",
         action="store_true",
@@ -224,17 +226,17 @@ class Capacity:
         holes: probes that miss an objective although a higher rate holds.
     """
 
-    level: Level
-    best: Tried | None
-    above: Tried | None
-    holes: tuple[Tried, ...]
+    level: RateLevel
+    best: ProbeRun | None
+    above: ProbeRun | None
+    holes: tuple[ProbeRun, ...]
 
     @property
     def exit_code(self) -> ExitCode:
         """0: shown to hold; 1: no rate holds; 2: it only seems to."""
         if self.best is None:
             return ExitCode.FAIL
-        return ExitCode.PASS if self.level is Level.SHOWN else ExitCode.INCONCLUSIVE
+        return ExitCode.PASS if self.level is RateLevel.SHOWN else ExitCode.INCONCLUSIVE
 
     @property
     def sentence(self) -> str:
@@ -243,9 +245,9 @@ class Capacity:
             return "no rate that was tried keeps every class's objective"
         rate = format_number(self.best.summary.overall.offered_per_s)
         scale = float(self.best.probe.scale)
-        verb = "holds" if self.level is Level.SHOWN else "seems to hold, but is not shown to"
+        verb = "holds" if self.level is RateLevel.SHOWN else "seems to hold, but is not shown to"
         words = [f"{rate} requests/s ({scale:g} times the trace's rate) {verb}; {self._next()}"]
-        if self.level is Level.SEEMS:
+        if self.level is RateLevel.SEEMS:
             words.append(self.best.summary.verdict.sentence.removesuffix("."))
         if self.holes:
             broken = ", ".join(
@@ -260,19 +262,19 @@ class Capacity:
     def _next(self) -> str:
         if self.above is None:
             return "no higher rate was tried"
-        verb = "does not" if self.above.probe.level is Level.BROKEN else "is not shown to"
+        verb = "does not" if self.above.probe.level < RateLevel.SEEMS else "is not shown to"
         summary = self.above.summary
         return f"{format_number(summary.overall.offered_per_s)}/s {verb} ({summary.verdict.kind})"
 
 
-def conclude(tried: Sequence[Tried]) -> Capacity:
+def conclude(tried: Sequence[ProbeRun]) -> Capacity:
     """The answer from all probes."""
-    by_scale: dict[Fraction, Tried] = {t.probe.scale: t for t in tried}
+    by_scale: dict[Fraction, ProbeRun] = {t.probe.scale: t for t in tried}
     level, best, above = boundary([t.probe for t in tried])
     holes = tuple(
         t
         for t in tried
-        if best is not None and t.probe.scale < best and t.probe.level is Level.BROKEN
+        if best is not None and t.probe.scale < best and t.probe.level < RateLevel.SEEMS
     )
     return Capacity(
         level=level,
@@ -282,7 +284,7 @@ def conclude(tried: Sequence[Tried]) -> Capacity:
     )
 
 
-def table(tried: Sequence[Tried]) -> Table:
+def table(tried: Sequence[ProbeRun]) -> Table:
     """All probes by their rate."""
     view = Table(title="probes", title_justify="left", title_style="", box=None, pad_edge=False)
     for name in ("scale", "offered/s", "goodput/s"):
@@ -306,11 +308,11 @@ def table(tried: Sequence[Tried]) -> Table:
     return view
 
 
-def as_json(capacity: Capacity, tried: Sequence[Tried]) -> dict[str, Any]:
+def as_json(capacity: Capacity, tried: Sequence[ProbeRun]) -> dict[str, Any]:
     """The answer and the probes, rates in requests per second."""
     return {
         "sentence": capacity.sentence,
-        "shown": capacity.best is not None and capacity.level is Level.SHOWN,
+        "shown": capacity.best is not None and capacity.level is RateLevel.SHOWN,
         "capacity": None if capacity.best is None else _probe(capacity.best),
         "does_not_hold": None if capacity.above is None else _probe(capacity.above),
         "lower_that_do_not_hold": [_probe(one) for one in capacity.holes],
@@ -318,7 +320,7 @@ def as_json(capacity: Capacity, tried: Sequence[Tried]) -> dict[str, Any]:
     }
 
 
-def _probe(one: Tried) -> dict[str, Any]:
+def _probe(one: ProbeRun) -> dict[str, Any]:
     summary = one.summary
     return {
         "rate_scale": float(one.probe.scale),

@@ -1,9 +1,12 @@
-"""A comparison as a picture: who keeps which promise, and what it costs."""
+"""A comparison as a picture: attainment and goodput of each candidate, and the cost."""
 
 from __future__ import annotations
 
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.sweep.recommendation import label, ranked
@@ -23,20 +26,17 @@ _COLOURS: Final = "tab20"
 
 
 def draw(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> None:
-    """Attainment and goodput, by candidate above and against GPU-hours below.
+    """Draw attainment and goodput, by candidate above and against GPU-hours below.
 
     Args:
         evaluations: all; the best two dozen are listed by name.
-        chosen: the one that is recommended.
+        chosen: the recommended candidate.
         path: the picture; its suffix is the format.
 
     Raises:
         OSError: it could not be written.
-        ValueError: a format that matplotlib does not know.
+        ValueError: matplotlib does not know the format.
     """
-    # matplotlib takes half a second to load.
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
     listed = ranked(evaluations)[:_MOST_LISTED][::-1]
     height = 1.6 + _ROW_INCHES * len(listed)
     figure = Figure(figsize=(11, height + _COST_INCHES), layout="constrained")
@@ -67,7 +67,7 @@ def _by_candidate(figure: Any, shown: Sequence[Evaluation]) -> None:
         )
         if (objective := found[0].objective) is not None:
             left.axvline(100 * objective, color=line.get_color(), linewidth=0.8, linestyle=":")
-    left.set_xlabel("requests that kept their promise, % (dotted: objective)")
+    left.set_xlabel("requests that met their SLO, % (dotted: objective)")
     left.set_yticks(list(places), [label(one.candidate) for one in shown])
     figure.legend(loc="outside upper left", ncols=len(names), frameon=False)
     left.grid(axis="x", linewidth=0.4, alpha=0.5)
@@ -77,9 +77,7 @@ def _by_candidate(figure: Any, shown: Sequence[Evaluation]) -> None:
 
 
 def _against_cost(figure: Any, evaluations: Sequence[Evaluation], chosen: Evaluation) -> None:
-    """Every candidate; those that differ in replicas alone are joined by a line."""
-    import matplotlib as mpl  # noqa: PLC0415
-
+    """Draw every candidate; a line joins those that differ in replicas alone."""
     left, right = figure.subplots(1, 2)
     palette = mpl.colormaps[_COLOURS]
     # The dark half first: neighbours in the palette are shades of one colour.
@@ -96,7 +94,7 @@ def _against_cost(figure: Any, evaluations: Sequence[Evaluation], chosen: Evalua
         left.plot(chosen.device_hours, margin, "o", **ring)
     right.plot(chosen.device_hours, chosen.goodput_per_s, "o", **ring)
     left.axhline(0, color="black", linewidth=0.8, linestyle=":")
-    left.set_ylabel("attainment less objective,\nthe class that is worst off, points")
+    left.set_ylabel("attainment less objective,\nthe class with the smallest margin, points")
     right.set_ylabel("goodput, requests/s")
     for axes in (left, right):
         axes.set_xlabel("GPU-hours")
@@ -107,7 +105,7 @@ def _against_cost(figure: Any, evaluations: Sequence[Evaluation], chosen: Evalua
         right.plot([], [], "o", color=colours[policy], label=policy)
     figure.legend(loc="outside upper left", ncols=8, frameon=False)
     figure.supxlabel(
-        "filled: keeps every objective by the lower bound; ring: recommended; diamond: a topology",
+        "filled: every lower bound reaches its objective; ring: recommended; diamond: a topology",
         fontsize="small",
     )
 
@@ -122,7 +120,7 @@ def _curve(axes: Any, points: Sequence[tuple[Evaluation, float]], colour: Any) -
 
 
 def _bounds(one: ClassResult) -> tuple[float, float, float] | None:
-    """Attainment in per cent, and how far its bounds lie below and above."""
+    """Return attainment in percent and the distances to its lower and upper bound."""
     if one.share is None or one.low is None or one.high is None:
         return None
     below, above = max(0.0, one.share - one.low), max(0.0, one.high - one.share)
@@ -130,7 +128,7 @@ def _bounds(one: ClassResult) -> tuple[float, float, float] | None:
 
 
 def _margin(one: Evaluation) -> float | None:
-    """By how many points the worst class lies above its objective; without objectives, above 0."""
+    """Return the smallest margin of a class over its objective (else over 0), in points."""
     judged = [c for c in one.classes if c.objective is not None] or one.classes
     margins = [100 * (c.share - (c.objective or 0)) for c in judged if c.share is not None]
     return min(margins, default=None)

@@ -1,8 +1,9 @@
-"""One probe: a replay at one rate in a process of its own, and what its verdict says.
+"""One probe of a capacity search: a replay at one rate in a child process.
 
-Each probe leaves a whole run folder, so that every figure of the search can be looked at. A
-process of its own makes no difference between virtual time, a service that is started and a
-server elsewhere, and ends what it has started as any replay does.
+Each probe leaves a complete run folder. A child process treats virtual time, a service that is
+started and a running server alike, and cleans up as any replay does. A child leads its own
+process group: Ctrl-C would otherwise reach it twice, and SIGTERM not at all. Each signal is
+forwarded once, and the search ends after the child.
 """
 
 from __future__ import annotations
@@ -19,20 +20,19 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from goodput_core.errors import ExitCode, GoodputError, InternalError, Interrupted, UsageError
-from goodput_core.signals import Terminals
+from goodput_core.signals import StopCause, handle_stop_signals
 from goodput_core.slo.targets import parse_objective
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.run.summary import Summary, read_summary
-from goodput_replay.sweep.search import Level, Probe
+from goodput_replay.sweep.search import Probe, RateLevel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import FrameType
 
 __all__ = [
     "PlanLength",
+    "ProbeRun",
     "Replays",
-    "Tried",
     "can_be_sent",
     "level_of",
     "replays",
@@ -41,21 +41,28 @@ __all__ = [
 ]
 
 
+_SIGNALS: Final = {
+    StopCause.CTRL_C: signal.SIGINT,
+    StopCause.SIGTERM: signal.SIGTERM,
+    StopCause.HANG_UP: signal.SIGHUP,
+}
+
+
 class PlanLength(msgspec.Struct, frozen=True):
-    """What `--dry-run --json` says of a plan, as far as a search needs it."""
+    """The part of `--dry-run --json` that a search needs."""
 
     requests: int
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A probe and the run behind it.
+class ProbeRun:
+    """A probe and its run.
 
     Args:
-        probe: the rate and what it says.
+        probe: the rate and its level.
         summary: of the run.
-        folder: the run's.
+        folder: of the run.
     """
 
     probe: Probe
@@ -63,28 +70,28 @@ class Tried:
     folder: Path
 
 
-def level_of(summary: Summary) -> Level:
-    """What a valid run says of its rate."""
+def level_of(summary: Summary) -> RateLevel:
+    """Return what a valid run says of its rate."""
     if summary.verdict.kind is VerdictKind.PASS:
-        return Level.SHOWN
+        return RateLevel.SHOWN
+    if summary.verdict.kind is VerdictKind.FAIL:
+        return RateLevel.FAILED
     judged = [c for c in summary.classes if c.objective is not None and c.total]
-    if not judged or summary.verdict.kind is VerdictKind.FAIL:
-        return Level.BROKEN
-    enough = (Fraction(c.good, c.total) >= parse_objective(c.objective or "") for c in judged)
-    return Level.SEEMS if all(enough) else Level.BROKEN
+    reached = [Fraction(c.good, c.total) >= parse_objective(c.objective or "") for c in judged]
+    return RateLevel.SEEMS if reached and all(reached) else RateLevel.BELOW
 
 
 def survey_plan(replays: Replays, arguments: Sequence[str]) -> PlanLength:
-    """What one replay would send, without sending it; every wrong argument is found here.
+    """Check all arguments and return the length of one replay, without sending anything.
 
     Args:
-        replays: runs it.
+        replays: starts the child process.
         arguments: of `replay`.
 
     Raises:
-        UsageError: the replay refused them.
+        UsageError: the replay refused the arguments.
         Interrupted: by a signal.
-        InternalError: it failed.
+        InternalError: the replay failed.
     """
     done = replays.run([*arguments, "--dry-run", "--json"])
     if done.returncode != ExitCode.PASS:
@@ -92,14 +99,14 @@ def survey_plan(replays: Replays, arguments: Sequence[str]) -> PlanLength:
     return msgspec.json.decode(done.stdout, type=PlanLength)
 
 
-def try_rate(replays: Replays, arguments: Sequence[str], scale: Fraction, folder: Path) -> Tried:
+def try_rate(replays: Replays, arguments: Sequence[str], scale: Fraction, folder: Path) -> ProbeRun:
     """Replay at a rate.
 
     Args:
-        replays: runs it.
+        replays: starts the child process.
         arguments: of `replay`, without a rate, a folder or an output format.
         scale: of the trace's rate.
-        folder: the run's, which must not exist.
+        folder: of the run; must not exist.
 
     Raises:
         UsageError: the replay refused its arguments or could not reach its target.
@@ -111,15 +118,17 @@ def try_rate(replays: Replays, arguments: Sequence[str], scale: Fraction, folder
     if done.returncode not in (ExitCode.PASS, ExitCode.INVALID):
         raise _error(replays, done, f"at {float(scale):g} times the trace's rate: ")
     summary = read_summary(folder)
-    return Tried(probe=Probe(scale=scale, level=level_of(summary)), summary=summary, folder=folder)
+    return ProbeRun(
+        probe=Probe(scale=scale, level=level_of(summary)), summary=summary, folder=folder
+    )
 
 
 def can_be_sent(replays: Replays, arguments: Sequence[str], scale: Fraction) -> bool:
-    """Whether the plan itself stands at that rate: it has rows, and not more than are allowed.
+    """True if the plan at that rate has rows, and at most `--max-rate` of them a second.
 
     Args:
         replays: runs `--dry-run`.
-        arguments: as of `try_rate`.
+        arguments: as for `try_rate`.
         scale: of the trace's rate.
 
     Raises:
@@ -134,39 +143,36 @@ def _at(scale: Fraction) -> list[str]:
 
 
 def _error(replays: Replays, done: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
-    """The replay's last sentence, as an error of its kind."""
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    """Return the last line of the replay's stderr as an error of the same kind."""
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     if replays.interrupted:
-        sentence = said[-1] if said else "interrupted"
+        sentence = lines[-1] if lines else "interrupted"
         return Interrupted(f"{where}{sentence.removeprefix('error: ')}")
-    sentence = said[-1] if said else f"replay ended with {done.returncode}"
+    sentence = lines[-1] if lines else f"replay ended with {done.returncode}"
     kind = UsageError if done.returncode == ExitCode.USAGE else InternalError
     return kind(f"{where}{sentence.removeprefix('error: ')}")
 
 
-_ASKING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class Replays:
-    """Runs replays and passes signals on to the one that runs.
+    """Runs replays one at a time and forwards signals to the running one.
 
     Attributes:
-        interrupted: whether a signal came.
+        interrupted: True after a signal.
     """
 
     def __init__(self) -> None:
         self.interrupted = False
         self._child: subprocess.Popen[bytes] | None = None
-        self._waiting: int | None = None
+        self._pending: signal.Signals | None = None
 
     def run(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-        """Run one to its end, whatever ends it.
+        """Run one replay to its end.
 
         Args:
             arguments: of `replay`.
 
         Raises:
-            Interrupted: a signal came before it was started.
+            Interrupted: a signal came before the start.
         """
         if self.interrupted:
             raise Interrupted("interrupted")
@@ -179,41 +185,24 @@ class Replays:
             process_group=0,
         ) as child:
             self._child = child
-            if self._waiting is not None:  # it came while the child was being created
-                child.send_signal(self._waiting)
+            if self._pending is not None:  # it came while the child was being created
+                child.send_signal(self._pending)
             out, err = child.communicate()
         self._child = None
         return subprocess.CompletedProcess(command, child.returncode, out, err)
 
-    def interrupt(self, number: int) -> None:
-        """Pass a signal on, at any time."""
+    def interrupt(self, cause: StopCause) -> None:
+        """Forward a signal to the running replay."""
         self.interrupted = True
         if self._child is None:
-            self._waiting = number
+            self._pending = _SIGNALS[cause]
         else:
-            self._child.send_signal(number)
+            self._child.send_signal(_SIGNALS[cause])
 
 
 @contextmanager
 def replays() -> Iterator[Replays]:
-    """Replays that Ctrl-C, SIGTERM and a closed terminal end; the main thread only."""
+    """Yield a `Replays` that Ctrl-C, SIGTERM and a closed terminal end; main thread only."""
     run = Replays()
-    terminals = Terminals()
-
-    def received(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            terminals.closed()
-            # A shell repeats to its jobs the hang-up that the system has sent them.
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        run.interrupt(number)
-
-    before = {
-        number: signal.signal(number, received)
-        for number in _ASKING
-        if signal.getsignal(number) is not signal.SIG_IGN  # as `nohup` leaves SIGHUP
-    }
-    try:
+    with handle_stop_signals(run.interrupt):
         yield run
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,10 +1,11 @@
-"""Where to look next for the highest rate that holds: a pure function of what was tried.
+"""Where to look next for the highest sustained rate: a pure function of the probes so far.
 
-A rate scale is *shown* to hold by a PASS, and *seems* to by an estimate that reaches every
-objective where the data are too few to show it. The search doubles or halves until it has one
-that holds and a higher one that does not, then halves the gap. A response need not be monotone,
-so the answer never rests on one rate to either side alone: one further out is tried where none
-was. It knows nothing of replays.
+A PASS *shows* that a rate scale is sustained. An estimate that reaches every objective, where the
+data are too few to show it, *suggests* it; such an estimate counts for nothing above a rate whose
+verdict is FAIL, because the requests of the lower rate are among those of the higher one. The
+search doubles or halves until it has a scale that is sustained and a higher one that is not, then
+bisects. Attainment need not be monotone in the rate, so the answer never rests on one rate to
+either side alone: one rate further out is tried where none was. Replays are not known here.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Level", "Limits", "Probe", "beyond", "boundary", "next_scale"]
+__all__ = ["Probe", "RateLevel", "SearchLimits", "beyond", "boundary", "next_scale"]
 
 _FURTHER_UP: Final = Fraction(3, 2)
 _FURTHER_DOWN: Final = Fraction(1, 2)
 
 
-class Level(IntEnum):
+class RateLevel(IntEnum):
     """What a probe says of its rate."""
 
-    BROKEN = 0
-    """Some class misses its objective, by its estimate at least."""
-    SEEMS = 1
-    """Every class reaches its objective by its estimate; it is not shown."""
-    SHOWN = 2
+    FAILED = 0
+    """The verdict is FAIL: some class is shown to miss its objective."""
+    BELOW = 1
+    """The estimate of some class misses its objective, without proof."""
+    SEEMS = 2
+    """Every estimate reaches its objective, without proof."""
+    SHOWN = 3
     """The verdict is PASS."""
 
 
@@ -40,22 +43,22 @@ class Probe:
 
     Args:
         scale: of the trace's rate.
-        level: what it says.
+        level: the result.
     """
 
     scale: Fraction
-    level: Level
+    level: RateLevel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How far and how fine to search.
+class SearchLimits:
+    """Bounds and precision of the search.
 
     Args:
         start: the first scale.
-        least, most: no scale below or above these.
-        precision: the gap to stop at, over the scale that holds.
-        probes: at most so many.
+        least, most: bounds of the scale.
+        precision: stop at this gap, relative to the sustained scale.
+        probes: maximum number of probes.
     """
 
     start: Fraction = Fraction(1)
@@ -64,8 +67,8 @@ class Limits:
     precision: Fraction = Fraction(1, 20)
     probes: int = 24
 
-    def without(self, scale: Fraction, probes: Sequence[Probe]) -> Limits:
-        """Limits that leave out a scale which cannot be tried, and all that lie beyond it.
+    def without(self, scale: Fraction, probes: Sequence[Probe]) -> SearchLimits:
+        """Exclude a scale that cannot be tried, and all scales beyond it.
 
         Args:
             scale: `beyond` those that were tried.
@@ -77,30 +80,37 @@ class Limits:
         return replace(self, most=max(p.scale for p in probes))
 
 
-def boundary(probes: Sequence[Probe]) -> tuple[Level, Fraction | None, Fraction | None]:
-    """The level that the search is about, the highest scale that has it, the next one without.
+def boundary(
+    probes: Sequence[Probe],
+) -> tuple[RateLevel, Fraction | None, Fraction | None]:
+    """Return the level searched for, the highest scale that has it, and the next one without.
 
-    As long as nothing is shown to hold, the search is about what seems to.
+    The level is `SEEMS` until a probe is `SHOWN`.
     """
-    level = Level.SHOWN if any(p.level is Level.SHOWN for p in probes) else Level.SEEMS
-    holds = [p.scale for p in probes if p.level >= level]
+    level = RateLevel.SHOWN if any(p.level is RateLevel.SHOWN for p in probes) else RateLevel.SEEMS
+    failed = min((p.scale for p in probes if p.level is RateLevel.FAILED), default=None)
+    holds = [
+        p.scale
+        for p in probes
+        if p.level is RateLevel.SHOWN or (p.level >= level and (failed is None or p.scale < failed))
+    ]
     best = max(holds, default=None)
-    above = [p.scale for p in probes if p.level < level and (best is None or p.scale > best)]
+    above = [p.scale for p in probes if p.scale not in holds and (best is None or p.scale > best)]
     return level, best, min(above, default=None)
 
 
 def beyond(scale: Fraction, probes: Sequence[Probe]) -> bool:
-    """Whether a scale lies below or above all that were tried; False: nothing was tried."""
+    """True if a scale is below or above all tried scales; False if none was tried."""
     scales = [p.scale for p in probes]
     return bool(scales) and not min(scales) <= scale <= max(scales)
 
 
-def next_scale(probes: Sequence[Probe], limits: Limits) -> Fraction | None:
-    """The scale to try next; None: the search is over.
+def next_scale(probes: Sequence[Probe], limits: SearchLimits) -> Fraction | None:
+    """Return the scale to try next; None if the search is over.
 
     Args:
-        probes: what was tried, in any order.
-        limits: how far and how fine.
+        probes: in any order.
+        limits: bounds and precision.
     """
     if not probes:
         return min(limits.start, limits.most)

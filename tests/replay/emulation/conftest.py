@@ -17,9 +17,8 @@ from goodput_engine.device.load import load_profile
 from goodput_engine.messages import Configure
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
-from goodput_replay.plan import PlannedRequest
-from goodput_replay.run.facts import Promise
-from goodput_replay.sending.prompts import PromptKey
+from goodput_replay.plan import PlannedRequest, PromptKey
+from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from goodput_replay.emulation.fleet import Actor
 
 
-PROMISE = Promise(
+SLO = SLOClasses(
     classes=(
         SLOClass(name="fast", ttft_ms=50, tpot_ms=5),
         SLOClass(name="slow", ttft_ms=5_000, tpot_ms=50, e2e_ms=9_000),
@@ -72,9 +71,9 @@ class Run:
         gaps_us = chain.from_iterable(record.gaps_us for record in self._named(names))
         return _percentile((gap_us / 1000 for gap_us in gaps_us), percent)
 
-    def attained(self, promise: Promise = PROMISE) -> float:
+    def attained(self, slo: SLOClasses = SLO) -> float:
         """Share of all requests that kept their promise."""
-        by_name = promise.by_name()
+        by_name = slo.by_name()
         kinds = [judge(record, targets_for(record, by_name)).kind for record in self.records]
         return kinds.count(JudgementKind.ATTAINED) / len(kinds)
 
@@ -129,7 +128,7 @@ def _fleet(
     seed: int = 0,
     oracle: bool = False,
     folds: bool = True,
-    promise: Promise = PROMISE,
+    slo: SLOClasses = SLO,
     profile: dict[str, Any] | None = None,
     **configure: Any,
 ) -> FleetSettings:
@@ -150,7 +149,7 @@ def _fleet(
         configure=Configure(**(values | configure)),
         replicas=replicas,
         placement=placement,
-        promise=promise,
+        slo=slo,
         timeout_ns=round(timeout_s * NS_PER_S),
         seed=seed,
         oracle=oracle,

@@ -46,7 +46,7 @@ def stepped_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) ->
     """One core, all messages and every step, as the core's process does it."""
     core = build_core(fleet.configure, fleet.profile)
     answers = {request.request_id: Answer() for request in requests}
-    promised = fleet.promise.by_name()
+    promised = fleet.slo.by_name()
     arrivals = list(enumerate(requests))
     give_up = sorted(
         (r.scheduled_ns + r.cancel_after_ns, rid)

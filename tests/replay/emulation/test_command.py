@@ -14,9 +14,9 @@ from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.virtual_time import Stopped, stoppable
 from goodput_replay.report.page import render
-from goodput_replay.run.facts import Promise
 from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.records import read_judged
+from goodput_replay.run.slo import SLOClasses
 from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
 from goodput_traces.format.writer import write_trace
 
@@ -217,7 +217,7 @@ def test_a_class_without_a_promise_is_refused_before_anything_runs(
     out = tmp_path / "run"
     arguments = ("--trace", trace, "--emulate", manifest, "--class-by", "gold: *")
     assert run(*arguments, "--out", out) == 64
-    assert "has the class 'gold', which has no promise" in capsys.readouterr().err
+    assert "has the class 'gold', which spec.slo.classes does not have" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -259,7 +259,7 @@ def test_a_signal_ends_a_run_between_two_records_and_what_was_recorded_is_kept(
 
 def test_signals_are_as_before_once_a_run_is_over(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    writer = RunWriter.create(tmp_path / "run", promise=Promise())
+    writer = RunWriter.create(tmp_path / "run", slo=SLOClasses())
     with writer, stoppable(writer) as check:
         check()
         os.kill(os.getpid(), signal.SIGTERM)

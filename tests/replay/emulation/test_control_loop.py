@@ -17,7 +17,7 @@ from goodput_core.steptime import UnitForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.control import ControlLoop, decision_line
 from goodput_replay.emulation.emulate import emulate
-from goodput_replay.run.facts import Promise
+from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callab
         settings = fleet(
             replicas=replicas,
             placement=RouterPolicy.LEAST_LOADED,
-            promise=Promise(classes=(CLASS,), default="fast"),
+            slo=SLOClasses(classes=(CLASS,), default="fast"),
             profile={"startup_seconds": STARTUP_S, "kv_blocks": 4000, "form": FORM},
             max_num_seqs=16,
         )

@@ -15,7 +15,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
 from goodput_replay.emulation.pools import DisaggregatedFleet
 from goodput_replay.emulation.settings import DecodePool, apply_topology, read_topology
-from goodput_replay.run.facts import Promise
+from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +182,7 @@ def test_every_request_ends_and_nothing_is_left_folded_or_not(
 
 
 # --- where it helps and where it hurts --------------------------------------------------------
-TIGHT = Promise(classes=(SLOClass(name="fast", ttft_ms=2_000, tpot_ms=9),), default="fast")
+TIGHT = SLOClasses(classes=(SLOClass(name="fast", ttft_ms=2_000, tpot_ms=9),), default="fast")
 
 
 def steady_load(

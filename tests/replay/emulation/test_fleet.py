@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from goodput_engine.scheduler.admission import Rejection
     from goodput_engine.scheduler.request_table import ScheduledRequest
-    from goodput_replay.emulation.fleet import Fleet
-    from goodput_replay.emulation.replica import Replica
+    from goodput_replay.emulation.fleet import VirtualFleet
+    from goodput_replay.emulation.replica import VirtualReplica
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
@@ -254,12 +254,12 @@ class Scaler:
     def next_ns(self) -> int:
         return self._due[0][0] if self._due else 1 << 62
 
-    def act(self, fleet: Fleet, now_ns: int) -> None:
+    def act(self, fleet: VirtualFleet, now_ns: int) -> None:
         _, drains = self._due.pop(0)
         if drains:
             fleet.drain_replica(fleet.replicas[0], now_ns)
         else:
-            replica: Replica = fleet.start_replica(now_ns)
+            replica: VirtualReplica = fleet.start_replica(now_ns)
             self.seen.append((replica.created_ns, replica.ready_ns))
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from goodput_core.placement.blockhash import block_hashes
 from goodput_replay.emulation.requests import block_keys
-from goodput_replay.sending.prompts import PromptKey, token_numbers
+from goodput_replay.plan import PromptKey
+from goodput_replay.sending.prompts import token_numbers
 
 PROMPTS = st.lists(
     st.tuples(st.integers(1, 300), st.lists(st.integers(0, 2), max_size=6)), min_size=2, max_size=5

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.slo.targets import Targets
-from goodput_replay.plan import PlannedRequest
+from goodput_replay.plan import PlannedRequest, PromptKey
 from goodput_replay.sending.body import PreparedRequest
-from goodput_replay.sending.prompts import PromptKey
 from goodput_traces.format.schema import Clock, TraceMetadata
 from goodput_traces.format.writer import write_trace
 

@@ -14,9 +14,10 @@ from goodput_core.contract import (
     HEADER_SLO_TTFT_MS,
 )
 from goodput_core.slo.targets import Targets
-from goodput_replay.run.facts import LengthPinning
-from goodput_replay.sending.body import Endpoint, RequestRenderer
+from goodput_replay.run.summary import LengthPinning
+from goodput_replay.sending.body import RequestRenderer
 from goodput_replay.sending.prompts import TokenIdPrompts, WordPrompts
+from goodput_replay.sending.target import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

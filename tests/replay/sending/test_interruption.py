@@ -31,18 +31,25 @@ MODELS = b'{"data":[{"id":"m","owned_by":"goodput"}]}'
 EVENTS = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 # The judgement takes as long as it takes; this one says where it is, and never ends.
 JUDGING_FOR_EVER = """
-import signal, sys, time
+import sys, time
 from goodput_core.dispatch import run_command
 from goodput_replay.run import folder
 
-def summarise(*_):
+handled = []
+install = folder.handle_stop_signals
+
+def handle_stop_signals(handle):
+    return install(lambda cause: (handle(cause), handled.append(cause)))
+
+def build_summary(*_):
     print("judging", flush=True)
-    while signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    while not handled:
         time.sleep(0.01)
     print("asked", flush=True)
     time.sleep(3600)
 
-folder.summarise = summarise
+folder.handle_stop_signals = handle_stop_signals
+folder.build_summary = build_summary
 sys.exit(run_command(["replay", *sys.argv[1:]]))
 """
 

@@ -7,8 +7,8 @@ import pytest
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
-from goodput_replay.arguments import Pinning, parse_options
-from goodput_replay.sending.body import Endpoint
+from goodput_replay.arguments import parse_options
+from goodput_replay.sending.target import Endpoint
 
 EMULATED = ["--trace", "t.parquet", "--emulate", "chat.yaml"]
 HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]
@@ -22,7 +22,7 @@ def test_what_is_not_said_has_a_default() -> None:
     assert options.limit is None
     assert options.timeout_ns == 600 * NS_PER_S
     assert options.endpoint is Endpoint.COMPLETIONS
-    assert options.pinning is Pinning.AUTO
+    assert options.pinning is None
     assert options.confidence == Fraction(19, 20)
     assert options.gaps
     assert options.report
@@ -35,7 +35,7 @@ def test_everything_can_be_said() -> None:
          "--class-by", "a: *", "--class-by", "b: turn > 1", "--model", "x=y", "--model", "z",
          "--header", "X-A: 1", "--header", "X-B: 2", "--abort-on", "error-rate=5%", "--warmup", "3",
          "--max-rate", "7", "--timeout", "30s", "--endpoint", "chat", "--length-pinning", "none",
-         "--slo", "slo.yaml", "--out", "o", "--no-gaps", "--no-report", "--gate", "--json",
+         "--slo", "slo.yaml", "-o", "o", "--no-gaps", "--no-report", "--gate", "--json",
          "--confidence", "99%", "--seed", "5", "--salt", "s", "--yes", "--force"]
     )  # fmt: skip
     assert options.models == {"x": "y"}

@@ -8,8 +8,8 @@ import pytest
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
-from goodput_replay.plan import Plan, survey
-from goodput_replay.run.facts import Promise
+from goodput_replay.plan import RequestPlan, survey
+from goodput_replay.run.slo import SLOClasses
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock, TraceRow
 from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     WriteTrace = Callable[..., Path]
 
-PROMISE = Promise(
+PROMISE = SLOClasses(
     classes=(
         SLOClass(name="fast", ttft_ms=500, tpot_ms=50),
         SLOClass(name="slow", ttft_ms=5000, tpot_ms=50),
@@ -40,14 +40,16 @@ def row(number: int, at_s: float, **changes: object) -> TraceRow:
     return TraceRow(**(values | changes))  # type: ignore[arg-type]  # any field may change
 
 
-def plan_of(path: Path, promise: Promise = PROMISE, warmup: int = 0, **transforms: object) -> Plan:
+def plan_of(
+    path: Path, slo: SLOClasses = PROMISE, warmup: int = 0, **transforms: object
+) -> RequestPlan:
     trace = open_trace(path)
     values = {"first_ns": trace.first_ns, **transforms}
     plan = TransformPlan(**values)  # type: ignore[arg-type]  # any field may change
-    return Plan(trace=trace, transforms=plan, promise=promise, warmup=warmup)
+    return RequestPlan(trace=trace, transforms=plan, slo=slo, warmup=warmup)
 
 
-def times(plan: Plan) -> list[float]:
+def times(plan: RequestPlan) -> list[float]:
     return [request.scheduled_ns / NS_PER_S for request in plan.requests()]
 
 
@@ -107,7 +109,7 @@ def test_rules_give_rows_their_class(trace_of: WriteTrace) -> None:
 
 def test_without_promises_a_class_is_a_label(trace_of: WriteTrace) -> None:
     path = trace_of([row(0, 0), row(1, 1, slo_class="gold")])
-    plan = plan_of(path, promise=Promise())
+    plan = plan_of(path, slo=SLOClasses())
     assert [request.slo_class for request in plan.requests()] == ["", "gold"]
 
 
@@ -116,7 +118,7 @@ def test_a_session_relative_trace_is_refused(trace_of: WriteTrace) -> None:
         [row(0, 0, provided_session_id="a"), row(1, 1, provided_session_id="b")],
         clock=Clock.SESSION_RELATIVE,
     )
-    with pytest.raises(InputError, match="replaying such arrivals is not built yet"):
+    with pytest.raises(InputError, match="session arrivals are not built yet"):
         survey(plan_of(path))
 
 
@@ -127,7 +129,7 @@ def test_a_session_relative_trace_is_refused(trace_of: WriteTrace) -> None:
             {"window": parse_window("1h..2h")},
             "no row is left to send: the trace spans .*; the window 3600s..7200s holds no request",
         ),
-        ({"warmup": 3}, "--warmup 3 leaves no row to judge of 3"),
+        ({"warmup": 3}, "--warmup 3 leaves none of 3 rows to judge"),
     ],
     ids=["window beyond the trace", "all rows are warm-up"],
 )
@@ -154,6 +156,6 @@ def test_a_bad_row_is_found_before_anything_is_sent(trace_of: WriteTrace, tmp_pa
 
 def test_two_requests_of_one_id_are_refused_before_anything_is_sent(trace_of: WriteTrace) -> None:
     path = trace_of([row(0, 0), row(1, 1), row(2, 2), row(1, 3)])
-    with pytest.raises(InputError, match=r"request_id: 'row-1' stands at requests 2 and 4"):
+    with pytest.raises(InputError, match=r"request_id: 'row-1' is used by requests 2 and 4"):
         survey(plan_of(path))
     assert survey(plan_of(path, limit=3)).rows == 3, "only what would be sent counts"

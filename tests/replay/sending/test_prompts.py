@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from goodput_core.placement.blockhash import block_hashes
 from goodput_engine.tokens import count_chat_tokens, count_tokens, encode
+from goodput_replay.plan import PromptKey
 from goodput_replay.sending.prompts import (
     FIRST_TOKEN_ID,
     NUM_TOKEN_IDS,
-    PromptKey,
     TokenIdPrompts,
     WordPrompts,
 )

@@ -165,7 +165,7 @@ async def test_a_broken_target_ends_the_run_where_asked_to(
         "--out", tmp_path / "run", "--no-report",
     )  # fmt: skip
     assert ended.code == 3
-    assert "error: given up: 20 of 20 requests failed within 30 s" in ended.err
+    assert "error: aborted: 20 of 20 requests failed within 30 s" in ended.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert not summary["run"]["complete"]
     assert summary["overall"]["outcomes"]["error"] == 20
@@ -226,7 +226,7 @@ def test_the_busiest_second_may_be_bounded(trace: Path, capsys: pytest.CaptureFi
 
 def test_a_gate_needs_a_promise(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--gate")
-    assert "--gate: nothing was promised" in said
+    assert "--gate: there is no SLO to judge by" in said
 
 
 def test_another_machine_needs_permission(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,11 @@ from goodput_core.errors import InputError
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_replay.plan import PlannedRequest
+from goodput_replay.plan import PlannedRequest, PromptKey
 from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import LoopPacer, Pacer, TimerFdPacer, open_pacer
-from goodput_replay.sending.prompts import PromptKey
-from goodput_replay.sending.sender import Sender
+from goodput_replay.sending.sender import OpenLoopSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +99,9 @@ async def send_times(times: list[int], delays: list[int]) -> list[int]:
     lookahead = Lookahead((request_at(i, t) for i, t in enumerate(times)), render)
     await lookahead.fill()
     clock = asyncio.ensure_future(pacer.run())
-    sender = Sender(exchange, pacer, lambda request, _: answered.append(request.planned.request_id))
+    sender = OpenLoopSender(
+        exchange, pacer, lambda request, _: answered.append(request.planned.request_id)
+    )
     await sender.run(lookahead, ZERO_NS)
     clock.cancel()
     lookahead.close()
@@ -137,7 +138,7 @@ async def test_requests_leave_though_nothing_is_ever_answered() -> None:
 
     lookahead = Lookahead((request_at(i, i) for i in range(3000)), render)
     await lookahead.fill()
-    sender = Sender(exchange, LoopPacer(), lambda _, record: ended.append(record))
+    sender = OpenLoopSender(exchange, LoopPacer(), lambda _, record: ended.append(record))
     running = asyncio.ensure_future(sender.run(lookahead, 0))
     await all_sent.wait()
     assert sender.in_flight == sender.peak_in_flight == 3000
@@ -160,7 +161,7 @@ async def test_what_fails_while_recording_ends_the_run_and_comes_out() -> None:
     lookahead = Lookahead((request_at(i, i * far_ns) for i in range(2)), render)
     await lookahead.fill()
     with pytest.raises(OSError, match="No space left"):
-        await Sender(exchange, LoopPacer(), full).run(lookahead, 0)
+        await OpenLoopSender(exchange, LoopPacer(), full).run(lookahead, 0)
     lookahead.close()
 
 
@@ -176,7 +177,7 @@ async def test_a_bad_row_ends_the_run_after_all_rows_before_it() -> None:
 
     lookahead = Lookahead(rows(), render)
     await lookahead.fill()
-    sender = Sender(exchange, LoopPacer(), lambda r, _: sent.append(r.planned.request_id))
+    sender = OpenLoopSender(exchange, LoopPacer(), lambda r, _: sent.append(r.planned.request_id))
     with pytest.raises(InputError, match="row 2 is bad"):
         await sender.run(lookahead, 0)
     assert sent == ["row-0"]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_replay.sweep.search import (
-    Level,
-    Limits,
     Probe,
+    RateLevel,
+    SearchLimits,
     beyond,
     boundary,
     next_scale,
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _search(limits: Limits, holds: float, seems: float | None = None) -> list[Probe]:
+def _search(limits: SearchLimits, holds: float, seems: float | None = None) -> list[Probe]:
     """Search where rates up to `holds` are shown to hold, and seem to up to `seems`."""
 
-    def level_of(scale: Fraction) -> Level:
+    def level_of(scale: Fraction) -> RateLevel:
         if scale <= holds:
-            return Level.SHOWN
-        return Level.SEEMS if seems is not None and scale <= seems else Level.BROKEN
+            return RateLevel.SHOWN
+        return RateLevel.SEEMS if seems is not None and scale <= seems else RateLevel.FAILED
 
     return _search_where(limits, level_of)
 
 
-def _search_where(limits: Limits, level_of: Callable[[Fraction], Level]) -> list[Probe]:
+def _search_where(limits: SearchLimits, level_of: Callable[[Fraction], RateLevel]) -> list[Probe]:
     probes: list[Probe] = []
     while (scale := next_scale(probes, limits)) is not None:
         probes.append(Probe(scale=scale, level=level_of(scale)))
@@ -48,9 +48,9 @@ def _search_where(limits: Limits, level_of: Callable[[Fraction], Level]) -> list
 def test_the_limit_is_found_to_the_precision_asked_for(
     holds: float, percent: Fraction, start: Fraction
 ) -> None:
-    limits = Limits(precision=percent / 100, start=start, most=Fraction(512), probes=100)
+    limits = SearchLimits(precision=percent / 100, start=start, most=Fraction(512), probes=100)
     level, best, above = boundary(_search(limits, holds))
-    assert level is Level.SHOWN
+    assert level is RateLevel.SHOWN
     assert best is not None
     assert above is not None
     assert best <= holds < above
@@ -58,12 +58,12 @@ def test_the_limit_is_found_to_the_precision_asked_for(
 
 
 def test_the_first_rate_is_the_traces_own_and_then_it_doubles() -> None:
-    scales = [float(p.scale) for p in _search(Limits(precision=Fraction(1, 2)), 5.0)]
+    scales = [float(p.scale) for p in _search(SearchLimits(precision=Fraction(1, 2)), 5.0)]
     assert scales == [1, 2, 4, 8, 6]
 
 
 def test_a_trace_that_is_too_much_is_thinned_until_it_holds() -> None:
-    scales = [float(p.scale) for p in _search(Limits(precision=Fraction(1, 2)), 0.2)]
+    scales = [float(p.scale) for p in _search(SearchLimits(precision=Fraction(1, 2)), 0.2)]
     assert scales == [1, 0.5, 0.25, 0.125, 0.1875]
 
 
@@ -75,14 +75,14 @@ def test_a_trace_that_is_too_much_is_thinned_until_it_holds() -> None:
 def test_the_search_ends_at_its_limits(
     holds: float, best: Fraction | None, above: Fraction | None
 ) -> None:
-    _, found, not_found = boundary(_search(Limits(), holds))
+    _, found, not_found = boundary(_search(SearchLimits(), holds))
     assert (found, not_found) == (best, above)
 
 
 def test_as_long_as_nothing_is_shown_the_search_is_about_what_seems_to_hold() -> None:
-    probes = _search(Limits(precision=Fraction(1, 10)), holds=-1, seems=3.0)
+    probes = _search(SearchLimits(precision=Fraction(1, 10)), holds=-1, seems=3.0)
     level, best, above = boundary(probes)
-    assert level is Level.SEEMS
+    assert level is RateLevel.SEEMS
     assert best is not None
     assert above is not None
     assert best <= 3 < above
@@ -90,29 +90,31 @@ def test_as_long_as_nothing_is_shown_the_search_is_about_what_seems_to_hold() ->
 
 
 def test_what_seems_to_hold_does_not_count_once_something_is_shown() -> None:
-    level, best, above = boundary(_search(Limits(precision=Fraction(1, 10)), 2.5, seems=9.0))
-    assert level is Level.SHOWN
+    level, best, above = boundary(_search(SearchLimits(precision=Fraction(1, 10)), 2.5, seems=9.0))
+    assert level is RateLevel.SHOWN
     assert best is not None
     assert above is not None
     assert best <= 2.5 < above < 3
 
 
 def test_the_limits_themselves_are_tried() -> None:
-    limits = Limits(most=Fraction(3), least=Fraction(1, 3), precision=Fraction(1, 2))
+    limits = SearchLimits(most=Fraction(3), least=Fraction(1, 3), precision=Fraction(1, 2))
     assert [float(p.scale) for p in _search(limits, 100.0)] == [1, 2, 3]
     assert [p.scale for p in _search(limits, 0.0)] == [1, Fraction(1, 2), Fraction(1, 3)]
 
 
 def test_no_more_rates_are_tried_than_allowed() -> None:
-    assert len(_search(Limits(probes=4), 100.0)) == 4
+    assert len(_search(SearchLimits(probes=4), 100.0)) == 4
 
 
 def test_a_first_rate_above_the_most_is_not_tried() -> None:
-    assert _search(Limits(most=Fraction(1, 2), start=Fraction(4)), 100.0)[0].scale == Fraction(1, 2)
+    assert _search(SearchLimits(most=Fraction(1, 2), start=Fraction(4)), 100.0)[
+        0
+    ].scale == Fraction(1, 2)
 
 
 def test_precision_is_kept_at_the_lowest_rates() -> None:
-    limits = Limits(precision=Fraction(1, 1000))
+    limits = SearchLimits(precision=Fraction(1, 1000))
     _, best, above = boundary(_search(limits, 1.001 / 64))
     assert best is not None
     assert above is not None
@@ -120,22 +122,22 @@ def test_precision_is_kept_at_the_lowest_rates() -> None:
 
 
 def test_one_rate_that_fails_between_others_that_hold_is_not_the_limit() -> None:
-    def unlucky_at_four(scale: Fraction) -> Level:
-        return Level.BROKEN if scale > 7 or scale == 4 else Level.SHOWN
+    def unlucky_at_four(scale: Fraction) -> RateLevel:
+        return RateLevel.FAILED if scale > 7 or scale == 4 else RateLevel.SHOWN
 
-    probes = _search_where(Limits(), unlucky_at_four)
+    probes = _search_where(SearchLimits(), unlucky_at_four)
     _, best, above = boundary(probes)
     assert best is not None
     assert above is not None
     assert best <= 7 < above <= best * Fraction(21, 20)
-    assert Probe(scale=Fraction(4), level=Level.BROKEN) in probes
+    assert Probe(scale=Fraction(4), level=RateLevel.FAILED) in probes
 
 
 def test_a_rate_below_the_first_one_is_tried_too() -> None:
-    def lucky_at_one(scale: Fraction) -> Level:
-        return Level.SHOWN if scale == 1 else Level.BROKEN
+    def lucky_at_one(scale: Fraction) -> RateLevel:
+        return RateLevel.SHOWN if scale == 1 else RateLevel.FAILED
 
-    probes = _search_where(Limits(), lucky_at_one)
+    probes = _search_where(SearchLimits(), lucky_at_one)
     assert boundary(probes)[1] == 1
     assert any(p.scale < 1 for p in probes)
 
@@ -144,7 +146,7 @@ def test_a_rate_below_the_first_one_is_tried_too() -> None:
     holds=st.floats(0.05, 100), start=st.sampled_from([Fraction(1, 2), Fraction(1), Fraction(7)])
 )
 def test_the_answer_rests_on_two_rates_to_either_side(holds: float, start: Fraction) -> None:
-    probes = _search(Limits(start=start, most=Fraction(512)), holds)
+    probes = _search(SearchLimits(start=start, most=Fraction(512)), holds)
     _, best, above = boundary(probes)
     assert best is not None
     assert above is not None
@@ -160,16 +162,26 @@ def test_the_answer_rests_on_two_rates_to_either_side(holds: float, start: Fract
 def test_what_cannot_be_tried_ends_the_search_on_its_side(
     scale: Fraction, lowest: Fraction, highest: Fraction
 ) -> None:
-    probes = [Probe(scale=s, level=Level.SHOWN) for s in (Fraction(1, 2), Fraction(4))]
+    probes = [Probe(scale=s, level=RateLevel.SHOWN) for s in (Fraction(1, 2), Fraction(4))]
     assert beyond(scale, probes)
     assert not beyond(Fraction(1), probes)
-    limits = Limits().without(scale, probes)
+    limits = SearchLimits().without(scale, probes)
     assert (limits.least, limits.most) == (lowest, highest)
 
 
 def test_the_answer_stands_where_nothing_further_out_can_be_tried() -> None:
-    probes = [Probe(scale=Fraction(1), level=Level.SHOWN)]
-    probes += [Probe(scale=Fraction(s), level=Level.BROKEN) for s in ("1.04", "2")]
-    limits = Limits()
+    probes = [Probe(scale=Fraction(1), level=RateLevel.SHOWN)]
+    probes += [Probe(scale=Fraction(s), level=RateLevel.FAILED) for s in ("1.04", "2")]
+    limits = SearchLimits()
     assert next_scale(probes, limits) == Fraction(1, 2)
     assert next_scale(probes, limits.without(Fraction(1, 2), probes)) is None
+
+
+def test_an_estimate_above_a_rate_that_failed_is_not_the_answer() -> None:
+    probes = [
+        Probe(scale=Fraction(1), level=RateLevel.FAILED),
+        Probe(scale=Fraction(2), level=RateLevel.SEEMS),
+        Probe(scale=Fraction(4), level=RateLevel.FAILED),
+    ]
+    assert boundary(probes) == (RateLevel.SEEMS, None, Fraction(1))
+    assert next_scale(probes, SearchLimits()) == Fraction(1, 2)

@@ -14,7 +14,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
 from goodput_replay.emulation import replica
-from goodput_replay.run.facts import Promise
+from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     RunFleet = Callable[..., Run]
 
 UNBOUNDED = 10**6
-PATIENT = Promise(classes=(SLOClass(name="fast", ttft_ms=500, tpot_ms=5),), default="fast")
+PATIENT = SLOClasses(classes=(SLOClass(name="fast", ttft_ms=500, tpot_ms=5),), default="fast")
 
 
 def _shed(run: Run) -> int:

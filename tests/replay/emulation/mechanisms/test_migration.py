@@ -18,7 +18,7 @@ from goodput_core.errors import SpecError
 from goodput_core.slo.record import Outcome
 from goodput_core.spec.choices import Policy, RouterPolicy
 from goodput_core.units import NS_PER_MS
-from goodput_replay.emulation.fleet import Fleet
+from goodput_replay.emulation.fleet import VirtualFleet
 from goodput_replay.emulation.migration import Migration
 from goodput_replay.emulation.settings import MigrationRules, apply_topology, read_topology
 
@@ -156,7 +156,7 @@ def _run_and_check(
     """Run, and see that everything is free afterwards."""
     assert settings.migration is not None
     records: list[RequestRecord] = []
-    fleet = Fleet(settings, lambda _, record: records.append(record))
+    fleet = VirtualFleet(settings, lambda _, record: records.append(record))
     migration = Migration(settings.migration, block_bytes=BLOCK_BYTES)
     fleet.run(iter(requests), [migration])
     migration.close()

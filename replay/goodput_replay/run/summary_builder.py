@@ -1,31 +1,34 @@
-"""From a run's records and facts to its summary: measures here, judgement and verdict elsewhere.
+"""Build a run's summary from its records and what the sender knows of it.
 
-Counts, intervals and the verdict come from `statistics.evidence` and core's rules alone; this
-module adds latencies, rates and the inputs, and rounds for print. Attainments and bounds are cut
-so that a missed objective never looks met.
+Counts, intervals and the verdict come from `statistics.evidence` and core's rules. This module
+adds latencies, rates and inputs, and rounds for print: attainments and bounds are truncated, so
+that a missed objective never looks met.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from goodput_core.quantiles import P50, P90, P95, P99, quantiles
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.columns import GapCounts, count_gaps, load_columns
+from goodput_replay.run.columns import GapCounts, count_errors, count_gaps, load_columns
 from goodput_replay.run.records import read_records
+from goodput_replay.run.slo import SLOClasses
 from goodput_replay.run.summary import (
     SUMMARY_VERSION,
     ClassSummary,
     ClientSummary,
     EmulationSummary,
+    ErrorSummary,
     IntervalSummary,
     PromiseSummary,
     Quantiles,
@@ -49,35 +52,81 @@ if TYPE_CHECKING:
     from goodput_core.slo.targets import SLOClass
     from goodput_core.slo.verdict import ClassVerdict, ValidityEvidence, Verdict
     from goodput_replay.run.columns import RunColumns
-    from goodput_replay.run.facts import EmulationFacts, RunFacts
 
-__all__ = ["cut_share", "summarise"]
+__all__ = ["RunInfo", "build_summary", "cut_share", "seconds"]
 
 _PRINTED: Final = (P50, P90, P95, P99)
 _LARGEST: Final = Fraction(1)
 _SHARE_SCALE: Final = 1_000_000
+_MAX_ERRORS: Final = 10
+_NO_CLIENT: Final = ClientSummary(cpu_s=0.0, cpus=0, peak_in_flight=0)
 
 
-def summarise(folder: Path, facts: RunFacts) -> Summary:
-    """Judge the records in `folder` and sum them up.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What the sender knows of a run and the records do not contain.
+
+    Everything that the summary repeats is in the summary's own classes. Headers come by name
+    alone, and the command line without secrets.
+
+    Args:
+        trace: what was replayed.
+        target: where requests were sent.
+        run: when and how it ran, and whether it is complete.
+        slo: what requests are judged by.
+        window_start_ns: start of the judged window, nanoseconds since the run's zero (the zero
+            of every time in the records).
+        window_ns: length of the window; goodput is good requests over this.
+        rows_planned: rows of the window without warm-up rows. Rows without a record count as
+            unsent.
+        warmup_rows: rows sent before the window, which are not judged.
+        confidence: one-sided, of each bound of an attainment.
+        client: resources that the client used.
+        loop_lag_p99_ns: p99 of how late the client's event loop woke a periodic timer.
+        loop_lag_max_ns: the latest such wake-up.
+        emulation: what was emulated; None if the run was in real time.
+    """
+
+    trace: TraceSummary
+    target: TargetSummary
+    run: RunSummary
+    slo: SLOClasses
+    window_start_ns: int
+    window_ns: int
+    rows_planned: int
+    warmup_rows: int = 0
+    confidence: float = DEFAULT_CONFIDENCE
+    client: ClientSummary = _NO_CLIENT
+    loop_lag_p99_ns: int = 0
+    loop_lag_max_ns: int = 0
+    emulation: EmulationSummary | None = None
+
+    def incomplete(self, reason: str) -> RunInfo:
+        """Return the same run, marked incomplete; `reason` ends the sentence."""
+        return replace(self, run=replace(self.run, complete=False, abort_reason=reason))
+
+
+def build_summary(folder: Path, info: RunInfo) -> Summary:
+    """Judge the records in `folder` and summarise them.
 
     Raises:
         InputError: the records cannot be read.
     """
     evidence = gather(
         read_records(folder, gaps=False),
-        classes=facts.promise.classes,
-        window_ns=facts.window_ns,
-        window_start_ns=facts.window_start_ns,
-        rows_planned=facts.rows_planned,
-        incomplete="" if facts.complete else facts.abort_reason or "it was stopped",
-        confidence=facts.confidence,
-        outage_s=facts.promise.outage_s,
+        classes=info.slo.classes,
+        window_ns=info.window_ns,
+        window_start_ns=info.window_start_ns,
+        rows_planned=info.rows_planned,
+        incomplete="" if info.run.complete else info.run.abort_reason or "it was stopped",
+        outage_s=info.slo.outage_s,
+        confidence=info.confidence,
     )
     verdict = decide(evidence.classes, evidence.validity)
-    measures = _Measures(folder, facts)
-    promised = facts.promise.by_name()
+    measures = _Measures(folder, info)
+    by_name = info.slo.by_name()
     verdicts = {v.name: v for v in verdict.classes}
+    errors = count_errors(folder)
     return Summary(
         version=SUMMARY_VERSION,
         verdict=VerdictSummary(
@@ -87,66 +136,43 @@ def summarise(folder: Path, facts: RunFacts) -> Summary:
             skipped=verdict.skipped,
             runs=1,
         ),
-        validity=_validity(verdict, evidence.validity, measures, facts),
+        validity=_validity(verdict, evidence.validity, measures, info),
         overall=measures.overall(evidence.overall),
         classes=tuple(
             measures.of_class(
-                counts, promised.get(counts.name), found.interval, verdicts.get(counts.name)
+                counts, by_name.get(counts.name), found.interval, verdicts.get(counts.name)
             )
             for counts, found in zip(evidence.counts, evidence.classes, strict=True)
         ),
         window=WindowSummary(
-            start_s=_seconds(facts.window_start_ns),
-            length_s=_seconds(facts.window_ns),
-            rows_planned=facts.rows_planned,
+            start_s=seconds(info.window_start_ns),
+            length_s=seconds(info.window_ns),
+            rows_planned=info.rows_planned,
             rows_sent=measures.rows_sent,
-            warmup_rows=facts.warmup_rows,
+            warmup_rows=info.warmup_rows,
         ),
-        run=RunSummary(
-            started_at=facts.started_at,
-            goodput_version=facts.version,
-            command=facts.command,
-            seed=facts.seed,
-            salt=facts.salt,
-            complete=facts.complete,
-            abort_reason=facts.abort_reason,
+        run=info.run,
+        trace=info.trace,
+        target=info.target,
+        promises=tuple(_promise(c) for c in info.slo.classes),
+        default_class=info.slo.default,
+        client=info.client,
+        emulation=info.emulation,
+        errors=tuple(
+            ErrorSummary(outcome=outcome, status=status, detail=detail, count=count)
+            for (outcome, status, detail), count in errors[:_MAX_ERRORS]
         ),
-        trace=TraceSummary(
-            name=facts.trace.name,
-            digest=facts.trace.digest,
-            source=facts.trace.source,
-            licence=facts.trace.licence,
-            clock=facts.trace.clock,
-            synthetic=facts.trace.synthetic,
-            transforms=facts.trace.transforms,
-        ),
-        target=TargetSummary(
-            url=facts.target.url,
-            endpoint=facts.target.endpoint,
-            model=facts.target.model,
-            service=facts.target.service,
-            pinning=facts.target.pinning,
-            header_names=facts.target.header_names,
-            streaming=facts.target.streaming,
-        ),
-        promises=tuple(_promise(c) for c in facts.promise.classes),
-        default_class=facts.promise.default,
-        client=ClientSummary(
-            cpu_s=_seconds(facts.client.cpu_ns),
-            cpus=facts.client.cpus,
-            peak_in_flight=facts.client.peak_in_flight,
-        ),
-        emulation=None if facts.emulation is None else _emulation(facts.emulation),
+        other_errors=sum(count for _, count in errors[_MAX_ERRORS:]),
     )
 
 
 class _Measures:
     """Latencies, tokens and rates of one run, by class."""
 
-    def __init__(self, folder: Path, facts: RunFacts) -> None:
+    def __init__(self, folder: Path, info: RunInfo) -> None:
         self._columns = load_columns(folder)
         self._gaps = count_gaps(folder)
-        self._facts = facts
+        self._info = info
         self.lag = _quantiles(self._columns.lag_ns)
 
     @property
@@ -154,23 +180,23 @@ class _Measures:
         return int(np.isfinite(self._columns.sent_ns).sum())
 
     def overall(self, counts: ClassCounts) -> ClassSummary:
-        """The figures of all requests together: nothing was promised to them as one."""
-        everyone = np.ones(len(self._columns.row), dtype=np.bool_)
-        return self._of(counts, everyone, GapCounts.merged(self._gaps.values()))
+        """Return the figures of all requests together; they have no joint objective."""
+        all_rows = np.ones(len(self._columns.row), dtype=np.bool_)
+        return self._of(counts, all_rows, GapCounts.merged(self._gaps.values()))
 
     def of_class(
         self,
         counts: ClassCounts,
-        promise: SLOClass | None,
+        slo: SLOClass | None,
         interval: Interval | None,
         verdict: ClassVerdict | None,
     ) -> ClassSummary:
-        """The figures of one class."""
+        """Return the figures of one class."""
         plain = self._of(counts, self._columns.of_class(counts.name), self._gaps.get(counts.name))
         return replace(
             plain,
             interval=None if interval is None else _interval(interval),
-            objective=_objective(promise),
+            objective=_objective(slo),
             verdict=None if verdict is None else verdict.kind,
             reason=None if verdict is None else verdict.reason,
             sentence="" if verdict is None else verdict.sentence,
@@ -193,7 +219,7 @@ class _Measures:
             misses={r.value: n for r, n in counts.misses.items()},
             goodput_per_s=self._per_s(good),
             offered_per_s=self._per_s(counts.rows),
-            served_per_s=self._per_s(int(_served(columns, mine, self._facts))),
+            served_per_s=self._per_s(int(_served(columns, mine, self._info))),
             input_tokens=int(columns.input_tokens[mine & np.isfinite(columns.sent_ns)].sum()),
             output_tokens=int(columns.output_tokens[mine].sum()),
             ttft_ms=_quantiles(columns.ttft_ns[mine]),
@@ -204,62 +230,37 @@ class _Measures:
         )
 
     def _per_s(self, count: int) -> float:
-        return round(count * NS_PER_S / self._facts.window_ns, 6)
+        return round(count * NS_PER_S / self._info.window_ns, 6)
 
 
-def _served(columns: RunColumns, mine: NDArray[np.bool_], facts: RunFacts) -> np.int64:
-    """Complete answers that ended within the window."""
-    end_ns = facts.window_start_ns + facts.window_ns
+def _served(columns: RunColumns, mine: NDArray[np.bool_], info: RunInfo) -> np.int64:
+    """Count complete answers that ended within the window."""
+    end_ns = info.window_start_ns + info.window_ns
     served: np.int64 = (mine & columns.of_outcome(Outcome.OK) & (columns.end_ns <= end_ns)).sum()
     return served
 
 
 def _validity(
-    verdict: Verdict, validity: ValidityEvidence, measures: _Measures, facts: RunFacts
+    verdict: Verdict, validity: ValidityEvidence, measures: _Measures, info: RunInfo
 ) -> ValiditySummary:
     valid = verdict.kind is not VerdictKind.INVALID
-    sentence = (
-        "The client kept up: what was measured is the service." if valid else verdict.sentence
-    )
+    virtual = info.emulation is not None
+    sentence = verdict.sentence
+    if valid and virtual:
+        sentence = "The run was in virtual time, where every request is sent exactly on schedule."
+    elif valid:
+        sentence = "The client kept up: the latencies are those of the service."
+    tightest_ns = validity.tightest_ttft_ns
     return ValiditySummary(
         valid=valid,
         reason=None if valid else verdict.reason,
         sentence=sentence,
-        lag_ms=measures.lag,
+        lag_ms=None if virtual else measures.lag,
         lag_p99_limit_ms=_ms(validity.lag_limit_ns),
-        tightest_ttft_ms=None
-        if validity.tightest_ttft_ns is None
-        else _ms(validity.tightest_ttft_ns),
+        tightest_ttft_ms=None if tightest_ns is None else _ms(tightest_ns),
         unsent_rows=validity.unsent,
-        loop_lag_p99_ms=_ms(facts.client.loop_lag_p99_ns),
-        loop_lag_max_ms=_ms(facts.client.loop_lag_max_ns),
-    )
-
-
-def _emulation(facts: EmulationFacts) -> EmulationSummary:
-    return EmulationSummary(
-        device=facts.device,
-        device_note=facts.device_note,
-        illustrative=facts.illustrative,
-        replicas=facts.replicas,
-        topology=facts.topology,
-        policy=facts.policy,
-        oracle=facts.oracle,
-        preemption=facts.preemption,
-        placement=facts.placement,
-        token_budget=facts.token_budget,
-        max_num_seqs=facts.max_num_seqs,
-        virtual_s=_seconds(facts.end_ns),
-        device_s=_seconds(facts.device_ns),
-        peak_replicas=facts.peak_replicas,
-        final_replicas=facts.final_replicas,
-        steps=facts.steps,
-        preemptions=facts.preemptions,
-        recomputed_tokens=facts.recomputed_tokens,
-        swapped_tokens=facts.swapped_tokens,
-        migrations=facts.migrations,
-        migrations_aborted=facts.migrations_aborted,
-        migrated_blocks=facts.migrated_blocks,
+        loop_lag_p99_ms=_ms(info.loop_lag_p99_ns),
+        loop_lag_max_ms=_ms(info.loop_lag_max_ns),
     )
 
 
@@ -274,10 +275,10 @@ def _promise(promise: SLOClass) -> PromiseSummary:
     )
 
 
-def _objective(promise: SLOClass | None) -> str | None:
-    if promise is None or promise.objective is None:
+def _objective(slo: SLOClass | None) -> str | None:
+    if slo is None or slo.objective is None:
         return None
-    return format_objective(promise.objective)
+    return format_objective(slo.objective)
 
 
 def _interval(interval: Interval) -> IntervalSummary:
@@ -291,7 +292,7 @@ def _interval(interval: Interval) -> IntervalSummary:
 
 
 def _quantiles(values_ns: NDArray[np.float64]) -> Quantiles | None:
-    """Quantiles of the values that are there; None without any."""
+    """Return quantiles of the finite values; None without any."""
     measured = values_ns[np.isfinite(values_ns)]
     if not len(measured):
         return None
@@ -322,10 +323,11 @@ def _ms(ns: int) -> float:
     return round(ns / NS_PER_MS, 3)
 
 
-def _seconds(ns: int) -> float:
+def seconds(ns: int) -> float:
+    """Return seconds to a microsecond, as the summary prints them."""
     return round(ns / NS_PER_S, 6)
 
 
 def cut_share(share: Fraction | float) -> float:
-    """Six decimals, cut off: never more than the share itself."""
+    """Truncate to six decimals; the result never exceeds the share."""
     return math.floor(Fraction(share) * _SHARE_SCALE) / _SHARE_SCALE

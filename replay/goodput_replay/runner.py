@@ -1,0 +1,333 @@
+"""One `replay` command from its options to an exit code.
+
+Everything that can be refused is refused here, before a folder is made or a request is sent. The
+run itself is in `sending.real_time` or `emulation.virtual_time`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from goodput_core.errors import ExitCode, InputError, UsageError
+from goodput_core.spec.choices import ControlMode
+from goodput_core.units import NS_PER_S, format_duration
+from goodput_engine.manifest_file import read_manifest
+from goodput_replay.plan import PlanStats, RequestPlan, RunPlan, survey
+from goodput_replay.run.folder import RunWriter, default_folder
+from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
+from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
+from goodput_replay.run.terminal import print_summary
+from goodput_replay.sending.process import open_file_limit
+from goodput_replay.sending.target import require_permission
+from goodput_traces.format.reader import open_trace
+from goodput_traces.sample import sample_path
+from goodput_traces.transforms import TransformPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
+    from goodput_replay.arguments import ReplayOptions
+    from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.run.folder import FinishedRun
+    from goodput_traces.format.reader import Trace
+
+__all__ = ["run"]
+
+_SAMPLE = "sample"
+_SYNTHETIC = "synthetic"
+
+
+def run(options: ReplayOptions, argv: Sequence[str]) -> int:
+    """Run the command.
+
+    Args:
+        options: parsed from `argv`.
+        argv: the command line after `replay`, for the summary.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        GoodputError: the run could not start, or ended early.
+    """
+    trace = open_trace(sample_path() if options.trace == _SAMPLE else options.trace)
+    slo, service = _slo(options)
+    fleet = _fleet(options, service, slo)
+    requests = RequestPlan(
+        trace=trace, transforms=_transforms(options, trace), slo=slo, warmup=options.warmup
+    )
+    stats = survey(requests)
+    _check_rate(options, stats)
+    if options.dry_run:
+        _print_plan(requests, stats, Console(), json=options.json)
+        return ExitCode.PASS
+    if options.gate and not slo.classes and not stats.rows_with_targets:
+        raise UsageError(
+            "--gate: there is no SLO to judge by; give --slo FILE, -f MANIFEST, or a trace with "
+            "targets of its own"
+        )
+    if options.target is not None:
+        require_permission(options.target, granted=options.yes)
+    open_file_limit()
+    plan = RunPlan(
+        options=options,
+        requests=requests,
+        stats=stats,
+        trace=_trace_summary(options, trace),
+        slo=slo,
+        headers=_headers(options),
+        salt=options.salt if options.salt is not None else secrets.token_hex(8),
+        service="" if service is None else service.metadata.name,
+        command=("replay", *_without_secrets(argv)),
+    )
+    summary = _recorded(plan, fleet)
+    if options.gate:
+        return summary.verdict.kind.exit_code
+    return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
+
+
+def _recorded(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
+    """Run the plan into its folder and print the summary."""
+    options = plan.options
+    host = "" if options.target is None else options.target.host
+    path = options.out or default_folder(datetime.now(UTC), plan.trace.name, plan.service or host)
+    writer = RunWriter.create(
+        path,
+        slo=plan.slo,
+        force=options.force,
+        keep_gaps=options.gaps,
+        write_report=_write_report if options.report else None,
+    )
+    with writer:
+        finished = _carry_out(plan, fleet, writer, Console(stderr=True))
+    summary = finished.summary
+    if options.json:
+        sys.stdout.write(encode_summary(summary).decode())
+    else:
+        print_summary(summary, Console(), folder=path)
+    if finished.ended_by is not None:
+        raise finished.ended_by
+    return summary
+
+
+def _carry_out(
+    plan: RunPlan, fleet: FleetSettings | None, writer: RunWriter, console: Console
+) -> FinishedRun:
+    # Virtual time needs no HTTP client, real time no scheduler: each imports only its own.
+    if fleet is not None:
+        from goodput_replay.emulation.virtual_time import emulated_run  # noqa: PLC0415
+
+        return emulated_run(plan, fleet, writer, console)
+    from goodput_replay.sending.real_time import replay  # noqa: PLC0415
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(replay(plan, writer, console))
+
+
+def _write_report(folder: Path) -> object:
+    # matplotlib takes half a second to load: not before the run.
+    from goodput_replay.report.page import write_report  # noqa: PLC0415
+
+    return write_report(folder)
+
+
+def _slo(options: ReplayOptions) -> tuple[SLOClasses, LLMService | None]:
+    """Return the SLO classes, and the service to start or to emulate."""
+    manifest = options.manifest or options.emulate
+    if manifest is not None:
+        service = read_manifest(manifest)
+        return slo_classes(service.spec.slo), service
+    return (SLOClasses() if options.slo is None else read_slo(options.slo)), None
+
+
+def _fleet(
+    options: ReplayOptions, service: LLMService | None, slo: SLOClasses
+) -> FleetSettings | None:
+    """Return the fleet to emulate; None for a run in real time."""
+    if options.emulate is None or service is None:
+        return None
+    from goodput_replay.emulation.settings import (  # noqa: PLC0415 - the engine
+        apply_topology,
+        fleet_settings,
+        read_topology,
+    )
+
+    settings = fleet_settings(
+        service,
+        device=options.device,
+        source=str(options.emulate),
+        slo=slo,
+        timeout_ns=options.timeout_ns,
+        seed=options.seed,
+        oracle=options.oracle,
+    )
+    if options.topology is not None:
+        settings = apply_topology(settings, read_topology(options.topology))
+    _require_replicas(options.emulate, service.spec, settings)
+    return settings
+
+
+def _require_replicas(manifest: Path, spec: LLMServiceSpec, settings: FleetSettings) -> None:
+    """Refuse a fleet of zero replicas that no control law can scale up."""
+    scalable = spec.control.mode is ControlMode.AUTO and spec.replicas is None
+    if settings.replicas == 0 and not scalable:
+        field = "spec.minReplicas" if spec.replicas is None else "spec.replicas"
+        raise InputError(
+            f"{manifest}: {field}: with 0 replicas every request is shed, and no control law "
+            "starts one here; set 1 or more, or set control.mode to Auto without spec.replicas"
+        )
+
+
+def _transforms(options: ReplayOptions, trace: Trace) -> TransformPlan:
+    return TransformPlan(
+        window=options.window,
+        rate_scale=options.rate_scale,
+        seed=options.seed,
+        class_rules=options.class_rules,
+        limit=options.limit,
+        speed=options.speed,
+        first_ns=trace.first_ns,
+    )
+
+
+def _check_rate(options: ReplayOptions, stats: PlanStats) -> None:
+    if options.max_rate is not None and stats.peak_1s > options.max_rate:
+        raise UsageError(
+            f"--max-rate {options.max_rate}: the busiest second of the plan, "
+            f"{format_duration(stats.peak_at_ns)} after its start, holds {stats.peak_1s} requests; "
+            "raise the limit, or send fewer with --rate-scale"
+        )
+
+
+def _headers(options: ReplayOptions) -> dict[str, str]:
+    headers = dict(options.headers)
+    if options.api_key_env is not None:
+        key = os.environ.get(options.api_key_env, "")
+        if not key or not key.isascii() or not key.isprintable():
+            what = "holds characters that a header cannot carry" if key else "is not set"
+            raise UsageError(f"--api-key-env {options.api_key_env}: the variable {what}")
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def _trace_summary(options: ReplayOptions, trace: Trace) -> TraceSummary:
+    try:
+        with trace.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{trace.path}: cannot be read ({error.strerror})") from error
+    metadata = trace.metadata
+    return TraceSummary(
+        # A path may hold a person's name, so only the file's own name is kept.
+        name=_SAMPLE if options.trace == _SAMPLE else Path(options.trace).name,
+        digest=f"sha256:{digest}",
+        source=metadata.source,
+        licence=metadata.licence,
+        clock=metadata.clock.value,
+        synthetic=metadata.source.startswith(_SYNTHETIC),
+        transforms=_transform_texts(options),
+    )
+
+
+def _transform_texts(options: ReplayOptions) -> tuple[str, ...]:
+    texts = []
+    if (window := options.window) is not None:
+        end = "" if window.end_ns is None else f"{window.end_ns / NS_PER_S:g}s"
+        texts.append(f"--window {window.start_ns / NS_PER_S:g}s..{end}")
+    if options.rate_scale != 1:
+        texts.append(f"--rate-scale {float(options.rate_scale):g}")
+    texts += [f"--class-by {text!r}" for text in options.class_rule_texts]
+    if options.limit is not None:
+        texts.append(f"--limit {options.limit}")
+    if options.speed != 1:
+        texts.append(f"--speed {float(options.speed):g}")
+    return tuple(texts)
+
+
+def _without_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with the values of headers left out."""
+    return [
+        f"{text.partition(':')[0]}: ***"
+        if before == "--header" or text.startswith("--header=")
+        else text
+        for before, text in zip(("", *argv), argv, strict=False)
+    ]
+
+
+def _print_plan(plan: RequestPlan, stats: PlanStats, console: Console, *, json: bool) -> None:
+    """Print what `--dry-run` would send, as a table or as one JSON object."""
+    totals = _totals(plan, stats)
+    if json:
+        text = msgspec.json.format(msgspec.json.encode(totals), indent=2)
+        console.print(text.decode(), soft_wrap=True, highlight=False, markup=False)
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in _plan_rows(totals):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def _totals(plan: RequestPlan, stats: PlanStats) -> dict[str, Any]:
+    window_ns = plan.window_ns(stats)
+    return {
+        "trace": str(plan.trace.path),
+        "requests": stats.rows,
+        "warmup_requests": stats.warmup_rows,
+        "duration_s": window_ns / NS_PER_S,
+        "requests_per_s": round(stats.rows * NS_PER_S / window_ns, 6),
+        "peak_requests_in_1s": stats.peak_1s,
+        "peak_at_s": stats.peak_at_ns / NS_PER_S,
+        "input_tokens": stats.input_tokens,
+        "max_input_tokens": stats.max_input_tokens,
+        "output_tokens": stats.output_tokens,
+        "max_output_tokens": stats.max_output_tokens,
+        "classes": dict(stats.classes),
+        "models": dict(stats.models),
+        "requests_with_shared_prefixes": stats.rows_with_hashes,
+        "requests_with_own_targets": stats.rows_with_targets,
+        "requests_cancelled_by_trace": stats.cancelled_rows,
+    }
+
+
+def _plan_rows(totals: dict[str, Any]) -> list[tuple[str, str]]:
+    duration = format_duration(round(totals["duration_s"] * NS_PER_S))
+    peak_at = format_duration(round(totals["peak_at_s"] * NS_PER_S))
+    warmup = f", the first {totals['warmup_requests']:,} not judged"
+    rows = [
+        ("requests", f"{totals['requests']:,}{warmup if totals['warmup_requests'] else ''}"),
+        ("duration", duration),
+        ("rate", f"{totals['requests_per_s']:.4g} a second"),
+        ("busiest second", f"{totals['peak_requests_in_1s']:,} requests, after {peak_at}"),
+        ("input tokens", f"{totals['input_tokens']:,}, at most {totals['max_input_tokens']:,}"),
+        ("output tokens", f"{totals['output_tokens']:,}, at most {totals['max_output_tokens']:,}"),
+        ("classes", _counts(totals["classes"])),
+    ]
+    if any(totals["models"]):
+        rows.append(("models", _counts(totals["models"])))
+    for name, key in (
+        ("shared prefixes", "requests_with_shared_prefixes"),
+        ("own targets", "requests_with_own_targets"),
+        ("cancelled", "requests_cancelled_by_trace"),
+    ):
+        if totals[key]:
+            rows.append((name, f"{totals[key]:,} requests"))
+    return rows
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name or 'none'} {count:,}" for name, count in counts.items())

@@ -1,0 +1,233 @@
+"""Evaluate every candidate of `goodput policies` on all cores, and print the result."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from goodput_core.errors import ExitCode, InputError, InternalError, Interrupted, UsageError
+from goodput_core.signals import defer_signals
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.verdict import VerdictKind
+from goodput_core.spec.choices import Policy
+from goodput_engine.manifest_file import read_manifest
+from goodput_engine.server.device_choice import choose_device
+from goodput_replay.emulation.settings import read_topology
+from goodput_replay.sweep.candidates import Candidate, Evaluation, SweepInput, evaluate, grid
+from goodput_replay.sweep.recommendation import as_json, label, recommend, table
+from goodput_traces.sample import sample_path
+from goodput_traces.transforms import TransformPlan, parse_class_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
+
+__all__ = ["compare", "evaluate_all"]
+
+_MAX_CANDIDATES: Final = 2000
+_TABLE_WIDTH: Final = 1000
+_SAMPLE: Final = "sample"
+_FORMATS: Final = (".png", ".svg", ".pdf")
+
+
+def compare(given: Any) -> int:
+    """Evaluate all candidates and recommend one.
+
+    Args:
+        given: the parsed arguments of `goodput policies`.
+
+    Returns:
+        0 if at least one candidate is PASS, 1 if all are FAIL, else 2.
+
+    Raises:
+        UsageError: an option, or a combination of options, is not possible.
+        InputError: the trace, the manifest or a topology cannot be used.
+        Interrupted: by a signal.
+    """
+    service = read_manifest(given.file)
+    candidates = _candidates(service.spec, given)
+    if len(candidates) > _MAX_CANDIDATES:
+        raise UsageError(
+            f"goodput policies: {len(candidates)} candidates are more than {_MAX_CANDIDATES}; "
+            "name fewer policies, budgets, replicas or placements"
+        )
+    _check_plot(given.plot)
+    _check_device(service, given)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    try:
+        with Progress(
+            *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+        ) as progress:
+            task = progress.add_task("candidates", total=len(candidates))
+
+            def done(one: Evaluation) -> None:
+                progress.update(task, advance=1, description=label(one.candidate))
+
+            evaluations = evaluate_all(
+                _sweep_input(given), candidates, jobs=given.jobs, on_done=done
+            )
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; nothing was compared") from None
+    recommendation = recommend(evaluations, service.spec)
+    if given.plot is not None:
+        _plot(evaluations, recommendation.chosen, given.plot)
+    if given.json:
+        sys.stdout.write(json.dumps(as_json(evaluations, recommendation), indent=2) + "\n")
+    else:
+        # A fixed width: a terminal wraps the lines, and nothing is cut off.
+        screen = Console(width=_TABLE_WIDTH)
+        screen.print(table(evaluations))
+        screen.print(f"\n{recommendation.sentence}.", highlight=False, soft_wrap=True)
+        if recommendation.lines:
+            screen.print(f"\n{recommendation.lines}", highlight=False, end="")
+    kinds = {one.verdict for one in evaluations}
+    if VerdictKind.PASS in kinds:
+        return ExitCode.PASS
+    return ExitCode.FAIL if kinds == {VerdictKind.FAIL} else ExitCode.INCONCLUSIVE
+
+
+def evaluate_all(
+    sweep: SweepInput,
+    candidates: Sequence[Candidate],
+    *,
+    jobs: int,
+    on_done: Callable[[Evaluation], None],
+) -> list[Evaluation]:
+    """Evaluate every candidate; the result has the order of the candidates.
+
+    Args:
+        sweep: trace, manifest and options, the same for every candidate.
+        candidates: at least one.
+        jobs: worker processes; 1 evaluates in this process.
+        on_done: called with each evaluation as it completes.
+
+    Raises:
+        GoodputError: a candidate cannot be evaluated; the others are cancelled.
+        KeyboardInterrupt: all workers have been terminated.
+    """
+    if jobs == 1:
+        done = []
+        for candidate in candidates:
+            done.append(evaluate(sweep, candidate))
+            on_done(done[-1])
+        return done
+    # Spawned, not forked: a worker inherits nothing of this process but its arguments.
+    context = multiprocessing.get_context("spawn")
+    # The library's resource tracker starts with it and handles SIGINT itself.
+    with defer_signals(signal.SIGHUP):
+        pool = ProcessPoolExecutor(
+            max_workers=min(jobs, len(candidates)), mp_context=context, initializer=_watch_parent
+        )
+    try:
+        # Ctrl-C and a hang-up reach the whole terminal; workers must leave them to this process.
+        with defer_signals(signal.SIGINT, signal.SIGHUP):
+            futures = [pool.submit(evaluate, sweep, candidate) for candidate in candidates]
+        _collect(futures, on_done)
+        return [future.result() for future in futures]
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _collect(futures: list[Future[Evaluation]], on_done: Callable[[Evaluation], None]) -> None:
+    left = set(futures)
+    while left:
+        ended, left = wait(left, return_when=FIRST_COMPLETED)
+        for future in ended:
+            error = future.exception()
+            if isinstance(error, OSError | RuntimeError):
+                raise InternalError(f"a worker process ended: {error}") from error
+            on_done(future.result())
+
+
+def _watch_parent() -> None:
+    threading.Thread(target=_end_with_parent, name="watch-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A worker waits for work on a pipe whose other end it holds too: it would wait for ever.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(ExitCode.INTERRUPTED)
+
+
+def _candidates(spec: LLMServiceSpec, given: Any) -> tuple[Candidate, ...]:
+    """Return every combination; an option that was left out takes the manifest's value."""
+    pools = [file for file in given.topology if read_topology(Path(file)).migration is None]
+    return grid(
+        policies=given.policies or sorted(Policy),
+        budgets=given.budgets or (spec.engine.token_budget.initial,),
+        preemptions=given.preemptions or (spec.engine.preemption,),
+        replicas=given.replicas or (max(1, spec.initial_replicas),),
+        placements=given.placements or (spec.router.policy,),
+        pools=pools,
+        migrations=[file for file in given.topology if file not in pools],
+    )
+
+
+def _sweep_input(given: Any) -> SweepInput:
+    try:
+        rules = parse_class_rules(given.class_by)
+    except ValueError as error:
+        raise UsageError(f"goodput policies: --class-by: {error}") from error
+    return SweepInput(
+        trace=sample_path() if given.trace == _SAMPLE else Path(given.trace),
+        manifest=given.file,
+        device=given.device,
+        transforms=TransformPlan(
+            window=given.window,
+            rate_scale=given.rate_scale,
+            seed=given.seed,
+            class_rules=rules,
+            limit=given.limit,
+        ),
+        timeout_ns=given.timeout,
+        confidence=DEFAULT_CONFIDENCE,
+        seed=given.seed,
+    )
+
+
+def _check_plot(path: Path | None) -> None:
+    """Refuse a picture that cannot be written before the candidates are evaluated."""
+    if path is None:
+        return
+    if path.suffix not in _FORMATS:
+        raise UsageError(f"--plot {path}: the name must end in {' or '.join(_FORMATS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: {path.parent} is not a folder; create it first")
+
+
+def _plot(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> None:
+    from goodput_replay.sweep.picture import draw  # noqa: PLC0415 - matplotlib
+
+    try:
+        draw(evaluations, chosen, path)
+    except OSError as error:
+        raise InputError(
+            f"--plot {path}: cannot be written ({error.strerror}); name another file"
+        ) from error
+
+
+def _check_device(service: LLMService, given: Any) -> None:
+    _, profile = choose_device(service.spec, asked=given.device, source=str(given.file))
+    if profile.illustrative and not given.illustrative:
+        raise InputError(
+            "the device profile is illustrative: its figures fit no device on the market; add "
+            "--illustrative to compare on it anyway"
+        )

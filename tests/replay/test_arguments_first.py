@@ -1,0 +1,43 @@
+"""Arguments are parsed before any heavy package is imported: help and errors come at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("numpy", "pyarrow", "aiohttp", "matplotlib", "uvloop", "yaml")
+LIMIT_S = 0.6
+"""More than twice the usual time; numpy and pyarrow take longer on a busy machine."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["replay", "--help"], 0),
+        (["replay", "--no-such-option"], 64),
+        (["replay", "--trace", "sample"], 64),
+        (["replay", "report", "--help"], 0),
+        (["replay", "report"], 64),
+        (["replay", "capacity", "--help"], 0),
+        (["policies", "--help"], 0),
+        (["policies", "--budgets", "none"], 64),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_help_and_usage_errors_import_nothing_heavy(arguments: list[str], code: int) -> None:
+    script = (
+        "import sys, time\n"
+        "from goodput_core.dispatch import run_command\n"
+        f"code = run_command({arguments!r})\n"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "print(code, heavy, time.process_time(), file=sys.stderr)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    found, heavy, cpu_s = ended.stderr.splitlines()[-1].split(" ", 2)
+    assert int(found) == code, ended.stderr
+    assert heavy == "[]"
+    assert float(cpu_s) < LIMIT_S
