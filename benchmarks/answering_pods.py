@@ -29,7 +29,7 @@ ADDRESSES = {ROLE_ENGINE: "127.1", ROLE_ROUTER: "127.2"}
 """How the addresses of pods begin, by role."""
 PATH_ASKED = "/asked"
 _OF_ADDRESS = {address: role for role, address in ADDRESSES.items()}
-_STATE = f"GET {PATH_CONTROL_STATE} ".encode()
+_STATE = f"GET {PATH_CONTROL_STATE}".encode()
 _ASKED = f"GET {PATH_ASKED} ".encode()
 _PER_S = {ROLE_ENGINE: 0.01, ROLE_ROUTER: 0.005}
 """Of what each had counted when it was recorded, so much more in a second; two routers share what
@@ -50,6 +50,9 @@ def grown(role: str, recorded: dict[str, Any], seconds: float) -> dict[str, Any]
         return state
     state["uptime_seconds"] += seconds
     state["arrivals"] += int(recorded["arrivals"] * share)
+    # The recorded seconds once more: each reader adds those that it has not seen.
+    for bound in ("first_s", "end_s"):
+        state["seconds"][bound] += int(seconds)
     for outcomes in state["outcomes"].values():
         outcomes["attained"] += int(outcomes.get("attained", 0) * share)
     for promises in state["promises"].values():

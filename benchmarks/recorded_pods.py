@@ -24,6 +24,7 @@ from goodput_core.contract import (
     EVENT_READY,
     PATH_COMPLETIONS,
     PATH_CONTROL_STATE,
+    QUERY_SECONDS_SINCE,
     ROLE_ENGINE,
     ROLE_ROUTER,
 )
@@ -109,7 +110,8 @@ async def _under_load(ready: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    async with session.get(url + PATH_CONTROL_STATE) as response:
+    query = {QUERY_SECONDS_SINCE: "0"}  # which an engine ignores
+    async with session.get(url + PATH_CONTROL_STATE, params=query) as response:
         state: dict[str, Any] = await response.json()
         return state
 

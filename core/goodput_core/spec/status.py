@@ -54,6 +54,16 @@ class ClassStatus:
     attainment: str | None = spec_field(
         "Share of good requests; absent if there are none.", default=None, max_length=16
     )
+    lower: str | None = spec_field(
+        "Lower confidence bound of the attainment; absent without requests.",
+        default=None,
+        max_length=16,
+    )
+    upper: str | None = spec_field(
+        "Upper confidence bound of the attainment; absent without requests.",
+        default=None,
+        max_length=16,
+    )
     objective: str | None = spec_field(
         "Objective of the class; absent if it has none.", default=None, max_length=16
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import aiohttp
 import msgspec
 
-from goodput_core.contract import PATH_CONTROL_LIMITS, PATH_CONTROL_STATE
+from goodput_core.contract import PATH_CONTROL_LIMITS, PATH_CONTROL_STATE, QUERY_SECONDS_SINCE
 from goodput_core.control import Signal
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.readings import Scrape, decode_engine, decode_router
@@ -82,9 +82,26 @@ class Scraper:
         self._places = asyncio.Semaphore(concurrent)
         self._timeout = aiohttp.ClientTimeout(total=total_s, connect=connect_s)
 
-    async def routers(self, sources: Sequence[Source]) -> tuple[RouterScrape, ...]:
-        """Scrape routers concurrently."""
-        found = await asyncio.gather(*(self._scrape(one, decode_router) for one in sources))
+    async def routers(
+        self, sources: Sequence[Source], since: Mapping[str, int] | None = None
+    ) -> tuple[RouterScrape, ...]:
+        """Scrape routers concurrently.
+
+        Args:
+            sources: the routers.
+            since: asks for per-second counts too, of each router from this second of its clock
+                on, by uid; from the first one that it holds if the uid is missing.
+        """
+        queries = [
+            None if since is None else {QUERY_SECONDS_SINCE: str(since.get(one.uid, 0))}
+            for one in sources
+        ]
+        found = await asyncio.gather(
+            *(
+                self._scrape(one, decode_router, query)
+                for one, query in zip(sources, queries, strict=True)
+            )
+        )
         return tuple(found)
 
     async def engines(self, sources: Sequence[Source]) -> tuple[EngineScrape, ...]:
@@ -93,13 +110,20 @@ class Scraper:
         return tuple(found)
 
     async def _scrape(
-        self, source: Source, decode: Callable[[bytes], _Counters]
+        self,
+        source: Source,
+        decode: Callable[[bytes], _Counters],
+        query: dict[str, str] | None = None,
     ) -> Scrape[_Counters]:
         url = source.url.rstrip("/") + PATH_CONTROL_STATE
         try:
             async with self._places:
                 body = await fetch(
-                    self.session, url, within=self._timeout, max_bytes=_MAX_STATE_BYTES
+                    self.session,
+                    url,
+                    within=self._timeout,
+                    max_bytes=_MAX_STATE_BYTES,
+                    params=query,
                 )
         except ScrapeError as error:
             return Scrape(source=source, signal=Signal.FAILED, detail=str(error))

@@ -17,6 +17,7 @@ from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
 from goodput_core.control import ClassWindow, PromiseCounts, Signal, Traffic
 from goodput_core.control.step import EngineReading
 from goodput_core.histogram import LengthBin, LengthMix
+from goodput_core.slo.attainment import SecondCounts
 from goodput_operator.control.readings import ClassCounters, EngineCounters, RouterCounters
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Measures:
         traffic: of all routers.
         classes: met and missed targets of the requests that ended in the interval.
         attained: outcomes of each class of the manifest.
+        seconds: judged requests of the last hour by class and second; None if a ready router did
+            not deliver them.
         engines: one reading for each engine that has an address.
         silent: ready pods without numbers, routers first.
     """
@@ -81,6 +84,7 @@ class Measures:
     traffic: Traffic
     classes: tuple[ClassWindow, ...] = ()
     attained: tuple[Attained, ...] = ()
+    seconds: Mapping[str, SecondCounts] | None = None
     engines: tuple[EngineReading, ...] = ()
     silent: tuple[Silence, ...] = ()
 
@@ -174,7 +178,8 @@ def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
     return LastReading(
         at_ns=reading.at_ns,
         routers={
-            scrape.source.uid: counters
+            # The seconds were added to the window already.
+            scrape.source.uid: replace(counters, seconds=None)
             for scrape in reading.routers
             if (counters := _largest(routers.get(scrape.source.uid), scrape.counters)) is not None
         },

@@ -7,10 +7,11 @@ decoded is not measured.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from goodput_core.contract import OBJECT_LABEL_ROLE, ROLE_ENGINE, ROLE_ROUTER
+from goodput_core.control import Signal
 from goodput_core.errors import SpecError
 from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMServiceSpec
@@ -18,10 +19,11 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import LastReading, Measures, measure_interval
 from goodput_operator.control.prometheus import failed_scrapes, scrape_prometheus
 from goodput_operator.control.readings import RouterScrape, ServiceReading, Source
+from goodput_operator.control.window import ServiceWindow
 from goodput_operator.kube.objects import Object, admin_url, has_ended, is_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from goodput_operator.control.admin_ports import Scraper
     from goodput_operator.kube.objects import Object
@@ -39,6 +41,7 @@ class _MeasuredService:
         scraped_ns: time of the last scrape; None before the first one.
         server: the Prometheus server scraped instead of the routers; None without one.
         last: the last complete reading.
+        window: judged requests of the last hour by second.
     """
 
     generation: int | None
@@ -46,6 +49,7 @@ class _MeasuredService:
     scraped_ns: int | None = None
     server: str | None = None
     last: LastReading | None = None
+    window: ServiceWindow = field(default_factory=ServiceWindow)
 
     def is_over(self, now_ns: int) -> bool:
         """True if an interval has passed since the last scrape."""
@@ -82,6 +86,8 @@ class PodMeasures:
             return None
         spec = _spec(service)
         if spec is None or spec.suspend:
+            if known is not None:
+                known.window = ServiceWindow()
             return None
         interval_ns = spec.control.interval_seconds * NS_PER_S
         if known is None:
@@ -96,25 +102,40 @@ class PodMeasures:
         url = None if server is None else server.url
         if url != known.server:
             # Another clock: earlier readings are not comparable.
-            known.server, known.last = url, None
+            known.server, known.last, known.window = url, None, ServiceWindow()
         (at_ns, routers), engines = await asyncio.gather(
-            self._routers(service, pods, url, now_ns),
+            self._routers(service, pods, url, now_ns, known.window.since()),
             self._scraper.engines(engine_sources(pods)),
         )
+        classes = tuple(spec.slo.by_name())
         known.last, measures = measure_interval(
             known.last,
             ServiceReading(at_ns=at_ns, routers=routers, engines=engines),
-            classes=tuple(spec.slo.by_name()),
+            classes=classes,
             interval_ns=interval_ns,
         )
-        return measures
+        if url is None:
+            known.window.add(routers, at_ns)
+            ready = [one.counters for one in routers if one.source.ready]
+            complete = bool(ready) and all(c is not None and c.seconds is not None for c in ready)
+        else:
+            # A Prometheus server has counters only.
+            complete = measures.traffic.signal is Signal.FRESH
+            if complete:
+                known.window.add_interval(measures.attained, measures.interval_ns, at_ns)
+        return replace(measures, seconds=known.window.counts(classes) if complete else None)
 
     async def _routers(
-        self, service: Object, pods: Sequence[Object], server: str | None, now_ns: int
+        self,
+        service: Object,
+        pods: Sequence[Object],
+        server: str | None,
+        now_ns: int,
+        since: Mapping[str, int],
     ) -> tuple[int, tuple[RouterScrape, ...]]:
         sources = router_sources(pods)
         if server is None:
-            return now_ns, await self._scraper.routers(sources)
+            return now_ns, await self._scraper.routers(sources, since)
         if server not in self._prometheus_urls:
             return now_ns, failed_scrapes(sources, f"the operator may not scrape {server}")
         metadata = service["metadata"]

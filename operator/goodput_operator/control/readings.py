@@ -17,6 +17,8 @@ from goodput_core.contract import CLIENT_OUTCOMES, MAX_LIMITS_REVISION
 from goodput_core.control import DeviceCapacity, PromiseCounts, Signal
 from goodput_core.engine_state import EngineState
 from goodput_core.histogram import LengthBin
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.window import RING_S, RecentSeconds
 from goodput_core.steptime import (
     DistServeForm,
     RooflineForm,
@@ -110,6 +112,7 @@ class RouterCounters:
         client_errors: arrivals rejected because of an error of the client.
         in_flight: requests without an outcome.
         classes: by name.
+        seconds: judged requests of the last hour by second; None if they were not asked for.
     """
 
     epoch: str
@@ -118,6 +121,7 @@ class RouterCounters:
     client_errors: int
     in_flight: int
     classes: Mapping[str, ClassCounters]
+    seconds: RecentSeconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +186,7 @@ class ServiceReading:
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_SecondCount = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
 _Epoch = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Name = Annotated[str, msgspec.Meta(max_length=_MAX_TEXT)]
 
@@ -200,6 +205,17 @@ class _TargetsBody(msgspec.Struct, frozen=True):
     tpot: _TargetBody = _TargetBody()
 
 
+class _SecondCountsBody(msgspec.Struct, frozen=True):
+    good: Annotated[list[_SecondCount], msgspec.Meta(max_length=RING_S)]
+    total: Annotated[list[_SecondCount], msgspec.Meta(max_length=RING_S)]
+
+
+class _SecondsBody(msgspec.Struct, frozen=True):
+    first_s: _Count
+    end_s: _Count
+    classes: Annotated[dict[_Name, _SecondCountsBody], msgspec.Meta(max_length=_MAX_CLASSES)]
+
+
 class _RouterBody(msgspec.Struct, frozen=True):
     epoch: _Epoch
     uptime_seconds: Annotated[float, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
@@ -208,6 +224,7 @@ class _RouterBody(msgspec.Struct, frozen=True):
     in_flight: _Count
     outcomes: Annotated[dict[_Name, dict[_Name, _Count]], msgspec.Meta(max_length=_MAX_CLASSES)]
     promises: Annotated[dict[_Name, _TargetsBody], msgspec.Meta(max_length=_MAX_CLASSES)]
+    seconds: _SecondsBody | None = None
 
 
 class _BinBody(msgspec.Struct, frozen=True, array_like=True):
@@ -265,6 +282,27 @@ def decode_router(body: bytes) -> RouterCounters:
         client_errors=state.client_errors,
         in_flight=state.in_flight,
         classes=classes,
+        seconds=None if state.seconds is None else _recent(state.seconds),
+    )
+
+
+def _recent(seconds: _SecondsBody) -> RecentSeconds:
+    length_s = seconds.end_s - seconds.first_s
+    if not 0 <= length_s <= RING_S:
+        raise ValueError(f"not a state that can be used: {length_s} seconds")
+    for name, counts in seconds.classes.items():
+        pairs = zip(counts.good, counts.total, strict=False)
+        lengths = {len(counts.good), len(counts.total)}
+        if lengths != {length_s} or any(good > total for good, total in pairs):
+            raise ValueError(f"not a state that can be used: the seconds of {name[:64]!r}")
+    return RecentSeconds(
+        first_s=seconds.first_s,
+        end_s=seconds.end_s,
+        classes={
+            name: SecondCounts(good=counts.good, total=counts.total)
+            for name, counts in seconds.classes.items()
+            if length_s
+        },
     )
 
 

@@ -35,7 +35,7 @@ from goodput_operator.reconcile.actions import (
     Push,
     WriteStatus,
 )
-from goodput_operator.reconcile.attainment import Attainment, attainment, tally
+from goodput_operator.reconcile.attainment import Attainment, attainment
 from goodput_operator.reconcile.drift import repairs
 from goodput_operator.reconcile.problems import Problem, Reason, name_conflict, problems_of
 from goodput_operator.reconcile.rollout import (
@@ -243,7 +243,7 @@ class _ControlStep:
     Args:
         decided: limits and replicas.
         law: result of the control laws; None if no interval ended.
-        attainment: of the window; None likewise.
+        attainment: of the last measured interval; None if there was none yet.
         memory: the next memory.
     """
 
@@ -261,7 +261,7 @@ def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _Cont
     before = memory.reported.decided or last or decided
     created_ns, startups_ns = _startups(memory, view.engines, now_ns)
     memory = replace(memory, created_ns=created_ns, startups_ns=startups_ns)
-    law, found = None, None
+    law, found = None, None if spec.suspend else memory.attainment
     if measures is not None:
         # The law compares with the replicas reported last, so that it also reports a change that
         # follows from new replica bounds in the spec.
@@ -286,11 +286,15 @@ def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _Cont
             )
         )
         decided = law.state.setpoint
-        window = tally(memory.window, measures, now_ns)
-        found = attainment(window, params.classes, measures)
-        memory = replace(memory, law=law.state.law, measured_ns=now_ns, window=window)
+        found = attainment(
+            measures,
+            params.classes,
+            outage_s=spec.slo.outage_seconds or 0,
+            before=memory.attainment,
+        )
+        memory = replace(memory, law=law.state.law, measured_ns=now_ns)
     reported = events.reported_after(memory.reported, measures, law, snapshot.failures, before)
-    memory = replace(memory, decided=decided, reported=reported)
+    memory = replace(memory, decided=decided, reported=reported, attainment=found)
     return _ControlStep(decided=decided, law=law, attainment=found, memory=memory)
 
 

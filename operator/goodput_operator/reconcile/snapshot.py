@@ -30,6 +30,7 @@ from goodput_operator.kube.objects import (
     has_ended,
     is_ready,
 )
+from goodput_operator.reconcile.attainment import Attainment
 from goodput_operator.render.metadata import Owner
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "Reported",
     "Settled",
     "Snapshot",
-    "Tallied",
     "View",
     "Workload",
     "view_of",
@@ -80,21 +80,6 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tallied:
-    """Outcomes of one control interval.
-
-    Args:
-        at_ns: its end.
-        interval_ns: its length.
-        counts: class, good and total requests.
-    """
-
-    at_ns: int
-    interval_ns: int
-    counts: tuple[tuple[str, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     """States that an Event has reported; emitted again only after the state changed.
 
@@ -123,7 +108,7 @@ class Memory:
         created_ns: first observation of each engine pod by uid; None once it was ready.
         startups_ns: time from first observation to ready of the latest pods.
         measured_ns: end of the last measured interval; None before the first.
-        window: outcomes of the last minutes.
+        attainment: of the last measured interval; None before the first, and while suspended.
         tokens: uids of the ControllerRevisions whose Secret was created.
         reported: states that an Event has reported.
         spec: generation and validated spec; None if it was not validated or is invalid.
@@ -137,7 +122,7 @@ class Memory:
     created_ns: tuple[tuple[str, int | None], ...] = ()
     startups_ns: tuple[int, ...] = ()
     measured_ns: int | None = None
-    window: tuple[Tallied, ...] = ()
+    attainment: Attainment | None = None
     tokens: tuple[str, ...] = ()
     reported: Reported = field(default_factory=Reported)
     spec: tuple[int, LLMServiceSpec] | None = None

@@ -93,8 +93,9 @@ class StatusInput:
         problems: the most severe first.
         foreign: kind and name of objects with our names and another controller.
         missing: number of objects that do not exist yet.
-        attainment: of the window; None if no interval ended in this reconciliation.
-        law: result of the control laws; None likewise.
+        attainment: of the last measured interval; None if there was none since the operator's
+            start.
+        law: result of the control laws; None if no interval ended in this reconciliation.
     """
 
     suspended: bool
@@ -175,11 +176,13 @@ def status_of(
     law, attainment = known.law, known.attainment
     if law is not None and law.state.recommended is not None:
         status["recommendedReplicas"] = law.state.recommended
-    if attainment is not None:
+    if attainment is not None and attainment.classes:
         status |= encode(LLMServiceStatus(classes=attainment.classes, goodput=attainment.goodput))
+    elif not known.suspended:
+        # A restarted operator keeps the stored figures until its first measurement.
+        status |= _kept(stored, "classes", "goodput")
     if law is None and not known.suspended:
-        # Between two intervals the last measurement stays.
-        status |= _kept(stored, "recommendedReplicas", "classes", "goodput")
+        status |= _kept(stored, "recommendedReplicas")
     ring = [*_decisions(known, at), *(stored.get("decisions") or ())][:_DECISIONS]
     if ring:
         status["decisions"] = ring
@@ -274,7 +277,7 @@ def _summary(
     )
     if known.suspended:
         return summary
-    if known.attainment is None:
+    if known.attainment is None or not known.attainment.classes:
         return summary | _kept(stored.get("summary") or {}, "attainment")
     nearest = known.attainment.nearest
     return summary if nearest is None else summary | {"attainment": nearest}

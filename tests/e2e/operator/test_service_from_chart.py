@@ -32,7 +32,7 @@ COUNTED_S = 60
 """What happens again is counted in its Event, once in so long at most."""
 REVISIONS_KEPT = 5
 ATTAINED = (
-    r"Message: +within 5 minutes: interactive \S+ of 99%; batch \S+ of 95%\n"
+    r"Message: +over the last .*: interactive: \d+ of \d+ attained, at least .*; batch: .*\n"
     r".*\n"
     r" +Reason: +Attained\n +Status: +True\n +Type: +SLOAttained\n"
 )
@@ -75,8 +75,9 @@ def test_the_sample_service_keeps_its_promise_on_the_sample_trace(
     installed: Installed, serve: Callable[..., None], tmp_path: Path
 ) -> None:
     serve("chat")
-    replay = installed.replaying("chat", tmp_path / "run", "--window", "0s..40s")
-    said, _ = replay.communicate(timeout=120)
+    # 99 % takes 410 requests without a miss.
+    replay = installed.replaying("chat", tmp_path / "run", "--rate-scale", "3")
+    said, _ = replay.communicate(timeout=240)
     # A busy machine may make the client itself late, which invalidates the run; not its answers.
     assert replay.returncode in {0, 3}, said
     assert {judged.record.outcome for judged in read_judged(tmp_path / "run")} == {"ok"}, said

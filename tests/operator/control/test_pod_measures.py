@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -9,13 +10,15 @@ from aiohttp.test_utils import TestServer
 from tests.operator.control.test_measures import ENGINE, counters
 
 from goodput_core.control import Signal
+from goodput_core.slo.attainment import Attainment
+from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.admin_ports import Scraper
 from goodput_operator.control.pod_measures import PodMeasures, engine_sources, router_sources
 from goodput_operator.control.readings import EngineScrape, RouterScrape, Source
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
 S = NS_PER_S
 ALLOWED = ("http://127.0.0.1:1",)
@@ -29,11 +32,23 @@ class Processes(Scraper):
             super().__init__(session)
         self.asked: list[str] = []
         self.arrivals = 0
+        self.ring: SecondRing | None = SecondRing(500)
 
-    async def routers(self, sources: Any) -> tuple[RouterScrape, ...]:
+    async def routers(
+        self, sources: Any, since: Mapping[str, int] | None = None
+    ) -> tuple[RouterScrape, ...]:
         self.asked += [source.url for source in sources]
         return tuple(
-            RouterScrape(source=s, signal=Signal.FRESH, counters=counters(self.arrivals))
+            RouterScrape(
+                source=s,
+                signal=Signal.FRESH,
+                counters=replace(
+                    counters(self.arrivals),
+                    seconds=None
+                    if since is None or self.ring is None
+                    else self.ring.recent(since.get(s.uid, 0), self.ring.end_s),
+                ),
+            )
             for s in sources
         )
 
@@ -102,6 +117,46 @@ async def test_pods_are_asked_once_per_interval_and_an_interval_is_what_grew() -
     assert (second.interval_ns, second.traffic.arrivals) == (10 * S, 40)
     assert [engine.name for engine in second.engines] == ["e0"]
     assert processes.asked == ["http://10.0.0.1:9000", "http://10.0.0.2:9000"] * 2
+
+
+async def test_a_restarted_operator_reads_the_last_hour_back() -> None:
+    processes = Processes()
+    assert processes.ring is not None
+    processes.ring.add("chat", 600, good=3, total=4)
+    processes.ring.advance(800)
+    seen = []
+    for _ in range(2):
+        measures = PodMeasures(processes, prometheus_urls=ALLOWED)
+        for now_s in (2_000, 2_010):
+            found = await measures.measure(service(), PODS, now_s * S)
+            assert found is not None
+            assert found.seconds is not None
+            seen.append(found.seconds["chat"].attainment)
+    assert seen == [Attainment(good=3, total=4)] * 4
+
+
+async def test_a_router_without_counts_by_second_leaves_the_window_unknown() -> None:
+    processes = Processes()
+    processes.ring = None
+    measures = PodMeasures(processes, prometheus_urls=ALLOWED)
+    found = await measures.measure(service(), PODS, 0)
+    assert found is not None
+    assert found.seconds is None
+
+
+async def test_a_suspended_service_forgets_its_window() -> None:
+    processes = Processes()
+    assert processes.ring is not None
+    processes.ring.add("chat", 600, good=3, total=4)
+    measures = PodMeasures(processes, prometheus_urls=ALLOWED)
+    assert await measures.measure(service(), PODS, 0) is not None
+    assert await measures.measure(service(generation=2, suspend=True), PODS, 10 * S) is None
+    processes.ring = SecondRing(700)
+    processes.ring.advance(705)
+    found = await measures.measure(service(generation=3), PODS, 20 * S)
+    assert found is not None
+    assert found.seconds is not None
+    assert found.seconds["chat"].attainment.total == 0
 
 
 async def test_the_interval_is_the_service_s_own() -> None:

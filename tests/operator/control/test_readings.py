@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from goodput_core.control import PromiseCounts
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.window import RecentSeconds
 from goodput_core.steptime import RooflineForm, TableForm, UnitForm
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.readings import decode_engine, decode_router
@@ -53,6 +55,19 @@ ENGINE: dict[str, Any] = {
 def encoded(state: dict[str, Any], **changes: Any) -> bytes:
     told = {key: value for key, value in (state | changes).items() if value is not ...}
     return json.dumps(told).encode()
+
+
+def seconds(good: list[int], total: list[int], *, end_s: int = 11) -> dict[str, Any]:
+    counts = {"good": good, "total": total}
+    return {"first_s": 10, "end_s": end_s, "classes": {"chat": counts}}
+
+
+def test_a_router_tells_its_seconds_where_it_is_asked_for_them() -> None:
+    assert decode_router(encoded(ROUTER)).seconds is None
+    told = decode_router(encoded(ROUTER, seconds=seconds([1, 0], [2, 1], end_s=12)))
+    assert told.seconds == RecentSeconds(
+        first_s=10, end_s=12, classes={"chat": SecondCounts(good=[1, 0], total=[2, 1])}
+    )
 
 
 def test_a_router_tells_outcomes_and_promises_by_class() -> None:
@@ -153,6 +168,18 @@ def test_an_engine_is_settled_when_steps_take_what_was_predicted(
         pytest.param(encoded(ROUTER, uptime_seconds=-1), id="negative time"),
         pytest.param(encoded(ROUTER, outcomes={"chat": {"attained": "7"}}), id="text"),
         pytest.param(encoded(ROUTER, promises={str(i): {} for i in range(300)}), id="too many"),
+        pytest.param(encoded(ROUTER, seconds=seconds([1], [1], end_s=12)), id="a second too few"),
+        pytest.param(encoded(ROUTER, seconds=seconds([1], [1, 2], end_s=12)), id="uneven seconds"),
+        pytest.param(encoded(ROUTER, seconds=seconds([2], [1])), id="more good than requests"),
+        pytest.param(encoded(ROUTER, seconds=seconds([-1], [1])), id="a negative second"),
+        pytest.param(encoded(ROUTER, seconds=seconds([], [], end_s=9)), id="seconds backwards"),
+        pytest.param(
+            encoded(ROUTER, seconds={"first_s": 0, "end_s": 3601, "classes": {}}), id="too long"
+        ),
+        pytest.param(
+            encoded(ROUTER, seconds=seconds([0] * 3601, [0] * 3601, end_s=3611)),
+            id="too many seconds",
+        ),
     ],
 )
 def test_a_router_s_answer_that_cannot_be_used_is_refused_whole(body: bytes) -> None:

@@ -17,6 +17,7 @@ from goodput_core.control import EngineReading, Signal, Traffic
 from goodput_core.engine_state import EngineState
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import Attained, Measures
+from goodput_operator.control.window import ServiceWindow
 from goodput_operator.reconcile.actions import (
     Apply,
     CreateToken,
@@ -65,7 +66,8 @@ class Cluster:
     memory: Memory = field(default_factory=Memory)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
     delayed: dict[tuple[str, str], str] = field(default_factory=dict)
-    now_ns: int = 1_000 * NS_PER_S
+    now_ns: int = 10_000 * NS_PER_S
+    window: ServiceWindow = field(default_factory=ServiceWindow)
     generation: int = 1
     counter: int = 0
     events: list[Emit] = field(default_factory=list)
@@ -310,11 +312,21 @@ class Cluster:
         total: int = 0,
         *,
         signal: Signal = Signal.FRESH,
+        over_s: int = 10,
         limits: int = 1,
         **state: Any,
     ) -> Measures:
-        """An interval of ten seconds in which every ready engine answered."""
+        """An interval of ten seconds in which every ready engine answered.
+
+        Routers deliver the requests of `over_s` seconds, as after an operator's start.
+        """
+        seconds = None
+        if signal is Signal.FRESH:
+            counted = Attained(name="a", good=good, total=total)
+            self.window.add_interval([counted], over_s * NS_PER_S, self.now_ns)
+            seconds = self.window.counts(["a"])
         return Measures(
+            seconds=seconds,
             interval_ns=10 * NS_PER_S,
             traffic=Traffic(signal=signal, arrivals=total),
             attained=(Attained(name="a", good=good, total=total),),

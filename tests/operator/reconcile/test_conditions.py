@@ -12,7 +12,7 @@ from goodput_core.spec.codec import decode
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import Silence
-from goodput_operator.reconcile.actions import Emit
+from goodput_operator.reconcile.actions import Emit, WriteStatus
 
 if TYPE_CHECKING:
     from tests.operator.reconcile.conftest import Cluster
@@ -224,25 +224,74 @@ def test_what_the_server_is_not_able_to_do_just_now_stalls_nothing(
 
 
 WINDOWS = [
-    ([(0, 0)], ("Unknown", "NoTraffic")),
-    ([(3, 3)], ("Unknown", "TooFew")),
-    ([(300, 300)], ("True", "Attained")),
-    ([(10, 10)] * 3, ("True", "Attained")),
-    ([(50, 100)], ("False", "Missed")),
-    ([(97, 99)], ("Unknown", "TooFew")),
-    ([(0, 5)], ("Unknown", "TooFew")),
+    ([(0, 0)], ("Unknown", "NoTraffic"), "5 minutes"),
+    ([(3, 3)], ("Unknown", "TooFewRequests"), "at least 410 requests"),
+    ([(20, 20)], ("Unknown", "TooFewRequests"), "20 of 20"),
+    ([(500, 500)], ("True", "Attained"), "over the last 5 minutes: a: 500 of 500"),
+    ([(5, 5)] * 100, ("True", "Attained"), "over the last "),
+    ([(50, 100)], ("False", "Missed"), "5 minutes"),
+    ([(97, 99)], ("Unknown", "TooFewRequests"), "5 minutes"),
+    ([(495, 500)], ("Unknown", "IntervalSpansObjective"), "between"),
+    ([(0, 5)], ("False", "Missed"), "0 of 5"),
 ]
 
 
-@pytest.mark.parametrize(("counts", "says"), WINDOWS, ids=[str(c) for c, _ in WINDOWS])
-def test_attainment_is_told_when_there_is_enough_to_tell(
-    running: Cluster, counts: list[tuple[int, int]], says: tuple[str, str]
+@pytest.mark.parametrize(("counts", "says", "message"), WINDOWS, ids=[str(c[0]) for c in WINDOWS])
+def test_slo_attained_is_the_verdict_of_a_run(
+    running: Cluster, counts: list[tuple[int, int]], says: tuple[str, str], message: str
 ) -> None:
     for good, total in counts:
-        running.round(running.measured(good, total))
+        over_s = 300 if len(counts) == 1 else 10
+        running.round(running.measured(good, total, over_s=over_s))
     assert running.condition("SLOAttained") == says
-    if says[1] != "NoTraffic":
-        assert "5 minutes" in running.message("SLOAttained")
+    assert message in running.message("SLOAttained")
+
+
+def test_1066_requests_just_below_95_percent_are_not_too_few(running: Cluster) -> None:
+    (promised,) = running.spec["slo"]["classes"]
+    running.ask(slo={"classes": [promised | {"objective": "95%"}]})
+    running.round(running.measured(1005, 1066, over_s=300))
+    assert running.condition("SLOAttained") == ("Unknown", "IntervalSpansObjective")
+
+
+def test_a_declared_outage_takes_a_longer_window(running: Cluster) -> None:
+    running.round(running.measured(5000, 5000, over_s=300))
+    assert running.condition("SLOAttained") == ("True", "Attained")
+    running.ask(slo=running.spec["slo"] | {"outageSeconds": 10})
+    running.round(running.measured(5, 5))
+    assert running.condition("SLOAttained") == ("Unknown", "IntervalSpansObjective")
+    assert "an unseen outage" in running.message("SLOAttained")
+
+
+def test_counts_follow_the_requests_while_other_things_are_written(running: Cluster) -> None:
+    """A reconciliation that measured nothing writes the latest counts, not the stored ones."""
+    running.round(running.measured(5, 5))
+    written = running.status["classes"]
+    for count in range(1, 15):
+        running.round(running.measured(5, 5))
+        # Something else changes, and is written at once.
+        pod = running.engines()[0]
+        pod["status"]["conditions"] = [{"type": "Ready", "status": str(count % 2 == 0)}]
+        running.run_deployments(ready=0)
+        running.decide()
+    (then,), (now,) = written, running.status["classes"]
+    assert now["total"] == 75 > then["total"]
+
+
+def test_counts_are_written_once_a_minute_without_a_measurement_at_that_instant(
+    running: Cluster,
+) -> None:
+    running.round(running.measured(5, 5))
+    running.now_ns += NS_PER_S
+    decision = running.decide(running.measured(5, 5))
+    due_ns = decision.wake_at_ns
+    assert not any(isinstance(action, WriteStatus) for action in decision.actions)
+    while running.status["classes"][0]["total"] == 5:
+        assert due_ns is not None
+        running.now_ns = due_ns
+        due_ns = running.decide().wake_at_ns
+        assert running.now_ns < 10_200 * NS_PER_S, "nothing was written for minutes"
+    assert running.status["classes"][0]["total"] == 10
 
 
 @pytest.mark.parametrize(
@@ -253,7 +302,7 @@ def test_attainment_is_told_when_there_is_enough_to_tell(
 def test_what_could_not_be_measured_is_not_no_traffic(
     running: Cluster, signal: Signal, reason: str
 ) -> None:
-    running.round(running.measured(300, 300))
+    running.round(running.measured(500, 500, over_s=300))
     running.round(running.measured(0, 0, signal=signal))
     assert running.condition("SLOAttained") == ("Unknown", reason)
 
@@ -267,7 +316,7 @@ def test_a_pod_without_numbers_is_named_and_an_engine_s_are_not_the_promise_s(
     running: Cluster, signal: Signal, reason: str
 ) -> None:
     engine = Silence(role="engine", pod="chat-1", signal=signal, detail="it hangs")
-    running.round(replace(running.measured(300, 300), silent=(engine,)))
+    running.round(replace(running.measured(500, 500, over_s=300), silent=(engine,)))
     assert running.condition("SLOAttained") == ("True", "Attained")
     assert running.events[-1] == Emit(
         warning=True, reason=reason, message="engine chat-1: it hangs"
@@ -324,7 +373,7 @@ def test_a_suspended_service_keeps_no_numbers_of_before(running: Cluster) -> Non
 
 
 def test_what_ended_long_ago_is_forgotten(running: Cluster) -> None:
-    running.round(running.measured(0, 100))
+    running.round(running.measured(0, 100, over_s=60))
     assert running.condition("SLOAttained") == ("False", "Missed")
     running.now_ns += 301 * NS_PER_S
     running.round(running.measured(0, 0))
@@ -335,7 +384,8 @@ def test_classes_and_columns_say_how_promises_fare(running: Cluster) -> None:
     running.round(running.measured(90, 100))
     (one,) = running.status["classes"]
     assert one == {
-        "name": "a", "good": 90, "total": 100, "attainment": "90.00%", "objective": "99%",
+        "name": "a", "good": 90, "total": 100, "attainment": "90.00%", "lower": "81.24%",
+        "upper": "95.42%", "objective": "99%",
     }  # fmt: skip
     assert running.status["goodput"] == "9/s"
     summary = running.status["summary"]

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from goodput_core.slo.verdict import Reason as VerdictReason
+
 ROOT = Path(__file__).resolve().parents[3]
 OPERATOR = ROOT / "operator" / "goodput_operator"
 PAGE = (ROOT / "docs" / "conditions.md").read_text(encoding="utf-8")
 SPEAKING = ("reconcile/status", "reconcile/attainment", "reconcile/events")
 KINDS = {"Pod", "Event", "Service"}
+
+OPEN_WINDOW = (
+    VerdictReason.TOO_FEW_REQUESTS,
+    VerdictReason.TOO_FEW_BLOCKS,
+    VerdictReason.INTERVAL_SPANS_OBJECTIVE,
+    VerdictReason.NO_ROWS,
+)
 
 
 def constants(tree: ast.AST) -> set[str]:
@@ -32,6 +41,7 @@ def reasons() -> set[str]:
         body = parsed(module).body
         names = {one.name for one in body if isinstance(one, ast.ClassDef)}
         said |= {word for node in body for word in constants(node)} - names
+    said |= {reason.value for reason in OPEN_WINDOW}
     (kinds,) = [
         node
         for node in parsed("reconcile/problems").body

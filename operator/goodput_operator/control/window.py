@@ -1,0 +1,127 @@
+"""The last hour of one service: its routers' per-second counts, summed on the operator's clock.
+
+A router numbers seconds on its own monotonic clock. The offset to the operator's clock is taken
+from the first answer after the router's start and kept, so that no second is counted twice. A
+router that was silent for a while delivers the missed seconds with its next answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from goodput_core.slo.window import SecondRing
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from goodput_core.slo.attainment import SecondCounts
+    from goodput_core.slo.window import RecentSeconds
+    from goodput_operator.control.measures import Attained
+    from goodput_operator.control.readings import RouterScrape
+
+__all__ = ["ServiceWindow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Router:
+    """Position in the counts of one router.
+
+    Args:
+        epoch: of its start.
+        offset_s: the operator's second minus the router's.
+        next_s: the first of the router's seconds that was not added yet.
+    """
+
+    epoch: str
+    offset_s: int
+    next_s: int
+
+
+class ServiceWindow:
+    """Sums the per-second counts of a service's routers."""
+
+    def __init__(self) -> None:
+        self._ring: SecondRing | None = None
+        self._routers: dict[str, _Router] = {}
+
+    def since(self) -> dict[str, int]:
+        """Return the second to ask each known router from, by uid; others are asked for all."""
+        return {uid: router.next_s for uid, router in self._routers.items()}
+
+    def add(self, scrapes: Iterable[RouterScrape], now_ns: int) -> None:
+        """Add the answers of the routers.
+
+        Args:
+            scrapes: one for each router that exists; others are forgotten.
+            now_ns: on the operator's clock.
+        """
+        routers: dict[str, _Router] = {}
+        for scrape in scrapes:
+            uid, known = scrape.source.uid, self._routers.get(scrape.source.uid)
+            if scrape.counters is None or scrape.counters.seconds is None:
+                if known is not None:
+                    routers[uid] = known
+                continue
+            epoch, seconds = scrape.counters.epoch, scrape.counters.seconds
+            offset_s = now_ns // NS_PER_S - seconds.end_s
+            if known is not None and known.epoch != epoch:
+                # It was asked from a second of its former start on: ask for all of them next.
+                routers[uid] = _Router(epoch=epoch, offset_s=offset_s, next_s=0)
+                continue
+            if known is None:
+                known = _Router(epoch=epoch, offset_s=offset_s, next_s=seconds.first_s)
+            self._add(seconds, known)
+            routers[uid] = _Router(
+                epoch=epoch,
+                offset_s=known.offset_s,
+                next_s=max(known.next_s, seconds.end_s),
+            )
+        self._routers = routers
+        if self._ring is not None:
+            self._ring.advance(now_ns // NS_PER_S)
+
+    def add_interval(self, attained: Iterable[Attained], interval_ns: int, now_ns: int) -> None:
+        """Add the counts of an interval evenly to its seconds, where no finer ones are known.
+
+        Args:
+            attained: outcomes of the interval by class.
+            interval_ns: its length.
+            now_ns: its end, on a clock that is the same for all intervals.
+        """
+        end_s, length_s = now_ns // NS_PER_S, max(1, interval_ns // NS_PER_S)
+        ring = self._reaching(end_s - length_s)
+        ring.advance(end_s)
+        for one in attained:
+            for k in range(length_s):
+                good, missed = (
+                    count * (k + 1) // length_s - count * k // length_s
+                    for count in (one.good, one.total - one.good)
+                )
+                if good or missed:
+                    ring.add(one.name, end_s - length_s + k, good=good, total=good + missed)
+
+    def counts(self, classes: Sequence[str]) -> Mapping[str, SecondCounts] | None:
+        """Return the counts of the last hour by class; None if no second is known."""
+        ring = self._ring
+        if ring is None or ring.first_s == ring.end_s:
+            return None
+        return {name: ring.counts(name, ring.first_s, ring.end_s) for name in classes}
+
+    def _add(self, seconds: RecentSeconds, router: _Router) -> None:
+        ring = self._reaching(seconds.first_s + router.offset_s)
+        for name, counts in seconds.classes.items():
+            for place, total in enumerate(counts.total):
+                second = seconds.first_s + place
+                if total and second >= router.next_s:
+                    good = counts.good[place]
+                    ring.add(name, second + router.offset_s, good=good, total=total)
+        ring.advance(seconds.end_s + router.offset_s)
+
+    def _reaching(self, first_s: int) -> SecondRing:
+        """Return the ring, which counts from this second or an earlier one on."""
+        if self._ring is None:
+            self._ring = SecondRing(first_s)
+        self._ring.extend_back(first_s)
+        return self._ring
