@@ -15,7 +15,7 @@ from msgspec import structs
 from goodput_core.control import Bounds, ServiceParams, Setpoint
 from goodput_core.spec.llmservice import LLMService
 from goodput_core.spec.workloads import EngineSpec, TokenBudgetSpec
-from goodput_engine.core.configuration import configuration
+from goodput_engine.core.build import configuration
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.manifest_watch import followed_fields
 from goodput_operator.render.config_map import config_map

@@ -1,14 +1,21 @@
-"""From a configuration to an engine core: where names become objects and bounds are checked."""
+"""From a manifest to the configuration of an engine core, and from that to the core.
+
+Names become objects and bounds are checked here, for every world. A running core adopts only
+what makes no new revision in a cluster: `tokenBudget` and the control mode. Any other change of
+the manifest starts a new process.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import InputError
-from goodput_core.spec.choices import BudgetLaw, Preemption
+from goodput_core.spec.choices import BudgetLaw, ControlMode, Preemption
+from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool, HostPool
+from goodput_engine.messages import Configure, FollowManifest
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policies.sjf import SjfPolicy
 from goodput_engine.scheduler.policy import PolicySettings, SchedulerLimits
@@ -19,11 +26,11 @@ from goodput_engine.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from goodput_core.spec.workloads import EngineSpec
     from goodput_engine.device.profile import DeviceProfile
-    from goodput_engine.messages import Configure
     from goodput_engine.scheduler.plan import StepOutcome
 
-__all__ = ["build_core"]
+__all__ = ["build_core", "configuration", "followed_by_core"]
 
 
 def build_core(
@@ -33,17 +40,17 @@ def build_core(
     on_step: Callable[[StepOutcome], None] | None = None,
     oracle: Callable[[int], int] | None = None,
 ) -> EngineCore:
-    """A core on an emulated device.
+    """Build a core on an emulated device.
 
     Args:
-        config: what to run; its `device` was loaded as `profile`.
+        config: the configuration; its `device` was loaded as `profile`.
         profile: the device.
-        on_step: told of every step when it is done.
-        oracle: the true output tokens by rid, for a bound in virtual time: whatever the policy
-            that the configuration names, the shortest job goes first by them.
+        on_step: called with the outcome of every step.
+        oracle: true output tokens by rid, for a bound in virtual time: the shortest job goes
+            first by them, in place of the configured policy.
 
     Raises:
-        InputError: a value that cannot be, or a name that this version does not have.
+        InputError: a value is out of bounds, or a name is unknown.
     """
     if config.preemption not in set(Preemption):
         known = ", ".join(Preemption)
@@ -94,8 +101,47 @@ def build_core(
     )
 
 
+def configuration(
+    engine: EngineSpec, *, mode: ControlMode, device: str, step_log: str | None = None
+) -> Configure:
+    """Return the configuration of a replica of a service.
+
+    Args:
+        engine: `spec.engine` of the manifest.
+        mode: `spec.control.mode` of the manifest: only `Auto` sizes steps by a law.
+        device: name or path of the device profile.
+        step_log: absolute path of a step log to write; None for none.
+    """
+    adopted = followed_by_core(engine, mode=mode)
+    return Configure(
+        device=device,
+        policy=engine.policy,
+        preemption=engine.preemption,
+        token_budget=engine.token_budget.initial,
+        min_token_budget=adopted.min_token_budget,
+        max_token_budget=adopted.max_token_budget,
+        budget_law=adopted.budget_law,
+        max_num_seqs=engine.max_num_seqs,
+        max_waiting=engine.max_waiting,
+        batch_timeout_ns=engine.batch_timeout_ns,
+        ageing_ns=engine.ageing_seconds * NS_PER_S,
+        swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
+        step_log=step_log,
+    )
+
+
+def followed_by_core(engine: EngineSpec, *, mode: ControlMode) -> FollowManifest:
+    """Return the part of a manifest that a running core adopts; see `configuration`."""
+    budget = engine.token_budget
+    return FollowManifest(
+        min_token_budget=budget.min,
+        max_token_budget=budget.max,
+        budget_law=budget.law if mode is ControlMode.AUTO else None,
+    )
+
+
 def _host_memory(size: int, preemption: Preemption, profile: DeviceProfile) -> HostPool:
-    """Room for copies: as many whole blocks as the budget holds, where copies are wanted."""
+    """Return the pool of copies: as many whole blocks as the swap space holds."""
     _within("swap space", size, 0, None)
     blocks = size // (profile.block_size * profile.kv_bytes_per_token)
     return HostPool(

@@ -1,10 +1,9 @@
-"""The core's own process, so that neither a slow client nor a long prompt can delay a step.
+"""The core process: neither a slow client nor a long prompt can delay a step.
 
-The front starts `python -m goodput_engine.core.process --fd N` with one end of a socket pair and
-says `Configure` first; the answer is `Ready` or `Failed`. The process lives as long as the other
-end is open: its end, not a signal, is how the front ends it, so none is ever orphaned, and a
-Ctrl-C or a hang-up that reaches the whole terminal leaves the core running for the front to
-drain.
+The server starts `python -m goodput_engine.core.process --fd N` with one end of a socket pair and
+sends `Configure` first; the answer is `Ready` or `Failed`. The process lives while the other end
+is open. The server ends it by closing the socket, not by a signal, so none is ever orphaned, and a
+Ctrl-C or a hang-up of the whole terminal leaves the core running for the server to drain.
 
 It sleeps in `select`, whose timeout counts microseconds, and wakes about 0.1 ms late (median on
 two busy cores; 0.12 ms at the 90th percentile). The executor's deadlines keep that from adding
@@ -30,8 +29,7 @@ from goodput_core.contract import ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
-from goodput_engine.core.outbox import Outbox
-from goodput_engine.core.wire import WireError, encode, front_reader
+from goodput_engine.core.wire import Outbox, WireError, encode, front_reader
 from goodput_engine.device.load import load_profile
 from goodput_engine.device.step_log import StepLog
 from goodput_engine.messages import (
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "serve"]
 
 _RECEIVE_BYTES: Final = 1024 * 1024
-# A core that has nothing to tell says so this often, so that a hung one can be told from it.
+# An idle core sends its state this often, so that the server can detect a hung one.
 _BEAT_NS: Final = NS_PER_S
 
 
@@ -73,10 +71,10 @@ def main(argv: list[str]) -> int:
         try:
             _run(sock)
         except OSError:
-            return ExitCode.PASS  # the front is gone: nobody is left to be told
+            return ExitCode.PASS  # the server is gone
         except GoodputError as error:
             return _fail(sock, str(error), error.exit_code)
-        except Exception as error:  # noqa: BLE001 - the last place that can tell the front
+        except Exception as error:  # noqa: BLE001 - the last place to report it
             if os.environ.get(ENV_DEBUG):
                 traceback.print_exc()
             detail = f"the engine core failed: {type(error).__name__}: {error}"
@@ -91,14 +89,14 @@ def serve(
     reader: FrameReader[FrontMessage],
     clock: Callable[[], int],
 ) -> None:
-    """Step the core in real time until the other end closes or says `Shutdown`.
+    """Step the core in real time until the other end closes or sends `Shutdown`.
 
     Args:
         sock: connected and non-blocking.
         core: ready.
-        messages: came with the first one.
-        reader: holds what came of the next one.
-        clock: nanoseconds, monotonic, the front's too.
+        messages: messages received with the first one.
+        reader: holds a part of the next one.
+        clock: nanoseconds, monotonic, the same as the server's.
     """
     outbox = Outbox()
     beat_ns = clock() + _BEAT_NS
@@ -154,15 +152,15 @@ def _run(sock: socket.socket) -> None:
         sock.sendall(encode(ready))
         sock.setblocking(False)
         gc.collect()
-        gc.freeze()  # what lives for ever is not looked at again between two steps
+        gc.freeze()  # long-lived objects are not searched again between two steps
         serve(sock, core, messages, reader, time.monotonic_ns)
 
 
 def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) -> None:
-    """Take the steps that were due before a request came, noticed late, without it.
+    """Take the steps that were due before a request arrived, without it.
 
-    The step after one that was noticed late begins where that one ended on the device's clock;
-    a request that came in between must not be part of a step that began before it.
+    After a step whose end was noticed late, the next one begins at that end on the device's clock.
+    A request that arrived in between must not be part of a step that began before it.
     """
     until_ns = min(arrival_ns, now_ns)
     while (due_ns := core.next_event_ns()) is not None and due_ns <= until_ns:
@@ -172,7 +170,7 @@ def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) ->
 
 
 def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int) -> bool:
-    """Act on a message; returns whether to go on."""
+    """Act on a message; return False after `Shutdown`."""
     if isinstance(message, Submit):
         rejected = core.submit(message, now_ns)
         if rejected is not None:
@@ -194,7 +192,7 @@ def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int
 
 def _fail(sock: socket.socket, detail: str, exit_code: ExitCode) -> int:
     sock.setblocking(True)
-    sock.settimeout(1.0)  # a front that does not read must not keep this process alive
+    sock.settimeout(1.0)  # a server that does not read must not keep this process alive
     try:
         sock.sendall(encode(Failed(detail=detail, exit_code=exit_code)))
     except OSError:

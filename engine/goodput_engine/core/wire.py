@@ -1,38 +1,51 @@
-"""Frames between the HTTP front and the core's process: a length, then MessagePack.
+"""Frames between the HTTP server and the core process, and the core's outgoing buffer.
 
-Both sides use this module and do their own I/O around it: the front reads in asyncio, the core
-between two steps. It knows nothing of sockets, so every split and merge of bytes is testable.
+A frame is a length and a MessagePack message. Both sides do their own I/O: the server reads in
+asyncio, the core between two steps. `FrameReader` and `encode` know nothing of sockets, so every
+split and merge of bytes is testable.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
 from goodput_core.errors import InternalError
-from goodput_engine.messages import CoreMessage, FrontMessage
+from goodput_engine.messages import CoreMessage, FrontMessage, RequestOutput, StepOutputs
 
-__all__ = ["MAX_FRAME_BYTES", "FrameReader", "WireError", "core_reader", "encode", "front_reader"]
+if TYPE_CHECKING:
+    import socket
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "FrameReader",
+    "Outbox",
+    "WireError",
+    "core_reader",
+    "encode",
+    "front_reader",
+]
 
 M = TypeVar("M")
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
-"""A frame announces at most this many bytes; a million token ids take about five million."""
+"""Upper bound of a frame; a million token ids take about five million bytes."""
 
+_MERGE_ABOVE_BYTES: Final = 1024 * 1024
 _LENGTH: Final = struct.Struct("<I")
 
 
 class WireError(InternalError):
-    """The other side sent what no version of it would send."""
+    """The peer process sent an invalid frame or message."""
 
 
 class FrameReader(Generic[M]):
     """Cuts a byte stream into messages of one kind.
 
     Args:
-        decoder: of the union of messages that may come.
+        decoder: decodes the union of the expected messages.
     """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
@@ -71,22 +84,98 @@ class FrameReader(Generic[M]):
 
 
 def front_reader() -> FrameReader[FrontMessage]:
-    """Reads what the front says: the core's side."""
+    """Return a reader of the server's messages, for the core."""
     return FrameReader(msgspec.msgpack.Decoder(FrontMessage))
 
 
 def core_reader() -> FrameReader[CoreMessage]:
-    """Reads what the core says: the front's side."""
+    """Return a reader of the core's messages, for the server."""
     return FrameReader(msgspec.msgpack.Decoder(CoreMessage))
 
 
 def encode(message: FrontMessage | CoreMessage) -> bytes:
-    """One frame.
+    """Return the frame of a message.
 
     Raises:
-        WireError: the message is longer than a frame may be.
+        WireError: the message is longer than a frame.
     """
     body = msgspec.msgpack.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a message of {len(body)} bytes exceeds a frame's {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
+
+
+class Outbox:
+    """Unsent messages to one non-blocking socket: bounded, and never blocking a step.
+
+    While the socket accepts nothing more, steps are merged instead of queued: a delayed server
+    gets one message with all tokens of each request. So the requests bound the buffer.
+
+    Args:
+        merge_above_bytes: with more unsent bytes, steps are merged.
+    """
+
+    def __init__(self, *, merge_above_bytes: int = _MERGE_ABOVE_BYTES) -> None:
+        self._merge_above_bytes = merge_above_bytes
+        self._unsent = bytearray()
+        self._held: StepOutputs | None = None
+        self._held_outputs: dict[int, RequestOutput] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """True if anything is unsent."""
+        return bool(self._unsent) or self._held is not None
+
+    def push(self, message: CoreMessage) -> None:
+        """Append a message."""
+        if not isinstance(message, StepOutputs) or (
+            self._held is None and len(self._unsent) <= self._merge_above_bytes
+        ):
+            self._release()
+            self._unsent += encode(message)
+            return
+        held = self._held_outputs
+        for output in message.outputs:
+            before = held.get(output.rid)
+            held[output.rid] = output if before is None else _merged(before, output)
+        self._held = message
+
+    def flush(self, sock: socket.socket) -> None:
+        """Send as much as the socket accepts.
+
+        Raises:
+            OSError: the connection is closed.
+        """
+        while self.waiting:
+            if not self._unsent:
+                self._release()
+            try:
+                sent = sock.send(self._unsent)
+            except BlockingIOError:
+                return
+            del self._unsent[:sent]
+
+    def _release(self) -> None:
+        if self._held is not None:
+            last = self._held
+            self._unsent += encode(
+                StepOutputs(
+                    at_ns=last.at_ns,
+                    step_ns=last.step_ns,
+                    outputs=list(self._held_outputs.values()),
+                    state=last.state,
+                )
+            )
+            self._held = None
+            self._held_outputs = {}
+
+
+def _merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    return RequestOutput(
+        rid=first.rid,
+        new_tokens=first.new_tokens + second.new_tokens,
+        token_ids=first.token_ids + second.token_ids,
+        finish_reason=second.finish_reason,
+        cached_tokens=first.cached_tokens,
+        first_scheduled_ns=first.first_scheduled_ns,
+    )

@@ -1,4 +1,4 @@
-"""A device profile fitted from a step log: how well it predicts, and the file that says so."""
+"""Fitting of a device profile to a step log, with its prediction error."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from goodput_core.quantiles import P50, P95, quantiles
 from goodput_core.steptime import RooflineForm
 from goodput_core.steptime.fitting import errors_ppm, fit_roofline, hold_out
 from goodput_core.units import NS_PER_MS, NS_PER_US
-from goodput_engine.device.forms import FORMS
-from goodput_engine.device.load import load_profile
+from goodput_engine.device.load import FORMS, load_profile
 from goodput_engine.device.step_log import read_step_log
 
 if TYPE_CHECKING:
@@ -29,13 +28,13 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFit:
-    """A roofline from a step log.
+    """A roofline fitted to a step log.
 
     Args:
-        form: the law, from four fifths of the steps.
-        steps: in the log.
+        form: the law, fitted to four fifths of the steps.
+        steps: steps of the log.
         held_out_steps: the other fifth.
-        p50_error_ppm, p95_error_ppm: of the held-out steps, how far predictions are off, in
+        p50_error_ppm, p95_error_ppm: absolute errors of predictions of the held-out steps, in
             millionths of the measured time.
     """
 
@@ -47,7 +46,7 @@ class DeviceFit:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The coefficients by their names and in their units in a profile."""
+        """Coefficients with the names and units of a profile."""
         form = self.form
         values = {
             "c0_ms": form.c0_ns / NS_PER_MS,
@@ -62,7 +61,7 @@ def fit_device(log: Path) -> DeviceFit:
     """Fit a roofline to a step log.
 
     Raises:
-        InputError: it is no step log, or does not show what a step's time depends on.
+        InputError: it is no step log, or its steps do not determine the law.
         UsageError: pyarrow is not installed.
     """
     samples = read_step_log(log)
@@ -84,12 +83,12 @@ def fit_device(log: Path) -> DeviceFit:
 
 
 def write_profile(fit: DeviceFit, *, log: Path, base: DeviceProfile, out: Path) -> None:
-    """Write the fitted law as a profile that takes everything else from another one.
+    """Write the fitted law as a profile with all other numbers from another one.
 
     Args:
         fit: the law.
-        log: where it is from.
-        base: what a step log cannot tell, KV capacity and the like.
+        log: the step log.
+        base: profile with the numbers that no step log has, such as the KV capacity.
         out: the file to write; it must not exist.
 
     Raises:

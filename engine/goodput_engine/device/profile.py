@@ -1,4 +1,4 @@
-"""What is known of a device and the model on it: enough to serve on it without having it."""
+"""Device profiles: the timing and capacity of a model on a device, enough to emulate both."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["DeviceProfile", "Overlap"]
 
 
 class Overlap(StrEnum):
-    """How a step's host time and device time combine."""
+    """How the host time and the device time of a step combine."""
 
     ADD = "add"
-    """The host plans the next step when this one's result is there."""
+    """The host plans the next step after the result of this one."""
     MAX = "max"
     """The host plans the next step while this one runs."""
 
@@ -28,13 +28,12 @@ class DeviceProfile:
     Args:
         name: a DNS label.
         description: one sentence for a list.
-        illustrative: its figures show how something works and stand for no device that can be
-            had: nobody should buy by them.
-        form_name: which law `form` is.
-        form: from a step's shape to its device time.
-        overlap: whether host time adds to device time or hides behind it.
-        host_ns_per_step, host_ns_per_request: the serving host's time for each step and for each
-            request in it: the modelled engine's, never ours.
+        illustrative: True if its figures show a mechanism and describe no existing device.
+        form_name: name of the form.
+        form: from the shape of a step to its device time.
+        overlap: how host time and device time combine.
+        host_ns_per_step, host_ns_per_request: host time of the modelled engine for each step and
+            for each request in it.
         kv_blocks: KV blocks that the device's memory holds.
         block_size: tokens per block.
         kv_bytes_per_token: keys and values of one token, all layers.
@@ -46,10 +45,10 @@ class DeviceProfile:
         handover_ns_per_token: from one stage to the next, for each token of a step.
         swap_bytes_per_s: between device and host memory, one way.
         link_bytes_per_s: between two such devices.
-        startup_seconds: from created to ready, in a fleet in virtual time; a process that
-            emulates this device in real time is ready as soon as it has started.
+        startup_seconds: time from creation to readiness, in a fleet in virtual time; a process
+            that emulates this device in real time is ready as soon as it has started.
         numbers: every number of the file, by its name and in its unit there.
-        provenance: for each of them, and for a table, where it comes from.
+        provenance: the origin of each number, and of a table.
     """
 
     name: str
@@ -76,18 +75,18 @@ class DeviceProfile:
 
     @property
     def default_depth(self) -> int:
-        """Plans that wait beside the one that runs: one where the host works ahead, else none.
+        """Plans that wait beside the one that runs: one if the host works ahead, else none.
 
-        Overlap is nothing but this: with a plan waiting, a step takes the longer of host and
+        This is what overlap means: with a plan waiting, a step takes the longer of host and
         device time and a stop is noticed one step late; without, their sum. Each further
-        pipeline stage wants a plan more, but two are the most that wait.
+        pipeline stage needs one more plan, up to two.
         """
         ahead = 1 if self.overlap is Overlap.MAX else 0
         return min(2, ahead + self.pipeline_parallel - 1)
 
     @property
     def devices(self) -> int:
-        """Devices that together are this one."""
+        """Physical devices of this profile."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property

@@ -1,7 +1,7 @@
-"""The step log: what each step computed and how long the device took, to fit a device by.
+"""The step log: shape and device time of each step, to fit a device profile.
 
-A Parquet file of whole numbers. pyarrow is no dependency of an engine: who asks for a log needs
-it, and is told so.
+A Parquet file of integers. pyarrow is not a dependency of an engine: it is imported only for a
+log, with an error that names the extra.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _log = logging.getLogger(__name__)
 _SHAPE: Final = StepShape._fields
 _shape_of: Final = attrgetter(*_SHAPE)
 STEP_COLUMNS: Final = ("at_ns", "step_ns", *_SHAPE)
-"""All int64: when a step was done on the engine's monotonic clock, its device time, its shape."""
+"""All int64: end of a step on the engine's monotonic clock, its device time, its shape."""
 
 MAX_STEPS: Final = 1_000_000
-"""A log ends after this many steps: hours of them, in 72 MB at the most."""
+"""Upper bound of a log: hours of steps, in at most 72 MB."""
 
 _FLUSH_STEPS: Final = 1024
 
 
 class StepLog:
-    """Writes steps as they are done; the file gets its name when it is closed, or full.
+    """Writes steps as they end; the file gets its name when it is closed or full.
 
-    A step costs a row in memory, and every 1,024th a write. A log that cannot be written ends,
-    the engine goes on; one without a step leaves no file.
+    A step costs a row in memory, and every 1,024th a write. If the log cannot be written, it ends
+    and the engine continues. A log without a step leaves no file.
 
     Args:
         path: the file; it must not exist.
-        max_steps: after so many the log is closed.
+        max_steps: upper bound of the steps.
 
     Raises:
         InputError: it exists, or its folder cannot be written.
@@ -68,7 +68,7 @@ class StepLog:
             self._writer: Any = parquet.ParquetWriter(
                 self._part,
                 self._arrow.schema([(name, int64) for name in STEP_COLUMNS]),
-                use_dictionary=False,  # hardly a number comes twice
+                use_dictionary=False,  # values seldom repeat
             )
         except OSError as error:
             raise InputError(
@@ -77,7 +77,7 @@ class StepLog:
         self._empty = True
 
     def add(self, outcome: StepOutcome) -> None:
-        """A step was done; one that copied blocks is left out, its time may be theirs."""
+        """Add a step; one that copied blocks is left out, since its time may be that of the copy."""
         if not self._room or outcome.plan.copies:
             return
         result = outcome.result
@@ -91,7 +91,7 @@ class StepLog:
             self._write()
 
     def close(self) -> None:
-        """Write the rest and give the file its name; nothing is added afterwards."""
+        """Write the rest and give the file its name; later steps are ignored."""
         self._room = 0
         self._write()
         writer, self._writer = self._writer, None
@@ -132,10 +132,10 @@ class StepLog:
 
 
 def read_step_log(path: Path) -> list[StepSample]:
-    """The steps of a log, in its order.
+    """Return the steps of a log, in their order.
 
     Raises:
-        InputError: it cannot be read, or is no step log.
+        InputError: the file cannot be read, or is no step log.
         UsageError: pyarrow is not installed.
     """
     arrow, parquet = _arrow("reading")

@@ -1,1 +1,1 @@
-"""Executors run plans: on a model of a device, or on a device."""
+"""Executors of plans: on a model of a device, or on a device."""

@@ -1,8 +1,8 @@
-"""What the engine core asks of an executor, whatever is behind it.
+"""The interface of executors, emulated or real, to the engine core.
 
-Several plans may be under way; they run in the order of their submission, and each is submitted
-before the results of those ahead of it are known, so an executor feeds a request's sampled token
-to its next step by itself. Only executors see `ExecutorInput`.
+Several plans may be in flight. They run in the order of submission, and each is submitted before
+the results of earlier ones are known, so an executor itself feeds the sampled token of a request
+to its next step. Only executors see `ExecutorInput`.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ class Executor(Protocol):
 
     @property
     def behind_ns(self) -> int:
-        """By how much an emulated device's clock was set back; 0 on a real one."""
+        """How far the clock of an emulated device was set back; 0 for a real device."""
         ...
 
     def add(self, submit: Submit) -> None:
-        """A request that plans may name from now on."""
+        """Add a request that later plans may name."""
         ...
 
     def forget(self, rids: Iterable[int]) -> None:
-        """No later plan computes these; `left` may still name them."""
+        """Remove requests that no later plan computes; `left` may still name them."""
         ...
 
     def submit(self, plan: StepPlan, ready_ns: int) -> None:
-        """Run a plan after those already submitted.
+        """Run a plan after the ones submitted before.
 
         Args:
-            plan: it.
-            ready_ns: when it could be made: now, or the instant at which the step that opened
-                its place was done, where that was noticed late.
+            plan: the plan.
+            ready_ns: when it could be made: now, or the end of the step that opened its place
+                if that was noticed late.
         """
         ...
 
     def next_event_ns(self) -> int | None:
-        """When to call `collect` next, or None while nothing is under way."""
+        """Return when to call `collect` next; None without a plan in flight."""
         ...
 
     def collect(self, now_ns: int) -> StepResult | None:
-        """The result of the oldest plan under way, if it is done."""
+        """Return the result of the oldest plan in flight, if it is done."""
         ...
 
 
 class RunsAhead(Protocol):
-    """An executor that knows in advance how steps will come out: in virtual time."""
+    """An executor that knows results in advance: in virtual time."""
 
     def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> SkippedSteps | None:
-        """Take the steps under way, and those that follow, while they only decode.
+        """Take the steps in flight, and the following ones while they only decode.
 
-        Each plan is made at the instant at which the step that opens its place is done.
+        Each plan is made at the end of the step that opens its place.
 
         Args:
-            steady: the scheduler whose plans are under way here.
-            until_ns: only steps that are done before this instant are taken.
+            steady: the scheduler whose plans are in flight here.
+            until_ns: only steps that end before this time are taken.
 
         Returns:
-            What was done; None: nothing.
+            The steps; None if none was taken.
         """
         ...

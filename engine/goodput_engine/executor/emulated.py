@@ -1,15 +1,16 @@
-"""An executor without a device: a plan takes as long as a device profile says.
+"""An executor without a device: a plan takes the time that a device profile predicts.
 
-It keeps the modelled device's clock in absolute deadlines. In virtual time the caller jumps to
-`next_event_ns`; in real time it waits and is always a little late, but the next step still starts
-where the modelled one ended, so lateness never accumulates and our own Python costs nothing as
-long as it is faster than the device. Only when it is late by more than a bound is the modelled
-clock set back, and by how much is counted.
+It keeps the clock of the modelled device in absolute deadlines. In virtual time the caller jumps
+to `next_event_ns`. In real time it waits and is always a little late, but the next step starts
+where the modelled one ended. So lateness does not accumulate, and the time of this process does
+not count while it is faster than the device. If it is late by more than a bound, the modelled
+clock is set back and the difference is counted.
 
 Host and device overlap as the plans do: the host works on a plan from the moment its place was
-open and the plan before it was made; the device starts when both are ready.
+open and the previous plan was made; the device starts when both are ready.
 
-Like the scheduler's cohort, it does not visit the members: their ends are filed by epoch.
+Like the decode batch of the scheduler, it does not visit the members: their ends are filed by
+epoch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
+from itertools import accumulate
+from operator import sub
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_MS
-from goodput_engine.executor.foresight import foresee
-from goodput_engine.executor.lengths import stop_length
-from goodput_engine.executor.pipeline import Pipeline
 from goodput_engine.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.fast_forward import SkippedSteps, SteadyDecoding
     from goodput_engine.scheduler.plan import StepPlan
 
-__all__ = ["EmulatedExecutor"]
+__all__ = ["EmulatedExecutor", "foresee", "stop_length"]
 
 _MAX_LATE_NS: Final = 100 * NS_PER_MS
+_SHORTEST: Final = 64
+_SPREAD: Final = 193
+_KNUTH: Final = 2_654_435_761
 
 
 class _Sequence:
-    """One request: after how many output tokens it stops, and the epoch in which it gets there."""
+    """One request: the output tokens after which it stops, and the epoch of its last one."""
 
     __slots__ = ("end_epoch", "length")
 
@@ -49,7 +52,7 @@ class _Sequence:
 
 
 class _Running:
-    """A plan under way."""
+    """A plan in flight."""
 
     __slots__ = ("deadline_ns", "plan_id", "step_ns", "stopped")
 
@@ -81,18 +84,18 @@ class EmulatedExecutor:
         self._pipeline = Pipeline(profile)
 
     def add(self, submit: Submit) -> None:
-        """A request that plans may name from now on."""
+        """Add a request that later plans may name."""
         self._sequences[submit.rid] = _Sequence(stop_length(submit))
 
     def forget(self, rids: Iterable[int]) -> None:
-        """No later plan computes these."""
+        """Remove requests that no later plan computes."""
         for rid in rids:
             sequence = self._sequences.pop(rid, None)
             if sequence is not None:
-                self._stay(sequence, rid)
+                self._unfile(sequence, rid)
 
     def submit(self, plan: StepPlan, ready_ns: int) -> None:
-        """Run a plan after those already submitted."""
+        """Run a plan after the ones submitted before."""
         shape = plan.shape
         self._host_free_ns = max(ready_ns, self._host_free_ns) + self._profile.host_ns(
             shape.num_requests
@@ -116,11 +119,11 @@ class EmulatedExecutor:
         )
 
     def next_event_ns(self) -> int | None:
-        """The deadline of the oldest plan under way."""
+        """Return the deadline of the oldest plan in flight."""
         return self._running[0].deadline_ns if self._running else None
 
     def collect(self, now_ns: int) -> StepResult | None:
-        """The result of the oldest plan under way, if its deadline has come."""
+        """Return the result of the oldest plan in flight if its deadline has passed."""
         if not self._running or self._running[0].deadline_ns > now_ns:
             return None
         done = self._running.popleft()
@@ -142,7 +145,7 @@ class EmulatedExecutor:
     def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> SkippedSteps | None:
         """Take steps that only decode at once; see `RunsAhead`.
 
-        No block tables are kept here, so of the plans in between nothing needs to be told.
+        This executor keeps no block tables, so it needs no plans for the steps in between.
         """
         steps = self._foreseeable(steady, until_ns)
         if steps <= 0:
@@ -169,7 +172,7 @@ class EmulatedExecutor:
         self._pipeline.pass_through(
             last_ns - handing_ns, decodes, ready_ns=done[depth + steps - 1] - last_ns, waits=True
         )
-        first = max(0, steps - depth)  # of those that are under way afterwards: nobody stops before
+        first = max(0, steps - depth)  # no request stops before the steps that stay in flight
         before = [running.popleft() for _ in range(first, steps)]
         for step in range(first, steps):
             running.append(
@@ -188,9 +191,9 @@ class EmulatedExecutor:
         )
 
     def _foreseeable(self, steady: SteadyDecoding, until_ns: int) -> int:
-        """A bound on the steps that can be taken, in time and before anybody stops."""
+        """Return an upper bound of the steps that end in time and before any request stops."""
         running = self._running
-        # As many as are done in time if no step is shorter than the last; else the rest later.
+        # Assumes that no step is shorter than the last one; otherwise the rest is taken later.
         steps = (until_ns - running[0].deadline_ns) // running[-1].step_ns + 1
         steps = min(steps, steady.most_steps)
         if self._ends:
@@ -201,7 +204,7 @@ class EmulatedExecutor:
         return steps
 
     def _copy_ns(self, plan: StepPlan) -> int:
-        """Time for the plan's copies: one stream out and one in, side by side."""
+        """Return the time of the copies of a plan: one stream in each direction, in parallel."""
         out = sum(len(copy.host_blocks) for copy in plan.copies if copy.to_host)
         back = sum(len(copy.host_blocks) for copy in plan.copies) - out
         return max(out, back) * self._profile.swap_ns_per_block
@@ -210,7 +213,7 @@ class EmulatedExecutor:
         sequences, epoch = self._sequences, plan.decode_epoch
         for rid in plan.left:
             if rid in sequences:
-                self._stay(sequences[rid], rid)
+                self._unfile(sequences[rid], rid)
         for join in plan.joined:
             sequence = sequences[join.rid]
             if sequence.length is not None and sequence.length > join.output_tokens:
@@ -223,13 +226,129 @@ class EmulatedExecutor:
         return stopped
 
     def _take_stops(self, epoch: int) -> dict[int, str]:
-        """Who of the cohort stops in this epoch."""
+        """Return the members of the decode batch that stop in this epoch."""
         return dict.fromkeys(self._ends.pop(epoch, ()), "stop")
 
-    def _stay(self, sequence: _Sequence, rid: int) -> None:
-        """It does not stop in the epoch that was foreseen, unless that has passed."""
+    def _unfile(self, sequence: _Sequence, rid: int) -> None:
+        """Remove the filed end of a request that left the decode batch, unless it has passed."""
         stopping = self._ends.get(sequence.end_epoch)
         if stopping is not None and rid in stopping:
             stopping.remove(rid)
             if not stopping:
                 del self._ends[sequence.end_epoch]
+
+
+class Pipeline:
+    """The clock of the pipeline stages of one device, all of equal length.
+
+    A step passes all stages, so it never takes less time than on one stage after the other. The
+    gain is that the next step may enter as soon as the first stage is free. Only prompts can use
+    it: a request that decodes needs the token of the previous step, so a step with decodes enters
+    when the previous one has left. (Engines that split their decodes into one group per stage
+    overlap those too; this one has a single group.)
+
+    Source: Huang et al., "GPipe", 2019; Zhong et al., "DistServe", OSDI 2024, section 3: between
+    devices prompts gain rate, not latency, from pipeline parallelism.
+
+    Args:
+        profile: the device; without pipeline parallelism it is a single stage.
+    """
+
+    __slots__ = ("_free_ns", "_profile", "_stages")
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self._profile = profile
+        self._stages = profile.pipeline_parallel
+        self._free_ns = [0] * self._stages
+
+    def handing_ns(self, num_tokens: int) -> int:
+        """Return the time that a step spends between stages, handing over its activations."""
+        if self._stages == 1:
+            return 0
+        return (self._stages - 1) * self._profile.handover_ns(num_tokens)
+
+    def pass_through(
+        self, computing_ns: int, num_tokens: int, *, ready_ns: int, waits: bool
+    ) -> tuple[int, int]:
+        """Let a step pass all stages.
+
+        Args:
+            computing_ns: device time of all stages together.
+            num_tokens: tokens whose activations each stage hands to the next one.
+            ready_ns: end of the host's work for it.
+            waits: True if it depends on the previous step: on its tokens, or blocks to copy.
+
+        Returns:
+            When it enters the first stage, and when it leaves the last one.
+        """
+        free_ns, stages = self._free_ns, self._stages
+        entered_ns = max(ready_ns, free_ns[-1] if waits else free_ns[0])
+        if stages == 1:
+            free_ns[0] = entered_ns + computing_ns
+            return entered_ns, free_ns[0]
+        handover_ns = self._profile.handover_ns(num_tokens)
+        at_ns = entered_ns
+        for stage in range(stages):
+            share_ns = computing_ns * (stage + 1) // stages - computing_ns * stage // stages
+            free_ns[stage] = max(at_ns, free_ns[stage]) + share_ns
+            at_ns = free_ns[stage] + handover_ns
+        return entered_ns, free_ns[-1]
+
+    def delay(self, late_ns: int) -> None:
+        """Set the clock back by a delay."""
+        self._free_ns = [free_ns + late_ns for free_ns in self._free_ns]
+
+
+def foresee(
+    in_flight: list[int], times: list[int], *, host_ns: int, host_free_ns: int
+) -> tuple[list[int], list[int] | None]:
+    """Return the deadlines of steps, each planned when the oldest one in flight is done.
+
+    Args:
+        in_flight: deadlines of the steps in flight, oldest first, at least one.
+        times: device time of each later step, nanoseconds, at least one.
+        host_ns: host time before each of them.
+        host_free_ns: end of the host's work for the steps in flight; not after the last deadline.
+
+    Returns:
+        The deadlines of all steps, those in flight included. The end of the host's work for each
+        later step; None if it is `host_ns` after the deadline that it waited for.
+    """
+    if len(in_flight) == 1:
+        # Host and device alternate.
+        waits = [time_ns + host_ns for time_ns in times]
+        return list(accumulate(waits, initial=in_flight[0])), None
+    if (
+        host_free_ns <= in_flight[0]
+        and min(times) >= host_ns
+        and min(map(sub, in_flight[1:], in_flight)) >= host_ns
+    ):
+        # The host is always ahead, so the device never waits.
+        return [*in_flight[:-1], *accumulate(times, initial=in_flight[-1])], None
+    done = list(in_flight)
+    made: list[int] = []
+    for step, time_ns in enumerate(times):
+        host_free_ns = max(done[step], host_free_ns) + host_ns
+        made.append(host_free_ns)
+        done.append(max(done[-1], host_free_ns) + time_ns)
+    return done, made
+
+
+def stop_length(submit: Submit) -> int | None:
+    """Return the output tokens after which an answer stops; None if it runs to its limit.
+
+    A replayed row ends at its recorded length. Otherwise `ignore_eos` runs to the limit, and any
+    other answer has 64 to 256 tokens, a fixed scatter of the prompt's length (Knuth's
+    multiplicative hash), but at least `min_tokens`: a request gets the same answer on every
+    replica. An end at the client's limit has the finish reason "length", not "stop".
+    """
+    known = submit.executor
+    if known.output_tokens is not None:
+        length = max(1, known.output_tokens)
+    elif known.ignore_eos:
+        return None
+    else:
+        scatter = submit.input_tokens * _KNUTH % 2**32 % _SPREAD
+        length = max(_SHORTEST + scatter, known.min_tokens)
+    bound = submit.max_output_tokens
+    return None if bound is not None and length >= bound else length

@@ -1,4 +1,4 @@
-"""The decode batch: requests that decode one token in every step, at the cost of what changes.
+"""The decode batch: requests that decode one token in every step, at the cost of its changes.
 
 In steady decoding, two steps differ only in that every member has one more token. So a step does
 not visit the members. The batch counts *epochs*, the steps that decode. A member remembers the

@@ -303,7 +303,7 @@ class SchedulingPolicy(ABC):
         """Return when to plan again while the engine is idle; None to wait for a request.
 
         For a policy that lets requests wait although they could start. A time that has passed is
-        ignored: the plan at that time has started what was due.
+        ignored: the plan at that time has started the due requests.
         """
         return None
 

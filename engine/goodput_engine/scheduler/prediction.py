@@ -1,9 +1,8 @@
-"""How long an answer will be: learned from those that have ended, never from the request's row.
+"""Prediction of output lengths: learned from finished answers, never from the row of a trace.
 
-A policy is given a predictor and asks it about requests it can see. `LearnedLengths` knows only
-what a server can know. `KnownLengths` is the oracle that bounds what prediction can gain: whoever
-builds an engine in virtual time hands it the true lengths, and nothing else in the scheduler has
-a way to them.
+`LearnedLengths` knows only what a server can know. `KnownLengths` is the oracle that bounds the
+gain of prediction: it is built in virtual time with the true lengths, and nothing else in the
+scheduler has access to them.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ __all__ = ["KnownLengths", "LearnedLengths", "LengthPredictor", "PredictionError
 
 _BINS_PER_DOUBLING: Final = 8
 _MEMORY: Final = 1024
-"""Answers after whose number the weight of all earlier ones is halved."""
+"""After this many answers the weight of all earlier ones is halved."""
 _ENOUGH: Final = 8
-"""Answers without which a class's own are no evidence."""
+"""With fewer answers a class has no prediction of its own."""
 _MAX_CLASSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionError:
-    """How wrong predictions were: each is made with what was known when its request ended.
+    """Error of predictions, each made with the knowledge at the end of its request.
 
     Args:
         judged: answers since the start.
-        mean_abs_log_ratio: mean of |ln(predicted / true)| over the recent ones; 0 where there
-            are none. 0.69 means wrong by a factor of two.
+        mean_abs_log_ratio: mean of |ln(predicted / true)| over recent answers; 0 without any.
+            0.69 is a factor of two.
     """
 
     judged: int = 0
@@ -42,35 +41,35 @@ class PredictionError:
 
 
 class LengthPredictor(Protocol):
-    """Predicts how many output tokens a request will have in all."""
+    """Predicts the total output tokens of a request."""
 
     @property
     def revision(self) -> int:
-        """Rises when a request's prediction may have changed without its gaining a token."""
+        """Rises when predictions may have changed without a new token."""
         ...
 
     @property
     def error(self) -> PredictionError:
-        """Over all classes."""
+        """Error over all classes."""
         ...
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Output tokens in all, more than it has and no more than its limit."""
+        """Return the total output tokens: more than the present ones, within the limit."""
         ...
 
     def learn(self, request: ScheduledRequest) -> None:
-        """A request has ended by itself or at its limit."""
+        """Learn from a finished request."""
         ...
 
 
 class LearnedLengths:
-    """The mean length of the answers of a request's class that were longer than its own is yet.
+    """Mean length of the finished answers of a class that are longer than the present one.
 
-    With too few answers of its class those of all classes speak for it; before there are any,
-    the longest answer it may have. Old answers fade: half of the weight goes with each thousand.
-    Memory is bounded by classes times logarithmic bins of length, not by requests.
+    With too few answers of the class, those of all classes are used; without any, the limit of
+    the request. Old answers fade: each thousand halves their weight. Memory is bounded by classes
+    times logarithmic bins of length, not by requests.
 
-    Source: the conditional mean is what "shortest expected remaining processing time" asks for
+    Source: the conditional mean is the criterion of "shortest expected remaining processing time"
     (Sevcik, "Scheduling for minimum total loss using service time distributions", JACM 1974).
     """
 
@@ -82,25 +81,25 @@ class LearnedLengths:
 
     @property
     def revision(self) -> int:
-        """Rises now and then: after an eighth more answers."""
+        """Rises after an eighth more answers."""
         return self._all.revision + sum(lengths.revision for lengths in self._classes.values())
 
     @property
     def error(self) -> PredictionError:
-        """Over all classes."""
+        """Error over all classes."""
         return self._all.error
 
     @property
     def errors(self) -> Mapping[str, PredictionError]:
-        """By class."""
+        """Error by class."""
         return {name: lengths.error for name, lengths in self._classes.items()}
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Output tokens in all, more than it has and no more than its limit."""
+        """Return the total output tokens: more than the present ones, within the limit."""
         return self._predict(request, request.sampled_tokens)
 
     def learn(self, request: ScheduledRequest) -> None:
-        """Judge what would have been predicted, then learn what was true."""
+        """Measure the error of the prediction, then learn the true length."""
         tokens = request.output_tokens
         wrong = abs(math.log(self._predict(request, 0) / tokens))
         lengths = self._classes.get(request.slo_class)
@@ -111,7 +110,7 @@ class LearnedLengths:
         self._all.add(tokens, wrong)
 
     def _predict(self, request: ScheduledRequest, has: int) -> int:
-        """The prediction for a request with so many output tokens."""
+        """Predict the length of a request with this many output tokens."""
         lengths = self._classes.get(request.slo_class)
         if lengths is None or lengths.error.judged < _ENOUGH:
             lengths = self._all
@@ -121,10 +120,10 @@ class LearnedLengths:
 
 
 class KnownLengths:
-    """The oracle: what no server can know, for a bound in virtual time.
+    """The oracle: true lengths, which no server knows, for a bound in virtual time.
 
     Args:
-        length_of: the true output tokens of a request by its rid.
+        length_of: returns the true output tokens of a request by its rid.
     """
 
     revision: int = 0
@@ -134,15 +133,15 @@ class KnownLengths:
         self._length_of = length_of
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Output tokens in all: the truth, cut at its limit."""
+        """Return the true output tokens within the limit."""
         return min(self._length_of(request.rid), request.output_limit)
 
     def learn(self, request: ScheduledRequest) -> None:
-        """There is nothing to learn."""
+        """Ignore a finished request."""
 
 
 class _Lengths:
-    """Lengths of answers, as weights and sums in logarithmic bins."""
+    """Lengths of finished answers, as weights and sums in logarithmic bins."""
 
     __slots__ = (
         "_judged",
@@ -163,7 +162,7 @@ class _Lengths:
         self._weight = 0.0
         self._weights: list[float] = []
         self._sums: list[float] = []
-        # Of each bin: the mean of all lengths in it and above; brought up to date now and then.
+        # For each bin, the mean of all lengths in it and above, updated with the revision.
         self._means: list[float] = []
 
     @property
@@ -172,7 +171,7 @@ class _Lengths:
         return PredictionError(judged=self._judged, mean_abs_log_ratio=mean)
 
     def add(self, tokens: int, wrong: float) -> None:
-        """One answer, and by how much its prediction was wrong."""
+        """Add an answer and the error of its prediction."""
         if self._judged and self._judged % _MEMORY == 0:
             self._wrong /= 2
             self._weight /= 2
@@ -195,7 +194,7 @@ class _Lengths:
             self._means = self._means_from_above()
 
     def expected(self, has: int) -> int:
-        """The mean of the lengths above one; where there are none, twice as much."""
+        """Return the mean of the lengths above this one; twice this one without any."""
         at = _bin(has) + 1 if has else 0
         return round(self._means[at]) if at < len(self._means) else 2 * has
 

@@ -16,7 +16,7 @@ from goodput_core.cli import CommandParser, argument_type, parse_port, require_t
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S, parse_duration
-from goodput_engine.core.configuration import configuration
+from goodput_engine.core.build import configuration
 from goodput_engine.http_server import add_connection_arguments, connection_limits
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError
-from goodput_engine.core.configuration import followed_by_core
+from goodput_engine.core.build import followed_by_core
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.messages import FollowManifest
 from goodput_engine.openai.headers import ServiceClasses

@@ -13,7 +13,7 @@ from goodput_core.spec.choices import ControlMode, RouterPolicy
 from goodput_core.spec.codec import decode
 from goodput_core.spec.declaration import spec_field
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.core.configuration import configuration
+from goodput_engine.core.build import configuration
 from goodput_engine.device.profile import DeviceProfile
 from goodput_engine.manifest_file import read_document
 from goodput_engine.messages import Configure

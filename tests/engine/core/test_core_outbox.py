@@ -6,8 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from goodput_core.engine_state import EngineState
-from goodput_engine.core.outbox import Outbox
-from goodput_engine.core.wire import core_reader
+from goodput_engine.core.wire import Outbox, core_reader
 from goodput_engine.messages import Rejected, RequestOutput, StepOutputs
 
 if TYPE_CHECKING:

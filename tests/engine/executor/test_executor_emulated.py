@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from goodput_core.steptime import StepShape
 from goodput_engine.device.load import load_profile
-from goodput_engine.executor.emulated import EmulatedExecutor
-from goodput_engine.executor.lengths import stop_length
+from goodput_engine.executor.emulated import EmulatedExecutor, stop_length
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.scheduler.plan import Chunk, Join, StepPlan
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from goodput_engine.executor.foresight import foresee
+from goodput_engine.executor.emulated import foresee
 
 
 def _one_by_one(

@@ -103,11 +103,11 @@ class FastServePolicy(SchedulingPolicy):
         return request.total_tokens
 
     def headroom_blocks(self) -> int:
-        """None: the blocks that are kept free are for starting requests."""
+        """Zero: the blocks that are kept free are for starting requests."""
         return 0
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
-        """As much of the prompt as the budget allows."""
+        """The rest of the prompt within the budget."""
         return min(remaining, budget_left)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ class OrcaPolicy(SchedulingPolicy):
         return self.view.max_total_tokens - 1
 
     def headroom_blocks(self) -> int:
-        """None: running requests have all blocks that they can need."""
+        """Zero: running requests have all blocks that they can need."""
         return 0
 
     def phase(self) -> Phase:

@@ -111,7 +111,7 @@ class PriorityPolicy(SchedulingPolicy):
         return self._pauses.schedules(self._ageing.running(request), self.view.now_ns)
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
-        """As much of the prompt as the budget allows."""
+        """The rest of the prompt within the budget."""
         return min(remaining, budget_left)
 
     # --- after a step ------------------------------------------------------------------------

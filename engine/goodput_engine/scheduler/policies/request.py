@@ -34,7 +34,7 @@ class RequestPolicy(SchedulingPolicy):
         return request.input_tokens + request.output_limit - 1
 
     def headroom_blocks(self) -> int:
-        """None: running requests have all blocks that they can need."""
+        """Zero: running requests have all blocks that they can need."""
         return 0
 
     def phase(self) -> Phase:
@@ -42,7 +42,7 @@ class RequestPolicy(SchedulingPolicy):
         return Phase(admissions=self.view.num_running == 0)
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
-        """As much of the prompt as the budget allows."""
+        """The rest of the prompt within the budget."""
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:

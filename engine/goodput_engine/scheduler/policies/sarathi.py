@@ -45,7 +45,7 @@ class SarathiPolicy(SchedulingPolicy):
         return MIXED
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
-        """As much of the prompt as the budget allows."""
+        """The rest of the prompt within the budget."""
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
