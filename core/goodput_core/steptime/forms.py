@@ -34,7 +34,7 @@ class StepShape(NamedTuple):
     """The shape of a step: what it computes, summed over its requests.
 
     A request either decodes, one token on top of a known context, or has a *chunk*: some tokens
-    of its prompt (or, after a preemption, of what it must compute again).
+    of its prompt (or, after a preemption, of the tokens to recompute).
 
     Args:
         num_requests: requests with at least one token in the step, B.

@@ -319,7 +319,7 @@ def _read_mapping(value: object, source: str, what: str) -> dict[Any, Any]:
     """Return a mapping.
 
     Raises:
-        InputError: it is none.
+        InputError: the value is of another type.
     """
     if not isinstance(value, dict):
         raise InputError(f"{source}: {what}: must be a mapping")

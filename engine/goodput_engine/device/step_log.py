@@ -77,7 +77,7 @@ class StepLog:
         self._empty = True
 
     def add(self, outcome: StepOutcome) -> None:
-        """Add a step; one that copied blocks is left out, since its time may be that of the copy."""
+        """Add a step, unless it copied blocks: its time may be that of the copy."""
         if not self._room or outcome.plan.copies:
             return
         result = outcome.result

@@ -124,7 +124,7 @@ class PriorityPolicy(SchedulingPolicy):
         return not len(self.view.waiting) and self._pauses.idle
 
 
-class Level(IntEnum):
+class PriorityLevel(IntEnum):
     """Levels of priority, the least urgent first."""
 
     LOW = 0
@@ -133,7 +133,7 @@ class Level(IntEnum):
     REALTIME = 3
 
     @classmethod
-    def of(cls, request: ScheduledRequest) -> Level:
+    def of(cls, request: ScheduledRequest) -> PriorityLevel:
         """Return a request's own level: realtime from priority 2 on, high 1, normal 0, else low."""
         return cls(min(cls.REALTIME, max(cls.LOW, request.priority + cls.NORMAL)))
 
@@ -161,7 +161,9 @@ class Ageing:
     def waiting(self, request: ScheduledRequest, now_ns: int) -> int:
         """Return the level of a waiting request."""
         waited_ns = now_ns - request.arrival_ns - request.ran_ns
-        return min(Level.REALTIME, Level.of(request) + max(0, waited_ns) // self.ageing_ns)
+        return min(
+            PriorityLevel.REALTIME, PriorityLevel.of(request) + max(0, waited_ns) // self.ageing_ns
+        )
 
     def running(self, request: ScheduledRequest) -> int:
         """Return the level of a running request: its level at admission."""
@@ -169,7 +171,7 @@ class Ageing:
 
     def top_ns(self, request: ScheduledRequest) -> int:
         """Return when a waiting request reaches, or reached, the top level."""
-        to_go = Level.REALTIME - Level.of(request)
+        to_go = PriorityLevel.REALTIME - PriorityLevel.of(request)
         return request.arrival_ns + request.ran_ns + to_go * self.ageing_ns
 
 
@@ -266,8 +268,8 @@ class Pauses:
         for progress in outcome.progress:
             request = progress.request
             timed = request.targets.tpot_ns is not None or request.targets.tbt_p99_ns is not None
-            level = Level.of(request)
-            if timed and level >= Level.HIGH:
+            level = PriorityLevel.of(request)
+            if timed and level >= PriorityLevel.HIGH:
                 self._urgent.setdefault(request.rid, _UrgentRequest(request, level, now_ns))
         for urgent in self._urgent.values():
             if urgent.tokens != urgent.request.output_tokens:
