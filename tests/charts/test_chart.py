@@ -59,6 +59,17 @@ def test_the_chart_lints(helm: Helm, name: str) -> None:
         ("metrics.serviceMonitor.interval=30", "interval"),
         ("metrics.podMonitor.interval=30", "interval"),
         ("prometheus.allowedUrls={prometheus:9090}", "allowedUrls"),
+        ("resources.limits.memory=1 GiB", "memory"),
+        ("resources.requests.cpu=lots", "cpu"),
+        ("image.repository=Ghcr.io/Example", "repository"),
+        ("engine.repository=ghcr.io/example/engine:1", "repository"),
+        ("router.tag=a b", "tag"),
+        ("image.registry=https://mirror", "registry"),
+        ("podLabels.app\\.kubernetes\\.io/name=mine", "podLabels"),
+        ("podLabels.helm\\.sh/chart=mine", "podLabels"),
+        ("extraEnv[0].name=POD_NAME", "extraEnv"),
+        ("extraEnv[0].name=a b", "extraEnv"),
+        ("networkPolicy.services.clients[0].host=a", "clients"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_name(
@@ -150,3 +161,106 @@ def test_the_documented_rights_are_those_of_the_chart(render: Render) -> None:
                 for resource in rule["resources"]:
                     granted.setdefault(resource, set()).update(rule["verbs"])
     assert granted == documented_rights()
+
+
+@pytest.mark.parametrize("cpu", ["1", "0.5", "500m", "1e3"])
+def test_quantities_are_accepted_as_kubernetes_writes_them(render: Render, cpu: str) -> None:
+    documents = render(*KEY, "--set-string", f"resources.requests.cpu={cpu}")
+    container = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["requests"]["cpu"] == cpu
+
+
+def test_labels_of_services_metrics_are_kept_by_the_service_monitor(render: Render) -> None:
+    monitor = only(render(*KEY, "--set", "metrics.serviceMonitor.enabled=true"), "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["honorLabels"] is True
+
+
+def test_pod_labels_are_added_and_never_replace_the_selectors(render: Render) -> None:
+    forged = "podLabels.app\\.kubernetes\\.io/name=mine"
+    documents = render(*KEY, "--set", f"{forged},podLabels.team=x", "--skip-schema-validation")
+    deployment = only(documents, "Deployment")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert labels["team"] == "x"
+    assert deployment["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_extra_environment_follows_the_charts_own(render: Render) -> None:
+    extra = '[{"name":"HTTPS_PROXY","value":"http://proxy:3128"}]'
+    documents = render(*KEY, "--set-json", f"extraEnv={extra}")
+    container = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert [one["name"] for one in container["env"]] == ["POD_NAME", "POD_UID", "HTTPS_PROXY"]
+
+
+def policies(render: Render, *settings: str) -> dict[tuple[str, str], dict[str, Any]]:
+    documents = render(*KEY, "--set", "networkPolicy.services.enabled=true", *settings)
+    found = [d for d in documents if d["kind"] == "NetworkPolicy"]
+    return {(d["metadata"]["namespace"], d["metadata"]["name"]): d["spec"] for d in found}
+
+
+def test_network_policies_admit_clients_to_routers_and_routers_to_engines(render: Render) -> None:
+    monitoring = (
+        '[{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"monitoring"}}}]'
+    )
+    found = policies(
+        render,
+        *("--set", "watchNamespaces={chat,search}"),
+        *("--set-json", f"networkPolicy.services.monitoring={monitoring}"),
+    )
+    assert {namespace for namespace, _ in found} == {"goodput-system", "chat", "search"}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "goodput-system"}},
+        "podSelector": found["goodput-system", "goodput"]["podSelector"],
+    }
+    admins = [
+        operator,
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+    ]
+    routers = found["chat", "goodput-routers"]
+    assert routers["podSelector"]["matchLabels"] == {"goodput.dev/role": "router"}
+    assert routers["ingress"] == [
+        {"ports": [{"port": "serving"}]},
+        {"ports": [{"port": "admin"}], "from": admins},
+    ]
+    engines = found["chat", "goodput-engines"]
+    assert engines["podSelector"]["matchLabels"] == {"goodput.dev/role": "engine"}
+    of_routers = [{"podSelector": {"matchLabels": {"goodput.dev/role": "router"}}}]
+    assert engines["ingress"] == [
+        {"ports": [{"port": "serving"}, {"port": "admin"}], "from": of_routers},
+        {"ports": [{"port": "admin"}], "from": admins},
+    ]
+    assert {tuple(spec["policyTypes"]) for key, spec in found.items() if key[0] == "chat"} == {
+        ("Ingress",)
+    }
+
+
+def test_network_policies_of_services_need_namespaces(helm: Helm, render: Render) -> None:
+    enabled = ("--set", "networkPolicy.services.enabled=true")
+    done = helm("template", "goodput", str(CHART), *KEY, *enabled)
+    assert done.returncode != 0
+    assert "networkPolicy.services.namespaces: list the namespaces" in done.stderr
+    found = policies(render, "--set", "networkPolicy.services.namespaces={chat}")
+    assert ("chat", "goodput-engines") in found
+    clients = 'networkPolicy.services.clients=[{"podSelector":{"matchLabels":{"app":"web"}}}]'
+    found = policies(
+        render, "--set", "networkPolicy.services.namespaces={chat}", "--set-json", clients
+    )
+    serving, _ = found["chat", "goodput-routers"]["ingress"]
+    assert serving["from"] == [{"podSelector": {"matchLabels": {"app": "web"}}}]
+
+
+def test_an_admission_policy_refuses_sources_that_are_not_built(render: Render) -> None:
+    documents = render(*SETTINGS["namespaces"])
+    policy = only(documents, "ValidatingAdmissionPolicy")
+    (validation,) = policy["spec"]["validations"]
+    assert "startsWith('emulated://')" in validation["expression"]
+    assert "not built yet" in validation["message"]
+    binding = only(documents, "ValidatingAdmissionPolicyBinding")["spec"]
+    assert binding["policyName"] == policy["metadata"]["name"]
+    assert binding["validationActions"] == ["Deny"]
+    (chosen,) = binding["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert chosen["values"] == ["chat", "search"]
+    everywhere = only(render(*KEY), "ValidatingAdmissionPolicyBinding")["spec"]
+    assert "matchResources" not in everywhere
+    without = render(*KEY, "--set", "admission.enabled=false")
+    assert not [d for d in without if d["kind"].startswith("ValidatingAdmission")]

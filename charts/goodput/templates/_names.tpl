@@ -1,4 +1,4 @@
-{{/* The release's own name, short enough for what is appended to it. */}}
+{{/* The release's name, short enough for suffixes. */}}
 {{- define "goodput.name" -}}
 {{- if contains "goodput" .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
@@ -44,4 +44,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else -}}
 {{- printf "%s:%s" $repository (default .root.Chart.AppVersion .image.tag) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Network peers of the admin ports: (dict "root" $ "monitoring" [peers]). */}}
+{{- define "goodput.administrators" -}}
+- namespaceSelector:
+    matchLabels: {kubernetes.io/metadata.name: {{ .root.Release.Namespace }}}
+  podSelector:
+    matchLabels:
+      {{- include "goodput.selector" .root | nindent 6 }}
+{{- with .monitoring }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}

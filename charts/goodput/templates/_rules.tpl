@@ -1,4 +1,4 @@
-{{/* What the operator may do in a namespace that it looks after. docs/operator.md says why. */}}
+{{/* The operator's permissions in a namespace; docs/operator.md gives the reason of each. */}}
 {{- define "goodput.rules" -}}
 - apiGroups: [goodput.dev]
   resources: [llmservices]
@@ -18,14 +18,14 @@
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch]
-# Only created: what is in a Secret is never read.
+# Secrets are only created, never read.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# The routers' own right, which nobody can grant without having it.
+# Granted to routers, which requires having it.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
