@@ -184,7 +184,7 @@ def test_columns_of_the_wrong_type_are_named(
         ("timestamp_resolution_ns", "-1", "goodput.trace.timestamp_resolution_ns is '-1'"),
     ],
 )
-def test_metadata_that_is_not_understood_is_named(
+def test_unknown_metadata_is_named(
     key: str,
     value: str,
     sentence: str,
@@ -204,7 +204,7 @@ def test_metadata_that_is_not_understood_is_named(
     ],
     ids=["disorder within a session", "a session comes back", "no session"],
 )
-def test_a_session_clock_needs_whole_sessions_in_order(
+def test_a_session_relative_trace_needs_whole_sessions_in_order(
     sessions: list[str | None],
     times: list[int],
     sentence: str,
@@ -242,7 +242,7 @@ def test_a_trace_without_rows_is_refused(
     ],
     ids=["empty", "CSV", "magic only"],
 )
-def test_a_file_that_is_no_parquet_is_refused(
+def test_a_file_of_another_format_is_refused(
     content: bytes, sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     path = tmp_path / "t.parquet"

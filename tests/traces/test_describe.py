@@ -141,7 +141,7 @@ def test_sums_of_tokens_do_not_overflow(write_columns: Callable[..., Path]) -> N
     assert describe(open_trace(path)).prompt.total == 5_000_000_000
 
 
-def test_a_session_clock_has_no_rates(
+def test_a_session_relative_trace_has_no_rates(
     tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
 ) -> None:
     rows = [replace(row, provided_session_id="s") for row in make_rows()]
@@ -155,7 +155,9 @@ def test_a_session_clock_has_no_rates(
     )
 
 
-def test_the_table_shows_what_a_person_needs(run_trace: Callable[..., Outcome]) -> None:
+def test_the_table_shows_sources_rates_classes_and_charts(
+    run_trace: Callable[..., Outcome],
+) -> None:
     outcome = run_trace("describe", "sample")
     assert (outcome.code, outcome.err) == (0, "")
     for words in (
@@ -203,7 +205,7 @@ def test_text_of_a_trace_cannot_control_the_terminal(
     assert values.replace("\n", "").isprintable()
 
 
-def test_a_reader_that_leaves_early_is_no_failure(tmp_path: Path) -> None:
+def test_a_closed_stdout_exits_with_zero(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from goodput_core.dispatch import run_command\n"

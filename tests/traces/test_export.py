@@ -1,4 +1,4 @@
-"""Exports: other tools' formats, what comes back from them, and what is said to be lost."""
+"""Exports to other tools: the written files, round trips, and notes on lost values."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_baseten_export_has_what_aiperf_requires(tmp_path: Path) -> None:
         assert (line["block_size"] or 1) > 0
 
 
-def test_made_up_prompts_have_one_word_per_token_and_share_prefixes(tmp_path: Path) -> None:
+def test_generated_prompts_have_one_word_per_token_and_share_prefixes(tmp_path: Path) -> None:
     export_trace(sample_path(), tmp_path / "b.parquet", "baseten")
     rows = list(open_trace(tmp_path / "b.parquet").rows())
     words = [(row.prompt or "").split(" ") for row in rows]
@@ -134,7 +134,7 @@ def test_mooncake_hashes_cover_every_block_as_aiperf_demands(tmp_path: Path) -> 
     assert len(set(tails)) == len(tails)
 
 
-def test_what_an_export_loses_is_said_on_stderr(
+def test_stderr_lists_the_values_lost_by_an_export(
     tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
 ) -> None:
     rows = [
@@ -153,7 +153,7 @@ def test_what_an_export_loses_is_said_on_stderr(
     assert "--isl-block-size 64" in outcome.err
 
 
-def test_a_trace_on_session_clocks_is_not_exported(
+def test_a_session_relative_trace_is_not_exported(
     tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
 ) -> None:
     rows = [replace(row, provided_session_id="s") for row in make_rows()]
@@ -166,7 +166,7 @@ def test_a_trace_on_session_clocks_is_not_exported(
         assert not out.exists()
 
 
-def test_blocks_of_two_sizes_do_not_fit_mooncake(
+def test_mooncake_export_refuses_blocks_of_two_sizes(
     tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
 ) -> None:
     rows = [

@@ -123,7 +123,7 @@ def test_targets_of_a_row_are_nanoseconds(make_rows: Callable[..., list[TraceRow
     [("a", 7, "a"), (None, 7, "7"), (None, None, None)],
     ids=["provided wins", "derived", "none"],
 )
-def test_the_provided_session_wins(
+def test_the_provided_session_id_overrides_the_derived_one(
     provided: str | None,
     derived: int | None,
     expected: str | None,
@@ -133,7 +133,7 @@ def test_the_provided_session_wins(
     assert row.session_id == expected
 
 
-def test_nanoseconds_win_over_milliseconds(write_columns: Callable[..., Path]) -> None:
+def test_nanoseconds_override_milliseconds(write_columns: Callable[..., Path]) -> None:
     path = write_columns(
         {
             "request_id": ["a"],
@@ -273,7 +273,7 @@ def test_a_failed_write_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_trace_is_replaced_only_when_asked(
+def test_an_existing_trace_is_replaced_only_with_overwrite(
     tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
 ) -> None:
     path = tmp_path / "t.parquet"

@@ -233,7 +233,7 @@ def test_baseten_hashes_without_a_size_need_one(write_columns: Callable[..., Pat
     assert rows[0].block_size == 2
 
 
-def test_a_trace_of_ours_comes_back_whole(
+def test_an_imported_trace_keeps_every_column(
     tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
 ) -> None:
     metadata = TraceMetadata(
@@ -320,7 +320,7 @@ def test_sorting_orders_by_arrival_and_keeps_ties_in_place(
     assert {file.name for file in tmp_path.iterdir()} == {"m.jsonl", "out.parquet"}
 
 
-def test_sessions_are_sorted_by_id_when_asked(tmp_path: Path) -> None:
+def test_sort_orders_sessions_by_id(tmp_path: Path) -> None:
     (tmp_path / "w.jsonl").write_text(lines(WEKA | {"id": "b"}, WEKA | {"id": "a"}))
     with pytest.raises(Exception, match="--sort"):
         imported(tmp_path / "w.jsonl")
@@ -328,7 +328,7 @@ def test_sessions_are_sorted_by_id_when_asked(tmp_path: Path) -> None:
     assert [row.session_id for row in rows] == ["a"] * 4 + ["b"] * 4
 
 
-def test_an_import_says_what_it_changed_and_dropped(
+def test_notes_list_changed_and_dropped_values(
     write_columns: Callable[..., Path], run_trace: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     outcome = run_trace("import", write_columns(BASETEN), "--out", tmp_path / "o.parquet")

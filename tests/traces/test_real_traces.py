@@ -60,7 +60,7 @@ def test_mooncake_conversations_keep_their_ties_and_prefixes(
 
 
 @pytest.mark.slow
-def test_weka_sessions_become_requests_on_clocks_of_their_own(
+def test_weka_sessions_become_session_relative_requests(
     real_trace: Callable[[str], Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "weka.parquet"

@@ -52,14 +52,14 @@ def test_the_sample_suits_a_demonstration() -> None:
     assert sample_path().stat().st_size < 100_000
 
 
-def test_one_seed_makes_one_trace_and_another_makes_another() -> None:
+def test_equal_seeds_give_equal_traces_and_other_seeds_others() -> None:
     options = SynthesisOptions(seed=9)
     assert list(synthesize(options)) == list(synthesize(options))
     assert list(synthesize(options)) != list(synthesize(replace(options, seed=10)))
 
 
 @pytest.mark.parametrize("factor", [1.0, 4.0, 20.0])
-def test_the_mean_rate_is_met_whatever_the_bursts(factor: float) -> None:
+def test_the_mean_rate_does_not_depend_on_bursts(factor: float) -> None:
     options = SynthesisOptions(
         seed=1, duration_ns=3600 * NS_PER_S, rate_per_s=10, burst_factor=factor
     )

@@ -145,7 +145,7 @@ def test_samples_are_nested_across_scales(
 
 @given(rows=session_rows(), share=st.fractions(min_value=Fraction(1, 50), max_value=1),
        seed=st.integers(0, 5))  # fmt: skip
-def test_what_is_chosen_below_one_is_what_is_copied_above(
+def test_sessions_kept_below_one_are_the_first_to_be_copied_above(
     rows: list[TraceRow], share: Fraction, seed: int
 ) -> None:
     chosen = {r.request_id for r in scale_rate(rows, share, seed=seed)}
@@ -173,9 +173,7 @@ def test_scaling_keeps_sessions_whole_times_untouched_and_ids_unique(
 
 
 @given(rows=session_rows(), seed=st.integers(0, 5))
-def test_copies_share_prefixes_among_themselves_and_with_nobody_else(
-    rows: list[TraceRow], seed: int
-) -> None:
+def test_copies_share_prefixes_with_copies_only(rows: list[TraceRow], seed: int) -> None:
     scaled = list(scale_rate(rows, Fraction(3), seed=seed))
     worlds: dict[str, list[TraceRow]] = {}
     for r in scaled:
@@ -195,7 +193,9 @@ def test_copies_share_prefixes_among_themselves_and_with_nobody_else(
 
 
 @pytest.mark.parametrize("scale", ["0.3", "0.5", "1.7", "2.5"])
-def test_a_scale_is_met_on_average_and_bursts_keep_their_shape(scale: str) -> None:
+def test_the_mean_number_of_requests_matches_the_scale_and_bursts_keep_their_shape(
+    scale: str,
+) -> None:
     rows = [row(at, timestamp_start_unix_ns=at // 50 * NS_PER_S) for at in range(10_000)]
     scaled = list(scale_rate(rows, parse_factor(scale), seed=3))
     assert len(scaled) == pytest.approx(float(scale) * len(rows), rel=0.03)
@@ -203,7 +203,7 @@ def test_a_scale_is_met_on_average_and_bursts_keep_their_shape(scale: str) -> No
     assert len(per_instant) == 200  # every burst is still there, at its instant
 
 
-def test_another_seed_chooses_other_rows() -> None:
+def test_another_seed_selects_other_rows() -> None:
     rows = [row(at) for at in range(200)]
     half = Fraction(1, 2)
     one, other = ({r.request_id for r in scale_rate(rows, half, seed=s)} for s in (1, 2))
@@ -251,7 +251,7 @@ def test_the_limit_counts_requests_that_are_sent() -> None:
     ],
     ids=str,
 )
-def test_the_first_rule_that_holds_gives_the_class(
+def test_the_first_matching_rule_assigns_the_class(
     rules: list[str], changes: dict[str, Any], expected: str
 ) -> None:
     plan = TransformPlan(class_rules=parse_class_rules(rules))

@@ -100,11 +100,9 @@ def _add_import(commands: Any) -> None:
         "--block-size",
         type=argument_type(_block_size, "block size"),
         metavar="TOKENS",
-        help="tokens per hash, where the source does not say",
+        help="tokens per hash, if the source does not state it",
     )
-    parser.add_argument(
-        "--source", dest="origin", metavar="TEXT", help="where the requests are from"
-    )
+    parser.add_argument("--source", dest="origin", metavar="TEXT", help="origin of the requests")
     parser.add_argument("--licence", default="", metavar="TEXT", help="the source's licence")
 
 
@@ -113,7 +111,7 @@ def _add_export(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write a trace in another tool's format",
-        summary=f"Write a trace in another tool's format; what is lost is said on stderr.\n\n"
+        summary=f"Write a trace in another tool's format; stderr lists lost values.\n\n"
         f"formats:\n{formats}",
         examples=(
             "goodput trace export sample --format mooncake --out sample.jsonl",
@@ -131,7 +129,7 @@ def _add_describe(commands: Any) -> None:
     parser = commands.add_parser(
         "describe",
         help="rates, lengths, bursts, ties, sessions, prefix reuse",
-        summary="Show what a trace holds: rates, lengths, bursts, ties, sessions, prefix reuse.",
+        summary="Describe a trace: rates, lengths, bursts, ties, sessions, prefix reuse.",
         examples=("goodput trace describe sample", "goodput trace describe prod.parquet --json"),
     )
     _add_trace(parser)
@@ -142,9 +140,9 @@ def _add_synthesize(commands: Any) -> None:
     defaults = SynthesisOptions()
     parser = commands.add_parser(
         "synthesize",
-        help="make a trace with bursts, two classes, sessions and shared prefixes",
-        summary="Make a synthetic trace from a seed: bursts, the classes interactive and batch, "
-        "sessions and shared prefixes. It is labelled synthetic.",
+        help="generate a trace with bursts, two classes, sessions and shared prefixes",
+        summary="Generate a trace from a seed: bursts, the classes interactive and batch, sessions "
+        "and shared prefixes. Its metadata labels it as synthetic.",
         examples=(
             "goodput trace synthesize --out load.parquet --seed 1 --duration 10m --rate 20",
             "goodput trace synthesize --out calm.parquet --burst-factor 1 --batch-share 0",
@@ -158,7 +156,7 @@ def _add_synthesize(commands: Any) -> None:
         "--duration",
         type=argument_type(_duration, "duration"),
         default=defaults.duration_ns,
-        help="how long arrivals go on (60s)",
+        help="time span of the arrivals (60s)",
     )
     parser.add_argument(
         "--rate",
@@ -174,7 +172,7 @@ def _add_synthesize(commands: Any) -> None:
     )
     for name, default, what in (
         ("--batch-share", defaults.batch_share, "share of requests of class batch"),
-        ("--session-share", defaults.session_share, "chance that a request continues a session"),
+        ("--session-share", defaults.session_share, "probability of continuing a session"),
     ):
         parser.add_argument(
             name,
@@ -189,7 +187,7 @@ def _add_trace(parser: CommandParser) -> None:
         "trace",
         type=lambda text: sample_path() if text == SAMPLE else Path(text),
         metavar="TRACE",
-        help=f"a trace; `{SAMPLE}` is the one that comes with goodput",
+        help=f"a trace; `{SAMPLE}` is the one shipped with goodput",
     )
     _add_limit(parser)
 
@@ -208,7 +206,7 @@ def _add_out(parser: CommandParser) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, required=True, metavar="FILE", help="file to write"
     )
-    parser.add_argument("--force", action="store_true", help="replace the file when it exists")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def _block_size(text: str) -> int:

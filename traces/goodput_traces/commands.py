@@ -1,4 +1,4 @@
-"""What `goodput trace` does with its arguments: one call, a result on stdout, notes on stderr."""
+"""Run the commands of `goodput trace`: a result on stdout, notes on stderr."""
 
 from __future__ import annotations
 

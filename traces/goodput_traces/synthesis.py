@@ -1,15 +1,14 @@
-"""A synthetic trace: bursts, two classes, shared prefixes and sessions, from one seed.
+"""Generate a synthetic trace with bursts, two classes, shared prefixes and sessions from a seed.
 
-For demonstrations and tests where no production trace can be published. It is labelled
-synthetic in its metadata and proves nothing about anyone's traffic. Every draw comes from
-`random.Random(seed).random()`, whose sequence Python guarantees, so the same options make the
-same rows everywhere.
+For demonstrations and tests without a production trace. Its metadata labels it as synthetic: it
+proves nothing about real traffic. Every draw comes from `random.Random(seed).random()`, whose
+sequence Python guarantees, so equal options produce equal rows everywhere.
 
-How it works:
+The model:
 
 * **Arrivals** are a Poisson process whose rate switches between a quiet level and bursts.
   Gaps between bursts and their lengths are exponential (means 10 s and 2 s); the levels are
-  chosen so that the mean is the asked rate.
+  chosen so that the mean is the requested rate.
 * **Classes**: `interactive` and `batch`; prompt and answer lengths are lognormal and bounded.
 * **Prefixes**: every prompt starts with one of a few system prompts, some more popular than
   others. Hashes cover full blocks of 64 tokens.
@@ -38,21 +37,21 @@ _QUIET_S: Final = 10.0
 _BURST_S: Final = 2.0
 _MAX_PROMPT: Final = 4000
 _MAX_ANSWER: Final = 250
-_THINK_S: Final = 4.0  # a conversation rests at least this long between turns
+_THINK_S: Final = 4.0  # shortest time between turns of a conversation
 _OPEN_SESSIONS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesisOptions:
-    """What to generate.
+    """Options of a synthetic trace.
 
     Args:
-        seed: equal options and seeds make equal traces.
-        duration_ns: how long arrivals go on, nanoseconds.
+        seed: equal options and seeds produce equal traces.
+        duration_ns: time span of the arrivals, nanoseconds.
         rate_per_s: mean requests per second.
-        burst_factor: how many times the quiet rate a burst has; 1 means no bursts.
+        burst_factor: rate of a burst over the quiet rate; 1 for no bursts.
         batch_share: share of requests of class `batch`, 0 to 1.
-        session_share: chance that an interactive request continues a conversation.
+        session_share: probability that an interactive request continues a conversation.
     """
 
     seed: int = 0
@@ -102,7 +101,7 @@ _BATCH: Final = _Class(
 
 
 def synthetic_metadata(command: str) -> TraceMetadata:
-    """The metadata that labels such a trace, with the command line that makes it again."""
+    """Metadata that labels a trace as synthetic, with the command that reproduces it."""
     return TraceMetadata(
         source=f"synthetic, made by: {command}",
         licence="Apache-2.0",
@@ -113,7 +112,7 @@ def synthetic_metadata(command: str) -> TraceMetadata:
 
 
 def synthesize(options: SynthesisOptions) -> Iterator[TraceRow]:
-    """The rows in order of arrival, streamed; the clock starts at 0."""
+    """Generate the rows in order of arrival; the clock starts at 0."""
     rng = Random(options.seed)
     blocks = _Blocks()
     conversations = _Conversations(options.session_share, blocks)
@@ -147,7 +146,7 @@ def _arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
 
 
 class _Blocks:
-    """Hands out block hashes: small numbers, because random ones would not compress."""
+    """Allocate block hashes: small numbers, because random ones would not compress."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -166,7 +165,7 @@ class _Blocks:
 
 
 class _Conversations:
-    """Open interactive sessions, the oldest dropped first; their number is bounded."""
+    """A bounded number of open interactive sessions; the oldest is dropped first."""
 
     def __init__(self, share: float, blocks: _Blocks) -> None:
         self._share = share
@@ -205,7 +204,7 @@ class _Conversations:
         history = last.input_tokens + last.output_tokens
         prompt = history + _INTERACTIVE.tail.draw(rng)
         if prompt > _MAX_PROMPT:
-            return None  # the conversation has grown out of its context
+            return None  # the conversation exceeds its context
         known = last.total_hashes
         return TraceRow(
             request_id=request_id,
@@ -254,6 +253,6 @@ def _exponential(rng: Random, mean: float) -> float:
 
 
 def _z(rng: Random) -> float:
-    """A standard normal number by Box and Muller's transform, two draws each."""
+    """Draw a standard normal number by the Box-Muller transform, from two uniform draws."""
     radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
     return radius * math.cos(2.0 * math.pi * rng.random())

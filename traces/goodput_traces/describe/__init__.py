@@ -1,4 +1,4 @@
-"""What a trace holds: counted in one pass, shown as tables or JSON."""
+"""Describe a trace: counted in one pass, shown as tables or JSON."""
 
 from goodput_traces.describe.description import TraceDescription, describe
 

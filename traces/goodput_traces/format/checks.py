@@ -1,7 +1,6 @@
-"""The rules a row must keep, checked a batch at a time so that a clean trace costs little.
+"""Rules for the rows of a trace, checked by batch so that a valid trace costs little.
 
-Used by the reader on what others wrote and by the writer on what importers made: there is one
-set of rules. Only when a rule is broken is the first offending row looked for.
+Reader and writer share these rules. The first offending row is located only after a rule failed.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class _Batch:
     first_row: int
 
     def refuse(self, bad: Any, name: str, problem: str) -> NoReturn:
-        """Raise for the first row where the mask is true; `{value}` stands for its value."""
+        """Raise for the first row of a mask; `{value}` in the problem becomes the row's value."""
         at = int(pc.index(pc.fill_null(bad, False), True).as_py())
         text = problem.replace("{value}", str(self.columns[name][at].as_py()))
         raise RowError(self.path, self.first_row + at, name, text)
@@ -167,20 +166,20 @@ def _check_hashes(batch: _Batch) -> None:
             batch.path,
             batch.first_row + int(pc.index(unsized, True).as_py()),
             "block_size",
-            "it is missing although the row has total_hashes; say how many tokens a hash covers",
+            "it is missing although the row has total_hashes; give the tokens per hash",
         )
 
 
 class OrderCheck:
-    """Rows must come by arrival, or by session and then arrival where sessions share no clock.
+    """Check that rows are sorted by arrival, or by session and arrival for session clocks.
 
-    Keeps only the last row's place, so it costs no memory.
+    Only the last row is kept, so memory stays constant.
 
     Args:
-        clock: what arrivals count from.
+        clock: origin of the arrivals.
         path: the file, for errors.
-        remedy: what to do about disorder, for errors.
-        column: the one that arrivals were read from, for errors.
+        remedy: how the user can mend the order, for errors.
+        column: the column of the arrivals, for errors.
     """
 
     def __init__(
@@ -200,11 +199,11 @@ class OrderCheck:
 
         Args:
             arrivals_ns: the batch's arrivals, nanoseconds, `[rows]`.
-            sessions: its session ids; looked at only for a session-relative clock.
+            sessions: its session ids; used only for a session-relative clock.
             first_row: the number of the batch's first row, from 1.
 
         Raises:
-            RowError: the first row that comes before its predecessor.
+            RowError: a row precedes its predecessor.
         """
         if len(arrivals_ns) == 0:
             return

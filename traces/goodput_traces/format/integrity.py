@@ -1,8 +1,8 @@
 """Checks on the bytes of a Parquet file before Arrow decodes any of them.
 
 Two independent checks. The *digest block* is written by our writer between the data and the
-footer, where other readers never look: it holds a digest of all other bytes, so any damage to a
-trace of ours is found. The *claims* of any file's footer and page headers (offsets, sizes, counts)
+footer, where other readers never look: it holds a digest of all other bytes, so any damage to
+such a file is found. The *claims* of any file's footer and page headers (offsets, sizes, counts)
 are compared with each other and with the file: Arrow trusts some of them, and a file of a few
 kilobytes can claim gigabytes.
 

@@ -50,7 +50,7 @@ def detect_format(columns: Collection[str], path: Path) -> type[Importer]:
 
 
 def require_columns(importer: type[Importer], columns: Collection[str], path: Path) -> None:
-    """Refuse a file that lacks a column of the format the user named.
+    """Refuse a file that lacks a column of the requested format.
 
     Raises:
         NotATraceError: names the missing columns.

@@ -1,4 +1,4 @@
-"""Azure's LLM inference traces: a wall clock and two lengths.
+"""Import Azure's LLM inference traces: a wall clock and two lengths.
 
 Source: Patel et al., "Splitwise", ISCA 2024; github.com/Azure/AzurePublicDataset. Timestamps
 have 100 ns ticks (2023) or microseconds with a zone (2024); a time without a zone is read as
@@ -37,7 +37,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AzureImporter(Importer):
-    """`TIMESTAMP, ContextTokens, GeneratedTokens`."""
+    """Import `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`."""
 
     name = "azure"
     summary = "Azure LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens"
@@ -53,7 +53,7 @@ class AzureImporter(Importer):
         self._rows = 0
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
-        """One request per record."""
+        """Convert a record to one request."""
         self._rows += 1
         yield TraceRow(
             request_id=f"azure-{self._rows:07d}",
@@ -63,7 +63,7 @@ class AzureImporter(Importer):
         )
 
     def metadata(self) -> TraceMetadata:
-        """An absolute clock with the finest tick that was seen."""
+        """An absolute clock with the finest tick found."""
         return TraceMetadata(
             source=self.options.source,
             licence=self.options.licence,
@@ -94,7 +94,7 @@ class AzureImporter(Importer):
             moment = datetime.fromisoformat(f"{day}T{clock}{zone or 'Z'}")
         except ValueError as error:
             record.refuse("TIMESTAMP", f"{text[:60]!r} is not a time ({error}); correct it")
-        # Ticks of 100 ns do not fit a datetime; the digits are kept as they stand.
+        # Ticks of 100 ns do not fit a datetime, so the digits are read separately.
         self._digits = max(self._digits, len(fraction))
         seconds = (moment - _EPOCH) // timedelta(seconds=1)
         return _bounded(record, seconds * NS_PER_S + int(fraction.ljust(9, "0")))

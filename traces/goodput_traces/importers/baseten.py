@@ -1,7 +1,7 @@
 """AIPerf's `baseten_trace` columns, and every other column of our own format.
 
-Meanings follow AIPerf's reader; columns that only this format has are taken over where they
-exist, so a trace that was exported, edited or left unsorted comes back whole.
+Meanings follow AIPerf's reader. Columns that only our format has are imported if they exist, so a
+trace that was exported, edited or left unsorted is restored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["BasetenImporter"]
 
 
 class BasetenImporter(Importer):
-    """`timestamp_start_unix_ms`, `input_tokens`, `output_tokens`, and what else is there."""
+    """Import `timestamp_start_unix_ms`, `input_tokens`, `output_tokens` and all known columns."""
 
     name = "baseten"
     summary = "AIPerf's baseten_trace: timestamp_start_unix_ms, input_tokens, output_tokens, …"
@@ -45,10 +45,10 @@ class BasetenImporter(Importer):
         self._kept: TraceMetadata | None = None
 
     def keep_metadata(self, pairs: Mapping[bytes, bytes]) -> None:
-        """Take over what a Parquet source that we wrote says about itself.
+        """Keep the metadata of a Parquet source if Goodput wrote it.
 
         Raises:
-            ValueError: a key has a value that this version does not know.
+            ValueError: a key has an unknown value.
         """
         if any(key.startswith(b"goodput.trace.") for key in pairs):
             self._kept = TraceMetadata.from_key_values(pairs, has_ns=True)
@@ -61,8 +61,8 @@ class BasetenImporter(Importer):
         if hashes and block is None:
             record.refuse(
                 "block_size",
-                "it is missing although the row has total_hashes; say how many tokens a hash "
-                "covers with --block-size",
+                "it is missing although the row has total_hashes; give the tokens per hash with "
+                "--block-size",
             )
         self._hashed = self._hashed or bool(hashes)
 
@@ -106,11 +106,11 @@ class BasetenImporter(Importer):
         )
 
     def order_column(self, record: Record) -> str:
-        """The finer clock where a record has both, as its arrival."""
+        """The finer clock if a record has both, as for its arrival."""
         return super().order_column(record) if record.values.get(COLUMN_NS) is None else COLUMN_NS
 
     def metadata(self) -> TraceMetadata:
-        """An absolute clock, unless the source was a trace of ours and says otherwise."""
+        """An absolute clock unless the source's metadata states another."""
         kept = self._kept
         return TraceMetadata(
             source=self.options.source if kept is None else kept.source,

@@ -1,8 +1,8 @@
-"""Mooncake's traces, also AIPerf's `mooncake_trace`: arrival, lengths, prefix blocks.
+"""Import Mooncake's traces and AIPerf's `mooncake_trace`: arrival, lengths, prefix blocks.
 
 Source: Qin et al., "Mooncake", FAST 2025. `hash_ids` name blocks of 512 tokens, the last one
-partial. AIPerf adds sessions, delays and literal text; a row that has only a delay waits for
-an answer, which a replay at the trace's own times does not.
+partial. AIPerf adds sessions, delays and literal text. A row with only a delay depends on an
+earlier answer, so it has no arrival to replay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_TIMESTAMP_MS: Final = (2**63 - 1) // NS_PER_MS
 
 
 class MooncakeImporter(Importer):
-    """`timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids`."""
+    """Import `timestamp` (milliseconds), `input_length`, `output_length`, `hash_ids`."""
 
     name = "mooncake"
     summary = "Mooncake and AIPerf JSONL: timestamp (ms), input_length, output_length, hash_ids"
@@ -50,7 +50,7 @@ class MooncakeImporter(Importer):
         self._hashed = False
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
-        """One request per record."""
+        """Convert a record to one request."""
         self._rows += 1
         prompt_tokens = record.integer("input_length", "input_tokens")
         hashes = record.hashes("hash_ids")
@@ -77,7 +77,7 @@ class MooncakeImporter(Importer):
         )
 
     def metadata(self) -> TraceMetadata:
-        """A clock that counts from the trace's start, in milliseconds."""
+        """A trace-relative clock in milliseconds."""
         return TraceMetadata(
             source=self.options.source,
             licence=self.options.licence,

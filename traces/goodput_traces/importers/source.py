@@ -78,7 +78,7 @@ class Source:
         """The records in the file's order.
 
         Args:
-            known: columns of a Parquet file that are read; the others are None in every record.
+            known: columns of a Parquet file to read; every record has None for the others.
             on_bytes: called with the number of (compressed) bytes read so far.
 
         Raises:

@@ -1,9 +1,9 @@
-"""Weka's coding-agent sessions: one session a line, each on a clock of its own.
+"""Import Weka's coding-agent sessions: one session per line, each with its own clock.
 
 Source: kv-cache-tester (Callan Fox). A session's requests carry `t`, `api_time`, `think_time`
 and `ttft` in seconds since the session's start, lengths in tokens, and hashes of full 64-token
-blocks that mean something only within the session. Entries of type `subagent` are markers:
-their own requests hang below them, on the marker's clock.
+blocks that mean something only within the session. Entries of type `subagent` are markers
+with nested requests, whose times count from the marker's start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_REQUESTS = 1_000_000
 
 
 class WekaImporter(Importer):
-    """`id`, `block_size` and `requests` per line."""
+    """Import `id`, `block_size` and `requests` of each line."""
 
     name = "weka"
     summary = "Weka coding-agent sessions: id, block_size, requests (one session a line)"
@@ -49,7 +49,7 @@ class WekaImporter(Importer):
         self._tick_ns = 0
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
-        """A session's requests by time; ties keep the order of the source."""
+        """Convert a session to its requests by time; ties keep the order of the source."""
         session = record.optional_text("id", "provided_session_id")
         if not session:
             record.refuse("id", "the session has no id; give every session its own")
@@ -64,7 +64,7 @@ class WekaImporter(Importer):
             yield self._row(session, turn, arrival_ns, agent, request, salt=salt, block=block)
 
     def metadata(self) -> TraceMetadata:
-        """A clock per session; hashes cover full blocks."""
+        """A session-relative clock; hashes cover full blocks."""
         return TraceMetadata(
             source=self.options.source,
             licence=self.options.licence,
@@ -75,7 +75,7 @@ class WekaImporter(Importer):
         )
 
     def notes(self) -> list[str]:
-        """Also that sessions share no clock."""
+        """Notes on markers and on the clock in addition to the common ones."""
         notes = super().notes()
         if self._markers:
             notes.append(f"{self._markers:,} subagent markers are not requests")
@@ -150,8 +150,8 @@ def _listed(record: Record, column: str) -> list[Any]:
 
 
 def _namespace(session: str) -> int:
-    """A 63-bit salt per session, so that its block 1 is not the block 1 of another.
+    """Return a 63-bit salt that distinguishes a session's blocks from those of other sessions.
 
-    Exclusive-or with it is one-to-one: equal blocks of one session stay equal.
+    Exclusive-or with it is one-to-one, so equal blocks of one session stay equal.
     """
     return int.from_bytes(blake2b(session.encode(), digest_size=8).digest(), "little") >> 1

@@ -1,4 +1,4 @@
-"""The sample trace that comes with Goodput: synthetic, one minute, two classes."""
+"""The sample trace shipped with Goodput: synthetic, one minute, two classes."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["sample_path"]
 
 
 def sample_path() -> Path:
-    """Where the sample trace lies; `--trace sample` means this file."""
+    """The path of the sample trace; `--trace sample` names this file."""
     return Path(__file__).parent / "sample.parquet"

@@ -1,8 +1,7 @@
-"""Rules that give a row its SLO class: `batch: input_tokens >= 4000 and priority < 1`.
+"""Rules that assign SLO classes to rows: `batch: input_tokens >= 4000 and priority < 1`.
 
-A small grammar instead of `eval`: a name, a colon, comparisons of known columns with literals
-joined by `and`, or `*` for every row. The first rule that holds wins; a row that none matches
-keeps the class it had.
+A rule is a name, a colon, and comparisons of known columns with literals joined by `and`, or `*`
+for every row. The first matching rule wins; a row without a match keeps its class.
 """
 
 from __future__ import annotations
@@ -57,35 +56,35 @@ _EXAMPLE: Final = "write for example 'batch: input_tokens >= 4000' or 'interacti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One column of a row against one literal; a row without the value does not match."""
+    """A comparison of one column with one literal; a row without the value does not match."""
 
     column: str
     op: str
     value: Fraction | str
 
     def holds(self, row: TraceRow) -> bool:
-        """Whether it is true of this row."""
+        """True if the comparison holds for the row."""
         found = getattr(row, self.column)
         return found is not None and _OPERATORS[self.op](found, self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRule:
-    """Rows for which every comparison holds belong to `slo_class`; none means every row."""
+    """A class for rows that satisfy every comparison; without comparisons, for every row."""
 
     slo_class: str
     comparisons: tuple[Comparison, ...]
 
     def matches(self, row: TraceRow) -> bool:
-        """Whether this row falls under the rule."""
+        """True if the row satisfies every comparison."""
         return all(comparison.holds(row) for comparison in self.comparisons)
 
 
 def parse_class_rules(texts: Sequence[str]) -> tuple[ClassRule, ...]:
-    """Rules in the order they were written.
+    """Parse rules; their order is kept.
 
     Raises:
-        ValueError: a rule that breaks the grammar; repeats it, and says what would be right.
+        ValueError: a rule is invalid; quotes it and shows a valid one.
     """
     if len(texts) > _MAX_RULES:
         raise ValueError(f"{len(texts)} class rules are too many; at most {_MAX_RULES} are allowed")
@@ -93,7 +92,7 @@ def parse_class_rules(texts: Sequence[str]) -> tuple[ClassRule, ...]:
 
 
 def assign_classes(rows: Iterable[TraceRow], rules: Sequence[ClassRule]) -> Iterator[TraceRow]:
-    """Give every row the class of the first rule that matches it."""
+    """Assign to every row the class of its first matching rule."""
     for row in rows:
         for rule in rules:
             if rule.matches(row):

@@ -100,7 +100,7 @@ class TransformPlan:
 
 
 def apply(rows: Iterable[TraceRow], plan: TransformPlan) -> Iterator[TraceRow]:
-    """The rows of a replay, streamed; order of arrival is kept.
+    """Apply the transforms to streamed rows; the order of arrival is kept.
 
     Args:
         rows: a trace's rows, in order of arrival.
@@ -143,7 +143,7 @@ def parse_window(text: str) -> Window:
 
 
 def cut_window(rows: Iterable[TraceRow], window: Window, *, first_ns: int) -> Iterator[TraceRow]:
-    """The rows inside the window; timestamps stay as they are.
+    """Keep the rows inside the window, with unchanged timestamps.
 
     Args:
         rows: in order of arrival.

@@ -1,13 +1,11 @@
-"""More or fewer requests with the trace's bursts preserved: timestamps are never touched.
+"""Scale the number of requests with unchanged timestamps, so that bursts keep their length.
 
-Dividing timestamps would turn a 40-second burst into a 20-second one; here a burst keeps its
-length and grows or shrinks in height. Above 1, rows get copies at the same instant; below 1,
-whole sessions are dropped.
+Dividing timestamps would shorten a burst of 40 seconds to 20; here its height changes instead.
+Above 1, rows get copies at the same instant; below 1, whole sessions are dropped.
 
-One number per session (or per row that has none), drawn from its id and the seed, decides for
-every scale: instance `k` of it exists when that number is below `scale − k`. So what is chosen
-at 0.3 is chosen at 0.5, has its copy at 1.3 and 1.5, and nothing depends on where a window
-starts.
+One number per session (or per row without a session), drawn from its id and the seed, decides for
+every scale: instance `k` exists if the number is below `scale − k`. A session kept at 0.3 is kept
+at 0.5 and copied at 1.3 and 1.5, wherever a window starts.
 
 Source: Sajal et al., "TraceUpscaler", EuroSys 2024, on why scaled timestamps distort a trace.
 """
@@ -36,13 +34,13 @@ def scale_rate(rows: Iterable[TraceRow], scale: Fraction, *, seed: int) -> Itera
 
     A copy has a fresh request id, session and parent (`id~1`, `id~2` …), keeps the original's
     instant and follows it directly. Its hashes are salted: copies share prefixes among
-    themselves exactly as the originals do, and nothing with the originals. It carries no
-    prompt text, which would hit the original's cache: lengths and hashes stand for it.
+    themselves as the originals do, and none with the originals. It has no prompt text, which
+    would hit the original's cache.
 
     Args:
         rows: in order of arrival.
-        scale: how many instances of each request there are on average.
-        seed: chooses which; equal seeds choose nested sets across scales.
+        scale: mean number of instances of each request.
+        seed: selects the instances; equal seeds select nested sets across scales.
     """
     if scale == 1:
         yield from rows
