@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,13 @@ class Up:
 
     def wait(self) -> int:
         return self.process.wait(timeout=60)
+
+    def wait_for_log(self, text: str) -> None:
+        """Wait until stderr contains a text."""
+        deadline = time.monotonic() + 30
+        while text not in self.log():
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.01)  # the log is a file of another process
 
     def log(self) -> str:
         return self.logs.read_text(encoding="utf-8")

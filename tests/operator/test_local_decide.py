@@ -13,24 +13,22 @@ from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.local.decide import (
+    Address,
     Announce,
+    Desired,
+    FleetSnapshot,
     Forget,
     GiveUp,
     Kill,
+    ProcessPhase,
+    ProcessView,
     Publish,
+    Role,
+    RoutedReplica,
     Start,
+    Stop,
     Terminate,
     decide,
-)
-from goodput_operator.local.snapshot import (
-    Address,
-    Desired,
-    Phase,
-    ProcessView,
-    Role,
-    Snapshot,
-    Stop,
-    Upstream,
 )
 
 DESIRED = Desired(service="chat", replicas=2, ready_timeout_ns=60 * NS_PER_S)
@@ -43,24 +41,24 @@ def address(name: str) -> Address:
     return Address(url=f"http://127.0.0.1:{port}", admin_url=f"http://127.0.0.1:{port + 100}")
 
 
-def process(name: str, phase: Phase = Phase.READY, **fields: Any) -> ProcessView:
+def process(name: str, phase: ProcessPhase = ProcessPhase.READY, **fields: Any) -> ProcessView:
     role = Role.ROUTER if name.endswith("router") else Role.REPLICA
-    here = None if phase in {Phase.STARTING, Phase.EXITED} else address(name)
-    defaults = {"started_ns": 0, "address": here, "ever_ready": phase is Phase.READY}
+    here = None if phase in {ProcessPhase.STARTING, ProcessPhase.EXITED} else address(name)
+    defaults = {"started_ns": 0, "address": here, "ever_ready": phase is ProcessPhase.READY}
     return ProcessView(name=name, role=role, phase=phase, **{**defaults, **fields})
 
 
 def exited(name: str, **fields: Any) -> ProcessView:
     defaults = {"exited_ns": LATER, "exit_code": 70, "failures": 1, "ever_ready": True}
-    return process(name, Phase.EXITED, **{**defaults, **fields})
+    return process(name, ProcessPhase.EXITED, **{**defaults, **fields})
 
 
-def upstream(name: str) -> Upstream:
-    return Upstream(name=name, url=address(name).url, admin_url=address(name).admin_url)
+def upstream(name: str) -> RoutedReplica:
+    return RoutedReplica(name=name, url=address(name).url, admin_url=address(name).admin_url)
 
 
 BOTH = (upstream("chat-0"), upstream("chat-1"))
-SERVING = Snapshot(
+SERVING = FleetSnapshot(
     began_ns=0,
     processes=tuple(process(name) for name in NAMES),
     published=BOTH,
@@ -68,13 +66,13 @@ SERVING = Snapshot(
 )
 
 
-def serving_with(*changed: ProcessView, **fields: Any) -> Snapshot:
+def serving_with(*changed: ProcessView, **fields: Any) -> FleetSnapshot:
     by_name = {p.name: p for p in (*SERVING.processes, *changed)}
     return replace(SERVING, processes=tuple(by_name.values()), **fields)
 
 
 def test_an_empty_machine_gets_replicas_and_a_router() -> None:
-    decision = decide(Snapshot(began_ns=0), DESIRED, 0)
+    decision = decide(FleetSnapshot(began_ns=0), DESIRED, 0)
     assert decision.actions == (
         Start(name="chat-0", role=Role.REPLICA),
         Start(name="chat-1", role=Role.REPLICA),
@@ -88,7 +86,7 @@ def test_a_process_that_hangs_is_killed_once_its_time_is_over(name: str) -> None
     silent = serving_with(process(name, silent_ns=LATER))
     early = decide(silent, DESIRED, LATER)
     assert (early.actions, early.wake_at_ns) == ((), LATER + 30 * NS_PER_S)
-    kill = Kill(name=name, reason="it answered nothing for 30 s")
+    kill = Kill(name=name, reason="it failed its liveness checks for 30 s")
     assert decide(silent, DESIRED, LATER + 30 * NS_PER_S).actions == (kill,)
     killed = serving_with(process(name, silent_ns=LATER, killed=True))
     assert decide(killed, DESIRED, LATER + 31 * NS_PER_S).actions == ()
@@ -100,12 +98,12 @@ def test_nothing_is_done_to_a_fleet_that_serves() -> None:
 
 
 def test_a_replica_is_published_as_soon_as_it_is_ready() -> None:
-    snapshot = Snapshot(
+    snapshot = FleetSnapshot(
         began_ns=0,
         processes=(
             process("chat-0"),
-            process("chat-1", Phase.STARTING),
-            process("chat-router", Phase.LISTENING),
+            process("chat-1", ProcessPhase.STARTING),
+            process("chat-router", ProcessPhase.LISTENING),
         ),
     )
     assert decide(snapshot, DESIRED, 1).actions == (Publish(upstreams=BOTH[:1]),)
@@ -115,7 +113,7 @@ def test_a_replica_is_published_as_soon_as_it_is_ready() -> None:
 def test_the_fleet_is_announced_only_when_all_are_ready(late: str) -> None:
     ready = serving_with(announced=False)
     assert decide(ready, DESIRED, 1).actions == (Announce(),)
-    not_ready = serving_with(process(late, Phase.LISTENING), announced=False)
+    not_ready = serving_with(process(late, ProcessPhase.LISTENING), announced=False)
     assert Announce() not in decide(not_ready, DESIRED, 1).actions
 
 
@@ -164,10 +162,16 @@ def test_any_other_end_is_answered_by_a_restart(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("late", "words"),
     [
-        (process("chat-1", Phase.STARTING), "chat-1 was not ready within 60 s, and it logged"),
-        (process("chat-1", Phase.STARTING, last_line="loading"), "last log line was 'loading'"),
+        (
+            process("chat-1", ProcessPhase.STARTING),
+            "chat-1 was not ready within 60 s, and it logged",
+        ),
+        (
+            process("chat-1", ProcessPhase.STARTING, last_line="loading"),
+            "last log line was 'loading'",
+        ),
         (exited("chat-1", ever_ready=False, error="on fire"), "code 70, its last log line was 'on"),
-        (process("chat-router", Phase.LISTENING), "chat-router was not ready"),
+        (process("chat-router", ProcessPhase.LISTENING), "chat-router was not ready"),
     ],
     ids=["silent", "loading", "crashing", "router"],
 )
@@ -183,7 +187,7 @@ def test_a_start_that_takes_too_long_names_the_process(late: ProcessView, words:
 
 
 def test_a_restarted_process_that_hangs_is_killed_when_its_time_is_up() -> None:
-    hanging = process("chat-1", Phase.STARTING, started_ns=LATER, ever_ready=True)
+    hanging = process("chat-1", ProcessPhase.STARTING, started_ns=LATER, ever_ready=True)
     snapshot = serving_with(hanging, published=BOTH[:1])
     due_ns = LATER + DESIRED.ready_timeout_ns
     assert decide(snapshot, DESIRED, due_ns - 1).wake_at_ns == due_ns
@@ -205,24 +209,53 @@ def test_fewer_replicas_are_unpublished_drained_and_forgotten() -> None:
     assert decide(gone, one, LATER + 1).actions == (Forget(name="chat-1"),)
 
 
-def test_a_stop_asks_everything_to_end_and_kills_after_the_grace_period() -> None:
+def test_a_stop_drains_the_router_first_and_then_the_replicas() -> None:
     stop = Stop(reason="SIGTERM")
-    asked = decide(replace(SERVING, stop=stop), DESIRED, LATER)
-    assert asked.actions == tuple(Terminate(name=name) for name in NAMES)
-    assert not asked.finished
+    first = decide(replace(SERVING, stop=stop), DESIRED, LATER)
+    assert first.actions == (Terminate(name="chat-router"),)
+    assert not first.finished
 
-    draining = tuple(process(name, terminated_ns=LATER) for name in NAMES)
-    waiting = decide(replace(SERVING, processes=draining, stop=stop), DESIRED, LATER + 1)
+    draining = serving_with(process("chat-router", terminated_ns=LATER), stop=stop)
+    waiting = decide(draining, DESIRED, LATER + 1)
     assert waiting.actions == ()
     assert waiting.wake_at_ns is not None
     assert waiting.wake_at_ns > LATER + DESIRED.grace_ns
-    late = decide(replace(SERVING, processes=draining, stop=stop), DESIRED, waiting.wake_at_ns)
-    assert [a.name for a in late.actions if isinstance(a, Kill)] == list(NAMES)
+    late = decide(draining, DESIRED, waiting.wake_at_ns)
+    assert [a.name for a in late.actions if isinstance(a, Kill)] == ["chat-router"]
+
+    router_ended = serving_with(exited("chat-router", terminated_ns=LATER), stop=stop)
+    second = decide(router_ended, DESIRED, LATER + NS_PER_S)
+    assert second.actions == (Terminate(name="chat-0"), Terminate(name="chat-1"))
+
+
+@pytest.mark.parametrize(
+    ("router_took_s", "kill_after_s"),
+    [(5, 32), (30, 32), (31, 33)],
+    ids=["early", "at-the-end", "too-late"],
+)
+def test_a_stop_ends_within_one_grace_period(router_took_s: int, kill_after_s: int) -> None:
+    """Replicas have what the router left of the grace period, and two seconds to exit."""
+    sent_ns = LATER + router_took_s * NS_PER_S
+    replicas = tuple(process(name, terminated_ns=sent_ns) for name in NAMES[:2])
+    snapshot = serving_with(
+        exited("chat-router", terminated_ns=LATER), *replicas, stop=Stop(reason="SIGTERM")
+    )
+    decision = decide(snapshot, DESIRED, sent_ns)
+    assert decision.wake_at_ns == LATER + kill_after_s * NS_PER_S
+    late = decide(snapshot, DESIRED, LATER + kill_after_s * NS_PER_S)
+    assert [a.name for a in late.actions if isinstance(a, Kill)] == ["chat-0", "chat-1"]
+
+
+def test_a_stop_without_a_router_ends_the_replicas_at_once() -> None:
+    replicas = SERVING.processes[:2]
+    snapshot = replace(SERVING, processes=replicas, stop=Stop(reason="SIGTERM"))
+    decision = decide(snapshot, DESIRED, LATER)
+    assert decision.actions == (Terminate(name="chat-0"), Terminate(name="chat-1"))
 
 
 def test_a_stop_before_the_announcement_has_no_requests_to_wait_for() -> None:
-    starting = tuple(process(name, Phase.STARTING, terminated_ns=LATER) for name in NAMES)
-    snapshot = Snapshot(began_ns=0, processes=starting, stop=Stop(reason="SIGTERM"))
+    starting = tuple(process(name, ProcessPhase.STARTING, terminated_ns=LATER) for name in NAMES)
+    snapshot = FleetSnapshot(began_ns=0, processes=starting, stop=Stop(reason="SIGTERM"))
     assert decide(snapshot, DESIRED, LATER).wake_at_ns == LATER + 2 * NS_PER_S
 
 
@@ -240,26 +273,26 @@ def test_a_stop_is_finished_when_nothing_runs_and_starts_nothing_again() -> None
     assert decision.actions == ()
 
 
-phases = st.sampled_from(Phase)
+phases = st.sampled_from(ProcessPhase)
 moments = st.integers(0, 100 * NS_PER_S)
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> Snapshot:
+def snapshots(draw: st.DrawFn) -> FleetSnapshot:
     processes = []
     for name in draw(st.lists(st.sampled_from([*NAMES, "chat-2"]), unique=True)):
         phase = draw(phases)
-        make = exited if phase is Phase.EXITED else process
+        make = exited if phase is ProcessPhase.EXITED else process
         fields: dict[str, Any] = {"started_ns": draw(moments), "killed": draw(st.booleans())}
         fields["terminated_ns"] = draw(st.none() | moments)
-        if phase is Phase.EXITED:
+        if phase is ProcessPhase.EXITED:
             fields["exit_code"] = draw(st.sampled_from([0, 64, 70, -9, None]))
             fields["failures"] = draw(st.integers(1, 10_000))
         else:
             fields["phase"] = phase
         processes.append(make(name, **fields))
     stop = draw(st.none() | st.builds(Stop, reason=st.just("SIGTERM"), at_once=st.booleans()))
-    return Snapshot(
+    return FleetSnapshot(
         began_ns=0,
         processes=tuple(processes),
         published=draw(st.sampled_from([(), BOTH, BOTH[:1]])),
@@ -270,7 +303,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 @given(snapshots(), moments, st.integers(1, 3))
 def test_every_decision_keeps_the_invariants(
-    snapshot: Snapshot, now_ns: int, replicas: int
+    snapshot: FleetSnapshot, now_ns: int, replicas: int
 ) -> None:
     desired = Desired(service="chat", replicas=replicas, back_off=BackOff(seed=1))
     decision = decide(snapshot, desired, now_ns)
@@ -300,7 +333,7 @@ DRAINING = process("chat-1", terminated_ns=LATER)
 
 def test_a_replica_that_drains_gets_nothing_new_though_it_is_wanted_again() -> None:
     published = (upstream("chat-0"), upstream("chat-1"))
-    snapshot = Snapshot(
+    snapshot = FleetSnapshot(
         began_ns=0,
         processes=(process("chat-0"), DRAINING, process("chat-router")),
         published=published,
@@ -315,7 +348,7 @@ def test_a_replica_that_drains_gets_nothing_new_though_it_is_wanted_again() -> N
 
 def test_a_replica_that_drained_and_is_wanted_again_starts_at_once() -> None:
     ended = exited("chat-1", terminated_ns=0, exit_code=0)
-    snapshot = Snapshot(
+    snapshot = FleetSnapshot(
         began_ns=0,
         processes=(process("chat-0"), ended, process("chat-router")),
         published=(upstream("chat-0"),),

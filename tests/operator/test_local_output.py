@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_operator.local.lines import MAX_LINE_BYTES, LineSplitter
-from goodput_operator.local.listening import parse_listening, port_of
-from goodput_operator.local.outlet import Outlet
-from goodput_operator.local.reporter import Reporter
-from goodput_operator.local.snapshot import Address, Phase, ProcessView, Role, Upstream
+from goodput_operator.local.decide import Address, ProcessPhase, ProcessView, Role, RoutedReplica
+from goodput_operator.local.process import MAX_LINE_BYTES, LineSplitter, parse_listening, port_of
+from goodput_operator.local.reporter import Outlet, Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,7 +130,7 @@ def test_a_reader_that_does_not_read_blocks_nobody_and_hears_what_it_missed(
     reader.join()
     *kept, notice, _ = found[0]
     assert [line[:6] for line in kept] == [f"{n:06}" for n in range(len(kept))]
-    assert notice == f"… {10_000 - len(kept)} lines dropped: nobody read them in time"
+    assert notice == f"… {10_000 - len(kept)} lines dropped: they were not read in time"
 
 
 def test_a_reader_that_left_is_no_error(pipe: tuple[int, int]) -> None:
@@ -144,13 +142,13 @@ def test_a_reader_that_left_is_no_error(pipe: tuple[int, int]) -> None:
 
 
 ROUTER = Address(url="http://127.0.0.1:8000", admin_url="http://127.0.0.1:9000")
-REPLICA = Upstream(name="chat-0", url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
+REPLICA = RoutedReplica(name="chat-0", url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
 
 
 CRASHED = ProcessView(
     name="chat-0",
     role=Role.REPLICA,
-    phase=Phase.EXITED,
+    phase=ProcessPhase.EXITED,
     started_ns=0,
     exit_code=-9,
     address=Address(url=REPLICA.url, admin_url=REPLICA.admin_url),
@@ -221,7 +219,7 @@ def test_people_get_the_address_and_a_line_to_try() -> None:
     assert json.loads(words[-1])["model"] == "chat"
     assert err == [
         "chat-0      | hello",
-        "up          | chat-0 ended with signal 9; it is started again in 500 ms",
+        "up          | chat-0 ended with signal 9; it restarts in 500 ms",
         "up          | chat-0 is ready again at http://127.0.0.1:1",
         "up          | stopping (SIGTERM): running requests have 30 s to finish",
     ]
@@ -239,11 +237,11 @@ def test_names_are_coloured_only_when_asked() -> None:
     [
         pytest.param({"terminated_ns": 1, "exit_code": 0}, "has drained", id="in order"),
         pytest.param(
-            {}, "is not started again: fewer replicas are wanted", id="it had crashed before"
+            {}, "does not restart: fewer replicas are desired", id="it had crashed before"
         ),
         pytest.param(
             {"terminated_ns": 1},
-            "is not started again: fewer replicas are wanted",
+            "does not restart: fewer replicas are desired",
             id="it was killed while it drained",
         ),
     ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from goodput_core.errors import ExitCode, InputError
-from goodput_operator.local.manifest_file import read_manifest
+from goodput_operator.local.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,14 +13,12 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.dispatch import run_command
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_operator.local.cli import _desired, _params
+from goodput_operator.local.cli import _desired, _params, require_free
 from goodput_operator.local.commands import ChildCommands
-from goodput_operator.local.ignored import ignored_here
-from goodput_operator.local.manifest_file import read_manifest
+from goodput_operator.local.decide import RoutedReplica
+from goodput_operator.local.manifest import ignored_here, read_manifest
 from goodput_operator.local.options import parse_options
-from goodput_operator.local.ports import require_free
-from goodput_operator.local.snapshot import Upstream
-from goodput_operator.local.workspace import open_workspace
+from goodput_operator.local.supervisor import open_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +134,7 @@ def test_the_routers_file_is_replaced_whole() -> None:
         assert workspace.manifest.read_text() == "kind: LLMService"
         assert json.loads(workspace.upstreams.read_text()) == []
         before = workspace.upstreams.stat().st_ino
-        workspace.publish((Upstream(name="chat-0", url="http://a:1", admin_url="http://a:2"),))
+        workspace.publish((RoutedReplica(name="chat-0", url="http://a:1", admin_url="http://a:2"),))
         assert json.loads(workspace.upstreams.read_text()) == [
             {"name": "chat-0", "url": "http://a:1", "admin_url": "http://a:2"}
         ]

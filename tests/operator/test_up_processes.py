@@ -59,6 +59,24 @@ def test_ctrl_c_lets_children_drain_and_exits_130(start_up: Start) -> None:
     assert up.left_behind() == []
 
 
+def test_replicas_serve_until_the_router_has_drained(start_up: Start, tmp_path: Path) -> None:
+    """A router that drains still sends requests to replicas, which must admit them."""
+    release = tmp_path / "release"
+    up = start_up(env={"STAND_IN_RELEASE": str(release)}, chat_router="drains-slowly")
+    ready = up.event("ready")
+    up.signal(signal.SIGINT)
+    up.wait_for_log("chat-router | draining")
+    for replica in ready["replicas"] * 10:
+        with urllib.request.urlopen(replica["url"], timeout=10) as answer:
+            assert answer.status == 200
+    assert "drained" not in up.log()
+    release.touch()
+    assert up.wait() == 130
+    lines = [line.split("|")[0].strip() for line in up.log().splitlines() if "drained" in line]
+    assert lines[0] == "chat-router"
+    assert sorted(lines[1:]) == ["chat-0", "chat-1"]
+
+
 def test_a_second_ctrl_c_kills_at_once(start_up: Start) -> None:
     up = start_up("--grace", "10m", chat_0="stubborn forks")
     up.event("ready")
@@ -181,7 +199,7 @@ def test_a_process_that_hangs_is_started_again(start_up: Start, name: str, role:
     ended = up.event(f"{role}_exited")
     assert (ended["name"], ended["exit_code"]) == (name, -9)
     assert up.event(f"{role}_restarted")["name"] == name
-    assert f"{name} is killed: it answered nothing for 0.1 s" in up.log()
+    assert f"{name} is killed: it failed its liveness checks for 0.1 s" in up.log()
     up.signal(signal.SIGTERM)
     assert up.wait() == 0
     assert up.left_behind() == []

@@ -6,7 +6,9 @@ import json
 import signal
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -30,6 +32,21 @@ def complete(url: str, max_tokens: int = 4) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=30) as answer:
         answered: dict[str, Any] = json.load(answer)
     return answered
+
+
+def stream(url: str, max_tokens: int, first_token: Barrier) -> list[str]:
+    body = {"model": "chat", "prompt": "Hello", "max_tokens": max_tokens, "ignore_eos": True}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        data=json.dumps(body | options).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        events = [answer.readline().decode().strip()]
+        first_token.wait()
+        events += [line.decode().strip() for line in answer]
+    return [event for event in events if event]
 
 
 def test_a_service_answers_and_outlives_the_loss_of_a_replica_and_of_a_core(
@@ -61,6 +78,35 @@ def test_no_process_outlives_up(start_up: Start, number: signal.Signals) -> None
     up.signal(number)
     assert up.wait() == (130 if number is signal.SIGINT else -9)
     assert up.left_behind() == []
+
+
+def test_running_requests_are_answered_to_their_end_after_ctrl_c(start_up: Start) -> None:
+    up = start_up(program=UP)
+    url = up.event("ready")["url"]
+    first_tokens = Barrier(9, timeout=30)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        answers = [pool.submit(stream, url, 200, first_tokens) for _ in range(8)]
+        first_tokens.wait()
+        up.signal(signal.SIGINT)
+        streams = [answer.result(timeout=30) for answer in answers]
+    for events in streams:
+        assert events[-1] == "data: [DONE]"
+        assert json.loads(events[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 200
+    assert up.wait() == 130
+    assert up.left_behind() == []
+
+
+def test_an_unknown_emulated_profile_is_one_sentence_with_the_profiles(
+    start_up: Start, tmp_path: Path
+) -> None:
+    chat = Path(__file__).parents[2] / "examples" / "chat.yaml"
+    path = tmp_path / "mine.yaml"
+    path.write_text(chat.read_text().replace("emulated://llama-3-8b-h100", "emulated://no-such"))
+    up = start_up("-f", str(path), program=UP)
+    assert up.wait() == 64
+    (line,) = up.log().splitlines()
+    assert line.startswith(f"error: {path}: spec.model.source: there is no device profile no-such")
+    assert "llama-3-8b-h100" in line
 
 
 def test_an_unknown_device_is_the_users_error_in_one_sentence(start_up: Start) -> None:

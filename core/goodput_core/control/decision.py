@@ -5,8 +5,10 @@ A pure function of recorded values, so that a recorded decision can be recompute
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from goodput_core.control.observation import ServiceObservation, ServiceParams
 from goodput_core.control.replicas import ReplicaDecision, ReplicaState, replica_law
@@ -17,8 +19,9 @@ from goodput_core.control.token_budget import (
     token_budget_law,
 )
 from goodput_core.spec.choices import ControlMode
+from goodput_core.units import NS_PER_S
 
-__all__ = ["ServiceDecision", "ServiceState", "json_value", "service_law"]
+__all__ = ["ServiceDecision", "ServiceState", "decision_summary", "json_value", "service_law"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +101,26 @@ def json_value(value: object) -> str:
     if isinstance(value, Fraction):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} in a decision")
+
+
+def decision_summary(decision: ServiceDecision) -> dict[str, Any]:
+    """Return inputs and results of a decision in JSON types, summed over replicas, for logs."""
+    seen, params = decision.observation, decision.params
+    return {
+        "interval_seconds": seen.interval_ns / NS_PER_S,
+        "signal": seen.traffic.signal.value,
+        "arrivals": seen.traffic.arrivals,
+        "in_flight": seen.traffic.in_flight,
+        "classes": [asdict(window) for window in seen.classes],
+        "replicas": dict(Counter(replica.phase.value for replica in seen.replicas)),
+        "replicas_wanted": seen.replicas_asked,
+        "running": sum(replica.running for replica in seen.replicas),
+        "waiting": sum(replica.waiting for replica in seen.replicas),
+        "kv_used_blocks": sum(replica.kv_used_blocks for replica in seen.replicas),
+        "kv_total_blocks": sum(replica.kv_total_blocks for replica in seen.replicas),
+        "preemptions": sum(replica.preemptions for replica in seen.replicas),
+        "min_replicas": params.min_replicas,
+        "max_replicas": params.max_replicas,
+        "budget_law": None if decision.bounds is None else asdict(decision.bounds),
+        "replica_law": None if decision.replicas is None else asdict(decision.replicas),
+    }

@@ -1,10 +1,12 @@
-"""`goodput up`: checks everything that can be checked first, then runs the local fleet."""
+"""`goodput up`: checks the manifest, options and ports, then runs the local fleet."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -15,24 +17,25 @@ import aiohttp
 
 from goodput_core.control import ServiceParams
 from goodput_core.errors import GoodputError, SpecError, UsageError
+from goodput_core.process import raise_open_files
 from goodput_core.signals import StopCause, watch_stop_requests
 from goodput_core.spec.choices import ControlMode
-from goodput_core.spec.support import require_built
+from goodput_core.spec.support import require_built, require_served
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.local.commands import ChildCommands
+from goodput_operator.local.commands import HOST, ChildCommands
 from goodput_operator.local.control import FleetControl
-from goodput_operator.local.fleet import Fleet
-from goodput_operator.local.ignored import ignored_here
-from goodput_operator.local.liveness import answers
-from goodput_operator.local.manifest_file import read_manifest
-from goodput_operator.local.options import MAX_REPLICAS, Options, parse_options
-from goodput_operator.local.outlet import Outlet
-from goodput_operator.local.ports import require_free
-from goodput_operator.local.readiness import until_routable
-from goodput_operator.local.reporter import Reporter
-from goodput_operator.local.snapshot import Address, Desired
-from goodput_operator.local.workspace import Workspace, open_workspace
+from goodput_operator.local.decide import Address, Desired
+from goodput_operator.local.manifest import ignored_here, read_manifest
+from goodput_operator.local.options import MAX_REPLICAS, UpOptions, parse_options
+from goodput_operator.local.process import answers
+from goodput_operator.local.reporter import Outlet, Reporter
+from goodput_operator.local.supervisor import (
+    Supervisor,
+    Workspace,
+    open_workspace,
+    until_routable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,17 +44,16 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
     from goodput_operator.local.commands import Commands
 
-    MakeCommands = Callable[[Workspace, LLMService, Options], Commands]
+    MakeCommands = Callable[[Workspace, LLMService, UpOptions], Commands]
 
-__all__ = ["main", "run_up"]
+__all__ = ["main", "require_free", "run_up"]
 
 
 def main(argv: list[str]) -> int:
     """Run a service until it is asked to stop.
 
     Returns:
-        0 after SIGTERM or the end of the parent: whoever runs a service ends it so. 130 after
-        Ctrl-C or a closed terminal.
+        0 after SIGTERM or the end of the parent process, 130 after Ctrl-C or a closed terminal.
 
     Raises:
         GoodputError: the service cannot run as asked.
@@ -59,13 +61,15 @@ def main(argv: list[str]) -> int:
     return run_up(parse_options(argv), _real_commands)
 
 
-def run_up(options: Options, make_commands: MakeCommands) -> int:
-    """What `main` does once its arguments are parsed; tests bring children of their own."""
+def run_up(options: UpOptions, make_commands: MakeCommands) -> int:
+    """Run a service with parsed options; tests replace the command lines of its processes."""
     service, text = read_manifest(options.manifest)
     try:
-        require_built(service)
+        # A device profile on the command line replaces the model's source.
+        (require_served if options.device is None else require_built)(service)
     except SpecError as error:
         raise error.at(str(options.manifest)) from error
+    raise_open_files()
     desired = _desired(service, options)
     require_free(options.port, "--port")
     require_free(options.admin_port, "--admin-port")
@@ -96,7 +100,7 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
                     )
                 )
             except GoodputError as error:
-                # A child knows the copy that it was given; the user knows their own file.
+                # Processes read a copy of the manifest; report the name of the original.
                 sentence = str(error).replace(str(workspace.manifest), str(options.manifest))
                 raise type(error)(sentence) from error
     finally:
@@ -104,7 +108,7 @@ def run_up(options: Options, make_commands: MakeCommands) -> int:
 
 
 async def _serve(
-    options: Options,
+    options: UpOptions,
     *,
     desired: Desired,
     commands: Commands,
@@ -117,12 +121,12 @@ async def _serve(
     async with aiohttp.ClientSession() as session:
 
         async def routable(address: Address) -> None:
-            await until_routable(session, address, lambda: fleet.routed)
+            await until_routable(session, address, lambda: supervisor.routed)
 
         async def alive(address: Address) -> bool:
             return await answers(session, address)
 
-        fleet = Fleet(
+        supervisor = Supervisor(
             desired=desired,
             commands=commands,
             port=options.port,
@@ -138,16 +142,42 @@ async def _serve(
         def stop(cause: StopCause) -> None:
             causes.append(cause)
             if cause is StopCause.CTRL_C:
-                fleet.interrupt(cause)
+                supervisor.interrupt(cause)
             else:
-                fleet.stop(cause)
+                supervisor.stop(cause)
 
         watch_stop_requests(stop, exit_with_parent=options.exit_with_parent)
-        await fleet.run()
+        await supervisor.run()
     return causes[0].exit_code
 
 
-def _desired(service: LLMService, options: Options) -> Desired:
+def require_free(port: int, option: str) -> None:
+    """Refuse a port that something else listens on.
+
+    Args:
+        port: 0 means any free port and always passes.
+        option: the command-line option that chose it.
+
+    Raises:
+        UsageError: the port is taken, or needs rights that this user lacks.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the router itself binds: connections of an earlier run may still linger.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            problem = {
+                errno.EADDRINUSE: "is in use",
+                errno.EACCES: "needs more rights than this user has",
+            }.get(error.errno or 0, f"cannot be used ({error.strerror})")
+            raise UsageError(
+                f"port {port} on {HOST} {problem}; choose another with {option}, "
+                f"or {option} 0 for any free one"
+            ) from error
+
+
+def _desired(service: LLMService, options: UpOptions) -> Desired:
     replicas = service.spec.initial_replicas if options.replicas is None else options.replicas
     if not 1 <= replicas <= MAX_REPLICAS:
         field = "spec.minReplicas" if service.spec.replicas is None else "spec.replicas"
@@ -166,9 +196,9 @@ def _desired(service: LLMService, options: Options) -> Desired:
 
 
 def _control(
-    service: LLMService, options: Options, token: str, reporter: Reporter
+    service: LLMService, options: UpOptions, token: str, reporter: Reporter
 ) -> FleetControl | None:
-    """Who looks after the fleet; None: mode `Manual` has nobody do it."""
+    """Return the control loop; None in mode Manual."""
     params = _params(service, options)
     if params.mode is ControlMode.MANUAL:
         return None
@@ -182,7 +212,7 @@ def _control(
 
 
 def _names(service: LLMService, desired: Desired) -> Iterable[str]:
-    """Of every process that may come to run."""
+    """Return the names of all processes that may run."""
     if service.spec.control.mode is not ControlMode.AUTO:
         return desired.processes
     most = min(service.spec.max_replicas, MAX_REPLICAS)
@@ -195,8 +225,8 @@ def _colour() -> bool:
     )
 
 
-def _params(service: LLMService, options: Options) -> ServiceParams:
-    """The control law's bounds; `--replicas` is a person's number, as `spec.replicas` is."""
+def _params(service: LLMService, options: UpOptions) -> ServiceParams:
+    """Return the parameters of the control laws; `--replicas` counts as `spec.replicas`."""
     params = ServiceParams.of(service.spec)
     if options.replicas is not None:
         params = replace(params, replicas=options.replicas)
@@ -207,7 +237,7 @@ def _params(service: LLMService, options: Options) -> ServiceParams:
     )
 
 
-def _real_commands(workspace: Workspace, service: LLMService, options: Options) -> Commands:
+def _real_commands(workspace: Workspace, service: LLMService, options: UpOptions) -> Commands:
     return ChildCommands(
         service=service.metadata.name,
         manifest=workspace.manifest,

@@ -1,7 +1,4 @@
-"""The command lines and environments of the fleet's children.
-
-The only module that knows how `goodput engine` and `goodput router` are called.
-"""
+"""Command lines and environments of the processes: `goodput engine` and `goodput router`."""
 
 from __future__ import annotations
 
@@ -9,22 +6,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.units import NS_PER_MS
-from goodput_operator.local.ports import HOST
 
-__all__ = ["ChildCommands", "Command", "Commands"]
+__all__ = ["HOST", "ChildCommands", "Command", "Commands"]
+
+HOST: Final = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How to start one process.
+    """Command line and environment of one process.
 
     Args:
         argv: program and arguments.
-        env: its whole environment.
+        env: the complete environment.
     """
 
     argv: tuple[str, ...]
@@ -32,7 +30,7 @@ class Command:
 
 
 class Commands(Protocol):
-    """Where the fleet gets its children's command lines from."""
+    """Command lines of the processes; tests replace them."""
 
     @property
     def token(self) -> str:
@@ -40,26 +38,26 @@ class Commands(Protocol):
         ...
 
     def replica(self, name: str) -> Command:
-        """How to start the replica of this name."""
+        """Return the command of a replica."""
         ...
 
     def router(self, name: str, *, port: int, admin_port: int) -> Command:
-        """How to start the router on these ports, 0 for any free one."""
+        """Return the command of the router on these ports, 0 for any free one."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildCommands:
-    """The real children: `goodput engine` and `goodput router` of this installation.
+    """Commands of this installation.
 
     Args:
         service: the service's name.
         manifest: the manifest that both read.
-        upstreams: the router's file.
+        upstreams: the router's file of upstreams.
         token: bearer token of the admin ports.
-        device: device profile in place of the model's source.
-        grace_ns: how long they let running requests finish after SIGTERM.
-        environment: what the children inherit.
+        device: device profile instead of the model's source.
+        grace_ns: how long running requests may take to finish after SIGTERM.
+        environment: inherited by the processes.
     """
 
     service: str
@@ -71,12 +69,12 @@ class ChildCommands:
     environment: Mapping[str, str] = field(repr=False)
 
     def replica(self, name: str) -> Command:
-        """How to start the replica of this name."""
+        """Return the command of a replica."""
         device = () if self.device is None else ("--device", self.device)
         return self._command("engine", name, "--port", "0", "--admin-port", "0", *device)
 
     def router(self, name: str, *, port: int, admin_port: int) -> Command:
-        """How to start the router on these ports, 0 for any free one."""
+        """Return the command of the router on these ports, 0 for any free one."""
         ports = ("--port", str(port), "--admin-port", str(admin_port))
         return self._command("router", name, "--upstreams", str(self.upstreams), *ports)
 

@@ -21,7 +21,7 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.control.admin_ports import Scraper, push_limits
 from goodput_operator.control.measures import LastReading, measure_interval
 from goodput_operator.control.readings import ServiceReading, Source
-from goodput_operator.local.snapshot import Phase, Role
+from goodput_operator.local.decide import ProcessPhase, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from goodput_core.control import ServiceParams
     from goodput_operator.control.measures import Measures
-    from goodput_operator.local.fleet import Fleet
+    from goodput_operator.local.decide import ProcessView
     from goodput_operator.local.reporter import Reporter
-    from goodput_operator.local.snapshot import ProcessView
+    from goodput_operator.local.supervisor import Supervisor
 
 __all__ = ["FleetControl"]
 
@@ -65,21 +65,21 @@ class FleetControl:
         self._state = ControlState(setpoint=Setpoint.initial(params))
         self._last: LastReading | None = None
 
-    async def run(self, session: aiohttp.ClientSession, fleet: Fleet) -> None:
+    async def run(self, session: aiohttp.ClientSession, supervisor: Supervisor) -> None:
         """Control the fleet until cancelled.
 
         Args:
             session: of HTTP.
-            fleet: the processes.
+            supervisor: of the processes.
         """
         next_ns = self._clock()
         while True:
-            self._reporter.decided(await self._step(session, fleet))
+            self._reporter.decided(await self._step(session, supervisor))
             next_ns = max(next_ns + self._interval_ns, self._clock())
             await asyncio.sleep((next_ns - self._clock()) / NS_PER_S)
 
-    async def _step(self, session: aiohttp.ClientSession, fleet: Fleet) -> ControlStep:
-        processes = fleet.processes
+    async def _step(self, session: aiohttp.ClientSession, supervisor: Supervisor) -> ControlStep:
+        processes = supervisor.processes
         measures = await self._measure(Scraper(session), processes)
         replicas = [p for p in processes if p.role is Role.REPLICA]
         step = control_step(
@@ -91,7 +91,7 @@ class FleetControl:
                 classes=measures.classes,
                 engines=measures.engines,
                 phases={process.name: _phase(process) for process in replicas},
-                replicas_asked=fleet.replicas,
+                replicas_asked=supervisor.replicas,
                 startups_ns=tuple(
                     p.ready_ns - p.started_ns for p in replicas if p.ready_ns is not None
                 ),
@@ -100,7 +100,7 @@ class FleetControl:
         )
         self._state = step.state
         await self._push(session, processes, step)
-        fleet.scale(step.state.setpoint.replicas)
+        supervisor.scale(step.state.setpoint.replicas)
         return step
 
     async def _measure(self, scraper: Scraper, processes: Sequence[ProcessView]) -> Measures:
@@ -152,4 +152,4 @@ def _uid(process: ProcessView) -> str:
 def _phase(process: ProcessView) -> ReplicaPhase:
     if process.terminated_ns is not None:
         return ReplicaPhase.DRAINING
-    return ReplicaPhase.READY if process.phase is Phase.READY else ReplicaPhase.STARTING
+    return ReplicaPhase.READY if process.phase is ProcessPhase.READY else ReplicaPhase.STARTING

@@ -1,41 +1,193 @@
-"""From a snapshot of the local fleet to what is to be done now: pure, level-triggered.
+"""The state of the local fleet, and the decision about it: pure and level-triggered.
 
-The operator decides over pods in the same shape; the control law chooses replicas by changing
-`Desired`. No clock, no process, no I/O.
+`decide` maps a snapshot of the processes to actions. The operator decides over pods in the same
+shape; the control laws set the replicas in `Desired`. No clock, no process, no I/O.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S
-from goodput_operator.local.snapshot import (
-    Desired,
-    Phase,
-    ProcessView,
-    Role,
-    Snapshot,
-    Stop,
-    Upstream,
-)
+from goodput_operator.backoff import BackOff
 
 __all__ = [
     "Action",
+    "Address",
     "Announce",
-    "Decision",
+    "Desired",
+    "FleetDecision",
+    "FleetSnapshot",
     "Forget",
     "GiveUp",
     "Kill",
+    "ProcessPhase",
+    "ProcessView",
     "Publish",
+    "Role",
+    "RoutedReplica",
     "Start",
+    "Stop",
     "Terminate",
     "decide",
 ]
 
-# Children bound their own drain by the same grace period, and then need a moment to say so.
-_LAST_WORDS_NS: Final = 2 * NS_PER_S
+_EXIT_MARGIN_NS: Final = 2 * NS_PER_S
+"""Processes bound their own drain by the grace period, and then need a moment to exit."""
+
+
+class Role(StrEnum):
+    """Role of a process."""
+
+    REPLICA = "replica"
+    ROUTER = "router"
+
+
+class ProcessPhase(StrEnum):
+    """ProcessPhase of a process."""
+
+    STARTING = "starting"  # its address is not known yet
+    LISTENING = "listening"  # a router without all replicas
+    READY = "ready"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Addresses of a process.
+
+    Args:
+        url: base URL of the serving port.
+        admin_url: base URL of the admin port.
+    """
+
+    url: str
+    admin_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedReplica:
+    """A ready replica, as listed in the router's file of upstreams."""
+
+    name: str
+    url: str
+    admin_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessView:
+    """One process, over all its restarts.
+
+    Args:
+        name: `chat-0`, or `chat-router`.
+        role: replica or router.
+        phase: of the latest start.
+        started_ns: time of the latest start.
+        ready_ns: when that start became ready; None if it has not.
+        exited_ns: when it ended; None while it runs.
+        exit_code: of its last end, as `subprocess` gives it: −9 for SIGKILL.
+        failures: ends in a row without a stable run between them.
+        ever_ready: whether any of its starts became ready.
+        terminated_ns: when SIGTERM was sent; None if it was not.
+        killed: whether SIGKILL was sent.
+        silent_ns: since when it fails its liveness checks; None if it passes them.
+        address: None until it listens.
+        error: the last sentence after `error:` on its stderr, if there is one.
+        last_line: the last line of its log, of any start.
+    """
+
+    name: str
+    role: Role
+    phase: ProcessPhase
+    started_ns: int
+    ready_ns: int | None = None
+    exited_ns: int | None = None
+    exit_code: int | None = None
+    failures: int = 0
+    ever_ready: bool = False
+    terminated_ns: int | None = None
+    killed: bool = False
+    silent_ns: int | None = None
+    address: Address | None = None
+    error: str | None = None
+    last_line: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """True if the process runs."""
+        return self.phase is not ProcessPhase.EXITED
+
+    @property
+    def serving(self) -> bool:
+        """True if it is ready and was not asked to end."""
+        return self.phase is ProcessPhase.READY and self.terminated_ns is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """A request to end the whole fleet.
+
+    Args:
+        reason: for people and for the `stopping` event.
+        at_once: kill now instead of finishing running requests.
+    """
+
+    reason: str
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSnapshot:
+    """The fleet at one instant.
+
+    Args:
+        began_ns: start of the fleet.
+        processes: every process that was started and not forgotten.
+        published: the replicas in the router's file.
+        announced: whether readiness was reported.
+        stop: the request to end; None without one.
+    """
+
+    began_ns: int
+    processes: tuple[ProcessView, ...] = ()
+    published: tuple[RoutedReplica, ...] = ()
+    announced: bool = False
+    stop: Stop | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """The desired fleet.
+
+    Args:
+        service: name of the service, a prefix of the processes' names.
+        replicas: desired replicas.
+        ready_timeout_ns: time limit of a start.
+        liveness_timeout_ns: how long a process may fail its liveness checks.
+        grace_ns: how long running requests may take to finish after SIGTERM.
+        back_off: delays restarts.
+    """
+
+    service: str
+    replicas: int
+    ready_timeout_ns: int = 60 * NS_PER_S
+    liveness_timeout_ns: int = 30 * NS_PER_S
+    grace_ns: int = 30 * NS_PER_S
+    back_off: BackOff = field(default_factory=BackOff)
+
+    @property
+    def router(self) -> str:
+        """Name of the router's process."""
+        return f"{self.service}-router"
+
+    @property
+    def processes(self) -> dict[str, Role]:
+        """Roles of the desired processes by name, replicas first."""
+        replicas = {f"{self.service}-{i}": Role.REPLICA for i in range(self.replicas)}
+        return replicas | {self.router: Role.ROUTER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +200,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terminate:
-    """Ask a process to end: SIGTERM, it drains."""
+    """Send SIGTERM, on which a process drains."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """End a process and everything it started: SIGKILL to its group."""
+    """Send SIGKILL to a process and everything that it started."""
 
     name: str
     reason: str
@@ -63,7 +215,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Drop a process that has ended and is not wanted any more."""
+    """Forget a process that has ended and is not desired."""
 
     name: str
 
@@ -72,17 +224,17 @@ class Forget:
 class Publish:
     """Write the router's file of upstreams."""
 
-    upstreams: tuple[Upstream, ...]
+    upstreams: tuple[RoutedReplica, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """Tell people and parents that traffic may start."""
+    """Report that the service is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """The fleet cannot become ready: stop everything and say why."""
+    """Stop because the fleet cannot become ready."""
 
     sentence: str
     exit_code: ExitCode
@@ -92,13 +244,13 @@ Action = Start | Terminate | Kill | Forget | Publish | Announce | GiveUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What is to be done.
+class FleetDecision:
+    """Actions, and when to decide again.
 
     Args:
         actions: in this order.
-        wake_at_ns: decide again at the latest then; None: only when something has changed.
-        finished: a stop was asked for and nothing runs any more.
+        wake_at_ns: time of the next decision at the latest; None if only a change needs one.
+        finished: True once a stop was requested and no process runs.
     """
 
     actions: tuple[Action, ...] = ()
@@ -106,21 +258,21 @@ class Decision:
     finished: bool = False
 
 
-def decide(snapshot: Snapshot, desired: Desired, now_ns: int) -> Decision:
-    """One round of the fleet's law.
+def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecision:
+    """Decide what to do about the fleet.
 
     Args:
-        snapshot: what is.
-        desired: what should be.
+        snapshot: the observed fleet.
+        desired: the desired fleet.
         now_ns: on the clock of the snapshot's times.
     """
     if snapshot.stop is not None:
-        # Before it was announced nobody can be in the middle of a request.
+        # Before readiness was reported there are no requests to finish.
         grace_ns = desired.grace_ns if snapshot.announced else 0
-        return _stop(snapshot.processes, snapshot.stop, grace_ns, now_ns)
-    give_up = _hopeless(snapshot, desired, now_ns)
+        return _shut_down(snapshot.processes, snapshot.stop, grace_ns, now_ns)
+    give_up = _give_up(snapshot, desired, now_ns)
     if give_up is not None:
-        return Decision(actions=(give_up,))
+        return FleetDecision(actions=(give_up,))
 
     known = {process.name: process for process in snapshot.processes}
     wanted = desired.processes
@@ -141,54 +293,86 @@ def decide(snapshot: Snapshot, desired: Desired, now_ns: int) -> Decision:
                 wakes.append(process.exited_ns + delay_ns)
         elif process.terminated_ns is not None:
             continue
-        elif (doom := _doom(process, desired, announced=snapshot.announced)) is not None:
-            if now_ns >= doom.at_ns:
-                actions.append(Kill(name=name, reason=doom.reason))
+        elif (deadline := _deadline(process, desired, announced=snapshot.announced)) is not None:
+            if now_ns >= deadline.at_ns:
+                actions.append(Kill(name=name, reason=deadline.reason))
             else:
-                wakes.append(doom.at_ns)
+                wakes.append(deadline.at_ns)
 
     surplus = [process for process in snapshot.processes if process.name not in wanted]
     actions += [Forget(name=process.name) for process in surplus if not process.alive]
-    # One that is wanted again while it drains starts anew when it has ended.
+    # A replica that is desired again while it drains restarts when it has ended.
     surplus += [p for p in snapshot.processes if p.name in wanted and p.terminated_ns is not None]
-    ending = _stop(tuple(surplus), Stop(reason="fewer replicas"), desired.grace_ns, now_ns)
+    ending = _terminate(tuple(surplus), Stop(reason="fewer replicas"), desired.grace_ns, now_ns)
     actions += ending.actions
     if ending.wake_at_ns is not None:
         wakes.append(ending.wake_at_ns)
 
     upstreams = _upstreams(known, wanted)
     if upstreams != snapshot.published:
-        # Before anything is stopped: the router must not send a request to what is ending.
+        # Before anything is stopped: the router must not send requests to a draining replica.
         actions.insert(0, Publish(upstreams=upstreams))
     if not snapshot.announced and _all_ready(known, wanted):
         actions.append(Announce())
-    return Decision(actions=tuple(actions), wake_at_ns=min(wakes, default=None))
+    return FleetDecision(actions=tuple(actions), wake_at_ns=min(wakes, default=None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Doom:
-    """When a process that runs is to be killed, and why."""
+class _Deadline:
+    """When to kill a running process, and why."""
 
     at_ns: int
     reason: str
 
 
-def _doom(process: ProcessView, desired: Desired, *, announced: bool) -> _Doom | None:
+def _deadline(process: ProcessView, desired: Desired, *, announced: bool) -> _Deadline | None:
     if process.killed:
         return None
-    if process.phase is Phase.STARTING and announced:
+    if process.phase is ProcessPhase.STARTING and announced:
         timeout_ns = desired.ready_timeout_ns
         reason = f"it did not start within {_seconds(timeout_ns)}"
-        return _Doom(at_ns=process.started_ns + timeout_ns, reason=reason)
+        return _Deadline(at_ns=process.started_ns + timeout_ns, reason=reason)
     if process.silent_ns is not None:
         timeout_ns = desired.liveness_timeout_ns
-        reason = f"it answered nothing for {_seconds(timeout_ns)}"
-        return _Doom(at_ns=process.silent_ns + timeout_ns, reason=reason)
+        reason = f"it failed its liveness checks for {_seconds(timeout_ns)}"
+        return _Deadline(at_ns=process.silent_ns + timeout_ns, reason=reason)
     return None
 
 
-def _stop(processes: tuple[ProcessView, ...], stop: Stop, grace_ns: int, now_ns: int) -> Decision:
-    patience_ns = grace_ns + _LAST_WORDS_NS
+def _shut_down(
+    processes: tuple[ProcessView, ...], stop: Stop, grace_ns: int, now_ns: int
+) -> FleetDecision:
+    """Stop the router first, and the replicas once it has ended.
+
+    A router that drains admits no request and finishes those that it has, for which it still
+    needs replicas that admit them. All of it is bounded by one grace period.
+    """
+    routers = tuple(p for p in processes if p.role is Role.ROUTER and p.alive)
+    if routers and not stop.at_once:
+        return _terminate(routers, stop, grace_ns, now_ns)
+    ended_ns = (p.terminated_ns for p in processes if p.role is Role.ROUTER)
+    begun_ns = next((at_ns for at_ns in ended_ns if at_ns is not None), None)
+    return _terminate(processes, stop, grace_ns, now_ns, begun_ns=begun_ns)
+
+
+def _terminate(
+    processes: tuple[ProcessView, ...],
+    stop: Stop,
+    grace_ns: int,
+    now_ns: int,
+    *,
+    begun_ns: int | None = None,
+) -> FleetDecision:
+    """Send SIGTERM, and SIGKILL after the grace period.
+
+    Args:
+        processes: to end.
+        stop: the request.
+        grace_ns: from SIGTERM, or from `begun_ns`.
+        now_ns: the time.
+        begun_ns: start of the shutdown, if other processes were ended first.
+    """
+    patience_ns = grace_ns + _EXIT_MARGIN_NS
     actions: list[Action] = []
     wakes: list[int] = []
     alive = [process for process in processes if process.alive]
@@ -197,23 +381,29 @@ def _stop(processes: tuple[ProcessView, ...], stop: Stop, grace_ns: int, now_ns:
             continue
         if stop.at_once:
             actions.append(Kill(name=process.name, reason=stop.reason))
-        elif process.terminated_ns is None:
+            continue
+        if process.terminated_ns is None:
             actions.append(Terminate(name=process.name))
-            wakes.append(now_ns + patience_ns)
-        elif now_ns >= process.terminated_ns + patience_ns:
-            reason = f"it did not end within {_seconds(patience_ns)} of SIGTERM"
+        sent_ns = now_ns if process.terminated_ns is None else process.terminated_ns
+        kill_ns = sent_ns + patience_ns
+        if begun_ns is not None:
+            kill_ns = max(begun_ns + patience_ns, sent_ns + _EXIT_MARGIN_NS)
+        if now_ns >= kill_ns:
+            reason = f"it did not end within {_seconds(kill_ns - sent_ns)} of SIGTERM"
             actions.append(Kill(name=process.name, reason=reason))
         else:
-            wakes.append(process.terminated_ns + patience_ns)
-    return Decision(actions=tuple(actions), wake_at_ns=min(wakes, default=None), finished=not alive)
+            wakes.append(kill_ns)
+    return FleetDecision(
+        actions=tuple(actions), wake_at_ns=min(wakes, default=None), finished=not alive
+    )
 
 
-def _hopeless(snapshot: Snapshot, desired: Desired, now_ns: int) -> GiveUp | None:
+def _give_up(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> GiveUp | None:
     if snapshot.announced:
         return None
     for process in snapshot.processes:
         if process.exit_code == ExitCode.USAGE and not process.ever_ready:
-            # What the user asked for cannot be: starting it again would give the same answer.
+            # An invalid manifest or option: a restart would end in the same way.
             sentence = process.error or f"{process.name} refused its arguments{_last(process)}"
             return GiveUp(sentence=sentence, exit_code=ExitCode.USAGE)
     if now_ns < snapshot.began_ns + desired.ready_timeout_ns:
@@ -221,7 +411,7 @@ def _hopeless(snapshot: Snapshot, desired: Desired, now_ns: int) -> GiveUp | Non
     known = {process.name: process for process in snapshot.processes}
     for name in desired.processes:
         late = known.get(name)
-        if late is None or late.phase is not Phase.READY:
+        if late is None or late.phase is not ProcessPhase.READY:
             waited = _seconds(desired.ready_timeout_ns)
             sentence = (
                 f"{name} was not ready within {waited}{_how(late) if late else ''}; "
@@ -241,9 +431,9 @@ def _last(process: ProcessView) -> str:
     return f", its last log line was {line!r}" if line else ", and it logged nothing"
 
 
-def _upstreams(known: dict[str, ProcessView], wanted: dict[str, Role]) -> tuple[Upstream, ...]:
+def _upstreams(known: dict[str, ProcessView], wanted: dict[str, Role]) -> tuple[RoutedReplica, ...]:
     return tuple(
-        Upstream(name=name, url=process.address.url, admin_url=process.address.admin_url)
+        RoutedReplica(name=name, url=process.address.url, admin_url=process.address.admin_url)
         for name, role in wanted.items()
         if role is Role.REPLICA
         and (process := known.get(name)) is not None
@@ -253,7 +443,7 @@ def _upstreams(known: dict[str, ProcessView], wanted: dict[str, Role]) -> tuple[
 
 
 def _all_ready(known: dict[str, ProcessView], wanted: dict[str, Role]) -> bool:
-    return all(name in known and known[name].phase is Phase.READY for name in wanted)
+    return all(name in known and known[name].phase is ProcessPhase.READY for name in wanted)
 
 
 def _seconds(ns: int) -> str:

@@ -1,4 +1,4 @@
-"""The command line of `goodput up`, into one frozen value."""
+"""The arguments of `goodput up`, parsed without loading an HTTP library."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from goodput_core.units import parse_some_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_REPLICAS", "Options", "make_parser", "parse_options"]
+__all__ = ["MAX_REPLICAS", "UpOptions", "make_parser", "parse_options"]
 
 MAX_REPLICAS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a person typed.
+class UpOptions:
+    """Parsed arguments of `goodput up`.
 
     Args:
         manifest: the manifest's file.
-        device: device profile in place of `spec.model.source`.
+        device: device profile instead of `spec.model.source`.
         port: the router's serving port, 0 for any free one.
         admin_port: the router's admin port, 0 for any free one.
-        replicas: in place of what the manifest says.
-        json: events on stdout instead of sentences.
+        replicas: instead of the manifest's.
+        json: events on stdout.
         exit_with_parent: stop when stdin closes.
         ready_timeout_ns: how long the service may take to become ready.
-        liveness_timeout_ns: how long a process may answer nothing before it is killed.
+        liveness_timeout_ns: how long a process may fail its liveness checks before it is killed.
         grace_ns: how long running requests may take to finish at the end.
     """
 
@@ -80,7 +80,7 @@ def make_parser() -> CommandParser:
     )  # fmt: skip
     parser.add_argument(
         "--replicas", type=argument_type(_replicas, "replicas"), metavar="N",
-        help="start this many replicas, whatever the manifest says",
+        help="start this many replicas, instead of the manifest's number",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print events as JSON lines on stdout")
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when stdin is closed")
@@ -91,7 +91,7 @@ def make_parser() -> CommandParser:
     )  # fmt: skip
     parser.add_argument(
         "--liveness-timeout", type=duration, default="30s", metavar="TIME",
-        help="a process that answers nothing for this long is started again (%(default)s)",
+        help="a process that fails its liveness checks for this long restarts (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--grace", type=duration, default="30s", metavar="TIME",
@@ -100,16 +100,16 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def parse_options(argv: Sequence[str]) -> Options:
+def parse_options(argv: Sequence[str]) -> UpOptions:
     """Parse the arguments after `goodput up`.
 
     Raises:
-        UsageError: an argument that cannot be.
+        UsageError: an invalid argument.
     """
     parser = make_parser()
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
-    return Options(
+    return UpOptions(
         manifest=args.manifest,
         device=args.device,
         port=args.port,

@@ -1,46 +1,49 @@
-"""What `goodput up` says: logs with a prefix, sentences for people, JSON lines for machines.
+"""Output of `goodput up`: logs with a prefix, sentences for people, JSON lines for machines.
 
-Stdout carries the announcement, or with `--json` nothing but events, one object a line; all
-else goes to stderr. `docs/local.md` documents both.
+Stdout carries the report that the service is ready or, with `--json`, only events, one object a
+line; everything else goes to stderr. `docs/local.md` documents both.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import threading
+from collections import deque
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from goodput_core.contract import EVENT_DECISION, EVENT_READY, PATH_COMPLETIONS
-from goodput_core.control.decision import json_value
+from goodput_core.control.decision import decision_summary, json_value
 from goodput_core.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_core.control import ControlStep, ServiceDecision
-    from goodput_operator.local.outlet import Outlet
-    from goodput_operator.local.snapshot import Address, ProcessView, Upstream
+    from goodput_core.control import ControlStep
+    from goodput_operator.local.decide import Address, ProcessView, RoutedReplica
 
-__all__ = ["Reporter"]
+__all__ = ["Outlet", "Reporter"]
 
 _COLOURS: Final = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _SUPERVISOR: Final = "up"
 _JSON_HEADER: Final = "-H 'Content-Type: application/json'"
+_MAX_QUEUED_BYTES: Final = 1 << 20
 
 
 class Reporter:
-    """Everything that a running fleet tells.
+    """Reports what happens to a running fleet.
 
     Args:
         out: stdout.
         err: stderr.
         machine: whether stdout carries JSON events.
         colour: whether prefixes on stderr are coloured.
-        names: of the processes, to align and to colour their lines.
-        model: the model's name in requests, for the line to try.
+        names: of the processes, to align and colour their lines.
+        model: name of the model in requests, for the example.
     """
 
     def __init__(
@@ -63,18 +66,18 @@ class Reporter:
             self._colours.clear()
 
     def log(self, name: str, line: str) -> None:
-        """One line of a child's output, behind its name."""
+        """Write a line of a process's output after its name."""
         prefix = f"{name:<{self._width}} |"
         if (code := self._colours.get(name)) is not None:
             prefix = f"\x1b[{code}m{prefix}\x1b[0m"
         self._err.write(f"{prefix} {line}")
 
     def say(self, sentence: str) -> None:
-        """A sentence of the supervisor itself."""
+        """Write a sentence of the supervisor."""
         self.log(_SUPERVISOR, sentence)
 
-    def ready(self, service: str, router: Address, replicas: tuple[Upstream, ...]) -> None:
-        """The fleet is ready: traffic may start."""
+    def ready(self, service: str, router: Address, replicas: tuple[RoutedReplica, ...]) -> None:
+        """Report that the service is ready."""
         if self._machine:
             listed = [{"name": r.name, "url": r.url, "admin_url": r.admin_url} for r in replicas]
             self._event(EVENT_READY, url=router.url, admin_url=router.admin_url, replicas=listed)
@@ -86,19 +89,19 @@ class Reporter:
             f"  admin     {router.admin_url}",
             *(f"  replica   {r.name}  {r.url}  admin {r.admin_url}" for r in replicas),
             f"  try       curl -N {router.url}{PATH_COMPLETIONS} {_JSON_HEADER} -d {data}",
-            "Ctrl-C stops it.",
+            "Press Ctrl-C to stop.",
         ]
         for line in lines:
             self._out.write(line)
 
     def exited(self, process: ProcessView, restart_in_ns: int) -> None:
-        """A process ended and nobody had asked it to."""
+        """Report that a process ended without a request."""
         how = "could not be started"
         if process.exit_code is not None:
             killed = process.exit_code < 0
             kind = f"signal {-process.exit_code}" if killed else f"code {process.exit_code}"
             how = f"ended with {kind}"
-        self.say(f"{process.name} {how}; it is started again in {format_duration(restart_in_ns)}")
+        self.say(f"{process.name} {how}; it restarts in {format_duration(restart_in_ns)}")
         self._event(
             f"{process.role}_exited",
             name=process.name,
@@ -107,7 +110,7 @@ class Reporter:
         )
 
     def serves(self, process: ProcessView, *, again: bool) -> None:
-        """A process that had ended is ready again, or a replica that was added is ready."""
+        """Report that a restarted process or an added replica is ready."""
         assert process.address is not None
         address = process.address
         self.say(f"{process.name} is ready{' again' if again else ''} at {address.url}")
@@ -119,16 +122,19 @@ class Reporter:
         )
 
     def left(self, process: ProcessView) -> None:
-        """A replica that is not wanted any more has ended."""
+        """Report that a replica that is no longer desired has ended."""
         drained = process.terminated_ns is not None and process.exit_code == 0
-        how = "has drained" if drained else "is not started again: fewer replicas are wanted"
+        how = "has drained" if drained else "does not restart: fewer replicas are desired"
         self.say(f"{process.name} {how}")
         self._event("replica_left", name=process.name)
 
     def decided(self, step: ControlStep) -> None:
-        """Report a step of control: changes to people, the decision to a parent process."""
+        """Report a control step: changes with their inputs to people, decisions to a parent."""
+        # The same inputs as in the operator's log.
+        inputs = json.dumps(decision_summary(step.decision)) if step.changes else ""
         for change in step.changes:
             self.say(change.message)
+            self.say(f"{EVENT_DECISION} {change.knob} {change.reason}: {inputs}")
             self._event(
                 "change",
                 knob=change.knob,
@@ -137,20 +143,21 @@ class Reporter:
                 applied=change.applied,
             )
         if self._machine:
-            self._out.write(f'{{"event": "{EVENT_DECISION}", "decision": {_line(step.decision)}}}')
+            decision = msgspec.json.encode(step.decision, enc_hook=json_value).decode()
+            self._out.write(f'{{"event": "{EVENT_DECISION}", "decision": {decision}}}')
 
     def killed(self, name: str, reason: str) -> None:
-        """A process is killed rather than asked to end."""
+        """Report that a process is killed."""
         self.say(f"{name} is killed: {reason}")
 
     def stopping(self, reason: str, grace_ns: int | None) -> None:
-        """The fleet was asked to stop or gave up; running requests have this long, if any run."""
+        """Report a shutdown; running requests have this long to finish, None if there are none."""
         grace = f": running requests have {format_duration(grace_ns)} to finish" if grace_ns else ""
         self.say(f"stopping ({reason}){grace}")
         self._event("stopping", reason=reason)
 
     def close(self) -> None:
-        """Let what was said be written, for a short while at most."""
+        """Write the queued lines, for a short time at most."""
         self._out.close()
         self._err.close()
 
@@ -159,6 +166,73 @@ class Reporter:
             self._out.write(json.dumps({"event": event, **fields}))
 
 
-def _line(decision: ServiceDecision) -> str:
-    """A decision and all that it was made from."""
-    return msgspec.json.encode(decision, enc_hook=json_value).decode()
+class Outlet:
+    """Writes lines to one file descriptor without waiting for its reader.
+
+    A thread writes, since a terminal held by Ctrl-S, or a parent that does not read, must not
+    stop the supervisor. Lines that do not fit the bounded queue are dropped and counted.
+
+    Args:
+        fd: to write to; it stays open.
+        max_queued_bytes: further lines are dropped until the reader has caught up.
+    """
+
+    def __init__(self, fd: int, *, max_queued_bytes: int = _MAX_QUEUED_BYTES) -> None:
+        self._fd = fd
+        self._max_queued_bytes = max_queued_bytes
+        self._lines: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._dropped = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        # A daemon, and no buffered stream: a reader that never reads cannot delay the exit.
+        self._thread = threading.Thread(target=self._write_all, name=f"outlet-{fd}", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Queue one line."""
+        data = f"{line}\n".encode("utf-8", "replace")
+        with self._changed:
+            if self._queued_bytes + len(data) > self._max_queued_bytes:
+                self._dropped += 1
+                return
+            self._report_dropped()
+            self._push(data)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Write the queued lines, for this long at most."""
+        with self._changed:
+            self._report_dropped()
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    def _report_dropped(self) -> None:
+        if self._dropped:
+            self._push(f"… {self._dropped} lines dropped: they were not read in time\n".encode())
+            self._dropped = 0
+
+    def _push(self, data: bytes) -> None:
+        self._lines.append(data)
+        self._queued_bytes += len(data)
+        self._changed.notify()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._closed)
+                if not self._lines:
+                    return
+                batch = b"".join(self._lines)
+                self._lines.clear()
+            try:
+                self._write(batch)
+            except OSError:
+                pass  # the reader is gone or the disk is full: the service goes on without its log
+            with self._changed:
+                self._queued_bytes -= len(batch)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from goodput_core.units import NS_PER_S
+from goodput_core.control.decision import decision_summary
 from goodput_operator.reconcile.observe import ServiceRecord
 from goodput_operator.reconcile.work_queue import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from goodput_core.control import ServiceDecision
     from goodput_operator.kube.cache import Cache, Key
     from goodput_operator.reconcile.actions import Decision
     from goodput_operator.reconcile.apply import Applier
@@ -108,7 +105,7 @@ class Reconciler:
         _log.debug("phase", extra={**_service_fields(key), "phase": phase})
 
     def _log_decisions(self, key: Key, decision: Decision) -> None:
-        inputs = {} if decision.law is None else _decision_inputs(decision.law)
+        inputs = {} if decision.law is None else decision_summary(decision.law)
         for change in decision.changes:
             fields = {
                 "knob": change.knob.value,
@@ -122,26 +119,3 @@ class Reconciler:
 
 def _service_fields(key: Key) -> dict[str, str]:
     return {"namespace": key[0], "llmservice": key[1]}
-
-
-def _decision_inputs(decision: ServiceDecision) -> dict[str, Any]:
-    """Return the observation and the results of the control laws as JSON values."""
-    seen, params = decision.observation, decision.params
-    return {
-        "interval_seconds": seen.interval_ns / NS_PER_S,
-        "signal": seen.traffic.signal.value,
-        "arrivals": seen.traffic.arrivals,
-        "in_flight": seen.traffic.in_flight,
-        "classes": [asdict(window) for window in seen.classes],
-        "replicas": dict(Counter(replica.phase.value for replica in seen.replicas)),
-        "replicas_wanted": seen.replicas_asked,
-        "running": sum(replica.running for replica in seen.replicas),
-        "waiting": sum(replica.waiting for replica in seen.replicas),
-        "kv_used_blocks": sum(replica.kv_used_blocks for replica in seen.replicas),
-        "kv_total_blocks": sum(replica.kv_total_blocks for replica in seen.replicas),
-        "preemptions": sum(replica.preemptions for replica in seen.replicas),
-        "min_replicas": params.min_replicas,
-        "max_replicas": params.max_replicas,
-        "budget_law": None if decision.bounds is None else asdict(decision.bounds),
-        "replica_law": None if decision.replicas is None else asdict(decision.replicas),
-    }

@@ -24,7 +24,8 @@ from goodput_core.contract import PATH_READY
 def main() -> None:
     role, name, behaviour, port, admin_port, upstreams, manifest = sys.argv[1:]
     threading.Thread(target=exit_with_parent, daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in behaviour else finish)
+    slowly = finish_slowly if "drains-slowly" in behaviour else finish
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in behaviour else slowly)
     say(f"{role} {name} is starting")
     if "refuses" in behaviour:
         say(f"error: {manifest}: spec.model.source: no such device")
@@ -76,6 +77,18 @@ def say(line: str) -> None:
 def finish(*_: object) -> None:
     say("drained")
     os._exit(0)
+
+
+def finish_slowly(*_: object) -> None:
+    """Drain in the background until a file exists."""
+
+    def drain() -> None:
+        while not Path(os.environ["STAND_IN_RELEASE"]).exists():
+            time.sleep(0.01)
+        finish()
+
+    say("draining")
+    threading.Thread(target=drain, daemon=True).start()
 
 
 def exit_with_parent() -> None:

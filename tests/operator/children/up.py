@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from goodput_core.errors import GoodputError
 from goodput_operator.local.cli import run_up
 from goodput_operator.local.commands import Command
-from goodput_operator.local.options import Options, parse_options
+from goodput_operator.local.options import UpOptions, parse_options
 from goodput_operator.local.reporter import Reporter
-from goodput_operator.local.workspace import Workspace
+from goodput_operator.local.supervisor import Workspace
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
@@ -49,7 +49,7 @@ class StandIns:
         return Command(argv=argv, env=os.environ.copy())
 
 
-def stand_ins(workspace: Workspace, service: LLMService, options: Options) -> StandIns:
+def stand_ins(workspace: Workspace, service: LLMService, options: UpOptions) -> StandIns:
     return StandIns(workspace, json.loads(os.environ.get("STAND_INS", "{}")))
 
 

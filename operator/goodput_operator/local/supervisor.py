@@ -1,63 +1,100 @@
-"""The local fleet's loop: observe → decide → apply, until everything asked to stop has ended.
+"""The supervisor of the local fleet: observe, decide, apply, until every process has ended.
 
-It owns the children's tasks, so that whatever happens in it, no process outlives it. What to
-do is `decide`'s; how a process is started and stopped is `Child`'s.
+It owns the tasks of the processes, so that no process outlives it whatever happens, and the
+fleet's private folder. `decide` decides; `ChildProcess` starts and stops processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import json
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+import aiohttp
+
+from goodput_core.contract import PATH_READY
 from goodput_core.errors import ExitCode, GoodputError, InputError, InternalError, root_of
+from goodput_core.files import write_atomically
 from goodput_core.units import NS_PER_S
-from goodput_operator.local.child import Child
 from goodput_operator.local.decide import (
     Action,
+    Address,
     Announce,
+    Desired,
+    FleetSnapshot,
     Forget,
     GiveUp,
     Kill,
+    ProcessPhase,
+    ProcessView,
     Publish,
+    Role,
+    RoutedReplica,
     Start,
+    Stop,
     Terminate,
     decide,
 )
-from goodput_operator.local.listening import port_of
-from goodput_operator.local.snapshot import (
-    Address,
-    Desired,
-    Phase,
-    ProcessView,
-    Role,
-    Snapshot,
-    Stop,
-    Upstream,
-)
+from goodput_operator.local.process import ChildProcess, port_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from goodput_operator.local.commands import Command, Commands
     from goodput_operator.local.reporter import Reporter
 
-__all__ = ["Fleet"]
+__all__ = ["Supervisor", "Workspace", "open_workspace", "until_routable"]
+
+_POLL_S: Final = 0.05
+_READY_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 
 
-class Fleet:
-    """A service's replicas and router on this machine. Created inside a running event loop.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """Files of one running fleet, in a private folder.
 
     Args:
-        desired: what should run.
-        commands: how each process is started.
-        port: the router's port, 0 for any free one; a restarted router keeps it.
-        admin_port: the router's admin port, likewise.
+        manifest: a copy of the manifest, so that a restarted process reads the same settings
+            after the file was edited.
+        upstreams: the router's file of upstreams.
+    """
+
+    manifest: Path
+    upstreams: Path
+
+    def publish(self, upstreams: tuple[RoutedReplica, ...]) -> None:
+        """Replace the router's file of upstreams."""
+        write_atomically(self.upstreams, json.dumps([asdict(u) for u in upstreams]).encode())
+
+
+@contextmanager
+def open_workspace(service: str, manifest_name: str, manifest_text: str) -> Iterator[Workspace]:
+    """Make a folder that only this user can read, and remove it at the end."""
+    with tempfile.TemporaryDirectory(prefix=f"goodput-{service}-") as folder:
+        root = Path(folder)
+        workspace = Workspace(manifest=root / manifest_name, upstreams=root / ".upstreams.json")
+        workspace.manifest.write_text(manifest_text, encoding="utf-8")
+        workspace.publish(())
+        yield workspace
+
+
+class Supervisor:
+    """Supervises a service's replicas and router. Created inside a running event loop.
+
+    Args:
+        desired: the initial desired fleet.
+        commands: command lines of the processes.
+        port: of the router, 0 for any free one; a restarted router keeps it.
+        admin_port: of the router, likewise.
         publish: writes the router's file of upstreams.
         routable: returns once the router at this address is ready.
-        answers: whether the process at this address gives a sign of life.
-        reporter: who tells people and parents.
-        control: looks after the fleet from when traffic may start; None: nobody does.
+        answers: checks the liveness of the process at this address.
+        reporter: reports to people and to a parent process.
+        control: the control loop, started when the service is ready; None in mode Manual.
         clock: nanoseconds, monotonic.
     """
 
@@ -68,16 +105,16 @@ class Fleet:
         commands: Commands,
         port: int,
         admin_port: int,
-        publish: Callable[[tuple[Upstream, ...]], None],
+        publish: Callable[[tuple[RoutedReplica, ...]], None],
         routable: Callable[[Address], Awaitable[None]],
         answers: Callable[[Address], Awaitable[bool]],
         reporter: Reporter,
         clock: Callable[[], int],
-        control: Callable[[Fleet], Coroutine[None, None, None]] | None = None,
+        control: Callable[[Supervisor], Coroutine[None, None, None]] | None = None,
     ) -> None:
         self._desired = desired
         self._control = control
-        self._controlling: asyncio.Task[None] | None = None
+        self._control_task: asyncio.Task[None] | None = None
         self._commands = commands
         self._ports = (port, admin_port)
         self._publish = publish
@@ -85,9 +122,9 @@ class Fleet:
         self._answers = answers
         self._reporter = reporter
         self._clock = clock
-        self._children: dict[str, Child] = {}
-        self._untold: list[ProcessView] = []
-        self._published: tuple[Upstream, ...] = ()
+        self._children: dict[str, ChildProcess] = {}
+        self._unreported: list[ProcessView] = []
+        self._published: tuple[RoutedReplica, ...] = ()
         self._announced = False
         self._stop: Stop | None = None
         self._failure: GoodputError | None = None
@@ -96,39 +133,39 @@ class Fleet:
 
     @property
     def replicas(self) -> int:
-        """How many replicas should serve."""
+        """Desired replicas."""
         return self._desired.replicas
 
     @property
     def routed(self) -> int:
-        """How many replicas a ready router sees: all of them before traffic may start.
+        """Replicas that a ready router has: all of them before the service is reported ready.
 
-        From then on those that its file lists: it serves with what there is.
+        After that, the replicas listed in its file.
         """
         return len(self._published) if self._announced else self._desired.replicas
 
     @property
     def processes(self) -> tuple[ProcessView, ...]:
-        """Every process that was started and is not forgotten."""
+        """Every process that was started and not forgotten."""
         return tuple(child.view() for child in self._children.values())
 
     def scale(self, replicas: int) -> None:
-        """Have so many replicas from now on: the last ones drain, or further ones start."""
+        """Set the desired replicas: the last ones drain, or new ones start."""
         if replicas != self._desired.replicas:
             self._desired = replace(self._desired, replicas=replicas)
             self._woken.set()
 
     def stop(self, reason: str) -> None:
-        """Let running requests finish, then end the fleet; asked again, nothing changes."""
+        """Begin to shut down, within the grace period; a repeated call changes nothing."""
         if self._stop is None:
             self._stop = Stop(reason=reason)
-            if self._controlling is not None:
-                self._controlling.cancel()
+            if self._control_task is not None:
+                self._control_task.cancel()
             self._reporter.stopping(reason, self._desired.grace_ns if self._announced else None)
             self._woken.set()
 
     def interrupt(self, reason: str) -> None:
-        """End the fleet as `stop` does; while it is stopping already, at once."""
+        """Begin to shut down, or kill everything if the shutdown has begun."""
         if self._stop is None:
             self.stop(reason)
         else:
@@ -136,10 +173,10 @@ class Fleet:
             self._woken.set()
 
     async def run(self) -> None:
-        """Run until the fleet was stopped and every process has ended.
+        """Run until a shutdown has ended every process.
 
         Raises:
-            InputError: a process refused what the user asked for.
+            InputError: a process rejected the manifest or its arguments.
             InternalError: the fleet did not become ready in time.
         """
         try:
@@ -158,14 +195,14 @@ class Fleet:
                 return
             for action in decision.actions:
                 self._apply(action, group)
-            self._tell()
+            self._report_changes()
             if decision.actions:
-                await asyncio.sleep(0)  # what was done may ask for more
+                await asyncio.sleep(0)  # the actions may cause others
             else:
                 await self._wait(decision.wake_at_ns)
 
-    def _observe(self) -> Snapshot:
-        return Snapshot(
+    def _observe(self) -> FleetSnapshot:
+        return FleetSnapshot(
             began_ns=self._began_ns,
             processes=self.processes,
             published=self._published,
@@ -201,7 +238,7 @@ class Fleet:
             case Announce():
                 self._announce()
                 if self._control is not None:
-                    self._controlling = group.create_task(self._control(self), name="control")
+                    self._control_task = group.create_task(self._control(self), name="control")
             case GiveUp(sentence=sentence, exit_code=code):
                 error = InputError if code is ExitCode.USAGE else InternalError
                 self._failure = error(sentence)
@@ -209,9 +246,9 @@ class Fleet:
 
     def _start(self, name: str, role: Role, group: asyncio.TaskGroup) -> None:
         old = self._children.get(name)
-        # One that had been asked to end starts as if for the first time.
+        # A process that was asked to end restarts as if for the first time.
         earlier = old.view() if old and old.view().terminated_ns is None else None
-        child = Child(
+        child = ChildProcess(
             name,
             role,
             earlier=earlier,
@@ -230,30 +267,56 @@ class Fleet:
         if role is Role.REPLICA:
             return self._commands.replica(name)
         if earlier is not None and earlier.address is not None:
-            # Clients know the router by its port: it comes back on the same one.
+            # Clients know the router's port: it restarts on the same one.
             self._ports = (port_of(earlier.address.url), port_of(earlier.address.admin_url))
         port, admin_port = self._ports
         return self._commands.router(name, port=port, admin_port=admin_port)
 
     def _changed(self, process: ProcessView) -> None:
         if process.failures or self._announced:
-            self._untold.append(process)
+            self._unreported.append(process)
         self._woken.set()
 
-    def _tell(self) -> None:
-        """Tell of ends and returns: after the router's file was written, and what was decided."""
-        for process in self._untold:
+    def _report_changes(self) -> None:
+        """Report ends and restarts, after the router's file was written."""
+        for process in self._unreported:
             if self._stop is not None:
                 break
-            if process.phase is Phase.READY:
+            if process.phase is ProcessPhase.READY:
                 self._reporter.serves(process, again=process.failures > 0)
             elif process.terminated_ns is None:
                 delay_ns = self._desired.back_off.delay_ns(process.name, process.failures)
                 self._reporter.exited(process, delay_ns)
-        self._untold.clear()
+        self._unreported.clear()
 
     def _announce(self) -> None:
         address = self._children[self._desired.router].view().address
         assert address is not None
         self._announced = True
         self._reporter.ready(self._desired.service, address, self._published)
+
+
+async def until_routable(
+    session: aiohttp.ClientSession, address: Address, replicas: Callable[[], int]
+) -> None:
+    """Wait until the router at this address is ready and has enough replicas, without a limit.
+
+    Args:
+        session: of HTTP.
+        address: of the router.
+        replicas: returns the required number, which may change while the router starts.
+    """
+    while not await _routable(session, address, replicas()):  # noqa: ASYNC110 - another process's state
+        await asyncio.sleep(_POLL_S)
+
+
+async def _routable(session: aiohttp.ClientSession, address: Address, replicas: int) -> bool:
+    try:
+        async with session.get(address.url + PATH_READY, timeout=_READY_TIMEOUT) as answer:
+            if answer.status != 200:
+                return False
+            body: Any = await answer.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return False
+    counted = body.get("ready_replicas") if isinstance(body, dict) else None
+    return not isinstance(counted, int) or counted >= replicas

@@ -1,30 +1,72 @@
-"""What a manifest says and a service of processes on this machine cannot follow."""
+"""The manifest of a local service: reading its file, and its fields without effect here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import yaml
+
+from goodput_core.errors import InputError
+from goodput_core.spec.manifest import (
+    MAX_MANIFEST_BYTES,
+    manifest_text,
+    parse_manifest,
+    strict_documents,
+)
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.spec.workloads import EngineSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from goodput_core.spec.llmservice import LLMService
     from goodput_core.spec.workloads import RouterSpec
 
-__all__ = ["ignored_here"]
+__all__ = ["ignored_here", "read_manifest"]
 
 _WEIGHTS = "an emulated device has no weights"
 _PODS = "it is for a cluster's pods"
 
 
+def read_manifest(path: Path) -> tuple[LLMService, str]:
+    """Read and validate the one `LLMService` in a YAML or JSON file.
+
+    Returns:
+        The service, and the text it was read from.
+
+    Raises:
+        InputError: the file cannot be read, is too large, is no UTF-8 text or no YAML.
+        SpecError: a field that breaks a rule, by file and path.
+    """
+    text = _read_text(path)
+    service = parse_manifest(text, source=str(path), parse_documents=strict_documents(yaml))
+    return service, text
+
+
+def _read_text(path: Path) -> str:
+    try:
+        # Reading a named pipe or a device could block or never end.
+        if path.exists() and not path.is_file():
+            kind = "a directory" if path.is_dir() else "not a regular file"
+            raise InputError(f"{path}: is {kind}; name a manifest file with -f")
+        with path.open("rb") as file:
+            content = file.read(MAX_MANIFEST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file; name a manifest file with -f") from error
+    except PermissionError as error:
+        raise InputError(f"{path}: may not be read; check its permissions") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    return manifest_text(content, source=str(path))
+
+
 def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
-    """One sentence for each field that was written and has no effect here, naming its path.
+    """Return a sentence for each field of the manifest without effect on this machine.
 
     Args:
-        service: the manifest.
-        device: the profile that replaces `model.source`; None: the manifest's own.
+        service: of the manifest.
+        device: the profile that replaces `spec.model.source`; None without one.
     """
     emulated = device is not None or service.spec.model.scheme == "emulated"
     notes = [f"{path} is ignored: {why}" for path, why in _ignored(service, emulated=emulated)]
@@ -50,7 +92,7 @@ def _ignored(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]
     yield from _of_pods("spec.engine", spec.engine)
     yield from _of_pods("spec.router", spec.router)
     if spec.suspend:
-        yield "spec.suspend", "what is not to run is not started"
+        yield "spec.suspend", "a local service runs until it is stopped"
     if spec.control.prometheus is not None:
         yield "spec.control.prometheus", "no server scrapes these processes"
 

@@ -1,21 +1,25 @@
-"""One start of one process of the fleet: the only place that creates and signals processes.
+"""One start of one process of the fleet: the only module that creates and signals processes.
 
-A child leads a process group, so Ctrl-C reaches it through us alone and SIGKILL reaches what
-it started too. Its stdin is a pipe that we hold: it ends when we do, even by `kill -9`. When
-and why a process is started or stopped is decided elsewhere.
+A process leads a process group, so that Ctrl-C reaches it only through the supervisor and SIGKILL
+reaches everything that it started. Its stdin is a pipe that the supervisor holds: it ends with the
+supervisor, even by `kill -9`. Its output is untrusted: lines are bounded and control characters
+escaped. When and why a process is started or stopped is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
+import aiohttp
+
+from goodput_core.contract import EVENT_LISTENING, PATH_LIVE
 from goodput_core.errors import ExitCode
-from goodput_operator.local.lines import LineSplitter
-from goodput_operator.local.listening import parse_listening
-from goodput_operator.local.snapshot import Address, Phase, ProcessView, Role
+from goodput_operator.local.decide import Address, ProcessPhase, ProcessView, Role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -23,31 +27,41 @@ if TYPE_CHECKING:
     from goodput_operator.backoff import BackOff
     from goodput_operator.local.commands import Command
 
-__all__ = ["Child"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "ChildProcess",
+    "LineSplitter",
+    "answers",
+    "parse_listening",
+    "port_of",
+]
 
-_MAX_SHOWN: Final = 300
-# How long the last output of an ended process is waited for.
-_DRAIN_S: Final = 1.0
-# Between two questions whether it still answers.
-_LIVENESS_S: Final = 1.0
+_MAX_LAST_LINE: Final = 300
+_CLOSE_TIMEOUT_S: Final = 1.0
+"""Time limit for the last output of a process that ended."""
+_LIVENESS_INTERVAL_S: Final = 1.0
 _ERROR: Final = "error: "
+MAX_LINE_BYTES: Final = 8192
+_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
+"""Escapes of control characters, since a log line may contain a client's bytes."""
+_LIVENESS_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 
 
-class Child:
+class ChildProcess:
     """One start of a process. Created and used inside a running event loop.
 
     Args:
-        name: the process's name.
+        name: of the process.
         role: replica or router.
-        earlier: how its last start ended; None for the first.
-        back_off: how failures in a row are counted.
+        earlier: its last start, which ended; None for the first start.
+        back_off: counts failures in a row.
         clock: nanoseconds, monotonic.
-        log: takes the name and each line that the process writes.
+        log: called with the name and each line that the process writes.
         changed: called when the process became ready or ended.
-        answers: whether the process at this address gives a sign of life.
-        silent: called when the process falls silent.
-        routable: for a router: returns once it is ready at this address; None for a replica,
-            which is ready as soon as it listens.
+        answers: checks the liveness of the process at this address.
+        silent: called when the first liveness check fails.
+        routable: returns once a router is ready at this address; None for a replica, which is
+            ready as soon as it listens.
     """
 
     def __init__(
@@ -78,7 +92,7 @@ class Child:
 
         self._transport: asyncio.SubprocessTransport | None = None
         self._listening: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
-        self._phase = Phase.STARTING
+        self._phase = ProcessPhase.STARTING
         self._started_ns = clock()
         self._ready_ns: int | None = None
         self._exited_ns: int | None = None
@@ -86,15 +100,14 @@ class Child:
         self._killed = False
         self._silent_ns: int | None = None
         self._address: Address | None = None
-        # How the last start ended, until this one says more: a process that is just being
-        # started again has nothing to say for itself yet.
+        # Those of the last start, until this one reports its own.
         self._exit_code = earlier.exit_code if earlier else None
         self._error = earlier.error if earlier else None
-        self._error_told = True
+        self._error_logged = True
         self._last_line = earlier.last_line if earlier else None
 
     def view(self) -> ProcessView:
-        """The process as it stands now."""
+        """Return the state of the process."""
         return ProcessView(
             name=self._name,
             role=self._role,
@@ -114,7 +127,7 @@ class Child:
         )
 
     def terminate(self) -> None:
-        """Ask the process to end; without effect on one that has ended."""
+        """Send SIGTERM; without effect on a process that has ended."""
         self._terminated_ns = self._clock()
         if self._transport is not None:
             try:
@@ -123,19 +136,19 @@ class Child:
                 pass
 
     def kill(self) -> None:
-        """End the process and all that it started."""
+        """Send SIGKILL to the process and everything that it started."""
         self._killed = True
         if self._transport is not None:
             _kill_group(self._transport)
 
     async def run(self, command: Command) -> None:
-        """Start the process and stay with it to its end; cancelling this kills it.
+        """Start the process and wait for its end; cancelling this kills it.
 
-        That it cannot be started or ends badly is not raised but seen in `view`.
+        A failed start or a bad end is not raised; `view` shows it.
         """
         try:
-            transport, talk = await asyncio.get_running_loop().subprocess_exec(
-                lambda: _Talk({1: self._said, 2: self._complained}),
+            transport, output = await asyncio.get_running_loop().subprocess_exec(
+                lambda: _Output({1: self._on_stdout, 2: self._on_stderr}),
                 *command.argv,
                 env=dict(command.env),
                 process_group=0,
@@ -145,7 +158,7 @@ class Child:
             self._ended(None)
             return
         self._transport = transport
-        # What was asked for while the process was being created.
+        # Requests that came while the process was being created.
         if self._killed:
             self.kill()
         elif self._terminated_ns is not None:
@@ -156,24 +169,24 @@ class Child:
                     group.create_task(self._become_ready()),
                     group.create_task(self._watch_life()),
                 ]
-                await talk.wait_exited()
+                await output.wait_exited()
                 for watch in watches:
                     watch.cancel()
         finally:
-            # What it leaves behind would hold its pipes and its port. The number of a group is
-            # not given away while a member lives; an empty group is not there to be killed.
+            # Remaining children would hold its pipes and its port. The id of a group is not reused
+            # while it has a member.
             _kill_group(transport)
-            await talk.wait_closed()
+            await output.wait_closed()
             transport.close()
             self._transport = None
             self._ended(transport.get_returncode())
 
     async def _become_ready(self) -> None:
         address = await self._listening
-        self._phase = Phase.LISTENING
+        self._phase = ProcessPhase.LISTENING
         if self._routable is not None:
             await self._routable(address)
-        self._phase = Phase.READY
+        self._phase = ProcessPhase.READY
         self._ready_ns = self._clock()
         self._ever_ready = True
         self._changed(self.view())
@@ -181,7 +194,7 @@ class Child:
     async def _watch_life(self) -> None:
         address = await self._listening
         while True:
-            await asyncio.sleep(_LIVENESS_S)
+            await asyncio.sleep(_LIVENESS_INTERVAL_S)
             if await self._answers(address):
                 self._silent_ns = None
             elif self._silent_ns is None:
@@ -189,7 +202,7 @@ class Child:
                 self._silent()
 
     def _ended(self, code: int | None) -> None:
-        self._phase = Phase.EXITED
+        self._phase = ProcessPhase.EXITED
         self._silent_ns = None
         self._exit_code = code
         self._exited_ns = self._clock()
@@ -198,10 +211,10 @@ class Child:
         )
         refused = code == ExitCode.USAGE or self._terminated_ns is not None
         if self._ever_ready or not refused:
-            self._tell_error()
+            self._log_error()
         self._changed(self.view())
 
-    def _said(self, line: str) -> None:
+    def _on_stdout(self, line: str) -> None:
         address = None if self._listening.done() else parse_listening(line)
         if address is None:
             self._take(line)
@@ -209,30 +222,30 @@ class Child:
             self._address = address
             self._listening.set_result(address)
 
-    def _complained(self, line: str) -> None:
-        if self._phase is not Phase.STARTING or not line.startswith(_ERROR):
+    def _on_stderr(self, line: str) -> None:
+        if self._phase is not ProcessPhase.STARTING or not line.startswith(_ERROR):
             self._take(line)
             return
-        # A refusal at the start is held back: the fleet is about to say it for all replicas.
-        self._tell_error()
+        # An error at the start is not logged yet: the supervisor reports it for all replicas.
+        self._log_error()
         self._error = line.removeprefix(_ERROR)
-        self._error_told = False
+        self._error_logged = False
 
-    def _tell_error(self) -> None:
-        if self._error is not None and not self._error_told:
-            self._error_told = True
+    def _log_error(self) -> None:
+        if self._error is not None and not self._error_logged:
+            self._error_logged = True
             self._log(self._name, f"{_ERROR}{self._error}")
 
     def _take(self, line: str) -> None:
         if line.strip():
-            self._last_line = line[:_MAX_SHOWN]
+            self._last_line = line[:_MAX_LAST_LINE]
         self._log(self._name, line)
 
 
-class _Talk(asyncio.SubprocessProtocol):
-    """What a process writes, as lines; and when it ended, whoever still holds its pipes.
+class _Output(asyncio.SubprocessProtocol):
+    """Output of a process as lines, and its end even while another process holds its pipes.
 
-    (`asyncio.subprocess` tells of an end only once every holder has closed them.)
+    `asyncio.subprocess` reports an end only once every holder has closed them.
     """
 
     def __init__(self, takers: Mapping[int, Callable[[str], None]]) -> None:
@@ -243,16 +256,16 @@ class _Talk(asyncio.SubprocessProtocol):
         self._failure: Exception | None = None
 
     async def wait_exited(self) -> None:
-        """Return when the process has ended; raise what went wrong in taking its lines."""
+        """Wait for the end of the process; raise an error of a line's handler."""
         await self._exited.wait()
         if self._failure is not None:
             raise self._failure
 
     async def wait_closed(self) -> None:
-        """Return when the process was reaped and its last line taken, or that takes too long."""
+        """Wait until the process is reaped and its last line is read, for a second at most."""
         await self._exited.wait()
         try:
-            async with asyncio.timeout(_DRAIN_S):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._closed.wait()
         except TimeoutError:
             pass
@@ -275,7 +288,7 @@ class _Talk(asyncio.SubprocessProtocol):
         try:
             for line in lines:
                 self._takers[fd](line)
-        except Exception as error:  # noqa: BLE001 - raised where the process is accompanied
+        except Exception as error:  # noqa: BLE001 - raised by wait_exited
             self._failure = error
             self._exited.set()
 
@@ -284,4 +297,80 @@ def _kill_group(transport: asyncio.SubprocessTransport) -> None:
     try:
         os.killpg(transport.get_pid(), signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # nobody left; some systems answer EPERM for a group of zombies
+        pass  # no process left; some systems answer EPERM for a group of zombies
+
+
+class LineSplitter:
+    """Splits bytes into lines; a line over `MAX_LINE_BYTES` is truncated."""
+
+    def __init__(self) -> None:
+        self._part = bytearray()
+        self._cut = 0
+
+    def feed(self, data: bytes) -> list[str]:
+        """Return the lines that these bytes complete, without their line ends."""
+        *whole, rest = data.split(b"\n")
+        lines = []
+        for piece in whole:
+            self._take(piece)
+            lines.append(self._line())
+        self._take(rest)
+        return lines
+
+    def end(self) -> list[str]:
+        """Return the last line if it had no line end."""
+        return [self._line()] if self._part else []
+
+    def _take(self, piece: bytes) -> None:
+        room = MAX_LINE_BYTES - len(self._part)
+        self._part += piece[:room]
+        self._cut += max(0, len(piece) - room)
+
+    def _line(self) -> str:
+        text = self._part.decode("utf-8", "replace").removesuffix("\r").translate(_CONTROLS)
+        if self._cut:
+            text += f"… ({self._cut} bytes cut)"
+        self._part.clear()
+        self._cut = 0
+        return text
+
+
+def parse_listening(line: str) -> Address | None:
+    """Return the address in a `listening` event; None for any other line."""
+    if not line.startswith("{"):
+        return None
+    try:
+        event: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or event.get("event") != EVENT_LISTENING:
+        return None
+    url, admin_url = _base_url(event.get("url")), _base_url(event.get("admin_url"))
+    return Address(url=url, admin_url=admin_url) if url and admin_url else None
+
+
+def port_of(url: str) -> int:
+    """Return the port of a URL from `parse_listening`."""
+    port = urlsplit(url).port
+    assert port is not None, url
+    return port
+
+
+def _base_url(value: object) -> str | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        parts = urlsplit(value)
+        whole = parts.scheme == "http" and parts.hostname and parts.port
+    except ValueError:
+        return None
+    return value.rstrip("/") if whole else None
+
+
+async def answers(session: aiohttp.ClientSession, address: Address) -> bool:
+    """Check liveness: True if the process answers, with any status."""
+    try:
+        async with session.get(address.url + PATH_LIVE, timeout=_LIVENESS_TIMEOUT):
+            return True
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False
