@@ -7,12 +7,27 @@ import os
 import shlex
 import threading
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goodput_core.control import (
+    ClassWindow,
+    ControlInput,
+    ControlState,
+    PromiseCounts,
+    ReplicaPhase,
+    ServiceParams,
+    Setpoint,
+    Signal,
+    Traffic,
+    control_step,
+)
+from goodput_core.slo.targets import SLOClass
+from goodput_core.spec.choices import ControlMode
 from goodput_operator.local.decide import Address, ProcessPhase, ProcessView, Role, RoutedReplica
 from goodput_operator.local.process import MAX_LINE_BYTES, LineSplitter, parse_listening, port_of
 from goodput_operator.local.reporter import Outlet, Reporter
@@ -253,3 +268,35 @@ def test_of_a_replica_that_leaves_no_more_is_said_than_it_did(
     out, err = told(lambda reporter: reporter.left(left), machine=True)
     assert [json.loads(line) for line in out] == [{"event": "replica_left", "name": "chat-0"}]
     assert err == [f"up          | chat-0 {words}"]
+
+
+def test_a_change_of_control_is_logged_with_the_inputs_of_its_decision() -> None:
+    params = ServiceParams(
+        mode=ControlMode.AUTO,
+        classes=(SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction(9, 10)),),
+    )
+    missed = ClassWindow(
+        name="chat", ttft=PromiseCounts(judged=100), tpot=PromiseCounts(judged=100, missed=60)
+    )
+    step = control_step(
+        ControlInput(
+            state=ControlState(setpoint=Setpoint.initial(params)),
+            params=params,
+            interval_ns=10_000_000_000,
+            traffic=Traffic(signal=Signal.FRESH, arrivals=100, in_flight=4),
+            classes=(missed,),
+            engines=(),
+            phases={"chat-0": ReplicaPhase.READY},
+            replicas_asked=1,
+            startups_ns=(),
+            now_ns=10_000_000_000,
+        )
+    )
+    _, err = told(lambda reporter: reporter.decided(step), machine=False)
+    assert err[0].startswith("up          | token budget 2048 → 1536")
+    prefix, _, inputs = err[1].partition(": ")
+    assert prefix == "up          | decision TokenBudget TPOTMissed"
+    logged = json.loads(inputs)
+    assert (logged["arrivals"], logged["in_flight"], logged["signal"]) == (100, 4, "fresh")
+    assert logged["classes"][0]["tpot"] == {"judged": 100, "missed": 60, "close": 0}
+    assert logged["budget_law"]["reason"] == "TPOTMissed"
