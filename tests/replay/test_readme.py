@@ -1,0 +1,63 @@
+"""The verdicts on the README's first screen are printed by the commands above them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+BLOCK = re.compile(r"```console\n(\$ goodput trace synthesize .*?)```", re.DOTALL)
+
+
+def run(line: str, folder: Path) -> str:
+    """Run a command of the README; its verdict is its exit code."""
+    program, *arguments = shlex.split(line)
+    done = subprocess.run(
+        [Path(sys.executable).with_name(program), *arguments],
+        cwd=folder,
+        env=os.environ | {"COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode in {0, 1}, done.stderr
+    return done.stdout
+
+
+def excerpt(printed: str) -> str:
+    """Return the table of the classes and the verdict of a replay."""
+    lines = [line.rstrip() for line in printed.splitlines()]
+    first = next(i for i, line in enumerate(lines) if re.match(r" class +attained", line))
+    table = lines[first : lines.index("", first)]
+    start = next(i for i, line in enumerate(lines) if line.startswith(("PASS", "FAIL")))
+    end = next(i for i, line in enumerate(lines) if line.startswith("report:"))
+    return "\n".join([*table, "…", *lines[start:end]])
+
+
+@pytest.mark.golden
+def test_the_readme_shows_a_pass_and_a_fail_as_printed(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    text = README.read_text(encoding="utf-8")
+    block = BLOCK.search(text)
+    assert block is not None
+    made = ""
+    for line in re.findall(r"^\$ (.*)$", block[1], flags=re.MULTILINE):
+        printed = run(line, tmp_path)
+        made += f"$ {line}\n"
+        if line.startswith("replay"):
+            made += f"{excerpt(printed)}\n"
+    assert "\nPASS (" in made
+    assert "\nFAIL (" in made
+    if request.config.getoption("--rewrite-golden"):
+        README.write_text(text.replace(block[1], made), encoding="utf-8")
+    assert block[1] == made or request.config.getoption("--rewrite-golden")
