@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("core", "traces", "engine", "replay", "operator")
 # Names of several classes that are still to be renamed; may only shrink.
 KNOWN_DUPLICATES: set[str] = {
-    "Attainment",
     "Baseline",
     "Child",
     "Chunk",

@@ -195,7 +195,7 @@ def test_a_declared_outage_lowers_the_lower_bound_only() -> None:
     assert declared.lower == pytest.approx(1 - 2.9957 * 2 / 300, abs=1e-4)
 
 
-def test_a_clean_window_excludes_a_third_of_what_the_objective_allows() -> None:
+def test_a_clean_window_excludes_a_third_of_the_misses_that_the_objective_allows() -> None:
     estimate = WindowEstimate(with_misses(5, 300))
     excluded_s = estimate.excluded_outage_s(Fraction(99, 100))
     assert excluded_s == pytest.approx(300 * 0.01 / 2.9957, rel=2e-3)

@@ -1,4 +1,4 @@
-"""What a record measures."""
+"""The latencies of a record."""
 
 from __future__ import annotations
 

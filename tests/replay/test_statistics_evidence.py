@@ -212,7 +212,7 @@ def test_an_incomplete_run_is_invalid() -> None:
     assert decide(found.classes, found.validity).reason is Reason.INCOMPLETE
 
 
-def test_lag_is_measured_over_what_was_sent() -> None:
+def test_lag_is_measured_over_the_requests_that_were_sent() -> None:
     records = [*steady(per_s=1, seconds=98), request(98, lag_s=0.03), request(99, lag_s=0.04)]
     found = gathered(records, seconds=100)
     assert found.validity.lag_p99_ns == 30 * MS

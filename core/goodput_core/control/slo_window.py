@@ -22,6 +22,7 @@ from goodput_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from goodput_core.slo.judging import Judgement
     from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.targets import Targets
 
@@ -130,7 +131,7 @@ def wilson_upper(good: int, total: int) -> float:
     return min(1.0, max(share, (share + square / 2 + spread) / (1 + square)))
 
 
-def counted(record: RequestRecord, targets: Targets) -> ClassWindow | None:
+def counted(record: RequestRecord, targets: Targets, judgement: Judgement) -> ClassWindow | None:
     """Return the counts of one request that ended; None if its outcome is unrelated to load.
 
     A request that missed only its end-to-end target counts as missed for both TTFT and TPOT, so
@@ -139,8 +140,8 @@ def counted(record: RequestRecord, targets: Targets) -> ClassWindow | None:
     Args:
         record: the request.
         targets: of its class, overridden by its own.
+        judgement: of the request by these targets.
     """
-    judgement = judge(record, targets)
     reasons = judgement.reasons
     if judgement.kind not in _COUNTED or not _OF_NO_LOAD.isdisjoint(reasons):
         return None
@@ -163,9 +164,11 @@ class WindowTally:
     def __init__(self) -> None:
         self._classes: dict[str, ClassWindow] = {}
 
-    def add(self, record: RequestRecord, targets: Targets) -> None:
-        """Count a request that ended; see `counted`."""
-        window = counted(record, targets)
+    def add(
+        self, record: RequestRecord, targets: Targets, judgement: Judgement | None = None
+    ) -> None:
+        """Count a request that ended; see `counted`. It is judged here unless it was before."""
+        window = counted(record, targets, judgement or judge(record, targets))
         if window is not None:
             known = self._classes.get(window.name)
             self._classes[window.name] = window if known is None else known + window

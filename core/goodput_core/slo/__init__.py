@@ -1,1 +1,1 @@
-"""Targets, request records, judging, intervals and verdicts: the one judge of every component."""
+"""Targets, request records, judging, windows, intervals and verdicts, for every component."""

@@ -1,7 +1,7 @@
-"""Attainment and goodput: exact counts of kept promises, per class and overall.
+"""Attainment and goodput: exact counts of judged requests, per class and overall.
 
-Ratios stay (good, total) until someone prints them, so that two runs can be added and no
-percentage is frozen as a float. What a request counts as is `judging`'s decision.
+Ratios stay (good, total) until they are printed, so that two runs can be added and no percentage
+is frozen as a float. `judging` decides how a request counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Attainment", "AttainmentTally", "ClassCounts", "SecondCounts", "good
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attainment:
-    """How many of the judged requests kept their promise.
+    """Number of judged requests, and of those that attained.
 
     Args:
         good: requests that attained.
@@ -43,7 +43,7 @@ class Attainment:
 
     @property
     def share(self) -> Fraction | None:
-        """Exactly good / total; None where nothing was judged."""
+        """Exactly good / total; None if nothing was judged."""
         return Fraction(self.good, self.total) if self.total else None
 
     def __add__(self, other: Attainment) -> Attainment:
@@ -73,21 +73,21 @@ class SecondCounts:
 
     @property
     def attainment(self) -> Attainment:
-        """The counts of the whole window."""
+        """Counts of the whole window."""
         return Attainment(good=sum(self.good), total=sum(self.total))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCounts:
-    """What became of one class's requests, or of all.
+    """Counts of one class's requests, or of all requests.
 
     Args:
         name: the class; empty for requests without one, and for all classes together.
         attainment: attained of judged.
         excluded: cancelled by the trace itself in time.
-        unjudged: without a promise, or with one that the record cannot tell about.
-        outcomes: requests by how they ended; adds up to `rows`.
-        misses: requests by why they missed; one request may stand under several reasons.
+        unjudged: without a target, or with one that the record does not suffice to judge.
+        outcomes: requests by outcome; adds up to `rows`.
+        misses: missed requests by reason; one request may have several reasons.
     """
 
     name: str
@@ -99,16 +99,16 @@ class ClassCounts:
 
     @property
     def rows(self) -> int:
-        """Every request of the class, judged or not."""
+        """Number of requests of the class, judged or not."""
         return self.attainment.total + self.excluded + self.unjudged
 
 
 class AttainmentTally:
-    """Counts judgements as they come, in constant memory.
+    """Counts judgements one by one, in constant memory.
 
     Args:
-        names: classes that are to be counted even when no request of theirs comes; requests of
-            other classes add theirs behind these.
+        names: classes that are listed first, in this order and even without a request; other
+            classes are appended with their first request.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -124,14 +124,14 @@ class AttainmentTally:
         self._misses.setdefault(name, Counter()).update(judgement.reasons)
 
     def by_class(self) -> tuple[ClassCounts, ...]:
-        """The counts of every class, the named ones first and in their order."""
+        """Return the counts of every class."""
         return tuple(
             _counts(name, kinds, self._outcomes[name], self._misses[name])
             for name, kinds in self._kinds.items()
         )
 
     def overall(self) -> ClassCounts:
-        """The counts of all requests together; its name is empty."""
+        """Return the counts of all requests together; the name is empty."""
         return _counts(
             "",
             sum(self._kinds.values(), Counter()),
@@ -141,7 +141,7 @@ class AttainmentTally:
 
 
 def goodput_per_s(good: int, window_ns: int) -> Fraction:
-    """Requests per second of the window that kept their promise, exact.
+    """Return attained requests per second of the window, exactly.
 
     Args:
         good: requests that attained.

@@ -1,8 +1,8 @@
-"""Whether one request kept its promise, and if not, why.
+"""Judging one request: attained or missed, and the reasons of a miss.
 
-The replayer's live display, its reports and its verdicts judge with this function alone, so
-they cannot disagree. It sees one record and one set of targets; classes' objectives, windows
-and statistics are none of its business.
+Live displays, reports, verdicts, routers and control laws all judge with this function, so they
+cannot disagree. It uses one record and one set of targets; objectives, windows and statistics
+are elsewhere.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ __all__ = ["Judgement", "JudgementKind", "MissReason", "judge", "targets_for", "
 
 
 class JudgementKind(StrEnum):
-    """What a request counts as."""
+    """The result of judging a request."""
 
     ATTAINED = "attained"
-    """Every target held: in the numerator and the denominator."""
+    """Every target was met: in the numerator and the denominator."""
     MISSED = "missed"
     """In the denominator only."""
     EXCLUDED = "excluded"
-    """The trace itself cancelled it in time: in neither, but counted."""
+    """The trace itself cancelled it in time: in neither, counted apart."""
     UNJUDGED = "unjudged"
-    """Nothing was promised, or what was measured cannot tell: in neither, but counted."""
+    """It has no target, or the record does not suffice: in neither, counted apart."""
 
 
 class MissReason(StrEnum):
-    """Why a request missed. A finished answer can miss for several reasons at once."""
+    """Reason of a miss. A finished answer can miss for several reasons at once."""
 
     TTFT = "ttft"
     TPOT = "tpot"
     TBT = "tbt"
     E2E = "e2e"
     SHORT = "short"
-    """Fewer tokens came than the replayed row has."""
+    """The answer has fewer tokens than the replayed row."""
     SHED = "shed"
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -56,8 +56,8 @@ class Judgement:
     """The judgement of one request.
 
     Args:
-        kind: what it counts as.
-        reasons: why it missed, in the order of `MissReason`; empty unless it missed.
+        kind: the result.
+        reasons: of a miss, in the order of `MissReason`; empty unless it missed.
     """
 
     kind: JudgementKind
@@ -76,26 +76,26 @@ _FAILURES: Final = {
 
 
 def targets_for(record: RequestRecord, classes: Mapping[str, SLOClass]) -> Targets:
-    """What was promised to this request: its class's targets, the row's own winning.
+    """Return the targets of a request: those of its class, overridden by its row's own.
 
-    A class that `classes` does not hold promises nothing of its own.
+    A class that is not in `classes` has no targets.
     """
-    promised = classes.get(record.slo_class)
-    return record.targets if promised is None else promised.targets.overridden_by(record.targets)
+    slo_class = classes.get(record.slo_class)
+    return record.targets if slo_class is None else slo_class.targets.overridden_by(record.targets)
 
 
 def judge(record: RequestRecord, targets: Targets) -> Judgement:
-    """Judge one request against its targets; a target holds when the measure is ≤ the bound.
+    """Judge one request against its targets; a target is met when the measure is ≤ the bound.
 
     - Empty targets: unjudged, whatever happened.
     - `shed`, `error`, `timeout`, `unsent`: missed, for that reason alone.
     - `cancelled`: excluded, unless the TTFT target had passed without a token before the
       cancellation.
-    - A one-token answer has no TPOT and no gaps: it is judged by the rest. An answer without
-      any token misses its TTFT.
+    - A one-token answer has no TPOT and no gaps: it is judged by the other targets. An
+      answer without any token misses its TTFT.
     - Fewer tokens than pinned: missed (`short`), beside any other reason.
     - A TBT target on an answer of which neither gaps nor `tbt_p99_us` were kept: unjudged,
-      unless another target was missed anyway.
+      unless another target was missed.
     """
     if targets.empty:
         return _UNJUDGED
@@ -113,9 +113,10 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
 
 
 def without_lag(record: RequestRecord) -> RequestRecord:
-    """The same request as if the client had sent it on time: every time from its actual send.
+    """Return the same request as if the client had sent it on time.
 
-    Judging both tells how much of a miss is the client's own doing.
+    Its scheduled arrival becomes its actual send. A request that misses with lag and attains
+    without was missed by the client.
     """
     lag_ns = record.lag_ns
     if lag_ns is None or lag_ns <= 0:
@@ -142,7 +143,7 @@ def _judge_cancelled(record: RequestRecord, targets: Targets) -> Judgement:
 
 
 def _broken(record: RequestRecord, targets: Targets) -> Iterator[MissReason]:
-    """The targets that a finished answer did not keep."""
+    """Yield the targets that a finished answer missed."""
     if targets.ttft_ns is not None:
         ttft_ns = record.ttft_ns
         if ttft_ns is None or ttft_ns > targets.ttft_ns:
@@ -163,14 +164,14 @@ def _broken(record: RequestRecord, targets: Targets) -> Iterator[MissReason]:
 
 
 def _tpot_broken(record: RequestRecord, bound_ns: int) -> bool:
-    """Whether (last − first) / (n − 1) exceeds the bound, compared in integers."""
+    """Return True if (last − first) / (n − 1) exceeds the bound, compared in integers."""
     if record.first_token_ns is None or record.last_token_ns is None or record.output_tokens < 2:
         return False
     return record.last_token_ns - record.first_token_ns > bound_ns * (record.output_tokens - 1)
 
 
 def _tbt_ns(record: RequestRecord) -> int | None:
-    """The p99 of the request's own gaps; None when none were kept."""
+    """Return the p99 of the request's own gaps; None if none were kept."""
     if record.gaps_us:
         return quantile(record.gaps_us, P99) * NS_PER_US
     return None if record.tbt_p99_us is None else record.tbt_p99_us * NS_PER_US

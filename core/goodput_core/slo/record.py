@@ -1,4 +1,4 @@
-"""What happened to one request: the only thing that judging, reports and intervals look at."""
+"""The record of one request, on which judging, reports and intervals are based."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NOT_THE_CLIENTS: Final = frozenset({408, 429})  # a time-out and a refusal for 
 
 
 class Outcome(StrEnum):
-    """How a request ended; whether it kept its promise is judged apart from this."""
+    """How a request ended; whether it met its targets is judged separately."""
 
     OK = "ok"
     SHED = "shed"
-    """Refused for load: 429 or 503 before the first token."""
+    """Rejected for load: 429 or 503 before the first token."""
     ERROR = "error"
-    """Refused, broken, malformed or closed early for any other reason."""
+    """Rejected, malformed or closed early for any other reason."""
     TIMEOUT = "timeout"
-    """Nothing, or not all, came within the client's patience."""
+    """The answer did not end within the client's time limit."""
     CANCELLED = "cancelled"
-    """The trace, or the client, gave up on it."""
+    """The trace or the client cancelled it."""
     UNSENT = "unsent"
     """A row of the window that was never sent: the client's own failure."""
 
@@ -35,29 +35,30 @@ class RequestRecord:
     """One request. Times are nanoseconds since the run's zero, on one monotonic clock.
 
     Args:
-        request_id: the trace's id; pairs two runs of one trace.
-        slo_class: the class it was judged by; empty when the run has no classes.
-        scheduled_ns: when the trace says it arrives. Latencies start here, so a slow client
+        request_id: of the trace; pairs two runs of one trace.
+        slo_class: its class; empty when the run has no classes.
+        scheduled_ns: its arrival according to the trace. Latencies start here, so a slow client
             cannot hide queueing.
-        sent_ns: when its bytes were handed to the socket; None when never sent.
+        sent_ns: when its bytes were passed to the socket; None if never sent.
         first_token_ns: when the first non-empty token came.
         last_token_ns: when the last non-empty token came.
         end_ns: when the answer ended, or failed.
         gaps_us: microseconds between consecutive tokens, `output_tokens - 1` of them when every
             chunk carried one token; empty where gaps were not kept.
-        tbt_p99_us: nearest-rank p99 of the gaps, microseconds, where the gaps themselves were
-            not kept; None: unknown, unless `gaps_us` tells it.
+        tbt_p99_us: nearest-rank p99 of the gaps, microseconds, if the gaps themselves were not
+            kept; None if not known or if `gaps_us` has them.
         input_tokens: tokens of the prompt, as sent.
-        output_tokens: tokens that came back; reasoning tokens are tokens.
-        pinned_output_tokens: tokens the answer had to have; fewer is a miss. None: not pinned.
+        output_tokens: tokens of the answer; reasoning tokens are tokens.
+        pinned_output_tokens: tokens that the answer must have; fewer is a miss. None if the length
+            is not pinned.
         outcome: how it ended.
-        targets: the row's own targets; every bound stated here wins over the class's.
-        cancel_after_ns: when the trace cancels it, counted from `scheduled_ns`; None: never.
-        status: the HTTP status, when one came.
-        detail: one short sentence of what went wrong, without prompt text.
-        replica: who served it, when the answer says so.
-        revision: the revision that served it, when the answer says so.
-        cached_tokens: prompt tokens the server found in its prefix cache, when it says so.
+        targets: the row's own targets; each overrides the one of the class.
+        cancel_after_ns: when the trace cancels it, from `scheduled_ns` on; None if it does not.
+        status: the HTTP status; None without a response.
+        detail: the problem in one short sentence, without prompt text.
+        replica: name of the replica that served it, if the answer has it.
+        revision: of that replica, if the answer has it.
+        cached_tokens: prompt tokens found in the server's prefix cache; None if not reported.
     """
 
     request_id: str
@@ -102,14 +103,14 @@ class RequestRecord:
 
     @property
     def e2e_ns(self) -> int | None:
-        """The whole answer from the scheduled arrival; None when it never completed."""
+        """Time to the end of the answer from the scheduled arrival; None if it never completed."""
         if self.outcome is not Outcome.OK or self.end_ns is None:
             return None
         return self.end_ns - self.scheduled_ns
 
     @property
     def lag_ns(self) -> int | None:
-        """How late the client sent it; None when it was never sent."""
+        """Actual minus scheduled send; None if it was never sent."""
         return None if self.sent_ns is None else self.sent_ns - self.scheduled_ns
 
     @property

@@ -1,4 +1,4 @@
-"""What was promised: targets, and the classes of traffic they are promised to."""
+"""Latency targets, and the classes of traffic that have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OBJECTIVE: Final = re.compile(OBJECTIVE_PATTERN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """The bounds one request is held to; None means that nothing was promised on that axis.
+    """Upper bounds of one request's latencies; None if there is no target.
 
     Args:
         ttft_ns: time to first token, from the scheduled arrival.
@@ -33,7 +33,7 @@ class Targets:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing at all was promised, so that there is nothing to judge."""
+        """True if there is no target, so that there is nothing to judge."""
         return (
             self.ttft_ns is None
             and self.tpot_ns is None
@@ -43,14 +43,14 @@ class Targets:
 
     @property
     def pace_ns(self) -> int | None:
-        """How long a step may take: the smaller of TPOT and TBT; None: neither was promised."""
+        """Longest step that keeps the targets: the smaller of TPOT and TBT; None without either."""
         tpot_ns, tbt_ns = self.tpot_ns, self.tbt_p99_ns
         if tpot_ns is None or (tbt_ns is not None and tbt_ns < tpot_ns):
             return tbt_ns
         return tpot_ns
 
     def overridden_by(self, row: Targets) -> Targets:
-        """These targets with every bound that `row` states taken from `row`: a row's own win."""
+        """Return these targets, each replaced by the row's own where it has one."""
         return Targets(
             ttft_ns=self.ttft_ns if row.ttft_ns is None else row.ttft_ns,
             tpot_ns=self.tpot_ns if row.tpot_ns is None else row.tpot_ns,
@@ -61,15 +61,16 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SLOClass:
-    """A class of traffic and its promise.
+    """A class of traffic with its targets and its objective.
 
     Args:
         name: a DNS label.
-        ttft_ms: promised time to first token, milliseconds.
-        tpot_ms: promised time per output token, milliseconds.
-        tbt_p99_ms: promised p99 of the gaps within a request, milliseconds.
-        e2e_ms: promised time for the whole request, milliseconds.
-        objective: share of requests that must attain, exact; None: reported, never judged.
+        ttft_ms: target of the time to first token, milliseconds.
+        tpot_ms: target of the time per output token, milliseconds.
+        tbt_p99_ms: target of the p99 of the gaps within a request, milliseconds.
+        e2e_ms: target of the time for the whole request, milliseconds.
+        objective: share of requests that must attain, exact; None if the class is reported and
+            not judged.
     """
 
     name: str
@@ -81,7 +82,7 @@ class SLOClass:
 
     @property
     def targets(self) -> Targets:
-        """The promise in nanoseconds."""
+        """The targets in nanoseconds."""
         return Targets(
             ttft_ns=self.ttft_ms * NS_PER_MS,
             tpot_ns=self.tpot_ms * NS_PER_MS,
@@ -91,11 +92,11 @@ class SLOClass:
 
 
 def parse_objective(text: str) -> Fraction:
-    """The exact fraction of a percentage such as `99%` or `99.95%`.
+    """Return the exact fraction of a percentage such as `99%` or `99.95%`.
 
     Raises:
-        ValueError: not a percentage above 0 % and below 100 %; a promise of 100 % can never be
-            shown to hold by any number of requests.
+        ValueError: not a percentage above 0 % and below 100 %; no number of requests can show an
+            objective of 100 %.
     """
     if not _OBJECTIVE.fullmatch(text):
         raise ValueError(f"{text!r} is not a percentage; write for example '99%' or '99.9%'")
@@ -106,7 +107,7 @@ def parse_objective(text: str) -> Fraction:
 
 
 def format_objective(objective: Fraction) -> str:
-    """The percentage that `parse_objective` reads back exactly."""
+    """Return the percentage that `parse_objective` reads back exactly."""
     percent = objective * 100
     places = next((n for n in range(7) if (percent * 10**n).denominator == 1), 6)
     whole, rest = divmod(round(percent * 10**places), 10**places)

@@ -74,7 +74,7 @@ class Reason(StrEnum):
     NO_OBJECTIVE = "NoObjective"
     """INCONCLUSIVE: no class has an objective."""
     UNJUDGED = "Unjudged"
-    """INCONCLUSIVE: some requests of the class could not be judged from what was recorded."""
+    """INCONCLUSIVE: the records do not suffice to judge some requests of the class."""
     BACKLOG = "Backlog"
     """No longer emitted: the interval accounts for long backlogs. Kept for older summaries."""
     TOO_FEW_BLOCKS = "TooFewBlocks"
@@ -210,7 +210,7 @@ def class_evidence(
         confidence: of each one-sided bound.
         classes: how many classes share the error of the upper bound.
         outage_s: the longest outage that a PASS must exclude, `slo.outageSeconds`.
-        unjudged: requests that could not be judged from what was recorded.
+        unjudged: requests that the records do not suffice to judge.
         short: misses because the answer had fewer tokens than the replayed row.
     """
     attainment = counts.attainment
@@ -329,7 +329,7 @@ def _judge_class(
     kind, reason = VerdictKind.INCONCLUSIVE, Reason.INTERVAL_SPANS_OBJECTIVE
     if evidence.unjudged:
         reason = Reason.UNJUDGED
-        text = f"but {evidence.unjudged} could not be judged from what was recorded"
+        text = f"but {evidence.unjudged} could not be judged from the records"
     elif failed_at is not None:
         kind, reason = VerdictKind.FAIL, Reason.BELOW_OBJECTIVE
         text = f"at most {format_share(failed_at)} {sure}, {goal}"

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutcomeCounts"]
 
-# Seconds. OpenTelemetry's gen_ai buckets, finer where promises usually lie.
+# Seconds. OpenTelemetry's gen_ai buckets, finer where targets usually lie.
 _TTFT_S: Final = (
     0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75,
     1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300,
@@ -67,7 +67,7 @@ _NOT_JUDGED: Final = frozenset({"cancelled", JudgementKind.UNJUDGED.value})
 
 
 class _Promises(Collector):
-    """Reads the tally when metrics are asked for; a request costs nothing more."""
+    """Exports the tally of targets at a scrape, at no cost per request."""
 
     def __init__(self, llmservice: str, tally: WindowTally) -> None:
         self._llmservice = llmservice
@@ -103,20 +103,20 @@ class _Class:
 
 
 class OutcomeCounts:
-    """The router's books.
+    """Outcomes of client requests, by class, since the start and by second.
 
     Args:
-        registry: where the metrics are published.
+        registry: of the metrics.
         llmservice: the service's name.
         classes: names of its classes.
         began_ns: now; outcomes are counted by second from here on.
 
     Attributes:
-        arrivals: requests that came, those refused for the client's own fault too.
-        in_flight: requests that have no outcome yet.
+        arrivals: requests that arrived, client errors included.
+        in_flight: requests without an outcome.
         idle: set while there are none.
-        client_errors: requests refused for the client's own fault.
-        e2e_only: whole answers without timings, judged on the end alone.
+        client_errors: requests rejected because of an error of the client.
+        e2e_only: whole answers without timings, judged by their end-to-end time alone.
         retries: by reason.
     """
 
@@ -182,11 +182,11 @@ class OutcomeCounts:
         registry.register(_Promises(llmservice, self._promises))
 
     def by_class(self) -> dict[str, dict[str, int]]:
-        """Requests by class and outcome since the start."""
+        """Return requests by class and outcome since the start."""
         return {name: dict(entry.counts) for name, entry in self._classes.items()}
 
     def promises(self) -> dict[str, dict[str, PromiseCounts]]:
-        """How each promise of each class fared since the start, as the control law counts."""
+        """Return met and missed targets of each class since the start, for the control laws."""
         return {w.name: {"ttft": w.ttft, "tpot": w.tpot} for w in self._promises.sums()}
 
     def seconds(self, since_s: int, now_ns: int) -> RecentSeconds:
@@ -194,7 +194,7 @@ class OutcomeCounts:
         return self._seconds.recent(since_s, now_ns // NS_PER_S)
 
     def begin(self) -> None:
-        """A client request came."""
+        """Count the arrival of a client request."""
         self.arrivals += 1
         self._arrivals.inc()
         self.in_flight += 1
@@ -202,12 +202,12 @@ class OutcomeCounts:
         self._in_flight.inc()
 
     def retry(self, reason: RetryReason) -> None:
-        """A request is sent a second time."""
+        """Count a retry."""
         self.retries[reason.value] = self.retries.get(reason.value, 0) + 1
         self._retries.labels(self.llmservice, reason.value).inc()
 
     def settle(self, state: RequestState, now_ns: int) -> None:
-        """A client request is over: count it, once."""
+        """Count the outcome of a client request; call it once per request."""
         self.in_flight -= 1
         self._in_flight.dec()
         if not self.in_flight:
@@ -227,14 +227,15 @@ class OutcomeCounts:
             self.e2e_only += 1
         record = state.record(now_ns)
         entry = self._classes[record.slo_class]
-        outcome = _outcome(record.outcome, judge(record, targets).kind)
+        judgement = judge(record, targets)
+        outcome = _outcome(record.outcome, judgement.kind)
         entry.counts[outcome] += 1
         entry.outcomes[outcome].inc()
         if outcome not in _NOT_JUDGED:
             attained = outcome == JudgementKind.ATTAINED.value
             second = now_ns // NS_PER_S
             self._seconds.add(record.slo_class, second, good=int(attained), total=1)
-        self._promises.add(record, targets)
+        self._promises.add(record, targets, judgement)
         _observe(entry, record)
 
 

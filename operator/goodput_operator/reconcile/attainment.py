@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from goodput_core.slo.verdict import ClassEvidence
     from goodput_operator.control.measures import Measures
 
-__all__ = ["Attainment", "attainment", "silence_reason"]
+__all__ = ["AttainmentStatus", "attainment", "silence_reason"]
 
 _RECENT_S: Final = WINDOWS_S[0]
 _LONGEST_MESSAGE: Final = 2048  # of a condition
@@ -37,7 +37,7 @@ _CONDITIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attainment:
+class AttainmentStatus:
     """The condition SLOAttained and the figures of the window behind it.
 
     Args:
@@ -60,8 +60,8 @@ def attainment(
     classes: Sequence[SLOClass],
     *,
     outage_s: int = 0,
-    before: Attainment | None = None,
-) -> Attainment:
+    before: AttainmentStatus | None = None,
+) -> AttainmentStatus:
     """Judge the last minutes.
 
     Args:
@@ -78,7 +78,7 @@ def attainment(
             for one in measures.silent
             if one.role == ROLE_ROUTER and one.signal is signal
         ]
-        return Attainment(
+        return AttainmentStatus(
             status=Truth.UNKNOWN,
             reason=silence_reason(signal),
             message="; ".join(details)[:_LONGEST_MESSAGE] or "nothing has been counted yet",
@@ -97,7 +97,7 @@ def attainment(
     else:
         status, reason = _CONDITIONS.get(verdict.kind, (Truth.UNKNOWN, verdict.reason.value))
         message = f"over the last {_duration(rolling.window_s)}: {verdict.sentence}"
-    return Attainment(
+    return AttainmentStatus(
         status=status,
         reason=reason,
         message=message[:_LONGEST_MESSAGE],

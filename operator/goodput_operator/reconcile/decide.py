@@ -35,7 +35,7 @@ from goodput_operator.reconcile.actions import (
     Push,
     WriteStatus,
 )
-from goodput_operator.reconcile.attainment import Attainment, attainment
+from goodput_operator.reconcile.attainment import AttainmentStatus, attainment
 from goodput_operator.reconcile.drift import repairs
 from goodput_operator.reconcile.problems import Problem, Reason, name_conflict, problems_of
 from goodput_operator.reconcile.rollout import (
@@ -249,7 +249,7 @@ class _ControlStep:
 
     decided: Setpoint
     law: ControlStep | None
-    attainment: Attainment | None
+    attainment: AttainmentStatus | None
     memory: Memory
 
 

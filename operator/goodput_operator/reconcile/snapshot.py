@@ -30,7 +30,7 @@ from goodput_operator.kube.objects import (
     has_ended,
     is_ready,
 )
-from goodput_operator.reconcile.attainment import Attainment
+from goodput_operator.reconcile.attainment import AttainmentStatus
 from goodput_operator.render.metadata import Owner
 
 __all__ = [
@@ -122,7 +122,7 @@ class Memory:
     created_ns: tuple[tuple[str, int | None], ...] = ()
     startups_ns: tuple[int, ...] = ()
     measured_ns: int | None = None
-    attainment: Attainment | None = None
+    attainment: AttainmentStatus | None = None
     tokens: tuple[str, ...] = ()
     reported: Reported = field(default_factory=Reported)
     spec: tuple[int, LLMServiceSpec] | None = None

@@ -21,7 +21,7 @@ from goodput_core.spec.status import (
     Truth,
 )
 from goodput_core.units import NS_PER_S
-from goodput_operator.reconcile.attainment import Attainment
+from goodput_operator.reconcile.attainment import AttainmentStatus
 from goodput_operator.reconcile.problems import Problem, Reason
 from goodput_operator.reconcile.rollout import Rollout
 
@@ -106,7 +106,7 @@ class StatusInput:
     problems: Sequence[Problem]
     foreign: Sequence[tuple[str, str]]
     missing: int
-    attainment: Attainment | None
+    attainment: AttainmentStatus | None
     law: ControlStep | None
 
 

@@ -20,7 +20,7 @@ S = NS_PER_S
 def scrape(
     window: ServiceWindow, ring: SecondRing, end_s: int, *, name: str = "r0", epoch: str = "e"
 ) -> RouterScrape:
-    """What a router answers at a second of its own clock."""
+    """The answer of a router at a second of its own clock."""
     source = Source(name=name, uid=name, url="")
     return RouterScrape(
         source=source,
