@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.records import request_record
 
 from goodput_core.slo.attainment import Attainment, AttainmentTally, goodput_per_s
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason, judge
@@ -19,7 +20,7 @@ ATTAINED = Judgement(kind=JudgementKind.ATTAINED)
 
 
 def record(slo_class: str, outcome: Outcome = Outcome.OK) -> RequestRecord:
-    return RequestRecord(request_id="r", slo_class=slo_class, scheduled_ns=0, outcome=outcome)
+    return request_record(slo_class=slo_class, outcome=outcome)
 
 
 def missed(*reasons: MissReason) -> Judgement:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.records import answered_request
 
 from goodput_core.slo.judging import (
     Judgement,
@@ -37,20 +38,9 @@ def answer(
     *, ttft_ms: float = 400, tpot_ms: float = 40, tokens: int = 11, lag_ms: float = 0, **more: Any
 ) -> RequestRecord:
     """A finished answer, scheduled at 1 s; keyword arguments replace its fields."""
-    first = SECOND + round(ttft_ms * MS)
-    last = first + round(tpot_ms * MS) * (tokens - 1)
-    fields: dict[str, Any] = {
-        "request_id": "r",
-        "slo_class": "chat",
-        "scheduled_ns": SECOND,
-        "sent_ns": SECOND + round(lag_ms * MS),
-        "first_token_ns": first,
-        "last_token_ns": last,
-        "end_ns": last,
-        "output_tokens": tokens,
-        "outcome": Outcome.OK,
-    }
-    return RequestRecord(**(fields | more))
+    return answered_request(
+        scheduled_ns=SECOND, ttft_ms=ttft_ms, tpot_ms=tpot_ms, tokens=tokens, lag_ms=lag_ms, **more
+    )
 
 
 def cancelled(*, waited_ms: float, ttft_ms: float | None = None) -> RequestRecord:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.builders.manifests import manifest_path
 
 from goodput_core.errors import NotBuiltError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
@@ -25,38 +26,7 @@ VALID = list(
 )
 
 # The manifest of the project's design, in full.
-DESIGNED = """
-apiVersion: goodput.dev/v1alpha1
-kind: LLMService
-metadata: {name: chat}
-spec:
-  model: {source: "hf://Qwen/Qwen3-8B", revision: "<commit>"}
-  engine:
-    image: ghcr.io/example/goodput-engine:0.1.0
-    policy: slo
-    preemption: hybrid
-    tokenBudget: {min: 256, max: 8192, initial: 2048}
-    tensorParallel: 1
-    resources: {limits: {nvidia.com/gpu: 1}}
-  minReplicas: 1
-  maxReplicas: 8
-  router: {policy: prefix-affinity, replicas: 2}
-  slo:
-    classes:
-      - {name: interactive, ttftMs: 500, tpotMs: 50, objective: "99%"}
-      - {name: batch, ttftMs: 30000, tpotMs: 200, objective: "95%"}
-    default: interactive
-  control: {mode: Auto, intervalSeconds: 10, scaleDownStabilizationSeconds: 300}
-  rollout:
-    gate:
-      trace: "pvc://traces/prod.parquet"
-      window: {startSeconds: 600, endSeconds: 900}
-      margin: "1%"
-      baseline: Fresh
-      onInconclusive: Pause
-    progressDeadlineSeconds: 3600
-status: {replicas: 2, anything: [goes]}
-"""
+DESIGNED = manifest_path("designed").read_text(encoding="utf-8")
 
 SMALLEST = """
 apiVersion: goodput.dev/v1alpha1

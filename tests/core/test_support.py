@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.manifests import llmservice
 
 from goodput_core.errors import ExitCode, NotBuiltError, SpecError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.llmservice import LLMService
 from goodput_core.spec.support import SHIPPED_PROFILES, require_built, require_served
 from goodput_engine.device.load import list_profiles, load_profile
 
@@ -24,19 +25,7 @@ CHOICES: dict[str, type[StrEnum]] = {
 }
 
 
-def service(**changes: Any) -> LLMService:
-    spec: dict[str, Any] = {
-        "model": {"source": "emulated://unit"},
-        "engine": {"policy": "sarathi", "preemption": "recompute"},
-        "router": {"policy": "least-loaded"},
-        "slo": {"classes": [{"name": "a", "ttftMs": 1, "tpotMs": 1}]},
-        "control": {"mode": "Manual"},
-    }
-    for path, value in changes.items():
-        section, _, field = path.partition("__")
-        spec[section] = {**spec.get(section, {}), field: value}
-    envelope = {"apiVersion": "goodput.dev/v1alpha1", "kind": "LLMService"}
-    return LLMService.from_dict({**envelope, "metadata": {"name": "chat"}, "spec": spec})
+service = partial(llmservice, "engine")
 
 
 def test_a_part_that_is_not_built_is_refused_by_name() -> None:

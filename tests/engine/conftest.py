@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from tests.builders.manifests import manifest_text as shared_manifest
 
 CONTROL_TOKEN = "a token of the tests"
 PATIENCE_S = 30.0
@@ -25,26 +25,8 @@ RunEngine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def manifest_text(*, source: str = "emulated://unit", mode: str = "Manual", **engine: Any) -> str:
     """An LLMService of two classes; `engine` adds to or changes `spec.engine`."""
-    return yaml.safe_dump(
-        {
-            "apiVersion": "goodput.dev/v1alpha1",
-            "kind": "LLMService",
-            "metadata": {"name": "chat"},
-            "spec": {
-                "model": {"source": source},
-                "engine": {"policy": "sarathi", "preemption": "recompute", **engine},
-                "replicas": 1,
-                "router": {"policy": "least-loaded"},
-                "slo": {
-                    "classes": [
-                        {"name": "interactive", "ttftMs": 500, "tpotMs": 50, "objective": "99%"},
-                        {"name": "batch", "ttftMs": 30000, "tpotMs": 200},
-                    ],
-                },
-                "control": {"mode": mode},
-            },
-        }
-    )
+    changes = {f"engine__{name}": value for name, value in engine.items()}
+    return shared_manifest("engine", model__source=source, control__mode=mode, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

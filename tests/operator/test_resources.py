@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.builders.manifests import llmservice as service
 
 from goodput_core.control import Bounds, ServiceParams, Setpoint
-from goodput_core.spec.llmservice import LLMService
 from goodput_engine.manifest_file import read_manifest
 from goodput_operator.render.base_resources import base_resources
 from goodput_operator.render.config_map import config_map, read_decided
@@ -29,26 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from goodput_core.spec.llmservice import LLMService
+
 OWNER = Owner(name="chat", namespace="models", uid="5a0c")
 LONGEST = Owner(name="c" * 40, namespace="n" * 63, uid="5a0c")
 INSTALLATION = Installation(
     engine_image="goodput-engine:1", router_image="goodput-engine:1", fs_group=1000
 )
-
-
-def service(**spec: Any) -> LLMService:
-    return LLMService.from_dict(
-        {
-            "apiVersion": "goodput.dev/v1alpha1",
-            "kind": "LLMService",
-            "metadata": {"name": "chat"},
-            "spec": {
-                "model": {"source": "emulated://unit"},
-                "slo": {"classes": [{"name": "a", "ttftMs": 500, "tpotMs": 50}]},
-                **spec,
-            },
-        }
-    )
 
 
 def rendered(llmservice: LLMService, owner: Owner = OWNER) -> list[dict[str, Any]]:

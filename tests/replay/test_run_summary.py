@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.records import answered_request
 
 from goodput_core.errors import InputError
 from goodput_core.quantiles import P50, P99, quantile
 from goodput_core.slo.judging import judge, targets_for
-from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_core.units import NS_PER_MS
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.files import SUMMARY_FILE
 from goodput_replay.run.folder import RunWriter
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from tests.replay.conftest import SyntheticRun
 
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.run.summary_builder import RunInfo
 
 
@@ -155,16 +156,12 @@ def test_an_answer_that_ends_after_the_window_is_not_served_in_it(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     def answered(name: str, end_s: int) -> RequestRecord:
-        return RequestRecord(
+        return answered_request(
             request_id=name,
             slo_class="batch",
-            scheduled_ns=0,
-            sent_ns=0,
-            first_token_ns=NS_PER_S,
-            last_token_ns=end_s * NS_PER_S,
-            end_ns=end_s * NS_PER_S,
-            output_tokens=2,
-            outcome=Outcome.OK,
+            ttft_ms=1000,
+            tpot_ms=(end_s - 1) * 1000,
+            tokens=2,
         )
 
     info = replace(synthetic_run.info, rows_planned=2)

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.manifests import manifest
 
 from goodput_core.control import (
     ClassWindow,
@@ -39,19 +40,7 @@ DEVICE = DeviceCapacity(
     ),
     kv_tokens=100_000,
 )
-MANIFEST = {
-    "apiVersion": "goodput.dev/v1alpha1",
-    "kind": "LLMService",
-    "metadata": {"name": "chat"},
-    "spec": {
-        "model": {"source": "emulated://llama-3-8b-h100"},
-        "engine": {"tokenBudget": {"min": 128, "max": 1024, "initial": 512}, "maxNumSeqs": 32},
-        "minReplicas": 2,
-        "maxReplicas": 5,
-        "slo": {"classes": [{"name": "chat", "ttftMs": 500, "tpotMs": 40, "objective": "99%"}]},
-        "control": {"scaleDownStabilizationSeconds": 60},
-    },
-}
+MANIFEST = manifest("controlled")
 
 
 def test_the_law_takes_its_bounds_from_the_manifest() -> None:

@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.manifests import manifest_path
 
 from goodput_core.dispatch import run_command
 from goodput_core.slo.record import Outcome
@@ -26,25 +27,7 @@ if TYPE_CHECKING:
     from goodput_core.slo.judging import Judgement
     from goodput_core.slo.record import RequestRecord
 
-MANIFEST = """\
-apiVersion: goodput.dev/v1alpha1
-kind: LLMService
-metadata: {name: chat}
-spec:
-  model: {source: "MODEL"}
-  engine:
-    policy: sarathi
-    preemption: recompute
-    tokenBudget: {min: 64, max: 1024, initial: 256}
-  replicas: 2
-  router: {policy: least-loaded}
-  slo:
-    classes:
-      - {name: fast, ttftMs: 50, tpotMs: 5, objective: "90%"}
-      - {name: slow, ttftMs: 5000, tpotMs: 50}
-    default: fast
-  control: {mode: Manual}
-"""
+MANIFEST = manifest_path("emulated").read_text(encoding="utf-8").replace("emulated://unit", "MODEL")
 
 
 @pytest.fixture

@@ -6,23 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from tests.builders.manifests import write_manifest
 
 ROOT = Path(__file__).parents[3]
 POOLS = "prefill: {replicas: 1}\ndecode: {replicas: 1}\n"
 
 
 def _manifest(folder: Path, mode: str) -> Path:
-    service = yaml.safe_load((ROOT / "examples/chat.yaml").read_text(encoding="utf-8"))
-    spec: dict[str, Any] = service["spec"]
-    del spec["replicas"]
-    spec |= {"minReplicas": 1, "maxReplicas": 4, "control": {"mode": mode}}
-    path = folder / "chat.yaml"
-    path.write_text(yaml.safe_dump(service), encoding="utf-8")
-    return path
+    return write_manifest(
+        folder, "chat", replicas=None, minReplicas=1, maxReplicas=4, control={"mode": mode}
+    )
 
 
 def _replay(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

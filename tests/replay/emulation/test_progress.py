@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
+from tests.builders.records import request_record
 
-from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_S
 from goodput_replay.emulation import virtual_time
 from goodput_replay.plan import PlanStats
@@ -16,16 +16,12 @@ from goodput_replay.plan import PlanStats
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from goodput_core.slo.record import RequestRecord
+
 
 def _records(count: int) -> Iterator[RequestRecord]:
     for number in range(count):
-        yield RequestRecord(
-            request_id=f"r{number}",
-            slo_class="",
-            scheduled_ns=0,
-            end_ns=number * NS_PER_S,
-            outcome=Outcome.OK,
-        )
+        yield request_record(request_id=f"r{number}", end_ns=number * NS_PER_S)
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])

@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.traces import write_rows
 
 from goodput_core.slo.targets import Targets
 from goodput_replay.plan import PlannedRequest, PromptKey
 from goodput_replay.sending.body import PreparedRequest
-from goodput_traces.format.schema import Clock, TraceMetadata
-from goodput_traces.format.writer import write_trace
+from goodput_traces.format.schema import Clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -98,8 +98,6 @@ def trace_of(tmp_path: Path) -> WriteTrace:
     """Writes a trace of rows; keyword arguments go to its metadata."""
 
     def write(rows: Iterable[TraceRow], *, clock: Clock = Clock.TRACE_RELATIVE) -> Path:
-        path = tmp_path / "trace.parquet"
-        write_trace(path, rows, TraceMetadata(source="test", clock=clock), overwrite=True)
-        return path
+        return write_rows(tmp_path / "trace.parquet", rows, clock)
 
     return write

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from tests.builders.traces import steady_rows
 
-from goodput_core.units import NS_PER_S
 from goodput_replay.run.records import read_judged
 from goodput_replay.sending.local_service import running_service
-from goodput_traces.format.schema import TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -98,15 +97,7 @@ def hang_up_as_a_shell_leaves_it() -> Iterator[None]:
 @pytest.fixture
 def trace(trace_of: WriteTrace) -> Path:
     """Forty requests in two seconds."""
-    return trace_of(
-        TraceRow(
-            request_id=f"row-{i}",
-            timestamp_start_unix_ns=i * NS_PER_S // 20,
-            input_tokens=20,
-            output_tokens=1,
-        )
-        for i in range(40)
-    )
+    return trace_of(steady_rows(40, input_tokens=20, output_tokens=1))
 
 
 def start(folder: Path, *arguments: object, program: tuple[str, ...] = ()) -> Any:

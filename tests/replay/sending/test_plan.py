@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.builders.traces import trace_row
 
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import SLOClass
@@ -30,14 +31,14 @@ PROMISE = SLOClasses(
 EPOCH_NS = 1_700_000_000 * NS_PER_S
 
 
-def row(number: int, at_s: float, **changes: object) -> TraceRow:
-    values: dict[str, object] = {
-        "request_id": f"row-{number}",
-        "timestamp_start_unix_ns": EPOCH_NS + int(at_s * NS_PER_S),
+def row(number: int, at_s: float, **changes: Any) -> TraceRow:
+    at_ns = EPOCH_NS + int(at_s * NS_PER_S)
+    least: dict[str, Any] = {
+        "timestamp_start_unix_ns": at_ns,
         "input_tokens": 10,
         "output_tokens": 5,
     }
-    return TraceRow(**(values | changes))  # type: ignore[arg-type]  # any field may change
+    return trace_row(number, **(least | changes))
 
 
 def plan_of(

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.builders.traces import steady_rows
 
 from goodput_core.dispatch import run_command
-from goodput_core.units import NS_PER_S
 from goodput_replay.run.records import read_judged
-from goodput_traces.format.schema import TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -90,15 +89,7 @@ async def replay(*arguments: object) -> Ended:
 @pytest.fixture
 def trace(trace_of: WriteTrace) -> Path:
     """Forty requests in two seconds, of two tokens each."""
-    return trace_of(
-        TraceRow(
-            request_id=f"row-{i}",
-            timestamp_start_unix_ns=i * NS_PER_S // 20,
-            input_tokens=20,
-            output_tokens=2,
-        )
-        for i in range(40)
-    )
+    return trace_of(steady_rows(40, input_tokens=20, output_tokens=2))
 
 
 @pytest.fixture

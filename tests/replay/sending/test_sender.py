@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.records import request_record
 
 from goodput_core.errors import InputError
 from goodput_core.slo.record import Outcome, RequestRecord
@@ -63,12 +64,7 @@ def render(planned: PlannedRequest) -> PreparedRequest:
 
 def record(request: PreparedRequest) -> RequestRecord:
     planned = request.planned
-    return RequestRecord(
-        request_id=planned.request_id,
-        slo_class="",
-        scheduled_ns=planned.scheduled_ns,
-        outcome=Outcome.OK,
-    )
+    return request_record(request_id=planned.request_id, scheduled_ns=planned.scheduled_ns)
 
 
 def request_at(number: int, at_ns: int) -> PlannedRequest:

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from tests.builders.manifests import manifest, write_manifest
 
 ROOT = Path(__file__).parents[3]
 
 
 def _manifest(folder: Path, *, device: str = "llama-3-8b-h100", devices: int = 1) -> Path:
-    service = yaml.safe_load((ROOT / "examples/chat.yaml").read_text(encoding="utf-8"))
-    service["spec"]["replicas"] = 1
-    service["spec"]["model"]["source"] = f"emulated://{device}"
-    service["spec"]["engine"]["tensorParallel"] = devices
-    for promised in service["spec"]["slo"]["classes"]:
-        promised["objective"] = "90%"
-    path = folder / "chat.yaml"
-    path.write_text(yaml.safe_dump(service), encoding="utf-8")
-    return path
+    classes = manifest("chat")["spec"]["slo"]["classes"]
+    return write_manifest(
+        folder,
+        "chat",
+        replicas=1,
+        model__source=f"emulated://{device}",
+        engine__tensorParallel=devices,
+        slo__classes=[promised | {"objective": "90%"} for promised in classes],
+    )
 
 
 def _run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import yaml
+from tests.builders.manifests import write_manifest
+from tests.builders.traces import steady_rows, write_rows
 
 from goodput_core.errors import Interrupted
-from goodput_core.units import NS_PER_S
 from goodput_replay.sweep.probe import replays
-from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
-from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,30 +31,14 @@ PATIENCE_S = 60
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
     """One replica, and promises that a busy machine keeps, too."""
-    service = yaml.safe_load((ROOT / "examples/chat.yaml").read_text(encoding="utf-8"))
-    service["spec"]["replicas"] = 1
-    service["spec"]["slo"] = {
-        "classes": [{"name": "chat", "ttftMs": 20_000, "tpotMs": 2_000, "objective": "50%"}],
-        "default": "chat",
-    }
-    path = tmp_path / "chat.yaml"
-    path.write_text(yaml.safe_dump(service), encoding="utf-8")
-    return path
+    classes = [{"name": "chat", "ttftMs": 20_000, "tpotMs": 2_000, "objective": "50%"}]
+    slo = {"classes": classes, "default": "chat"}
+    return write_manifest(tmp_path, "chat", replicas=1, slo=slo)
 
 
 def _trace(folder: Path, *, seconds: int) -> Path:
-    rows = (
-        TraceRow(
-            request_id=f"row-{i}",
-            timestamp_start_unix_ns=i * NS_PER_S // 20,
-            input_tokens=20,
-            output_tokens=2,
-        )
-        for i in range(20 * seconds)
-    )
-    path = folder / "trace.parquet"
-    write_trace(path, rows, TraceMetadata(source="test", clock=Clock.TRACE_RELATIVE))
-    return path
+    rows = steady_rows(20 * seconds, input_tokens=20, output_tokens=2)
+    return write_rows(folder / "trace.parquet", rows)
 
 
 def _search(*arguments: str | Path, cwd: Path) -> tuple[int, dict[str, Any]]:

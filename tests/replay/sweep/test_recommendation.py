@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.builders.manifests import manifest_path
 
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
@@ -18,20 +19,7 @@ from goodput_replay.sweep.recommendation import ranked, recommend
 if TYPE_CHECKING:
     from pathlib import Path
 
-MANIFEST = """
-apiVersion: goodput.dev/v1alpha1
-kind: LLMService
-metadata: {name: chat}
-spec:
-  model: {source: "emulated://llama-3-8b-h100"}
-  engine:
-    policy: vllm
-    tokenBudget: {min: 256, max: 8192, initial: 512}
-  router: {policy: round-robin, replicas: 3}
-  slo:
-    classes: [{name: chat, ttftMs: 500, tpotMs: 50, objective: "95%"}]
-  control: {mode: Manual}
-"""
+MANIFEST = manifest_path("recommended").read_text(encoding="utf-8")
 
 
 def _parsed(text: str) -> Any:
