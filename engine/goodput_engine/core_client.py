@@ -1,7 +1,7 @@
-"""The front's end of the core's process: starts it, speaks to it, hands out what it says.
+"""The client of the engine core: starts its process, sends messages, distributes its outputs.
 
-One frame comes per step, with an entry for every request that gained a token, so handing out
-does nothing but count and wake. This module knows nothing of HTTP and nothing of text.
+One frame arrives per step, with an entry for every request that gained a token, so distributing
+only counts and wakes. This module knows nothing of HTTP and nothing of text.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ __all__ = ["CoreClient", "RequestStream"]
 _END_S: Final = 5.0
 # Submissions that the core has not read yet; the core reads between two steps.
 _UNREAD_BYTES: Final = 32 * 1024 * 1024
-# A core says something every second, whatever it does; one that says nothing for so long hangs.
+# A core sends a message every second, so one that is silent for this time hangs.
 _SILENCE_S: Final = 30.0
-_LOOKS: Final = 5
+_CHECKS: Final = 5
 
 
 class RequestStream:
-    """What the core has said of one request so far.
+    """The outputs of one request so far.
 
     Args:
-        arrival_ns: when the front received it.
-        each: wake the reader for each output; else only at the end.
+        arrival_ns: time of its arrival.
+        each: wake the reader for each output, not only at the end.
 
     Attributes:
-        tokens: of the answer, so far.
+        tokens: output tokens so far.
         cached_tokens: prompt tokens taken from the prefix cache.
-        first_scheduled_ns, first_token_ns, last_token_ns: 0 before they happened.
-        finish_reason: "stop" or "length" once all tokens are there.
-        rejected: it was never admitted.
-        lost: the core is gone, or the front gave it up.
+        first_scheduled_ns, first_token_ns, last_token_ns: 0 before the event.
+        finish_reason: "stop" or "length" once all tokens arrived, else None.
+        rejected: the core's rejection; None if it was admitted.
+        lost: the core is gone, or the request was abandoned.
     """
 
     __slots__ = (
@@ -94,17 +94,17 @@ class RequestStream:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """True if no more output will arrive."""
         return self.finish_reason is not None or self.rejected is not None or self.lost
 
     async def more(self, taken: int) -> None:
-        """Wait for the end or, where each output wakes, for more than `taken` tokens."""
+        """Wait for the end or, if each output wakes the reader, for more than `taken` tokens."""
         if not (self.ended or (self._each and self.tokens > taken)):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def push(self, output: RequestOutput, at_ns: int) -> None:
-        """Take over what one step gave."""
+        """Add the output of one step."""
         if output.new_tokens:
             if not self.tokens:
                 self.first_token_ns = at_ns
@@ -117,12 +117,12 @@ class RequestStream:
             self._wake()
 
     def reject(self, rejected: Rejected) -> None:
-        """It was never admitted."""
+        """Note that it was not admitted, and wake the reader."""
         self.rejected = rejected
         self._wake()
 
     def lose(self) -> None:
-        """Nothing more will come."""
+        """Note that no more output will arrive, and wake the reader."""
         self.lost = True
         self._wake()
 
@@ -137,12 +137,12 @@ class CoreClient(asyncio.Protocol):
 
     Args:
         process: the core's.
-        on_step: told of every step, for metrics.
-        silence_s: once it is ready, a core that says nothing for so long is killed.
+        on_step: called with every step, for metrics.
+        silence_s: a ready core that is silent for this time is killed.
 
     Attributes:
         state: the core after its last step; None before it is ready.
-        gone: done when the core is no longer there, whatever the reason.
+        gone: done when the core's process has ended or closed its connection.
     """
 
     state: EngineState
@@ -164,8 +164,8 @@ class CoreClient(asyncio.Protocol):
         self._failed: Failed | None = None
         self._full = False
         self._silence_s = silence_s
-        self._silent_looks = 0
-        self._look: asyncio.TimerHandle | None = None
+        self._silent_checks = 0
+        self._check: asyncio.TimerHandle | None = None
 
     @classmethod
     async def start(
@@ -175,16 +175,16 @@ class CoreClient(asyncio.Protocol):
         on_step: Callable[[StepOutputs], None],
         silence_s: float = _SILENCE_S,
     ) -> CoreClient:
-        """Start a core and tell it what to run; `await_ready` says whether it does."""
+        """Start a core with a configuration; `await_ready` waits until it runs."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *_command(theirs.fileno()),
                 stdin=DEVNULL,
-                # stdout is the front's, for its one line of JSON.
+                # stdout carries only this process's line of JSON.
                 stdout=sys.stderr.fileno(),
                 pass_fds=(theirs.fileno(),),
-                # Ctrl-C in a terminal is for the front, which then ends the core in order.
+                # Ctrl-C in a terminal reaches only this process, which then drains the core.
                 start_new_session=True,
             )
         ours.setblocking(False)
@@ -195,20 +195,20 @@ class CoreClient(asyncio.Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Requests that the core has and that have not ended."""
+        """Requests that were submitted and have not ended."""
         return len(self._streams)
 
     @property
     def full(self) -> bool:
-        """Whether the core is so far behind with reading that nothing more should be sent."""
+        """True if the core is so far behind with reading that no request should be submitted."""
         return self._full
 
     async def await_ready(self) -> Ready:
         """Wait until the core steps.
 
         Raises:
-            UsageError: it cannot for a reason that the user can mend.
-            InternalError: it cannot for another reason, or died without a word.
+            UsageError: it cannot start, for a reason that the user can correct.
+            InternalError: it cannot start for another reason, or died.
         """
         await asyncio.wait((self.ready, self.gone), return_when=asyncio.FIRST_COMPLETED)
         if not self.ready.done():
@@ -216,7 +216,7 @@ class CoreClient(asyncio.Protocol):
         return self.ready.result()
 
     def submit(self, request: Submit, *, each: bool) -> RequestStream:
-        """Hand a request to the core; `each` as of `RequestStream`."""
+        """Submit a request; `each` as of `RequestStream`."""
         stream = RequestStream(arrival_ns=request.arrival_ns, each=each)
         if self.gone.done():
             stream.lose()
@@ -226,30 +226,30 @@ class CoreClient(asyncio.Protocol):
         return stream
 
     def release(self, rid: int) -> None:
-        """The front is done with a request: if the core is not, it is cancelled there."""
+        """Forget a request; cancel it in the core if it has not ended there."""
         if self._streams.pop(rid, None) is not None and not self.gone.done():
             self._send(Cancel(rid=rid))
 
     def set_limits(self, message: SetLimits) -> None:
-        """Pass on new bounds."""
+        """Send new limits."""
         self._send(message)
 
     def follow_manifest(self, message: FollowManifest) -> None:
-        """Pass on what has changed of the manifest."""
+        """Send the changed fields of the manifest."""
         self._send(message)
 
     def drain(self) -> None:
-        """Admit nothing new."""
+        """Reject new requests from now on."""
         self._send(Drain())
 
     def abandon(self) -> None:
-        """Give up every request that still runs."""
+        """Abandon every request that still runs."""
         for rid in list(self._streams):
             self._streams[rid].lose()
             self.release(rid)
 
     async def close(self) -> None:
-        """End the core's process, if it has not ended."""
+        """End the core's process."""
         if self._transport is not None and not self._transport.is_closing():
             self._send(Shutdown())
             self._transport.close()
@@ -275,12 +275,12 @@ class CoreClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of `asyncio.Protocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has another base class
         self._transport.set_write_buffer_limits(high=_UNREAD_BYTES)
 
     def data_received(self, data: bytes) -> None:
         """Part of `asyncio.Protocol`: the hot path, once per step."""
-        self._silent_looks = 0
+        self._silent_checks = 0
         try:
             messages = self._reader.feed(data)
         except WireError as error:
@@ -298,7 +298,7 @@ class CoreClient(asyncio.Protocol):
             elif isinstance(message, Ready):
                 self.state = message.state
                 self.ready.set_result(message)
-                self._look_again()
+                self._schedule_check()
             else:
                 self._failed = message
 
@@ -313,26 +313,27 @@ class CoreClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Part of `asyncio.Protocol`: the core is gone."""
         self.gone.set_result(None)
-        if self._look is not None:
-            self._look.cancel()
+        if self._check is not None:
+            self._check.cancel()
         for stream in self._streams.values():
             stream.lose()
         self._streams.clear()
 
-    def _look_again(self) -> None:
+    def _schedule_check(self) -> None:
         loop = asyncio.get_running_loop()
-        self._look = loop.call_later(self._silence_s / _LOOKS, self._look_after_it)
+        self._check = loop.call_later(self._silence_s / _CHECKS, self._check_silence)
 
-    def _look_after_it(self) -> None:
-        """Kill a core that hangs: its end is then told as any other.
+    def _check_silence(self) -> None:
+        """Kill a core that hangs; its end is then reported like any other.
 
-        Looks are counted, not seconds: when both processes were stopped, one look is missed.
+        Silent checks are counted, not seconds: if both processes were suspended, only one check
+        is missed.
         """
-        self._silent_looks += 1
-        if self._silent_looks <= _LOOKS:
-            self._look_again()
+        self._silent_checks += 1
+        if self._silent_checks <= _CHECKS:
+            self._schedule_check()
             return
-        detail = f"the engine core said nothing for {self._silence_s:g} s, so it was killed"
+        detail = f"the engine core was silent for {self._silence_s:g} s, so it was killed"
         self._failed = Failed(detail=detail, exit_code=ExitCode.INTERNAL)
         self._process.kill()
 

@@ -1,7 +1,7 @@
-"""One line per event on stderr: a constant name, then fields a machine can split.
+"""Logs: one line per event on stderr, a constant name and then fields that a program can split.
 
-The processes of the engine log start, stop and what went wrong, never a request: metrics count
-those, and a prompt must not end up in a log.
+The processes of the engine log start, stop and errors, never a request: metrics count those, and
+a prompt must not appear in a log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LineFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO listening url=http://127.0.0.1:8001` and so on."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever the record holds."""
+        """Return the record as one line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info and record.exc_info[1] is not None:
@@ -83,12 +83,12 @@ def configure_logging() -> None:
     handler.setFormatter(LineFormatter())
     handler.addFilter(_is_ours)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # What a library thinks worth a line is an error at least, and ours, not a client's.
+    # From libraries only errors, and none that a client caused.
     for name in ("aiohttp", "asyncio"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Not of a client that sends what is no HTTP, or leaves: any may, and a line would quote it."""
+    """True unless a client caused the record by invalid HTTP or by leaving."""
     error = record.exc_info[1] if record.exc_info and record.name == "aiohttp.server" else None
     return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))

@@ -1,6 +1,6 @@
 """Reading the manifest that `goodput engine`, `goodput router` and `replay` are given.
 
-The one place of this package that opens a manifest; what its fields mean is core's.
+The only module of this package that opens a manifest; core defines its fields.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["read_document", "read_manifest"]
 
 
 def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMService:
-    """The one `LLMService` of a file, if this version can run it.
+    """Return the one `LLMService` of a file, if this version can run it.
 
     Args:
         path: a YAML or JSON file.
-        placement: what a command line asks for in place of `spec.router.policy`.
+        placement: overrides `spec.router.policy`; None to keep it.
 
     Raises:
-        InputError: the file cannot be read, is too large, or is no YAML.
-        SpecError: a field that breaks a rule, by file and path.
-        NotBuiltError: a field that asks for what this version does not have.
+        InputError: the file cannot be read, is too large, or is not YAML.
+        SpecError: an invalid field, with file and path.
+        NotBuiltError: a field that requires an unimplemented feature.
     """
     service = parse_manifest(
         _read_text(path), source=str(path), parse_documents=strict_documents(yaml)
@@ -55,10 +55,10 @@ def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMSe
 
 
 def read_document(path: Path) -> object:
-    """The one document of a YAML or JSON file that may hold less than a whole manifest.
+    """Return the one document of a YAML or JSON file, which may be less than a whole manifest.
 
     Raises:
-        InputError: the file cannot be read, is too large, or is no YAML.
+        InputError: the file cannot be read, is too large, or is not YAML.
     """
     return one_document(_read_text(path), source=str(path), parse_documents=strict_documents(yaml))
 

@@ -1,7 +1,7 @@
-"""What the HTTP front and the engine core say to each other, once per step, as frozen values.
+"""The messages between the HTTP process and the engine core, exchanged once per step.
 
-They are `msgspec` structs rather than dataclasses because they cross a process boundary on the
-hot path: tagged, compact MessagePack without pickle. The scheduler never sees a message's
+They are `msgspec` structs because they cross a process boundary on the hot path: tagged, compact
+MessagePack without pickle. The scheduler never sees a message's
 `executor` part, so a replayed row's true length cannot reach a policy.
 """
 
@@ -34,15 +34,15 @@ __all__ = [
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """Positional MessagePack with the class's name as its tag."""
+    """Base of messages: positional MessagePack, tagged with the class's name."""
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A part of a message."""
+    """Base of the parts of a message."""
 
 
 class Configure(_Message, frozen=True, kw_only=True):
-    """What to run: the first message to a core process, answered by `Ready` or `Failed`.
+    """The core's configuration: the first message, answered by `Ready` or `Failed`.
 
     Args:
         device: a shipped device profile's name, or the path of a profile's YAML.
@@ -52,14 +52,15 @@ class Configure(_Message, frozen=True, kw_only=True):
         min_token_budget, max_token_budget: a later budget is kept within these.
         max_num_seqs: requests that may run at once, at the start.
         max_waiting: requests that may wait, at the start.
-        budget_law: a name of `goodput_core.spec.choices.BudgetLaw`: what sizes the prompts'
-            share of a step; None: the token budget alone, whatever a step takes.
-        batch_timeout_ns: how long a policy that gathers batches waits; None: its own default.
-        ageing_ns: waiting that moves a request up one level of priority; None: its own default.
+        budget_law: a name of `goodput_core.spec.choices.BudgetLaw`, the law that sizes the prefill
+            budget; None if only the token budget limits a step.
+        batch_timeout_ns: longest wait of a policy that collects batches; None for its default.
+        ageing_ns: waiting time that raises a request by one priority level; None for the
+            policy's default.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
-        depth: plans that may wait on the device beside the one that runs, 0 to 2; None: as the
-            device profile says.
-        step_log: a file to write the step log to, absolute; None: none.
+        depth: plans queued on the device beside the running one, 0 to 2; None for the device
+            profile's value.
+        step_log: absolute path of the step log; None if none is written.
     """
 
     device: str
@@ -79,9 +80,9 @@ class Configure(_Message, frozen=True, kw_only=True):
 
 
 class FollowManifest(_Message, frozen=True, kw_only=True):
-    """The manifest has changed: of a `Configure`, what a running core takes over.
+    """The fields of a `Configure` that a running core follows when the manifest changes.
 
-    The budget in force is brought within the bounds, and the law is the manifest's again.
+    The budget in force is clamped to the bounds, and the law becomes the manifest's.
 
     Args:
         min_token_budget, max_token_budget, budget_law: as of `Configure`.
@@ -93,10 +94,10 @@ class FollowManifest(_Message, frozen=True, kw_only=True):
 
 
 class ExecutorInput(_Value, frozen=True, kw_only=True):
-    """What only the executor may see of a request.
+    """The part of a request that only the executor may see.
 
     Args:
-        output_tokens: the length a replayed row really had; None: the executor decides.
+        output_tokens: the true output length of a replayed request; None if the executor decides.
         min_tokens: no end of sequence before this many tokens.
         ignore_eos: run to the limit.
         token_ids: the prompt, for executors that compute; empty on an emulated device.
@@ -112,13 +113,13 @@ class Submit(_Message, frozen=True, kw_only=True):
     """A new request.
 
     Args:
-        rid: the front's number for it, never reused within a process.
-        arrival_ns: when the front received it, on the machine's monotonic clock.
+        rid: its number, never reused within a process.
+        arrival_ns: time of its arrival, on the machine's monotonic clock.
         input_tokens: prompt tokens.
-        max_output_tokens: the client's bound; None: the model's limit.
+        max_output_tokens: the client's limit; None for the model's.
         block_hashes: of the prompt's full blocks, in order.
         slo_class: its class's name.
-        ttft_ns, tpot_ns, tbt_p99_ns, e2e_ns: its targets, the row's own already applied.
+        ttft_ns, tpot_ns, tbt_p99_ns, e2e_ns: its targets, the request's own already applied.
         priority: larger is more urgent; 0 by default.
         executor: for the executor alone.
     """
@@ -138,20 +139,20 @@ class Submit(_Message, frozen=True, kw_only=True):
 
 
 class Cancel(_Message, frozen=True, kw_only=True):
-    """The client is gone, or a stop string matched: free what the request holds."""
+    """Cancel a request and free its blocks: the client left, or a stop string matched."""
 
     rid: int
 
 
 class Limits(_Value, frozen=True, kw_only=True):
-    """Bounds that may change between any two steps; None leaves one as it is.
+    """Limits that may change between any two steps; None keeps one as it is.
 
     Args:
         token_budget: tokens that one step may compute.
         max_num_seqs: requests that may run at once.
         max_waiting: requests that may wait.
-        budget_law: which law sizes the prompts' share of a step.
-        safety_percent: share of the tightest time per token that a step is planned to take.
+        budget_law: the law that sizes the prefill budget.
+        safety_percent: share of the tightest TPOT that a step is planned to take.
     """
 
     token_budget: int | None = None
@@ -162,14 +163,14 @@ class Limits(_Value, frozen=True, kw_only=True):
 
 
 class SetLimits(_Message, frozen=True, kw_only=True):
-    """New bounds, already authorised and newer than the last by revision."""
+    """New limits, already authorised and of a higher revision than the last."""
 
     revision: int
     limits: Limits
 
 
 class Drain(_Message, frozen=True, kw_only=True):
-    """Admit nothing new, finish what runs."""
+    """Reject new requests and finish the accepted ones."""
 
 
 class Shutdown(_Message, frozen=True, kw_only=True):
@@ -177,15 +178,15 @@ class Shutdown(_Message, frozen=True, kw_only=True):
 
 
 class RequestOutput(_Value, frozen=True, kw_only=True):
-    """What one step gave one request.
+    """The result of one step for one request.
 
     Args:
         rid: the request.
-        new_tokens: how many tokens it gained, at least 0.
+        new_tokens: tokens that it gained.
         token_ids: their ids; empty on an emulated device.
         finish_reason: "stop" or "length" with the last tokens, else None.
         cached_tokens: prompt tokens taken from the prefix cache, with the first token.
-        first_scheduled_ns: when it was first part of a plan, with the first token.
+        first_scheduled_ns: time when it was first part of a plan, with the first token.
     """
 
     rid: int
@@ -197,13 +198,13 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """The core steps from now on; what the front must know of the device.
+    """The core steps from now on; with the device facts that the HTTP process needs.
 
     Args:
         device: the profile's name.
         vocab_size: token ids are below this.
         max_model_tokens: prompt and answer together.
-        state: the core before its first step; holds the block size and the bounds in force.
+        state: the core before its first step, with block size and limits.
     """
 
     device: str
@@ -213,11 +214,11 @@ class Ready(_Message, frozen=True, kw_only=True):
 
 
 class Failed(_Message, frozen=True, kw_only=True):
-    """The core cannot start or go on, and ends.
+    """The core cannot start or continue, and ends.
 
     Args:
-        detail: one sentence for a person.
-        exit_code: of `goodput_core.errors.ExitCode`: 64 for what the user can mend, else 70.
+        detail: one sentence for the user.
+        exit_code: of `goodput_core.errors.ExitCode`: 64 if the user can correct it, else 70.
     """
 
     detail: str
@@ -225,11 +226,11 @@ class Failed(_Message, frozen=True, kw_only=True):
 
 
 class StepOutputs(_Message, frozen=True, kw_only=True):
-    """Everything one step produced; also sent when idle state changes, and as a sign of life.
+    """The outputs of one step; also sent when an idle core changes, and as a heartbeat.
 
     Args:
-        at_ns: when the step's results were there, on the machine's monotonic clock.
-        step_ns: device time of the step, 0 when there was none.
+        at_ns: time when the step's results were available, on the machine's monotonic clock.
+        step_ns: device time of the step; 0 if there was none.
         outputs: one entry per request that gained tokens or finished.
         state: the core after the step.
     """
@@ -241,13 +242,13 @@ class StepOutputs(_Message, frozen=True, kw_only=True):
 
 
 class Rejected(_Message, frozen=True, kw_only=True):
-    """A request that was never admitted.
+    """A request that was not admitted.
 
     Args:
         rid: the request.
         reason: "queue_full", "memory_full", "unattainable", "too_long", "draining" or "invalid".
         detail: one sentence for the client.
-        retry_after_s: when to try again; 0 where trying again cannot help.
+        retry_after_s: seconds after which to retry; 0 if a retry cannot help.
     """
 
     rid: int

@@ -2,7 +2,7 @@
 
 **A text is split at ASCII white space into words, and a word is cut into pieces of at most
 `TOKEN_BYTES` UTF-8 bytes; each piece is one token and its id is the piece's CRC-32.** White
-space itself costs nothing. English takes about 1.4 tokens a word, near what it takes with the
+space itself is no token. English takes about 1.4 tokens a word, near what it takes with the
 tokenizers of current models. Equal texts have equal ids, and a text that continues another
 after a space continues its ids, so prefix reuse behaves as on a real engine.
 
@@ -10,10 +10,10 @@ A chat is counted as `encode_chat` builds it: `CHAT_MESSAGE_TOKENS` around every
 `CHAT_REPLY_TOKENS` that open the answer. The next turn of a conversation begins with exactly
 the tokens of the last turn and its answer.
 
-The answer is harmless text with one word per token: it counts to as many tokens as it has.
+The output is harmless text with one word per token.
 
-The replayer imports this module to synthesise prompts of an exact length, so nothing here
-knows of HTTP. Encoding a long text holds the interpreter for about 30 ms per megabyte, in
+The replayer imports this module to synthesise prompts of an exact length, so it knows
+nothing of HTTP. Encoding a long text holds the interpreter for about 30 ms per megabyte, in
 slices, so that a thread which does it does not stop the event loop for that long.
 """
 
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 TOKEN_BYTES: Final = 6
-"""A token is at most so many UTF-8 bytes of one word."""
+"""The most UTF-8 bytes of one word in a token."""
 
 CHAT_MESSAGE_TOKENS: Final = 4
-"""What the chat template adds to a message: start, role, line break and end."""
+"""Tokens that the chat template adds to a message: start, role, line break and end."""
 
 CHAT_REPLY_TOKENS: Final = 3
-"""What the chat template adds after the last message: start, role and line break."""
+"""Tokens that the chat template adds after the last message: start, role and line break."""
 
 _PIECES: Final = re.compile(rb"[^ \t-\r]{1,%d}" % TOKEN_BYTES).findall
 _WHITE_SPACE: Final = (b" ", b"\n", b"\t", b"\r", b"\v", b"\f")
@@ -63,16 +63,16 @@ _WORDS: Final = (
 
 
 def count_tokens(text: str) -> int:
-    """How many tokens a text has."""
+    """Return the number of tokens of a text."""
     return sum(len(_PIECES(part)) for part in _slices(text))
 
 
 def encode(text: str, *, limit: int | None = None) -> list[int]:
-    """The token ids of a text, each below 2**32.
+    """Return the token ids of a text, each below 2**32.
 
     Args:
         text: any text.
-        limit: stop soon after so many tokens; the caller refuses a text that is longer.
+        limit: stop soon after this many tokens; the caller refuses a longer text.
     """
     ids: list[int] = []
     for part in _slices(text):
@@ -83,7 +83,7 @@ def encode(text: str, *, limit: int | None = None) -> list[int]:
 
 
 def encode_chat(messages: Iterable[tuple[str, str]], *, limit: int | None = None) -> list[int]:
-    """The token ids of a chat, up to where the answer begins.
+    """Return the token ids of a chat, up to the start of the output.
 
     Args:
         messages: role and content, in order.
@@ -101,17 +101,17 @@ def encode_chat(messages: Iterable[tuple[str, str]], *, limit: int | None = None
 
 
 def count_chat_tokens(messages: Iterable[tuple[str, str]]) -> int:
-    """How many tokens `encode_chat` makes of the same messages."""
+    """Return the number of tokens of `encode_chat` for the same messages."""
     return CHAT_REPLY_TOKENS + sum(
         CHAT_MESSAGE_TOKENS + count_tokens(content) for _, content in messages
     )
 
 
 def answer_text(start: int, count: int) -> str:
-    """Tokens `start` to `start + count` of an answer, as text.
+    """Return tokens `start` to `start + count` of an output as text.
 
-    Each token is one non-empty piece: a word, after a space where it is not the first. However
-    an answer is cut, its parts join to the same text and count to the same number of tokens.
+    Each token is a word, after a space unless it is the first. However an output is cut, its
+    parts join to the same text and count to the same number of tokens.
     """
     words = len(_WORDS)
     text = " ".join([_WORDS[i % words] for i in range(start, start + count)])
@@ -123,7 +123,7 @@ def _role(role: str) -> int:
 
 
 def _slices(text: str) -> Iterator[bytes]:
-    """The text's bytes, cut where a cut cannot change a token."""
+    """Yield the text's bytes in slices whose cuts change no token."""
     data = text.encode(errors="surrogatepass")
     at, end = 0, len(data)
     while end - at > _SLICE_BYTES:

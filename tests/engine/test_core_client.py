@@ -45,5 +45,5 @@ async def test_an_idle_core_shows_that_it_lives_and_a_hanging_one_is_killed() ->
     finally:
         await client.close()
     assert isinstance(error, InternalError)
-    assert str(error) == "the engine core said nothing for 1.5 s, so it was killed"
+    assert str(error) == "the engine core was silent for 1.5 s, so it was killed"
     assert not process.is_running()

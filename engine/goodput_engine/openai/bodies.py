@@ -163,7 +163,7 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     web_search_options: msgspec.Raw = _ABSENT
 
 
-# The values, beside null, that ask for what this engine does anyway.
+# The values, beside null, that request the engine's normal behaviour.
 _COMMON_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -222,7 +222,7 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B]) -> B:
 
     Raises:
         APIError: 400, naming the field, for a body that is not JSON, has a wrong type or an
-            unknown field, or asks for what this engine cannot do.
+            unknown field, or requests an unsupported feature.
     """
     _check_containers(data)
     try:
@@ -374,7 +374,7 @@ def _explained(error: str, field: str = "") -> APIError:
 
     Args:
         error: as in "Expected `int`, got `str` - at `$.max_tokens`".
-        field: the path of what was decoded; empty for the whole body.
+        field: the path of the decoded value; empty for the whole body.
     """
     match = _PATH.fullmatch(error)
     assert match is not None, "every part of the pattern is optional"

@@ -1,7 +1,7 @@
 """The Kubernetes API server as a pod reaches it: two kinds of read, bounded in size and time.
 
-The engine's package has no client of Kubernetes, and one list and one watch need none. What is
-read is bytes; what they mean is not known here.
+The engine's package has no Kubernetes client, and one list and one watch need none. This module
+returns bytes and does not interpret them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from goodput_core.errors import GoodputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-__all__ = ["ApiError", "ApiServer", "in_cluster"]
+__all__ = ["APIServer", "APIServerError", "in_cluster"]
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_TOKEN_BYTES: Final = 64 << 10
@@ -27,12 +27,12 @@ _MAX_ANSWER_BYTES: Final = 16 << 20
 _MAX_SHOWN: Final = 300
 
 
-class ApiError(GoodputError):
-    """The API server gave no answer that can be used.
+class APIServerError(GoodputError):
+    """The API server sent no usable response.
 
     Args:
         message: one sentence.
-        gone: it no longer knows what was asked about (410): ask anew, from the beginning.
+        gone: the resource version expired (410), so a new list is needed.
     """
 
     def __init__(self, message: str, *, gone: bool = False) -> None:
@@ -41,13 +41,13 @@ class ApiError(GoodputError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiServer:
-    """Where it is and how to be let in.
+class APIServer:
+    """Address and credentials of the API server.
 
     Args:
         url: its base URL.
-        token_file: holds the bearer token; read for each request, as it changes.
-        ca_file: holds the certificates that it may be signed by; None: no TLS.
+        token_file: the bearer token, read for each request because it changes.
+        ca_file: the certificate authorities; None for no TLS.
     """
 
     url: str
@@ -55,17 +55,17 @@ class ApiServer:
     ca_file: Path | None
 
     def session(self) -> aiohttp.ClientSession:
-        """A pool of connections of its own; the certificates are read now.
+        """Return a new pool of connections with the current certificates.
 
         Raises:
-            ApiError: they cannot be.
+            APIServerError: unreadable certificates.
         """
         secure: ssl.SSLContext | bool = True
         if self.ca_file is not None:
             try:
                 secure = ssl.create_default_context(cafile=str(self.ca_file))
             except OSError as error:
-                raise ApiError(f"{self.ca_file}: cannot be read: {error}") from error
+                raise APIServerError(f"{self.ca_file}: cannot be read: {error}") from error
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=secure))
 
     async def get(
@@ -76,10 +76,10 @@ class ApiServer:
         *,
         within_s: float,
     ) -> bytes:
-        """One answer, whole.
+        """Return the body of one response.
 
         Raises:
-            ApiError: there is none, or it is a refusal.
+            APIServerError: no response, or an error status.
         """
         timeout = aiohttp.ClientTimeout(total=within_s)
         try:
@@ -90,11 +90,11 @@ class ApiServer:
                 while piece := await response.content.readany():
                     body += piece
                     if len(body) > _MAX_ANSWER_BYTES:
-                        raise ApiError(f"{path}: over {_MAX_ANSWER_BYTES >> 20} MiB")
+                        raise APIServerError(f"{path}: over {_MAX_ANSWER_BYTES >> 20} MiB")
                 _require_ok(response, bytes(body))
                 return bytes(body)
         except (aiohttp.ClientError, OSError) as error:  # a time-out is an OSError
-            raise ApiError(f"{path}: {_reason(error)}") from error
+            raise APIServerError(f"{path}: {_reason(error)}") from error
 
     async def lines(
         self,
@@ -105,17 +105,17 @@ class ApiServer:
         within_s: float,
         silence_s: float,
     ) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer that goes on, until the other side ends it.
+        """Yield the lines of a watch until the server ends it.
 
         Args:
             session: from `session`.
-            path: what is asked.
-            query: how.
-            within_s: for the whole answer.
-            silence_s: how long nothing may come.
+            path: of the request.
+            query: of the request.
+            within_s: for the whole response.
+            silence_s: the longest silence.
 
         Raises:
-            ApiError: it ended in any other way, or a line is longer than any should be.
+            APIServerError: it failed, or a line exceeds the limit.
         """
         timeout = aiohttp.ClientTimeout(total=within_s, sock_read=silence_s)
         try:
@@ -132,24 +132,24 @@ class ApiServer:
                         yield bytes(line)
                     held = rest
                     if len(held) > _MAX_ANSWER_BYTES:
-                        raise ApiError(f"{path}: a line over {_MAX_ANSWER_BYTES >> 20} MiB")
+                        raise APIServerError(f"{path}: a line over {_MAX_ANSWER_BYTES >> 20} MiB")
         except (aiohttp.ClientError, OSError) as error:
-            raise ApiError(f"{path}: {_reason(error)}") from error
+            raise APIServerError(f"{path}: {_reason(error)}") from error
 
     def _headers(self) -> dict[str, str]:
         try:
             with self.token_file.open("rb") as file:
                 token = file.read(_MAX_TOKEN_BYTES).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ApiError(f"{self.token_file}: cannot be read: {error}") from error
+            raise APIServerError(f"{self.token_file}: cannot be read: {error}") from error
         return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
 
-def in_cluster(environment: Mapping[str, str]) -> ApiServer:
-    """The API server of the cluster that this pod runs in.
+def in_cluster(environment: Mapping[str, str]) -> APIServer:
+    """Return the API server of the cluster that this pod runs in.
 
     Raises:
-        UsageError: this is no pod, or one without a service account.
+        UsageError: this process does not run in a pod.
     """
     host = environment.get("KUBERNETES_SERVICE_HOST")
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
@@ -159,7 +159,7 @@ def in_cluster(environment: Mapping[str, str]) -> ApiServer:
             "elsewhere name replicas with --upstreams FILE or --upstream"
         )
     shown = f"[{host}]" if ":" in host else host
-    return ApiServer(
+    return APIServer(
         url=f"https://{shown}:{port}", token_file=_ACCOUNT / "token", ca_file=_ACCOUNT / "ca.crt"
     )
 
@@ -176,7 +176,7 @@ def _require_ok(response: aiohttp.ClientResponse, body: bytes) -> None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         said = body.decode(errors="replace")
     message = f"{response.url.path}: {response.status} {' '.join(said.split())[:_MAX_SHOWN]}"
-    raise ApiError(message, gone=response.status == 410)
+    raise APIServerError(message, gone=response.status == 410)
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,10 @@
-"""Following the pods of a headless Service: a list, then a watch, for as long as the router runs.
+"""Replicas from the EndpointSlices of a headless Service: a list, then a watch.
 
-Without the API server the last known replicas stay: the router goes on with them, and its own
-probes find those that are gone. Everything here may fail and is tried again, ever more slowly.
+Without the API server the last known replicas stay, and the router's probes find those that are
+gone. Every failure is retried with a growing pause.
+
+Pods that are not ready are replicas too: a probe learns of their readiness sooner than the API
+server. Terminating pods are not.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import msgspec
 
 from goodput_core.contract import PORT_NAME_ADMIN, PORT_NAME_SERVING
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.api_server import ApiError, ApiServer
+from goodput_engine.router.api_server import APIServer, APIServerError
 from goodput_engine.router.upstreams import MAX_UPSTREAMS, Upstream
 
 if TYPE_CHECKING:
@@ -44,15 +47,15 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchIntervals:
-    """How long everything may take, in nanoseconds.
+    """Time limits of lists and watches, in nanoseconds.
 
     Args:
         request_ns: for one list.
-        watch_ns: after which the API server is asked to end a watch; the next goes on from there.
-        silence_ns: how long nothing may come of a watch; the API server says something about once
-            a minute, so that a connection which nobody holds any more is noticed.
-        resync_ns: after which everything is listed anew, whatever the watch said.
-        first_ns, most_ns: the pause after a first failure, which doubles up to the second.
+        watch_ns: after which the API server ends a watch; the next continues from there.
+        silence_ns: the longest silence of a watch. The API server sends a bookmark about once a
+            minute, so a longer silence means a dead connection.
+        resync_ns: after which a new list replaces the watched state.
+        first_ns, most_ns: the pause after the first failure, and the longest; it doubles.
     """
 
     request_ns: int = 15 * NS_PER_S
@@ -88,7 +91,7 @@ class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
-    """What is read of one; the rest is passed over."""
+    """The fields of an EndpointSlice that are used."""
 
     metadata: _Metadata = _Metadata()
     address_type: str = ""
@@ -120,45 +123,45 @@ _LIST: Final = msgspec.json.Decoder(_List)
 _EVENT: Final = msgspec.json.Decoder(_Event)
 _SLICE: Final = msgspec.json.Decoder(EndpointSlice)
 _STATUS: Final = msgspec.json.Decoder(_Status)
-# The last two: what msgspec raises for bytes that are no UTF-8, and for brackets without end.
-_FAILURES: Final = (ApiError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+# msgspec raises the last two for bytes that are not UTF-8 and for deeply nested brackets.
+_FAILURES: Final = (APIServerError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class EndpointsWatch:
-    """The replicas behind one Service of the cluster, followed.
+    """Watches the replicas behind one Service.
 
     Args:
         api: the API server.
         namespace, service: of the headless Service.
-        rng: of the jitter, so that routers which lost the API server do not all return at once.
+        rng: of the jitter, which spreads the retries of many routers.
         clock: nanoseconds, monotonic.
-        pace: how long everything may take.
+        intervals: time limits.
     """
 
     def __init__(
         self,
-        api: ApiServer,
+        api: APIServer,
         *,
         namespace: str,
         service: str,
         rng: random.Random,
         clock: Callable[[], int],
-        pace: WatchIntervals = WatchIntervals(),
+        intervals: WatchIntervals = WatchIntervals(),
     ) -> None:
         self._api = api
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._query = {"labelSelector": f"kubernetes.io/service-name={service}"}
         self._rng = rng
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self._slices: dict[str, EndpointSlice] = {}
-        self._version = ""  # from which a watch goes on; empty: a list comes first
+        self._version = ""  # where a watch continues; empty before the first list
         self._listed_ns = 0
         self._failures = 0
         self._problem = ""
 
     async def first(self) -> Sequence[Upstream]:
-        """Wait until the replicas are known, however long that takes."""
+        """Return the replicas, after as many attempts as needed."""
         while not self._version:
             try:
                 async with self._api.session() as session:
@@ -168,14 +171,14 @@ class EndpointsWatch:
         return upstreams_of(self._slices.values())
 
     async def follow(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
-        """Hand every change of the replicas to `apply`, until cancelled."""
-        said = upstreams_of(self._slices.values())
+        """Call `apply` with the replicas after every change, until cancelled."""
+        published = upstreams_of(self._slices.values())
 
-        def tell() -> None:
-            nonlocal said
+        def publish() -> None:
+            nonlocal published
             found = upstreams_of(self._slices.values())
-            if found != said:
-                said = found
+            if found != published:
+                published = found
                 apply(found)
 
         while True:
@@ -183,23 +186,23 @@ class EndpointsWatch:
                 async with self._api.session() as session:
                     if not self._version:
                         await self._list(session)
-                        tell()
-                    while self._clock() - self._listed_ns < self._pace.resync_ns:
-                        await self._watch(session, tell)
+                        publish()
+                    while self._clock() - self._listed_ns < self._intervals.resync_ns:
+                        await self._watch(session, publish)
                 self._version = ""
             except _FAILURES as error:
                 self._version = ""
                 await self._recover(error)
 
     async def _recover(self, error: Exception) -> None:
-        if isinstance(error, ApiError) and error.gone:
-            # An old version is no failure: what is known now is asked for.
-            await asyncio.sleep(self._pace.first_ns * self._rng.random() / NS_PER_S)
+        if isinstance(error, APIServerError) and error.gone:
+            # An expired version is no failure; a new list follows.
+            await asyncio.sleep(self._intervals.first_ns * self._rng.random() / NS_PER_S)
             return
         if self._problem != str(error):
             self._problem = str(error)
             _log.warning("endpoints kept", extra={"detail": self._problem})
-        pause_ns = min(self._pace.most_ns, self._pace.first_ns << min(self._failures, 16))
+        pause_ns = min(self._intervals.most_ns, self._intervals.first_ns << min(self._failures, 16))
         self._failures += 1
         await asyncio.sleep(pause_ns * self._rng.uniform(0.5, 1.0) / NS_PER_S)
 
@@ -209,70 +212,70 @@ class EndpointsWatch:
         while True:
             query = {**self._query, "limit": str(_PAGE), **({"continue": page} if page else {})}
             body = await self._api.get(
-                session, self._path, query, within_s=self._pace.request_ns / NS_PER_S
+                session, self._path, query, within_s=self._intervals.request_ns / NS_PER_S
             )
             answer = _LIST.decode(body)
             found |= {one.metadata.name: one for one in answer.items or ()}
             if len(found) > _MAX_SLICES:
-                raise ApiError(f"{self._path}: over {_MAX_SLICES} slices")
+                raise APIServerError(f"{self._path}: over {_MAX_SLICES} slices")
             page = answer.metadata.next_page
             if not page:
                 break
         if not answer.metadata.resource_version:
-            raise ApiError(f"{self._path}: a list without a resourceVersion")
+            raise APIServerError(f"{self._path}: a list without a resourceVersion")
         self._slices = found
         self._version = answer.metadata.resource_version
         self._listed_ns = self._clock()
         self._failures = 0
         self._problem = ""
 
-    async def _watch(self, session: aiohttp.ClientSession, tell: Callable[[], None]) -> None:
-        """One watch, from where the last ended to its end in order."""
-        pace = self._pace
+    async def _watch(self, session: aiohttp.ClientSession, publish: Callable[[], None]) -> None:
+        """Run one watch from the last known version to its regular end."""
+        intervals = self._intervals
         began_ns = self._clock()
         query = {
             **self._query,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            "timeoutSeconds": str(max(1, pace.watch_ns // NS_PER_S)),
+            "timeoutSeconds": str(max(1, intervals.watch_ns // NS_PER_S)),
         }
         lines = self._api.lines(
             session,
             self._path,
             query,
-            within_s=(pace.watch_ns + pace.request_ns) / NS_PER_S,
-            silence_s=pace.silence_ns / NS_PER_S,
+            within_s=(intervals.watch_ns + intervals.request_ns) / NS_PER_S,
+            silence_s=intervals.silence_ns / NS_PER_S,
         )
         async with aclosing(lines):
             async for line in lines:
                 if line.strip() and self._take(_EVENT.decode(line)):
-                    tell()
-        # A server that ends every watch at once is not asked all the time.
-        left_ns = began_ns + pace.first_ns - self._clock()
+                    publish()
+        # A pause, in case the server ends every watch at once.
+        left_ns = began_ns + intervals.first_ns - self._clock()
         await asyncio.sleep(max(0, left_ns) / NS_PER_S)
 
     def _take(self, event: _Event) -> bool:
-        """Take over one event; whether a slice changed by it."""
+        """Apply one event; True if it changed a slice."""
         if event.type == "ERROR":
             status = _STATUS.decode(event.object)
-            raise ApiError(f"{self._path}: {status.message[:200]}", gone=status.code == 410)
+            raise APIServerError(f"{self._path}: {status.message[:200]}", gone=status.code == 410)
         one = _SLICE.decode(event.object)
         self._version = one.metadata.resource_version or self._version
         name = one.metadata.name
         if event.type in {"ADDED", "MODIFIED"}:
             if name not in self._slices and len(self._slices) >= _MAX_SLICES:
-                raise ApiError(f"{self._path}: over {_MAX_SLICES} slices")
+                raise APIServerError(f"{self._path}: over {_MAX_SLICES} slices")
             self._slices[name] = one
             return True
         return event.type == "DELETED" and self._slices.pop(name, None) is not None
 
 
 def parse_service(text: str) -> tuple[str, str]:
-    """The namespace and the name of an option: `NAMESPACE/SERVICE`.
+    """Return namespace and name of an option: `NAMESPACE/SERVICE`.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: another form.
     """
     match = _SERVICE.fullmatch(text)
     if match is None:
@@ -285,10 +288,7 @@ _FAMILIES: Final = ("IPv4", "IPv6")
 
 
 def upstreams_of(slices: Iterable[EndpointSlice]) -> tuple[Upstream, ...]:
-    """The replicas of a Service, by name; each once, at its address of the older family.
-
-    More than a router can follow are cut off: the first by name stay.
-    """
+    """Return the replicas of a Service by name, at most `MAX_UPSTREAMS`; IPv4 addresses win."""
     found: dict[str, Upstream] = {}
     for family in reversed(_FAMILIES):
         for one in slices:

@@ -132,7 +132,7 @@ class OutcomeCounts:
         self.llmservice: Final = llmservice
         self.requests: Final = Counter(
             METRIC_REQUESTS,
-            "Client requests by what became of them; each is counted once.",
+            "Client requests by outcome; each is counted once.",
             (*labels, LABEL_OUTCOME),
             registry=registry,
         )

@@ -1,7 +1,7 @@
-"""Asks every replica, about once a second, whether it is ready and how loaded it is.
+"""Probes every replica about once a second for readiness and load.
 
-A replica's answer is untrusted: it is bounded in size and time, and nonsense counts as no
-answer. One slow replica delays no other.
+Responses of replicas are untrusted: they are bounded in size and time, and an invalid one counts
+as none. A slow replica delays no other. Apart from `replicas` because it does I/O.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import aiohttp
 from goodput_core.contract import PATH_CONTROL_STATE, PATH_READY
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.replicas import read_report
+from goodput_engine.router.upstream_client import out_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,7 +52,7 @@ class Prober:
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
 
     def follow(self, added: Iterable[Replica], left: Iterable[Replica]) -> None:
-        """Begin with some replicas and end with others."""
+        """Start the probes of new replicas and end those of replicas that left."""
         for replica in left:
             task = self._tasks.pop(replica, None)
             if task is not None:
@@ -80,9 +81,13 @@ class Prober:
             except _NotReadyError as error:
                 replica.mark_gone(str(error))
             except (aiohttp.ClientConnectorError, ConnectionRefusedError) as error:
+                if out_of_files(error):
+                    # This process failed, not the replica.
+                    await asyncio.sleep(self._settings.interval_ns / NS_PER_S)
+                    continue
                 replica.mark_gone(f"cannot connect: {_reason(error)}")
-            except Exception as error:  # noqa: BLE001 - a replica must never go unwatched
-                # One probe may be lost to a busy replica.
+            except Exception as error:  # noqa: BLE001 - the probes of a replica must never end
+                # A busy replica may miss one probe.
                 strikes += 1
                 if strikes >= self._settings.strikes:
                     replica.mark_hung(f"does not answer: {_reason(error)}")
@@ -101,7 +106,7 @@ class Prober:
                 await self._pause(replica, pause_ns)
                 pause_ns = self._settings.quick_ns
             else:
-                # Not woken early: requests that fail meanwhile would turn this into a busy loop.
+                # Not woken early, or failing requests would make this a busy loop.
                 await asyncio.sleep(pause_ns / NS_PER_S)
 
     async def _pause(self, replica: Replica, pause_ns: int) -> None:
@@ -119,20 +124,18 @@ class Prober:
             if response.status != 200:
                 to = response.headers.get("Location")
                 where = "" if to is None else f" (a redirect to {to[:200]!r}, not followed)"
-                raise _NotReadyError(
-                    f"says {response.status}{where} when asked whether it is ready"
-                )
+                raise _NotReadyError(f"answers {response.status}{where} to the readiness probe")
         admin_url = replica.upstream.admin_url
         if admin_url is not None:
-            await self._ask_load(replica, admin_url)
+            await self._probe_load(replica, admin_url)
         replica.mark_ready()
 
-    async def _ask_load(self, replica: Replica, admin_url: str) -> None:
-        """Take over the replica's own account of its load; without one the last stands.
+    async def _probe_load(self, replica: Replica, admin_url: str) -> None:
+        """Take over the replica's report of its load, if it sends one.
 
-        It counts from when it was asked for: an answer's header that came meanwhile is newer.
+        Its time is that of the request, so a header of a response in between is newer.
         """
-        asked_ns = self._clock()
+        requested_ns = self._clock()
         try:
             async with self._session.get(
                 admin_url.rstrip("/") + PATH_CONTROL_STATE,
@@ -147,17 +150,17 @@ class Prober:
             return
         report = read_report(body)
         if report is None:
-            _log.debug("load unknown", extra={"replica": replica.name, "detail": "not an account"})
+            _log.debug("load unknown", extra={"replica": replica.name, "detail": "invalid payload"})
             return
-        replica.take_report(report, asked_ns, valid_ns=self._settings.report_valid_ns)
+        replica.take_report(report, requested_ns, valid_ns=self._settings.report_valid_ns)
 
 
 class _NotReadyError(Exception):
-    """The replica says plainly that it is not ready."""
+    """The replica answered that it is not ready."""
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """The answer's body, in however many pieces it comes; of one that is too long a part."""
+    """Return the body of a response, or the first part of one that is too long."""
     body = bytearray()
     while len(body) < _MAX_STATE_BYTES and (piece := await response.content.readany()):
         body += piece

@@ -1,9 +1,9 @@
-"""The keys by which placement knows a prompt's beginning again.
+"""The keys by which placement recognises the prefix of a prompt.
 
-Token ids are hashed as the engine hashes its blocks. A text is too where the engines count by a
-rule that is known here; elsewhere its bytes are, exactly as the client wrote them: a turn that
-repeats the last one's messages repeats their bytes. Only as much of a prompt is read as has
-keys, and what is wrong with a body is the engine's to say: such a request has none.
+Token ids are hashed as the engine hashes its blocks, and so is a text if its tokenizer is known
+here. Otherwise the bytes of the JSON are hashed: a request that repeats the messages of the last
+one repeats their bytes. Only the part of a prompt that yields keys is read. An invalid body has
+no keys; the engine reports the error.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from goodput_engine import tokens
 __all__ = ["BYTES_PER_BLOCK", "PromptForm", "prompt_keys"]
 
 BYTES_PER_BLOCK: Final = 256
-"""Of a text whose tokens are not known: about 60 tokens of English."""
+"""Bytes per key of a text with an unknown tokenizer: about 60 tokens of English."""
 
 _MAX_BODY_BYTES: Final = 4 << 20
-"""A larger body is not looked into: that takes a millisecond here, and no model reads as much."""
+"""A larger body has no keys: to read it would take milliseconds, and no model has the context."""
 
 _MAX_ID_BYTES: Final = 16
-"""More than a token id with its comma and spaces has, unless somebody pads."""
+"""More than a token id with its comma and spaces needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptForm:
-    """How the replicas cut a prompt into blocks.
+    """The block form of the replicas' prompts.
 
     Args:
         block_size: tokens per KV block.
-        counts_words: whether a text's tokens are known (`goodput_engine.tokens`).
+        counts_words: the tokenizer is that of emulated devices (`goodput_engine.tokens`).
     """
 
     block_size: int = 16
@@ -63,11 +63,11 @@ _CHAT: Final = msgspec.json.Decoder(list[_Message])
 
 
 def prompt_keys(body: bytes, form: PromptForm) -> tuple[int, ...]:
-    """The keys of a completion's prompt, at most `MAX_KEYS`; none of what cannot be read.
+    """Return the keys of a request's prompt, at most `MAX_KEYS`; none if it is invalid.
 
     Args:
-        body: the request's, not compressed.
-        form: how the replicas cut it.
+        body: the request's body, not compressed.
+        form: of the replicas' blocks.
     """
     if len(body) > _MAX_BODY_BYTES:
         return ()
@@ -101,7 +101,7 @@ def _completion_keys(raw: memoryview, form: PromptForm) -> tuple[int, ...]:
 
 
 def _first_ids(raw: memoryview, count: int) -> list[int]:
-    """The first ids of a list: what lies behind them is not read."""
+    """Return the first ids of a list, without reading the rest."""
     if len(raw) <= count * _MAX_ID_BYTES:
         return _IDS.decode(raw)
     head = bytes(raw[: count * _MAX_ID_BYTES])

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Proxy"]
 
+# To search a larger body for its class would delay other requests by more than 30 ms.
+_MAX_CLASS_BODY_BYTES: Final = 4 << 20
 _log: Final = logging.getLogger(__name__)
 
 
@@ -325,10 +327,16 @@ def _class_in(body: bytes) -> str | None:
     """Return the class that a body names; None if it names none or is not a JSON object.
 
     Raises:
-        APIError: 400 if it is not a string.
+        APIError: 400 if it is not a string, or the body is too large to search.
     """
     if b'"slo_class"' not in body:
         return None
+    if len(body) > _MAX_CLASS_BODY_BYTES:
+        raise bad_request(
+            f"slo_class is not read from a body above {_MAX_CLASS_BODY_BYTES >> 20} MiB; send "
+            f"the header {HEADER_SLO_CLASS}",
+            "slo_class",
+        )
     try:
         raw = _CLASS_FIELD.decode(body).slo_class
     except (ValueError, RecursionError):

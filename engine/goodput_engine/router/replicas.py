@@ -1,7 +1,7 @@
-"""What the router knows of its replicas, and where the next request goes.
+"""The state of the replicas and the placement of requests on them.
 
-The one mutable owner of the replicas' state. Probes and requests report to it; the decision
-itself is core's. It does no I/O.
+The only mutable owner of that state: probes and requests report to it. The placement laws are
+those of `goodput_core.placement`. It does no I/O.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineReport", "Replica", "ReplicaPool", "read_report"]
 
-# A replica that said 429 is left alone this long, unless one of its requests ends sooner: a
-# full queue moves by one then. Longer, and a busy replica would idle for want of requests.
+# A replica that answered 429 gets no request for this time, unless one of its requests ends
+# sooner, which frees a place in its queue. A longer pause would leave a busy replica idle.
 _SATURATED_NS: Final = 250 * NS_PER_MS
 
 
 class EngineReport(msgspec.Struct, frozen=True):
-    """What placement needs of an engine's `GET /control/state`, and of its answers' header.
+    """The load of an engine, from its `GET /control/state` or the header of a response.
 
-    `block_size` and `tokenizer` stand in the first only.
+    `block_size` and `tokenizer` are part of the former only.
     """
 
     running: int = 0
@@ -48,7 +48,7 @@ class EngineReport(msgspec.Struct, frozen=True):
 
     @property
     def full(self) -> bool:
-        """Whether the engine would refuse one more request."""
+        """True if the engine would reject one more request."""
         if self.saturated is not None:
             return self.saturated
         return self.max_waiting is not None and self.waiting >= max(1, self.max_waiting)
@@ -59,7 +59,7 @@ _MAX_BLOCK_SIZE: Final = 65_536
 
 
 def read_report(text: str | bytes) -> EngineReport | None:
-    """What an engine says of its load; None for what is no such account."""
+    """Return the load that an engine reports; None if the payload is invalid."""
     try:
         return _REPORT.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -67,16 +67,16 @@ def read_report(text: str | bytes) -> EngineReport | None:
 
 
 class Replica:
-    """One replica as the router sees it; not ready until a probe says so.
+    """The router's view of one replica; not ready until a probe succeeds.
 
     Args:
-        upstream: where it is.
+        upstream: its addresses.
 
     Attributes:
-        base: its URL, up to the path.
-        detail: why it is not ready, for people.
-        wake: set to have it probed at once.
-        form: how it cuts prompts into blocks, as far as known.
+        base: its URL without a path.
+        detail: why it is not ready; empty if it is.
+        wake: set to probe it at once.
+        form: the block form of its prompts, as far as known.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -95,26 +95,26 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        """Whether it may get new requests, as far as known."""
+        """True if it may get new requests."""
         return self._ready and not self._report.draining
 
     @property
     def in_flight(self) -> int:
-        """Requests that this router sent it and that have not ended."""
+        """Requests of this router that have not ended there."""
         return len(self._visits)
 
     @property
     def saturated(self) -> bool:
-        """Whether it refused for load, the last time it was asked."""
+        """True if it last reported or showed saturation."""
         return self._saturated_until_ns > 0
 
     @property
     def report(self) -> EngineReport:
-        """What it last said of itself."""
+        """Its last report."""
         return self._report
 
     def load(self, now_ns: int) -> ReplicaLoad:
-        """Its load, as placement wants it; built again only after a change."""
+        """Return its load for placement, built again only after a change."""
         if self._saturated_until_ns and now_ns >= self._saturated_until_ns:
             self._saturated_until_ns = 0
             self._load = None
@@ -133,52 +133,52 @@ class Replica:
         return self._load
 
     def begin(self, visit: object, leave: Callable[[], None]) -> None:
-        """A request goes there.
+        """Note that a request is sent there.
 
         Args:
-            visit: stands for the request until its `end`.
-            leave: called whenever the replica is found to hang: the request may go elsewhere.
+            visit: identifies the request until its `end`.
+            leave: called each time the replica is found to hang.
         """
         self._visits[visit] = leave
         self._load = None
 
     def end(self, visit: object, *, served: bool) -> None:
-        """A request that went there is over; `served` when it held a place until now."""
+        """Note the end of a request; `served` if it held a place in the replica until now."""
         del self._visits[visit]
         if served:
             self._saturated_until_ns = 0
         self._load = None
 
     def mark_ready(self) -> None:
-        """It answers."""
+        """Note a successful probe."""
         self._ready = True
         self.detail = ""
         self._load = None
 
     def mark_gone(self, detail: str) -> None:
-        """It does not answer, or says that it is not ready: nothing new until a probe succeeds."""
+        """Send it no new requests until a probe succeeds."""
         self._ready = False
         self.detail = detail
         self._load = None
 
     def mark_hung(self, detail: str) -> None:
-        """It lives and answers no probe: as gone, and what waits there may leave."""
+        """Send it no new requests, and let those without a response leave."""
         self.mark_gone(detail)
         for leave in tuple(self._visits.values()):
             leave()
 
     def mark_saturated(self, now_ns: int) -> None:
-        """It refused a request for load."""
+        """Note that it rejected a request because of load."""
         self._saturated_until_ns = max(self._saturated_until_ns, now_ns + _SATURATED_NS)
         self._load = None
 
     def take_report(self, report: EngineReport, at_ns: int, *, valid_ns: int) -> None:
-        """It told its load; of two accounts the newer one stands.
+        """Take over a report, unless a newer one is known.
 
         Args:
-            report: what it said.
-            at_ns: as of when, as far as known.
-            valid_ns: for how long it counts as full if it said so.
+            report: the report.
+            at_ns: its time.
+            valid_ns: for how long reported saturation counts.
         """
         if 0 < report.block_size <= _MAX_BLOCK_SIZE:
             words = report.tokenizer == TOKENIZER_EMULATED
@@ -195,7 +195,7 @@ class ReplicaPool:
     """The replicas and the placement of requests on them.
 
     Args:
-        policy: which law places.
+        policy: the placement law.
     """
 
     def __init__(self, policy: RouterPolicy) -> None:
@@ -213,10 +213,10 @@ class ReplicaPool:
     def set_upstreams(
         self, upstreams: Iterable[Upstream]
     ) -> tuple[Sequence[Replica], Sequence[Replica]]:
-        """Serve these replicas from now on; requests under way elsewhere go on.
+        """Use these replicas from now on; requests on others continue.
 
         Returns:
-            The replicas that are new and those that left; one that moved is both.
+            The new replicas and those that left; one with a new address is both.
         """
         before = self._replicas
         self._replicas = {}
@@ -229,9 +229,9 @@ class ReplicaPool:
         return added, left
 
     def keys_of(self, body: bytes) -> Sequence[int]:
-        """What `place` wants to know of a request's prompt; nothing where no law reads it.
+        """Return the prompt keys of a request for `place`; none if the law does not use them.
 
-        Replicas of one service cut prompts alike, so the first one's way is every one's.
+        Replicas of one service have the same block form, so the first one's is used.
         """
         if self.policy is not RouterPolicy.PREFIX_AFFINITY:
             return ()

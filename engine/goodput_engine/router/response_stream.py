@@ -62,7 +62,7 @@ class ResponseStream:
         """Forward a response to its end and note its outcome.
 
         Raises:
-            ReplicaLost: it broke; `state.response` is None if the client has seen none of it.
+            ReplicaLost: it broke; `state.response` is set if the client has seen a part of it.
             ClientConnectionResetError: the client left.
         """
         good = 200 <= upstream.status < 300

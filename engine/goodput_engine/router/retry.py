@@ -1,4 +1,4 @@
-"""How many retries the router may make, so that it never multiplies an overload."""
+"""The budget of retries, which keeps the router from multiplying an overload."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ __all__ = ["RetryBudget"]
 
 
 class RetryBudget:
-    """A token bucket that requests fill and retries empty; it does not look at the clock.
+    """A token bucket that requests fill and retries empty, independent of time.
 
-    In n requests there are never more than `burst + n · percent / 100` retries.
+    In n requests there are at most `burst + n · percent / 100` retries.
 
     Args:
-        percent: of a retry that each request earns, 0 to 100.
-        burst: retries that the bucket holds; it starts full.
+        percent: of a retry that each request adds, 0 to 100.
+        burst: capacity of the bucket in retries; it starts full.
     """
 
     __slots__ = ("_balance", "_capacity", "_percent")
@@ -23,11 +23,11 @@ class RetryBudget:
         self._balance = self._capacity
 
     def earn(self) -> None:
-        """Count one client request."""
+        """Add the share of one client request."""
         self._balance = min(self._capacity, self._balance + self._percent)
 
     def spend(self) -> bool:
-        """Take one retry out, if there is one."""
+        """Take one retry; False if there is none."""
         if self._balance < 100:
             return False
         self._balance -= 100

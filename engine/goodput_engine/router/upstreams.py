@@ -1,8 +1,7 @@
-"""Where the replicas are: the file and the options that name them, and following the file.
+"""The list of replicas: the file and the options that name them, and watching the file.
 
-Whoever starts replicas on this machine rewrites the file; the router never writes it. Content
-that cannot be used changes nothing: the last good list stays. In a cluster another source takes
-the file's place.
+The supervisor of the replicas rewrites the file; the router never writes it. Invalid content
+changes nothing: the last valid list stays. In a cluster EndpointSlices replace the file.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ __all__ = [
 ]
 
 MAX_UPSTREAMS: Final = 1_000
-"""The most replicas that a router follows."""
+"""The most replicas of a router."""
 _MAX_FILE_BYTES: Final = 1 << 20
-_LOOK_NS: Final = NS_PER_S // 2
+_INTERVAL_NS: Final = NS_PER_S // 2
 _log: Final = logging.getLogger(__name__)
 
 
@@ -44,7 +43,7 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         name: unique; a label of metrics.
         url: of its serving port, without a path.
-        admin_url: of its admin port; None: its load is not asked for.
+        admin_url: of its admin port; None if its load is not probed.
     """
 
     name: str
@@ -53,18 +52,18 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UpstreamSource(Protocol):
-    """Where replicas are looked up while the router runs."""
+    """A source of replicas that may change while the router runs."""
 
     async def first(self) -> Sequence[Upstream]:
-        """Those to begin with, once they are known; nothing listens before.
+        """Return the first replicas, once they are known; the ports open afterwards.
 
         Raises:
-            InputError: what should name them cannot be used.
+            InputError: the source is invalid.
         """
         ...
 
     async def follow(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
-        """Hand every new list to `apply`, until cancelled."""
+        """Call `apply` with every new list, until cancelled."""
         ...
 
 
@@ -72,10 +71,10 @@ _DECODER: Final = msgspec.json.Decoder(list[Upstream])
 
 
 def parse_upstreams(data: bytes, *, source: str) -> tuple[Upstream, ...]:
-    """The replicas of a file: a JSON list of `{"name", "url", "admin_url"}`; it may be empty.
+    """Return the replicas of a file: a JSON list of `{"name", "url", "admin_url"}`, or empty.
 
     Raises:
-        InputError: what is wrong and in which file.
+        InputError: invalid content.
     """
     if len(data) > _MAX_FILE_BYTES:
         raise InputError(f"{source}: over {_MAX_FILE_BYTES >> 20} MiB; is this a list of replicas?")
@@ -92,10 +91,10 @@ def parse_upstreams(data: bytes, *, source: str) -> tuple[Upstream, ...]:
 
 
 def parse_upstream(text: str) -> Upstream:
-    """The replica of an option: `NAME=URL[,ADMIN_URL]`.
+    """Return the replica of an option: `NAME=URL[,ADMIN_URL]`.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: another form.
     """
     name, equals, urls = text.partition("=")
     url, _, admin_url = urls.partition(",")
@@ -108,14 +107,14 @@ def parse_upstream(text: str) -> Upstream:
 
 
 class UpstreamsFile:
-    """A file of replicas, read again when it is replaced or rewritten.
+    """A file of replicas, read again after each change.
 
     Args:
         path: the file.
-        interval_ns: between two looks at it.
+        interval_ns: between two checks.
     """
 
-    def __init__(self, path: Path, *, interval_ns: int = _LOOK_NS) -> None:
+    def __init__(self, path: Path, *, interval_ns: int = _INTERVAL_NS) -> None:
         self._path = path
         self._interval_ns = interval_ns
         self._seen: tuple[int, int, int] | None = None
@@ -125,7 +124,7 @@ class UpstreamsFile:
         """Read it now.
 
         Raises:
-            InputError: it cannot be read or used.
+            InputError: unreadable or invalid.
         """
         try:
             self._seen = self._stamp()
@@ -138,17 +137,17 @@ class UpstreamsFile:
         return parse_upstreams(data, source=str(self._path))
 
     async def first(self) -> Sequence[Upstream]:
-        """What it holds at the start, as `read`."""
+        """Return its replicas at the start; raises as `read`."""
         return self.read()
 
     async def follow(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
-        """Hand every new list to `apply`, until cancelled."""
+        """Call `apply` with every new list, until cancelled."""
         while True:
             await asyncio.sleep(self._interval_ns / NS_PER_S)
             self.look(apply)
 
     def look(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
-        """Hand the list to `apply` if the file changed and can be used."""
+        """Call `apply` with the list if the file changed and is valid."""
         try:
             if self._stamp() == self._seen:
                 return
@@ -167,7 +166,7 @@ class UpstreamsFile:
 
 
 def merge(listed: Sequence[Upstream], options: Sequence[Upstream]) -> tuple[Upstream, ...]:
-    """Replicas of the file and of the options together.
+    """Return the replicas of the file and of the options.
 
     Raises:
         UsageError: a name in both.

@@ -34,19 +34,19 @@ __all__ = ["main", "make_parser"]
 
 _log = logging.getLogger(__name__)
 
-# Where neither an argument nor an orchestrator says otherwise.
+# The name of a replica and of its revision if none is configured.
 _LOCAL: Final = "local"
 _HEADER_TEXT: Final = re.compile(r"[!-~]{1,253}")
 
 
 def main(argv: list[str]) -> int:
-    """Run one replica until it is told to stop.
+    """Run one replica until it is stopped.
 
     Returns:
-        0 after a stop in order, 130 after Ctrl-C or a stop that did not wait for running answers.
+        0 after a drain, 130 after Ctrl-C or an end that did not wait for running requests.
 
     Raises:
-        GoodputError: a bad manifest, a port in use, a core that cannot start or that died.
+        GoodputError: an invalid manifest, a port in use, a core that cannot start or died.
     """
     args = _parse(argv)
     configure_logging()
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
             "illustrative device",
             extra={
                 "device": settings.device["name"],
-                "meaning": "its figures stand for no real device; don't plan capacity by them",
+                "meaning": "its figures describe no real device; do not plan capacity with them",
             },
         )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -85,7 +85,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="where both ports listen; `::`: everywhere (%(default)s)",
+        help="address of both ports; `::` is every address (%(default)s)",
     )
     port = argument_type(parse_port, "port")
     parser.add_argument(
@@ -97,17 +97,17 @@ def make_parser() -> CommandParser:
     )  # fmt: skip
     parser.add_argument(
         "--step-log", type=Path, metavar="FILE",
-        help="write what each step computed and how long it took, for `goodput device fit`",
+        help="write the shape and the duration of each step, for `goodput device fit`",
     )  # fmt: skip
     parser.add_argument(
         "--limits", type=Path, metavar="FILE",
-        help="begin with the limits that this file keeps, if it is there: JSON with revision, "
+        help="start with the limits in this file, if it exists: JSON with revision, "
         "token_budget, max_num_seqs, safety_percent",
     )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
     parser.add_argument(
         "--grace", type=argument_type(parse_duration, "duration"), default="30s", metavar="TIME",
-        help="after SIGTERM, how long running answers may take to finish (%(default)s)",
+        help="time for running requests to finish after SIGTERM (%(default)s)",
     )  # fmt: skip
     add_connection_arguments(parser)
     parser.add_argument(
@@ -163,10 +163,10 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
 
 
 def _in_headers(what: str, name: str | None) -> str | None:
-    """A name that every answer's headers carry, if it is given.
+    """Return a name that response headers carry, or None.
 
     Raises:
-        UsageError: no header can hold it.
+        UsageError: a header cannot hold it.
     """
     if name and not _HEADER_TEXT.fullmatch(name):
         raise UsageError(f"{what} must be 1 to 253 visible ASCII characters, not {name[:60]!r}")

@@ -1,4 +1,4 @@
-"""Which device profile a replica emulates, and what it publishes of it."""
+"""The device profile that a replica emulates, and the facts that it publishes about it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["choose_device", "device_facts"]
 def choose_device(
     spec: LLMServiceSpec, *, asked: str | None, source: str
 ) -> tuple[str, DeviceProfile]:
-    """The profile that `--device` or `spec.model.source` names.
+    """Return the profile that `--device` or `spec.model.source` names.
 
     Args:
         spec: the service.
-        asked: `--device`; None: not given.
+        asked: `--device`; None if it was not given.
         source: the manifest's file, for errors.
 
     Returns:
-        Its name or path, and the profile.
+        The name or path, and the profile.
 
     Raises:
         NotBuiltError: real weights, and no `--device`.
-        InputError: no such profile, or one that cannot be used.
-        SpecError: the profile is of another number of devices than `tensorParallel`.
+        InputError: an unknown or invalid profile.
+        SpecError: the profile's number of devices differs from `tensorParallel`.
     """
     model = spec.model
     if asked is None and model.scheme != "emulated":
@@ -61,7 +61,7 @@ def choose_device(
 
 
 def device_facts(profile: DeviceProfile) -> dict[str, Any]:
-    """What `GET /control/state` says of the device: enough to predict a step."""
+    """Return the device facts of `GET /control/state`, which suffice to predict a step."""
     return {
         "name": profile.name,
         "illustrative": profile.illustrative,

@@ -31,7 +31,7 @@ class ReplicaIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Limits of what clients may use.
+    """Limits on the use by clients.
 
     Args:
         body_bytes: a larger body gets 413.
@@ -70,7 +70,7 @@ class EngineSettings:
         exit_with_parent: stop when stdin is closed.
         json: print one line of JSON on stdout when ready.
         control_token: bearer token of `PATCH /control/limits`; None disables it.
-        clients: limits of what clients may use.
+        clients: limits on the use by clients.
         connections: limits of the serving port's connections.
         limits: in force from the start, instead of the manifest's; None for the manifest's.
     """

@@ -108,7 +108,7 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
             id="one port twice",
         ),
         pytest.param(
-            ["-f", "MANIFEST", *UPSTREAM, "--idle-timeout", "0s"], "no time at all", id="no time"
+            ["-f", "MANIFEST", *UPSTREAM, "--idle-timeout", "0s"], "is zero", id="no time"
         ),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--host", "x" * 70], "listen", id="long host"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--policy", "x"], "--policy", id="bad policy"),

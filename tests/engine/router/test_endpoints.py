@@ -16,7 +16,7 @@ from tests.engine.router.slices_server import Cluster, endpoint, line, serve, sl
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.router.api_server import ApiServer, in_cluster
+from goodput_engine.router.api_server import APIServer, in_cluster
 from goodput_engine.router.endpoints import EndpointsWatch, WatchIntervals, parse_service
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Following:
 @dataclass
 class Setting:
     cluster: Cluster
-    api: ApiServer
+    api: APIServer
     token_file: Path
     runner: web.AppRunner
 
@@ -62,7 +62,7 @@ class Setting:
             service="chat-engines",
             rng=random.Random(1),
             clock=time.monotonic_ns,
-            pace=pace,
+            intervals=pace,
         )
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
     runner, port = await serve(cluster)
     token_file = tmp_path / "token"
     token_file.write_text("first\n", encoding="utf-8")
-    api = ApiServer(url=f"http://127.0.0.1:{port}", token_file=token_file, ca_file=None)
+    api = APIServer(url=f"http://127.0.0.1:{port}", token_file=token_file, ca_file=None)
     yield Setting(cluster, api, token_file, runner)
     await runner.cleanup()
 
