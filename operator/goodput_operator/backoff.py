@@ -1,7 +1,4 @@
-"""When what failed is tried again: a pure law of the number of failures.
-
-It knows nothing of processes or services; the caller counts failures and keeps the times.
-"""
+"""Exponential back-off with jitter as a pure function of the number of failures."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ __all__ = ["BackOff"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackOff:
-    """Exponential back-off with jitter, forgotten after a stable run.
+    """Delays between attempts, reset after a stable run.
 
     Args:
         first_ns: the delay after the first failure.
-        most_ns: no delay is longer, jitter included.
-        stable_ns: what was well for this long starts afresh at one failure.
+        most_ns: the longest delay, jitter included.
+        stable_ns: a process that was ready for this long has failed once when it ends.
         seed: of the jitter; the same seed gives the same delays.
     """
 
@@ -30,10 +27,10 @@ class BackOff:
     seed: int = 0
 
     def delay_ns(self, name: object, failures: int) -> int:
-        """How long to wait before trying `name` again after its n-th failure in a row.
+        """Return the delay before the next attempt of `name` after consecutive failures.
 
-        Between three quarters of the exponential delay and all of it, so that those that fail
-        together do not return together.
+        It is between three quarters of the exponential delay and all of it, so that attempts that
+        fail together are not repeated together.
         """
         # The exponent is bounded so that a month of failures does not make a giant integer.
         full = min(self.most_ns, self.first_ns << min(max(failures, 1) - 1, 32))
@@ -41,11 +38,11 @@ class BackOff:
         return full - int(full * draw / 4)
 
     def failures(self, before: int, *, ready_ns: int | None, exited_ns: int) -> int:
-        """Failures in a row once a process has ended.
+        """Return the consecutive failures after a process has ended.
 
         Args:
-            before: failures in a row when it was started.
-            ready_ns: when it became ready; None: it never did.
+            before: consecutive failures when it was started.
+            ready_ns: when it became ready; None if it never did.
             exited_ns: when it ended.
         """
         stable = ready_ns is not None and exited_ns - ready_ns >= self.stable_ns

@@ -1,4 +1,4 @@
-"""Reading what another process sent as JSON: one way for all of it, because none is trusted."""
+"""Decodes JSON from other processes, which is not trusted."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ if TYPE_CHECKING:
 
 __all__ = ["decoded"]
 
-_MOST_WORDS: Final = 200
+_MAX_MESSAGE: Final = 200
 _Content = TypeVar("_Content")
 
 
 def decoded(decoder: msgspec.json.Decoder[_Content], body: bytes) -> _Content:
-    """The content of a body.
+    """Decode a body.
 
     Args:
-        decoder: of the form that it should have.
-        body: as it came, of bounded length.
+        decoder: of the expected type.
+        body: of bounded length.
 
     Raises:
-        ValueError: it has another form, or brackets without end.
+        ValueError: the body has another type, or is nested too deeply.
     """
     try:
         return decoder.decode(body)
     except (ValueError, RecursionError) as error:
-        # msgspec's own errors, and bytes that are no UTF-8, are ValueErrors.
-        raise ValueError(str(error)[:_MOST_WORDS]) from error
+        # msgspec's errors and invalid UTF-8 are ValueErrors.
+        raise ValueError(str(error)[:_MAX_MESSAGE]) from error

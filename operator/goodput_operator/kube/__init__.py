@@ -1,4 +1,4 @@
 """Access to the Kubernetes API: objects, client, cache, watches and the Lease.
 
-It imports nothing of what is reconciled or rendered.
+It imports neither the reconciliation nor the rendering.
 """

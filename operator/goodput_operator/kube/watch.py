@@ -1,9 +1,9 @@
 """Connects to the API server, and registers the Kopf handlers that list and watch.
 
 Only event handlers are registered, so Kopf writes nothing: no finalizer blocks the deletion of a
-service while no operator runs, and no annotation is added to users' objects. Kopf watches with a
-session of ours, which shows that its watches are still renewed (`manager.health`) and what it
-lists (`kube.cache`).
+service while no operator runs, and no annotation is added to users' objects. Kopf watches with the
+session of `watch_session`, which shows that watches are still renewed (`manager.health`) and what
+they list (`kube.cache`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KUBECONFIG_ERRORS: Final = (
     KeyError,
     yaml.YAMLError,
 )
-"""What the client raises for an invalid kubeconfig."""
+"""Raised by the client for an invalid kubeconfig."""
 
 
 async def connect(kubeconfig: Path | None) -> ApiClient:

@@ -18,9 +18,9 @@ from goodput_core.spec.status import LLMServiceStatus, SummaryStatus
 
 __all__ = ["render_crd"]
 
-# Fields of the status' summary that are always printed.
+# Fields of the status' summary with a column of their own.
 _SUMMARY: Final = ("replicas", "attainment", "goodput", "budget", "phase")
-# Name, path and meaning of what is printed with `-o wide` only.
+# Name, path and description of the columns of `-o wide`.
 _WIDE: Final = (
     ("Mode", ".spec.control.mode", "Mode of the control laws."),
     ("Model", ".spec.model.source", "The model weights."),
