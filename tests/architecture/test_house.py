@@ -29,7 +29,7 @@ def module_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_module_says_why_it_exists_and_stays_small(path: Path) -> None:
+def test_a_module_has_a_docstring_and_stays_small(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(source)), "a module's docstring says why it exists"
     assert len(source.splitlines()) <= MAX_LINES, "split by responsibility"
@@ -61,7 +61,7 @@ PART_OF = {"multidict": "aiohttp", "yarl": "aiohttp", "markupsafe": "jinja2"}
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names of what a module imports of third parties."""
+    """Return the top-level names of the third-party modules that a module imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
@@ -72,7 +72,7 @@ def imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_what_a_component_imports_is_declared_and_not_just_brought_along(folder: str) -> None:
+def test_the_imports_of_a_component_are_declared_and_not_only_transitive(folder: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = EXTRAS.get(folder, [folder])
     lines = [line for extra in extras for line in project["optional-dependencies"][extra]]
@@ -81,11 +81,11 @@ def test_what_a_component_imports_is_declared_and_not_just_brought_along(folder:
     used = {
         name for path in SOURCES if path.is_relative_to(ROOT / folder) for name in imported(path)
     }
-    brought = {PART_OF.get(name, homes.get(name, [name])[0]) for name in used}
-    assert {name.lower().replace("_", "-") for name in brought} - declared == set()
+    needed = {PART_OF.get(name, homes.get(name, [name])[0]) for name in used}
+    assert {name.lower().replace("_", "-") for name in needed} - declared == set()
 
 
-def test_every_pinned_version_is_exact_and_torch_is_the_one_that_was_chosen() -> None:
+def test_every_pinned_version_is_exact_and_torch_is_at_its_chosen_one() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert [pin for pin in pins if not re.match(r"^[A-Za-z0-9._-]+==[^*]+$", pin)] == []

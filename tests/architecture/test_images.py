@@ -1,8 +1,8 @@
-"""The Dockerfiles, read and not built: no machine of ours that runs the tests has an engine for it.
+"""The Dockerfiles, checked without building them: the test machines have no container engine.
 
-What a build would stumble on, or quietly get wrong, is seen from the files and from the packages
-that are installed here: what is copied exists and reaches the builder, what is installed is
-declared and pinned, and nothing heavy that the image's component must not know comes along.
+The files and the installed packages show that every copied path exists and is sent to the builder,
+that every installed package is declared and pinned, and that an image has no package that its
+component must not import.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ ABSENT = {
 
 @dataclass
 class Stage:
-    """What one FROM begins."""
+    """The instructions from one FROM to the next."""
 
     base: str
     copied: list[str] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
-    """Stages that something is copied from."""
+    """The stages named by COPY --from."""
     run: list[str] = field(default_factory=list)
     last: dict[str, str] = field(default_factory=dict)
-    """Of the instructions of which the last counts: what stands after it."""
+    """The arguments of instructions of which only the last has an effect."""
 
 
 @dataclass
 class Image:
-    """A Dockerfile: its build arguments, and its stages by name; the last has none."""
+    """A Dockerfile: its build arguments, and its stages by name; the last has no name."""
 
     arguments: dict[str, str] = field(default_factory=dict)
     stages: dict[str, Stage] = field(default_factory=dict)
 
 
 def read(text: str) -> Image:
-    """A Dockerfile, as far as ours go; an instruction that is not known here is an error."""
+    """Parse a Dockerfile; an instruction that ours do not use is an error."""
     image = Image()
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for line in lines.replace("\\\n", " ").splitlines():
@@ -76,12 +76,12 @@ def read(text: str) -> Image:
             case "WORKDIR" | "ENV" | "USER" | "ENTRYPOINT" | "CMD" if stage:
                 stage.last[instruction] = rest
             case _:
-                raise AssertionError(f"{instruction} is not known here")
+                raise AssertionError(f"{instruction} is not supported")
     return image
 
 
 def sent(path: PurePosixPath) -> bool:
-    """Whether .dockerignore lets a file reach the builder: the last pattern that matches counts."""
+    """True if .dockerignore sends a file to the builder; the last matching pattern decides."""
     kept = True
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").split():
         pattern = line.removeprefix("!").removeprefix("**/")
@@ -93,13 +93,13 @@ def sent(path: PurePosixPath) -> bool:
 
 
 def installed_extras(image: Image) -> list[str]:
-    """The extras that an image is made of."""
+    """Return the extras that an image installs."""
     (extras,) = re.findall(r"pip install .*'\.\[([a-z,]+)\]'", image.stages["build"].run[-1])
     return str(extras).split(",")
 
 
 def closure(extras: list[str]) -> set[str]:
-    """The names of all that these extras bring, as it is installed here."""
+    """Return the distributions that these extras install, with their dependencies."""
     found: set[str] = set()
     left = [Requirement(line) for extra in extras for line in EXTRAS[extra]]
     seen = set()
@@ -130,18 +130,18 @@ def image(dockerfile: Path) -> Image:
     return read(dockerfile.read_text(encoding="utf-8"))
 
 
-def test_there_is_an_image_of_each_component_that_runs_in_pods() -> None:
+def test_each_component_that_runs_in_pods_has_an_image() -> None:
     assert [path.parent.name for path in DOCKERFILES] == sorted(ABSENT)
 
 
-def test_all_that_is_copied_is_there_and_reaches_the_builder(image: Image) -> None:
+def test_every_copied_path_exists_and_is_sent_to_the_builder(image: Image) -> None:
     copied = image.stages["build"].copied
     assert copied
     assert [name for name in copied if not (ROOT / name).exists()] == []
     assert [name for name in copied if not sent(PurePosixPath(name))] == []
 
 
-def test_all_that_the_wheel_is_built_from_is_copied(image: Image) -> None:
+def test_every_source_of_the_wheel_is_copied(image: Image) -> None:
     project = PROJECT["project"]
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     needed = ["pyproject.toml", project["readme"], *project["license-files"], *packages]
@@ -156,7 +156,7 @@ def test_all_that_the_wheel_is_built_from_is_copied(image: Image) -> None:
     assert [path for path in kept_back if "__pycache__" not in path.parts] == []
 
 
-def test_what_is_installed_is_declared_and_pinned(image: Image) -> None:
+def test_every_installed_package_is_declared_and_pinned(image: Image) -> None:
     extras = installed_extras(image)
     assert set(extras) <= set(EXTRAS)
     install = image.stages["build"].run[-1]
@@ -168,12 +168,12 @@ def test_what_is_installed_is_declared_and_pinned(image: Image) -> None:
     assert closure(extras) - pinned == set()
 
 
-def test_an_image_has_nothing_that_its_component_must_not_know(
+def test_an_image_has_no_package_that_its_component_must_not_import(
     dockerfile: Path, image: Image
 ) -> None:
     brought = closure(installed_extras(image))
     assert "aiohttp" in brought
-    assert "multidict" in brought, "what packages need themselves counts as well"
+    assert "multidict" in brought, "dependencies of dependencies are included"
     assert brought & ABSENT[dockerfile.parent.name] == set()
 
 
@@ -182,13 +182,13 @@ def test_all_images_are_built_on_one_release_of_python_that_the_project_supports
 ) -> None:
     assert {stage.base for stage in image.stages.values()} == {"${PYTHON}"}
     matched = re.fullmatch(r"python:3\.(\d+)-slim-[a-z]+", image.arguments["PYTHON"])
-    assert matched, "a minor version and a release of Debian, neither of which moves"
+    assert matched, "a fixed minor version and Debian release"
     least = int(PROJECT["project"]["requires-python"].removeprefix(">=3."))
     assert int(matched[1]) >= least
     assert image.arguments == read(DOCKERFILES[0].read_text(encoding="utf-8")).arguments
 
 
-def test_an_image_runs_a_command_of_ours_as_nobody_in_particular(image: Image) -> None:
+def test_an_image_runs_a_goodput_command_as_an_unprivileged_user(image: Image) -> None:
     *_, final = image.stages.values()
     assert final.taken == ["build"]
     user, _, group = final.last["USER"].partition(":")

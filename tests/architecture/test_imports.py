@@ -1,4 +1,4 @@
-"""The arrows between components point one way, and the contracts that say so can fail."""
+"""Components import each other in one direction, and the import contracts can fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The five packages and the contracts, where a test may plant an import."""
+    """Return a copy of the five packages and the contracts, in which a test may plant an import."""
     root = tmp_path_factory.mktemp("tree")
     for folder in PACKAGES:
         shutil.copytree(
