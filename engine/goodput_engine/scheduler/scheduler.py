@@ -458,13 +458,11 @@ class Scheduler(SchedulerView):
         """Count a step that computed, and pass it to everything that learns from steps."""
         plan, step_ns = outcome.plan, outcome.result.step_ns
         tokens = plan.shape.num_tokens
-        self.count(
-            steps=1,
-            step_ns=step_ns,
-            scheduled_tokens=tokens,
-            output_tokens=len(outcome.advanced) + len(outcome.progress),
-            last_step_ns=step_ns,
-        )
+        self._steps += 1
+        self._step_ns += step_ns
+        self._scheduled_tokens += tokens
+        self._output_tokens += len(outcome.advanced) + len(outcome.progress)
+        self._evictor.last_step_ns = step_ns
         if self._host.total_blocks and tokens > 2 * plan.num_decodes:
             self._evictor.observe(plan, step_ns)
         if self.prefill_budget is not None:
@@ -481,7 +479,7 @@ class Scheduler(SchedulerView):
         output_tokens: int,
         last_step_ns: int,
     ) -> None:
-        """Add committed steps to the statistics."""
+        """Add steps that were committed at once to the statistics."""
         self._steps += steps
         self._step_ns += step_ns
         self._scheduled_tokens += scheduled_tokens

@@ -1,7 +1,7 @@
 """Simulated requests and steps per second of one engine core in virtual time, folded and not.
 
-    python benchmarks/folding.py
-    python benchmarks/folding.py --json
+    python benchmarks/fast_forward.py
+    python benchmarks/fast_forward.py --json
 
 One core on the profile llama-3-8b-h100, and nothing else: no trace is read, nothing is placed,
 recorded or judged. Arrivals are Poisson; prompts and answers are geometric with the means of the
