@@ -1,13 +1,13 @@
-"""What priorities, and how fast waiting counts, do to short requests beside long ones.
+"""The effect of priorities and of ageing on short requests beside long ones.
 
     python benchmarks/ageing.py
     python benchmarks/ageing.py --plot docs/images/ageing.png
 
 One replica on the `unit` device: a step takes 1 ms. 120 KV blocks of 16 tokens, 24 places. 70 % of
 the requests are short, interactive and realtime, 30 % long, batch and low, in random order (seed
-7), and each has a deadline. More comes than fits, so somebody has to wait: the first table tells
-who does under each policy. The second one sweeps W, the waiting that moves a request up one level
-of `priority`, at six times that rate.
+7), and each has a deadline. The load exceeds the capacity: the first table shows which requests
+miss under each policy. The second one sweeps W, the waiting time that raises a request by one
+level of `priority`, at six times that rate.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a workload.
+    """The result of a workload.
 
     Args:
         steps: until the last request had ended.

@@ -1,12 +1,12 @@
-"""Simulated requests and steps per second of one engine core in virtual time, folded and not.
+"""Simulated requests and steps per second of one engine core in virtual time, with and without fast-forward.
 
     python benchmarks/fast_forward.py
     python benchmarks/fast_forward.py --json
 
 One core on the profile llama-3-8b-h100, and nothing else: no trace is read, nothing is placed,
 recorded or judged. Arrivals are Poisson; prompts and answers are geometric with the means of the
-Azure conversation trace, 1,155 and 211 tokens. *Events* are the calls per request that are not
-folds: arrivals, and steps that are planned and committed one by one.
+Azure conversation trace, 1,155 and 211 tokens. *Events* are the calls per request without
+fast-forward: arrivals, and steps that are planned and committed one by one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _geometric(rng: random.Random, mean: int) -> int:
 class Run:
     """One core through all arrivals."""
 
-    def __init__(self, policy: str, *, folds: bool) -> None:
+    def __init__(self, policy: str, *, skips: bool) -> None:
         profile = load_profile(DEVICE)
         self.core: EngineCore = build_core(
             Configure(
@@ -75,16 +75,16 @@ class Run:
             ),
             profile,
         )
-        self.folds = folds
+        self.skips = skips
         self.events = 0
-        self.folded = 0
+        self.skipped = 0
 
     def run(self, until_ns: int) -> None:
         core = self.core
         while (due_ns := core.next_event_ns()) is not None and due_ns < until_ns:
-            folded = core.fast_forward(until_ns) if self.folds else None
-            if folded is not None:
-                self.folded += len(folded.ends_ns)
+            skipped = core.fast_forward(until_ns) if self.skips else None
+            if skipped is not None:
+                self.skipped += len(skipped.ends_ns)
             else:
                 core.advance(due_ns)
                 self.events += 1
@@ -100,18 +100,18 @@ class Run:
         return time.process_time() - start
 
 
-def measure(policy: str, rate: float, requests: int, *, folds: bool) -> dict[str, object]:
+def measure(policy: str, rate: float, requests: int, *, skips: bool) -> dict[str, object]:
     submits = arrivals(rate, requests)
-    run = Run(policy, folds=folds)
+    run = Run(policy, skips=skips)
     took_s = run.serve(submits)
     stats = run.core.scheduler.stats
     return {
         "policy": policy,
         "rate_per_s": rate,
-        "folds": folds,
+        "fast_forward": skips,
         "mean_batch": round(stats.output_tokens / stats.steps, 1),
         "steps_per_request": round(stats.steps / requests, 1),
-        "folded_share": round(run.folded / stats.steps, 3),
+        "skipped_share": round(run.skipped / stats.steps, 3),
         "events_per_request": round(1 + run.events / requests, 1),
         "steps_per_s": round(stats.steps / took_s),
         "requests_per_s": round(requests / took_s),
@@ -126,10 +126,10 @@ def main() -> None:
     args = parser.parse_args()
     requests = 500 if args.quick else args.requests
     rows = [
-        measure(policy, rate, requests, folds=folds)
+        measure(policy, rate, requests, skips=skips)
         for policy in POLICIES
         for rate in RATES
-        for folds in (False, True)
+        for skips in (False, True)
     ]
     if args.json:
         print(json.dumps({"python": platform.python_version(), "rows": rows}))

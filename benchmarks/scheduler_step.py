@@ -3,7 +3,7 @@
     python benchmarks/scheduler_step.py
     python benchmarks/scheduler_step.py --policy slo --json
 
-*steady*: everybody decodes, nobody comes or goes; blocks are still allocated as they fill.
+*steady*: all requests decode, none arrives or ends; blocks are still allocated as they fill.
 *mixed*: as steady, but every request has a short answer, and each one that ends is replaced at
 once by a new prompt, so that every step also admits, prefills in chunks and finishes.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RUNNING = (32, 256, 1024)
 WORKLOADS = ("steady", "mixed")
 STEP_NS = 20 * NS_PER_MS
-# Loose enough that everybody can be in time.
+# Loose enough that all requests can be on time.
 TARGETS = Targets(ttft_ns=600 * NS_PER_S, tpot_ns=100 * NS_PER_MS)
 
 

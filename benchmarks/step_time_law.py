@@ -1,10 +1,10 @@
-"""What learning step times costs in each step, how well it predicts, and what a step log costs.
+"""Cost and accuracy of learning step times, and the cost of a step log.
 
     python benchmarks/step_time_law.py
     python benchmarks/step_time_law.py --json
 
 Steps of a made-up load (decodes that come and go, a chunk beside every third step) take as long
-as a device profile says, with 3 % of noise. The law is asked for each step before it is told.
+as a device profile says, with 3 % of noise. The law predicts each step before it observes it.
 """
 
 from __future__ import annotations
