@@ -1,4 +1,4 @@
-"""Simulated requests and steps per second of one engine core in virtual time, with and without fast-forward.
+"""Requests and steps per second of one engine core in virtual time, with and without skipping.
 
     python benchmarks/fast_forward.py
     python benchmarks/fast_forward.py --json

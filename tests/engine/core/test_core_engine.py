@@ -1,4 +1,4 @@
-"""The engine core in virtual time: what the front is told, and when."""
+"""The engine core in virtual time: its messages to the server, and their times."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _run(core: EngineCore, now_ns: int = 0) -> list[StepOutputs]:
     return [s for s in said if s is not None]
 
 
-def test_a_request_is_told_its_tokens_once_each_step_and_why_it_ended() -> None:
+def test_each_step_emits_a_request_once_and_the_last_one_has_the_finish_reason() -> None:
     core = _core()
     assert core.submit(_submit(1, arrival_ns=0), 5) is None
     said = _run(core, 5)
@@ -95,7 +95,7 @@ def test_a_deeper_pipeline_changes_when_not_what(depth: int) -> None:
     assert not core.scheduler.has_work
 
 
-def test_cached_prompt_tokens_are_told_with_the_first_token() -> None:
+def test_cached_prompt_tokens_come_with_the_first_token() -> None:
     core = _core()
     for rid in (1, 2):
         submit = Submit(
@@ -116,7 +116,7 @@ def test_limits_apply_within_the_manifests_bounds_and_an_older_revision_is_ignor
     core = _core()
     core.set_limits(SetLimits(revision=3, limits=Limits(token_budget=4096, max_waiting=7)))
     said = core.step(0)
-    assert said is not None, "a change is told even where nothing runs"
+    assert said is not None, "a change is sent even while nothing runs"
     state = said.state
     assert (state.limits_revision, state.token_budget, state.max_num_seqs) == (3, 1024, 8)
     assert state.max_waiting == 7
@@ -131,7 +131,7 @@ def test_a_changed_manifest_holds_for_the_budget_in_force_and_for_later_ones() -
     core.set_limits(SetLimits(revision=3, limits=Limits(token_budget=1000)))
     core.follow_manifest(FollowManifest(min_token_budget=128, max_token_budget=256))
     said = core.step(0)
-    assert said is not None, "a change is told even where nothing runs"
+    assert said is not None, "a change is sent even while nothing runs"
     assert (said.state.limits_revision, said.state.token_budget) == (3, 256)
     for budget, applies in ((1, 128), (4096, 256)):
         core.set_limits(SetLimits(revision=4, limits=Limits(token_budget=budget)))
@@ -226,7 +226,7 @@ def test_real_time_and_virtual_time_decide_alike(depth: int) -> None:
     lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=15),
     depth=st.integers(0, 2),
 )
-def test_every_token_is_told_under_block_shortage(
+def test_every_token_is_emitted_under_block_shortage(
     lengths: list[tuple[int, int]], depth: int
 ) -> None:
     profile = replace(load_profile("unit"), kv_blocks=25)  # hardly more than one long request
@@ -258,5 +258,5 @@ def test_a_configuration_that_cannot_be_is_refused(changes: dict[str, Any], sent
 
 
 @pytest.mark.parametrize(("device", "depth"), [("unit", 0), ("llama-3-8b-h100", 1)])
-def test_the_depth_follows_the_device_unless_told(device: str, depth: int) -> None:
+def test_the_depth_follows_the_device_unless_configured(device: str, depth: int) -> None:
     assert _core(device=device, depth=None).scheduler.depth == depth

@@ -1,4 +1,4 @@
-"""What waits for a front that reads slowly is bounded and loses nothing."""
+"""The buffer for a server that reads slowly is bounded and loses nothing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_steps_that_cannot_go_out_are_merged_and_no_token_is_lost() -> None:
         )
 
 
-def test_a_refusal_never_overtakes_what_was_said_before() -> None:
+def test_a_rejection_never_overtakes_earlier_messages() -> None:
     sender, receiver = _pair()
     with sender, receiver:
         outbox = Outbox(merge_above_bytes=0)

@@ -1,4 +1,4 @@
-"""`goodput device`: what a person and a program are told of the profiles."""
+"""`goodput device`: the listings for terminals and for programs."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def log(tmp_path: Path) -> Path:
     return write_log(tmp_path / "steps.parquet")
 
 
-def test_coefficients_and_their_held_out_error_are_told(
+def test_coefficients_and_their_held_out_error_are_printed(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert device(["fit", str(log), "--json"]) == 0
@@ -124,7 +124,7 @@ def test_what_cannot_be_written_is_one_sentence(
         device(["fit", str(log), *options])
 
 
-def test_a_log_that_shows_too_little_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_log_that_shows_too_little_is_rejected_with_the_remedy(tmp_path: Path) -> None:
     few = write_log(tmp_path / "few.parquet", 99)
     with pytest.raises(InputError, match=r"few\.parquet: has 99 steps; a fit needs at least 100"):
         device(["fit", str(few)])

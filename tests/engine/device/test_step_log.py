@@ -1,4 +1,4 @@
-"""The step log: what an engine writes of its steps, and what is no such file."""
+"""The step log: the rows that an engine writes, and files that are rejected."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_without_pyarrow_the_package_to_install_is_named(
 
 
 def table(**changes: Any) -> pa.Table:
-    """Two steps, or with columns of one's own; None: without that column."""
+    """Two steps, or other columns; None for a missing column."""
     columns: dict[str, Any] = {name: [1, 2] for name in STEP_COLUMNS}
     columns |= changes
     return pa.table({name: values for name, values in columns.items() if values is not None})

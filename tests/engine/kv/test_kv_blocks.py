@@ -1,4 +1,4 @@
-"""The pool of KV blocks: counting, reuse and who is evicted first."""
+"""The pool of KV blocks: counting, reuse and the order of eviction."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_empty_pool_gives_nothing() -> None:
     assert pool.allocate_one() is None
 
 
-def test_a_table_that_nobody_told_of_is_noticed() -> None:
+def test_an_unknown_block_table_is_detected() -> None:
     pool = _pool()
     pool.allocate(1)
     with pytest.raises(AssertionError, match="counted wrongly"):

@@ -18,7 +18,7 @@ from goodput_engine.scheduler.scheduler import Scheduler
 
 _BLOCK = 4
 _NONE = Targets()
-# A step takes about two nanoseconds here: some promises hold, some only for who goes first.
+# A step takes about two nanoseconds here: some targets hold, some only for the first request.
 PROMISES = (
     _NONE,
     Targets(tpot_ns=NS_PER_MS),
@@ -47,7 +47,7 @@ class MirrorExecutor:
     def _write(self, rid: int, position: int) -> None:
         """A slot holds the keys and values of this token from now on."""
         block = self.tables[rid][position // _BLOCK]
-        # Whoever still holds the old contents, a copy or a prefix, keeps them as they were.
+        # Other holders of the old contents, a copy or a prefix, keep them.
         slots = dict(self.device.get(block) or {})
         slots[position % _BLOCK] = (self._text(rid, position), position)
         self.device[block] = slots
@@ -255,7 +255,7 @@ class World:
         assert self.host.free_blocks == self.host.total_blocks
 
     def _note_preemptions(self) -> None:
-        """A request is preempted again only after somebody got further."""
+        """A request is preempted again only after another one made progress."""
         progress = sum(r.sampled_tokens for r in self.requests.values())
         for rid, request in self.requests.items():
             count, then = self.preempted_at.get(rid, (0, -1))

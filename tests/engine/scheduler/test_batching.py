@@ -1,4 +1,4 @@
-"""`static` and `dynamic`: who is in a batch, when it starts, and that nobody joins it later."""
+"""`static` and `dynamic`: the contents of a batch, its start, and that none joins it later."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _add(scheduler: Scheduler, rid: int, *, at_ns: int = 0, tokens: int = 10, as
 
 
 def _step(scheduler: Scheduler, at_ns: int) -> list[int] | None:
-    """Who starts or goes on with its prompt in the next step, which is committed; None: no step."""
+    """Requests with a prompt in the next step, which is committed; None if there is no step."""
     plan = scheduler.plan(at_ns)
     if plan is None:
         return None
@@ -55,7 +55,7 @@ def _step(scheduler: Scheduler, at_ns: int) -> list[int] | None:
 
 
 @pytest.mark.parametrize("kind", GATHERING)
-def test_a_full_batch_starts_at_once_and_nobody_joins_it_until_all_have_ended(
+def test_a_full_batch_starts_at_once_and_no_request_joins_it_until_all_have_ended(
     kind: type[StaticPolicy | DynamicPolicy],
 ) -> None:
     scheduler = _scheduler(kind(timeout_ns=50))
@@ -118,7 +118,7 @@ def test_a_batch_is_full_when_memory_holds_no_longer_answer(
 
 
 @pytest.mark.parametrize("kind", GATHERING)
-def test_a_batch_beyond_the_token_budget_starts_over_several_steps_without_anybody_else(
+def test_a_batch_beyond_the_token_budget_starts_over_several_steps_without_other_requests(
     kind: type[StaticPolicy | DynamicPolicy],
 ) -> None:
     scheduler = _scheduler(kind(), budget=15)
@@ -129,7 +129,7 @@ def test_a_batch_beyond_the_token_budget_starts_over_several_steps_without_anybo
 
 
 @pytest.mark.parametrize("kind", GATHERING)
-def test_who_leaves_while_a_batch_starts_is_not_replaced(
+def test_a_request_that_leaves_while_its_batch_starts_is_not_replaced(
     kind: type[StaticPolicy | DynamicPolicy],
 ) -> None:
     scheduler = _scheduler(kind(), budget=10)
@@ -143,7 +143,7 @@ def test_who_leaves_while_a_batch_starts_is_not_replaced(
 
 
 @pytest.mark.parametrize("kind", GATHERING)
-def test_whoever_waits_for_company_starts_when_none_can_come(
+def test_an_incomplete_batch_starts_when_no_request_can_arrive(
     kind: type[StaticPolicy | DynamicPolicy],
 ) -> None:
     scheduler = _scheduler(kind())

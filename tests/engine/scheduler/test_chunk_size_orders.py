@@ -1,4 +1,4 @@
-"""What the size of chunks trades: the published orders, on a roofline, through the engine core.
+"""The trade-off of chunk sizes: the published orders, on a roofline, through the engine core.
 
 Published for a 70B model (P99 TBT 420, 85, 65, 55 ms and 2800, 2650, 2550, 2400 tokens/s for
 whole prompts and chunks of 512, 256, 128; a knee of throughput near a budget of 2048): the orders
@@ -32,7 +32,7 @@ H100 = load_profile("llama-3-8b-h100")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What came of a load that was there from the start."""
+    """The result of a load that is present from the start."""
 
     p99_tbt_ns: int
     p99_ttft_ns: int

@@ -41,14 +41,14 @@ class Urgent(SarathiPolicy):
 
 
 class Quarrelsome(Urgent):
-    """Everybody displaces everybody."""
+    """Every request displaces every other."""
 
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
         return list(self.view.running())
 
 
 class Restless(SarathiPolicy):
-    """All who run are sent away before every step."""
+    """All running requests are evicted before every step."""
 
     name = Policy.FASTSERVE
 
@@ -57,7 +57,7 @@ class Restless(SarathiPolicy):
 
 
 class OddOnly(SarathiPolicy):
-    """Even requests sit out."""
+    """Even requests are paused."""
 
     name = Policy.PRIORITY
 
@@ -137,7 +137,7 @@ def test_an_urgent_request_takes_a_place_in_the_batch() -> None:
     assert victim.state is RequestState.WAITING
 
 
-def test_nobody_is_displaced_where_all_of_them_would_not_do() -> None:
+def test_no_request_is_displaced_if_all_of_them_would_not_be_enough() -> None:
     scheduler = _scheduler(Urgent(), blocks=6)
     _add(scheduler, 1, 40, 9, 9)
     _add(scheduler, 2, 16, 9, 0)
@@ -149,7 +149,7 @@ def test_nobody_is_displaced_where_all_of_them_would_not_do() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_while_displaced_blocks_are_on_their_way_nobody_else_is_displaced(depth: int) -> None:
+def test_while_displaced_blocks_are_pending_no_other_request_is_displaced(depth: int) -> None:
     scheduler = _scheduler(Urgent(), blocks=4, depth=depth, host=8)
     for rid in (1, 2, 3, 4):
         _add(scheduler, rid, 8, 9, 0)
@@ -182,7 +182,7 @@ def test_an_urgent_prompt_overtakes_one_that_has_started() -> None:
 @pytest.mark.parametrize("policy", [Quarrelsome, Restless])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("host", [0, 16])
-def test_whatever_a_policy_displaces_everybody_ends(
+def test_all_requests_end_whatever_a_policy_displaces(
     policy: type[SchedulingPolicy], depth: int, host: int
 ) -> None:
     scheduler = _scheduler(policy(), blocks=3, seqs=2, budget=8, depth=depth, host=host)
@@ -194,7 +194,7 @@ def test_whatever_a_policy_displaces_everybody_ends(
     assert [r.output_tokens for r in requests] == [4] * 6
 
 
-def test_who_sits_out_keeps_its_blocks_and_goes_on_later() -> None:
+def test_a_paused_request_keeps_its_blocks_and_resumes_later() -> None:
     policy = OddOnly()
     scheduler = _scheduler(policy, blocks=100, budget=30)
     one, two = (_add(scheduler, rid, 10, 9, 0) for rid in (1, 2))
@@ -207,7 +207,7 @@ def test_who_sits_out_keeps_its_blocks_and_goes_on_later() -> None:
 
 
 class NobodyYet(SarathiPolicy):
-    """Who runs sits out for somebody who may not start."""
+    """Running requests pause for a request that may not start."""
 
     name = Policy.SLO
 
@@ -218,7 +218,7 @@ class NobodyYet(SarathiPolicy):
         return self.view.num_running == 0
 
 
-def test_nobody_sits_out_when_nobody_else_gets_on() -> None:
+def test_no_request_is_paused_if_no_other_makes_progress() -> None:
     scheduler = _scheduler(NobodyYet(), blocks=100)
     requests = [_add(scheduler, rid, 10, 3, 0) for rid in (1, 2)]
     while scheduler.has_work:

@@ -296,7 +296,7 @@ def test_those_who_wait_behind_a_full_batch_do_not_keep_it_from_being_skipped(po
         pytest.param(3, 700, ("cancel", 200_000, 3), 4, id="the-first-in-the-queue-goes"),
     ],
 )
-def test_who_waits_starts_when_a_message_allows_it(
+def test_a_waiting_request_starts_when_a_message_allows_it(
     places: int, third_tokens: int, change: tuple[Any, ...], rid: int
 ) -> None:
     configure = _configure("sarathi", 0, Preemption.RECOMPUTE, max_num_seqs=places)
@@ -322,14 +322,14 @@ class LearningTogether(OrcaPolicy):
         pass
 
 
-class Choosing(SarathiPolicy):
-    """Has an opinion on who may start."""
+class Limited(SarathiPolicy):
+    """Limits admissions."""
 
     def may_admit(self, request: ScheduledRequest) -> bool:
         return self.view.num_running < 2
 
 
-class ChoosingByNumbers(Choosing):
+class LimitedByCount(Limited):
     """The same, and says that time does not matter."""
 
     def can_fast_forward(self) -> bool:
@@ -348,8 +348,8 @@ class Unsteady(SarathiPolicy):
     [
         (Learning, False, False),
         (LearningTogether, False, False),
-        (Choosing, True, False),
-        (ChoosingByNumbers, True, True),
+        (Limited, True, False),
+        (LimitedByCount, True, True),
         (Unsteady, False, False),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -26,7 +26,7 @@ _MODEL = RooflineForm(
 
 @dataclass
 class Engine:
-    """A scheduler whose steps take as long as they are told to."""
+    """A scheduler with steps of a chosen length."""
 
     blocks: int = 400
     host: int = 400
@@ -79,7 +79,7 @@ def test_a_long_prompt_skips_the_levels_whose_quantum_it_would_only_exhaust() ->
     assert [engine.started() for _ in range(6)] == [[1], [4], [5], [6], [3], [2]]
 
 
-def test_who_has_run_longer_than_its_quantum_goes_down_and_yields_to_the_next_newcomer() -> None:
+def test_a_request_beyond_its_quantum_goes_down_and_is_displaced_by_the_next_newcomer() -> None:
     engine = Engine(seqs=1)
     long = engine.add(1, 5)
     engine.step(4)
@@ -128,7 +128,7 @@ def test_a_preempted_request_keeps_its_level_and_higher_levels_come_back_first()
     assert back == [2, 1]
 
 
-def test_who_has_waited_for_three_seconds_goes_to_the_top() -> None:
+def test_a_request_that_has_waited_for_three_seconds_goes_to_the_top() -> None:
     engine = Engine(seqs=1)
     engine.add(1, 100)
     engine.step()
@@ -171,7 +171,7 @@ def test_wait_is_bounded_although_short_requests_never_cease_to_come(
         assert waited_ms <= 3_000 + 4 * step_ms, "it starves"
 
 
-def test_blocks_are_kept_free_by_swapping_the_lowest_level_out_before_anybody_needs_them() -> None:
+def test_blocks_are_kept_free_by_swapping_the_lowest_level_out_before_they_are_needed() -> None:
     engine = Engine(blocks=40, seqs=8)  # four of the forty are kept free
     top = engine.add(1, 5)
     low, lower = engine.add(2, 200), engine.add(3, 300)

@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_not_taken_over(blocks: int, width: int, room: bool
     core.scheduler.check_integrity()
 
 
-def test_who_waits_comes_before_who_is_taken_over() -> None:
+def test_waiting_requests_precede_transferred_ones() -> None:
     core = _core(blocks=20, depth=0, width=1)
     core.submit(_submit(1, 16, 9), 0)
     core.step(0)

@@ -1,4 +1,4 @@
-"""The length predictor: what it learns, from whom, how wrong it says it is, and what it forgets."""
+"""The length predictor: learning, classes, its error, and forgetting."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_change_of_lengths_is_followed() -> None:
     assert lengths.output_tokens(_request()) == pytest.approx(300, rel=0.05)
 
 
-def test_the_order_is_told_to_change_an_eighth_of_the_evidence_at_a_time() -> None:
+def test_the_revision_rises_after_an_eighth_more_answers() -> None:
     lengths = LearnedLengths()
     seen = []
     for _ in range(5000):
@@ -94,7 +94,7 @@ def test_memory_is_bounded_whatever_classes_and_lengths_come() -> None:
     assert len(lengths._all._weights) <= 8 * 20 + 1
 
 
-def test_its_error_is_the_mean_log_ratio_of_what_it_would_have_said() -> None:
+def test_its_error_is_the_mean_log_ratio_of_its_predictions() -> None:
     lengths = _taught({"chat": [100] * 8})
     assert lengths.error.judged == 8
     assert lengths.error.mean_abs_log_ratio == pytest.approx(math.log(10))

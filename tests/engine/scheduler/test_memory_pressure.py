@@ -23,7 +23,7 @@ _STEP_NS = 10 * NS_PER_MS
 
 @dataclass
 class Engine:
-    """A scheduler with steps of 10 ms, and how long everybody had to wait for each token."""
+    """A scheduler with steps of 10 ms, and the gaps between the tokens of each request."""
 
     blocks: int
     host: int
@@ -102,7 +102,7 @@ def _crowd(depth: int = 0, steps_per_block: float = 1.0) -> Engine:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("steps_per_block", [0.01, 1.0, 3.0])
-def test_whoever_yields_leaves_early_enough_that_nobody_else_waits_for_its_blocks(
+def test_a_victim_is_offloaded_early_enough_that_no_other_request_waits_for_its_blocks(
     depth: int, steps_per_block: float
 ) -> None:
     engine = _crowd(depth, steps_per_block)
@@ -118,7 +118,7 @@ def test_without_offloading_ahead_the_others_wait_for_the_copy(
     assert (ahead, max(_crowd().gaps[0])) == (1, 4)
 
 
-def test_a_pool_that_will_be_just_full_offloads_nobody() -> None:
+def test_a_pool_that_will_be_just_full_offloads_no_request() -> None:
     engine = Engine(blocks=8, host=64, steps_per_block=2.0)
     for rid in range(2):
         engine.add(rid, 40, 25)  # 64 tokens are stored at the end: four blocks each
@@ -134,7 +134,7 @@ def test_blocks_that_were_reserved_are_not_mistaken_for_a_shortage(policy: str) 
     assert engine.scheduler.stats.preemptions == 0
 
 
-def test_who_would_be_recomputed_stays_until_its_blocks_are_needed() -> None:
+def test_a_victim_to_recompute_stays_until_its_blocks_are_needed() -> None:
     preempted_in: dict[Preemption, int] = {}
     for mode in (Preemption.RECOMPUTE, Preemption.HYBRID):
         # So slow a link that hybrid recomputes.
@@ -173,7 +173,7 @@ def _stream(*, host: int, preemption: Preemption = Preemption.SWAP) -> tuple[Eng
     return engine, 100 - len(begun), max(engine.last[rid] - at for rid, at in begun.items())
 
 
-def test_while_a_copy_waits_nobody_starts_unless_all_who_run_can_grow() -> None:
+def test_while_a_copy_waits_a_request_starts_only_if_all_running_ones_can_grow() -> None:
     engine = Engine(blocks=24, host=200)
     for rid in range(8):
         engine.add(rid, 30, 90)
@@ -221,7 +221,7 @@ def test_with_host_memory_full_refusing_spares_the_accepted_recomputation_and_ha
     [(60, Preemption.RECOMPUTE), (0, Preemption.SWAP), (2000, Preemption.SWAP)],
     ids=["recompute", "no host memory", "enough of it"],
 )
-def test_nobody_is_refused_for_memory_while_there_is_none_to_fill_or_room_in_it(
+def test_no_request_is_rejected_for_memory_without_host_memory_or_with_room_in_it(
     host: int, preemption: Preemption
 ) -> None:
     host = 0 if preemption is Preemption.RECOMPUTE else host  # as `build_core` has it
@@ -239,7 +239,7 @@ def _full() -> Engine:
     return engine
 
 
-def test_who_may_displace_others_is_not_refused_for_memory_that_they_hold() -> None:
+def test_a_request_that_may_displace_others_is_not_rejected_for_memory_that_they_hold() -> None:
     engine = _full()
     assert isinstance(engine.offer(98, 30, 9, priority=-1), Rejection)
     assert engine.scheduler.stats.shed == 1

@@ -1,4 +1,4 @@
-"""What is characteristic of each policy: the sentence of its paper that nobody else keeps."""
+"""The characteristic of each policy: the sentence of its paper that holds for no other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _commit(scheduler: Scheduler, plan: StepPlan) -> None:
     scheduler.check_integrity()
 
 
-def test_request_level_scheduling_lets_nobody_join_a_batch_that_runs() -> None:
+def test_request_level_scheduling_lets_no_request_join_a_running_batch() -> None:
     scheduler = _scheduler("request")
     _add(scheduler, 1, 10, 4)
     _add(scheduler, 2, 10, 1)
@@ -62,7 +62,7 @@ def test_a_batch_is_closed_while_one_of_its_prompts_is_still_in_chunks() -> None
     assert [_step(scheduler) for _ in range(3)] == [(0, [(1, 16)]), (0, [(1, 14)]), (0, [(2, 2)])]
 
 
-def test_request_level_scheduling_reserves_the_whole_answer_and_evicts_nobody() -> None:
+def test_request_level_scheduling_reserves_the_whole_answer_and_never_evicts() -> None:
     scheduler = _scheduler("request", blocks=4)
     _add(scheduler, 1, 16, 17)
     _add(scheduler, 2, 16, 17)
@@ -144,7 +144,7 @@ def test_a_prompt_longer_than_the_whole_budget_is_split(policy: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_a_block_that_somebody_was_evicted_for_is_not_taken_by_a_prompt(depth: int) -> None:
+def test_a_block_from_an_eviction_is_not_taken_by_a_prompt(depth: int) -> None:
     scheduler = _scheduler("vllm", blocks=5, depth=depth)
     flying: list[StepPlan] = []
     _add(scheduler, 1, 31, 20)
@@ -153,5 +153,5 @@ def test_a_block_that_somebody_was_evicted_for_is_not_taken_by_a_prompt(depth: i
         while (plan := scheduler.plan(0)) is not None:
             flying.append(plan)
         _commit(scheduler, flying.pop(0))
-    # Once, for the one block: whoever it was for has it, and ends before the other starts again.
+    # Once, for the one block: its claimant has it, and ends before the other starts again.
     assert scheduler.stats.preemptions == 1

@@ -66,7 +66,7 @@ class Urgent(SarathiPolicy):
 
 
 class Gathering(SarathiPolicy):
-    """Nobody starts before two wait, ten nanoseconds have passed, or no more can come."""
+    """No request starts before two wait, ten nanoseconds have passed, or no more can arrive."""
 
     name = Policy.STATIC
 
@@ -141,7 +141,7 @@ def test_a_policy_can_drain_a_batch_and_reserve_for_its_whole_length() -> None:
     assert [len(a.blocks) for a in plans[0].admitted] == [4, 4]
 
 
-def test_a_policy_can_order_the_waiting_and_choose_who_yields() -> None:
+def test_a_policy_can_order_the_queue_and_the_evictions() -> None:
     policy = Urgent()
     scheduler = _scheduler(policy, blocks=2, seqs=2, budget=32)
     _add(scheduler, 1, 16, 3, priority=0)
@@ -173,7 +173,7 @@ def test_a_wake_up_that_has_passed_is_not_asked_for_again() -> None:
     assert scheduler.wake_ns() is None
 
 
-def test_a_policy_that_waits_for_company_is_told_when_nobody_can_come() -> None:
+def test_a_policy_that_fills_batches_knows_when_no_request_can_arrive() -> None:
     scheduler = _scheduler(Gathering())
     _add(scheduler, 1, 10, 1)
     assert scheduler.plan(5) is None

@@ -1,4 +1,4 @@
-"""The token budget's inner loop in the engine: steps sized by the promises of who decodes."""
+"""The token budget's inner loop in the engine: steps sized by the targets of decoding requests."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_device_thirty_percent_slower_is_followed_within_twenty_steps() -> Non
 
 
 def test_what_a_prompts_next_chunk_reads_of_itself_counts() -> None:
-    """Late chunks of a long prompt read all of what was computed of it, and get smaller."""
+    """Late chunks of a long prompt read all of its computed tokens, and get smaller."""
     engine = Engine(max_num_seqs=64)
     engine.form.context_ns = 100
     engine.submit(32)
@@ -243,7 +243,7 @@ def test_a_law_that_does_not_exist_is_refused() -> None:
     ),
 )
 @settings(max_examples=30, deadline=None)
-def test_everybody_ends_and_the_budget_holds_and_folding_changes_nothing(
+def test_all_requests_end_within_the_budget_and_fast_forward_changes_nothing(
     policy: str, law: str, budget: int, requests: list[tuple[int, int, int, int | None]]
 ) -> None:
     def life(*, folds: bool) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""`priority`: whose turn it is, who yields, how waiting counts, and who sits out for whom."""
+"""`priority`: the order, evictions, ageing, and pauses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REALTIME, HIGH, NORMAL, LOW = 2, 1, 0, -1
 
 
 class Engine:
-    """A scheduler whose steps take as long as they are told to."""
+    """A scheduler with steps of a chosen length."""
 
     def __init__(
         self, *, ageing_ns: int = 100, blocks: int = 100, seqs: int = 8, budget: int = 100
@@ -79,7 +79,7 @@ def test_higher_levels_start_first_and_equals_in_the_order_of_their_arrival() ->
     assert _started(engine.step()) == [4, 5, 3, 2, 6, 0, 1]
 
 
-def test_the_least_urgent_and_newest_yields_its_blocks_to_one_who_waits() -> None:
+def test_the_least_urgent_and_newest_is_displaced_by_a_waiting_request() -> None:
     engine = Engine(blocks=6)
     running = [engine.add(rid, p, tokens=15) for rid, p in ((1, LOW), (2, NORMAL), (3, LOW))]
     engine.step()
@@ -116,7 +116,7 @@ def test_an_urgent_prompt_goes_on_and_starts_before_a_less_urgent_one() -> None:
     assert [(c.rid, c.num_tokens) for c in engine.step().chunks] == [(2, 10), (1, 10)]
 
 
-def test_who_has_waited_moves_up_a_level_each_time_and_running_earns_nothing() -> None:
+def test_waiting_raises_a_request_level_by_level_and_running_does_not() -> None:
     engine = Engine(ageing_ns=100, seqs=1)
     engine.add(1, NORMAL, asked=500)
     engine.step(10)
@@ -228,7 +228,7 @@ def test_slack_against_tpot_counts_the_time_that_earlier_tokens_left_over() -> N
     [(NORMAL, Targets(tbt_p99_ns=NS_PER_MS)), (REALTIME, Targets(ttft_ns=1, e2e_ns=1))],
     ids=["not urgent", "no target for its tokens' times"],
 )
-def test_nobody_sits_out_for_one_who_is_not_urgent_or_was_promised_nothing(
+def test_no_request_is_paused_for_one_without_urgency_or_targets(
     priority: int, targets: Targets
 ) -> None:
     engine = Engine()
@@ -237,9 +237,7 @@ def test_nobody_sits_out_for_one_who_is_not_urgent_or_was_promised_nothing(
         assert _who_advances(engine, requests, 50) == [1, 2]
 
 
-def test_while_a_level_sits_out_nobody_of_it_starts_and_all_go_on_when_the_urgent_one_ends() -> (
-    None
-):
+def test_a_paused_level_starts_no_request_and_resumes_when_the_urgent_one_ends() -> None:
     engine = Engine(ageing_ns=100 * NS_PER_S)
     requests = _decoding(engine, Targets(tbt_p99_ns=NS_PER_MS))
     for _ in range(3):
@@ -251,9 +249,7 @@ def test_while_a_level_sits_out_nobody_of_it_starts_and_all_go_on_when_the_urgen
     assert _who_advances(engine, requests, 20) == [2, 3]
 
 
-def test_who_sat_out_for_a_realtime_request_goes_on_when_it_ends_however_little_slack_it_has() -> (
-    None
-):
+def test_a_pause_ends_with_the_realtime_request_it_was_for_whatever_its_slack() -> None:
     engine = Engine(ageing_ns=100 * NS_PER_S)
     hopeless = Targets(tbt_p99_ns=NS_PER_MS)
     realtime = engine.add(1, REALTIME, asked=5, targets=hopeless)

@@ -68,7 +68,7 @@ class Recording:
 
 
 @dataclass
-class Replaying:
+class RecordedTimes:
     """An executor that knows nothing of devices and gives back what was noted."""
 
     results: deque[StepResult]
@@ -167,7 +167,7 @@ def test_an_emulated_device_and_its_recording_get_equal_decisions(
         )
     emulated = Recording(EmulatedExecutor(_DEVICE))
     _serve(emulated, submits, policy, preemption, depth)
-    recorded = Replaying(deque(emulated.results))
+    recorded = RecordedTimes(deque(emulated.results))
     _serve(recorded, submits, policy, preemption, depth)
     assert recorded.plans == emulated.plans
     assert not recorded.results

@@ -1,4 +1,4 @@
-"""Worked examples of the scheduler: what one step holds, and what becomes of everybody else."""
+"""Worked examples of the scheduler: the contents of one step, and the other requests."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_with_plans_in_flight_a_victims_blocks_come_free_only_when_its_last_step
     scheduler.add(_request(2, 16, 4), 0)
     first = scheduler.plan(0)
     assert first is not None
-    assert scheduler.plan(0) is None, "nobody has a block to decode into"
+    assert scheduler.plan(0) is None, "no request has a block to decode into"
     assert scheduler.free_blocks == 0
     outcome = _commit(scheduler, first)
     assert _ends(outcome) == [(1, None), (2, None)], "tokens in flight are still given out"

@@ -1,4 +1,4 @@
-"""What holds for every workload, at every depth, while budgets change and clients leave."""
+"""Invariants of every workload, at every depth, while budgets change and clients leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sjf`: the shortest first, by what has been learned; an oracle only where one is given."""
+"""`sjf`: the shortest first, by learned lengths; true lengths only with an oracle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _head(scheduler: Scheduler, at_ns: int) -> int | None:
 
 
 def _order(scheduler: Scheduler, at_ns: int = 0) -> list[int]:
-    """Who starts, in order, on one place, if every answer stops after one token."""
+    """The order of starts on one place if every answer stops after one token."""
     order: list[int] = []
     while scheduler.has_work:
         head = _head(scheduler, at_ns)
@@ -76,7 +76,7 @@ def _order(scheduler: Scheduler, at_ns: int = 0) -> list[int]:
     return order
 
 
-def test_before_it_has_learned_it_goes_by_what_was_asked_for() -> None:
+def test_before_it_has_learned_it_orders_by_max_tokens() -> None:
     scheduler = _scheduler(SjfPolicy())
     for rid, asked in ((1, 50), (2, 5), (3, 20), (4, None)):
         scheduler.add(_request(rid, asked=asked), 0)
@@ -127,7 +127,7 @@ def test_a_prompt_counts_as_much_as_an_answer() -> None:
     assert _order(scheduler) == [2, 1]
 
 
-def test_who_runs_is_not_displaced_by_a_shorter_one() -> None:
+def test_a_running_request_is_not_displaced_by_a_shorter_one() -> None:
     scheduler = _scheduler(SjfPolicy())
     scheduler.add(_request(1, asked=50), 0)
     assert _step(scheduler, 0) == [1]
@@ -137,7 +137,7 @@ def test_who_runs_is_not_displaced_by_a_shorter_one() -> None:
     assert scheduler.stats.preemptions == 0
 
 
-def test_out_of_blocks_who_has_the_most_left_yields() -> None:
+def test_out_of_blocks_the_request_with_the_most_left_is_evicted() -> None:
     scheduler = _scheduler(SjfPolicy(), blocks=3, seqs=2)
     scheduler.add(_request(1, tokens=16, asked=30), 0)
     scheduler.add(_request(2, tokens=16, asked=4, at_ns=1), 0)
@@ -146,7 +146,7 @@ def test_out_of_blocks_who_has_the_most_left_yields() -> None:
     assert [r.rid for r in scheduler.waiting] == [1], "the older, longer one"
 
 
-def test_nobody_starves_behind_shorter_ones() -> None:
+def test_no_request_starves_behind_shorter_ones() -> None:
     scheduler = _scheduler(build_policy("sjf", PolicySettings(ageing_ns=W_NS)))
     scheduler.add(_request(1, asked=50), 0)
     started: list[int] = []
@@ -205,7 +205,7 @@ def test_however_many_have_waited_too_long_most_starts_go_to_the_shortest() -> N
     assert started == [0, 29, 28, 27, 1, 26, 25, 24, 2], "though others leave in between"
 
 
-def test_who_had_to_wait_too_long_does_not_yield_to_those_who_had_not() -> None:
+def test_an_overdue_request_is_evicted_after_the_others() -> None:
     scheduler = _scheduler(SjfPolicy(ageing_ns=W_NS), blocks=3, seqs=2)
     scheduler.add(_request(1, tokens=16, asked=30), 0)
     scheduler.add(_request(2, tokens=16, asked=4, at_ns=1), 1)
@@ -255,7 +255,7 @@ def _first_to_start(policy: str, lengths: dict[int, int], *, oracle: bool) -> in
 
 
 def _one_of_three_is_short(policy: str, *, oracle: bool) -> list[int]:
-    """Who starts first where the first, the second, or the third has the shortest answer."""
+    """The first request to start if the first, the second, or the third has the shortest answer."""
     return [
         _first_to_start(policy, dict.fromkeys((1, 2, 3), 9) | {shortest: 2}, oracle=oracle)
         for shortest in (1, 2, 3)
@@ -280,7 +280,7 @@ def test_what_the_scheduler_knows_of_a_request_has_no_place_for_its_true_length(
     assert head is not None
     assert 777 not in [getattr(head, name) for name in type(head).__slots__]
     policy = SjfPolicy(predictor=KnownLengths({1: 777}.__getitem__))
-    assert policy.predictor.output_tokens(head) == 777, "only whoever is handed the oracle has it"
+    assert policy.predictor.output_tokens(head) == 777, "only the oracle has it"
 
 
 @pytest.mark.parametrize("policy", ["sjf", "slo"])

@@ -146,7 +146,7 @@ def test_a_step_ends_before_the_next_token_of_a_running_request_is_due() -> None
     assert (plan.num_decodes, _chunks(plan)) == (1, [(2, 759)])
 
 
-def test_who_ran_ahead_of_its_schedule_leaves_time_for_prompts() -> None:
+def test_a_request_ahead_of_its_schedule_leaves_time_for_prompts() -> None:
     bench = Bench()
     bench.add(1, 50, ttft_ms=1000, tpot_ms=40)
     for _ in range(3):
@@ -187,7 +187,7 @@ def test_prompts_get_on_even_where_decodes_fill_the_step() -> None:
     assert _chunks(bench.step()) == [(2, 64)]
 
 
-def test_who_cannot_be_in_time_is_turned_away_at_once_and_told_when_to_come_back() -> None:
+def test_an_infeasible_request_is_rejected_at_once_with_a_retry_time() -> None:
     bench = Bench()
     for rid in range(1, 11):
         bench.add(rid, 1000, ttft_ms=510)  # 50 ms each: ten are in time
@@ -201,7 +201,7 @@ def test_who_cannot_be_in_time_is_turned_away_at_once_and_told_when_to_come_back
     assert bench.scheduler.stats.shed == 1
 
 
-def test_nobody_is_turned_away_who_was_promised_nothing() -> None:
+def test_a_request_without_targets_is_never_rejected() -> None:
     bench = Bench()
     for rid in range(1, 30):
         bench.add(rid, 1000)
@@ -218,7 +218,7 @@ def test_as_many_as_possible_are_in_time_rather_than_the_first() -> None:
     assert in_time == [False] + [True] * 9
 
 
-def test_who_has_missed_stands_back_while_others_can_be_in_time() -> None:
+def test_a_late_request_is_held_back_while_others_can_be_on_time() -> None:
     bench = Bench(blocks=3000)
     bench.add(1, 50, ttft_ms=1)  # favoured, as the oldest
     late = bench.add(2, 50, ttft_ms=4)
@@ -249,7 +249,7 @@ def test_the_oldest_late_request_gets_a_share_of_every_step() -> None:
     flood=st.tuples(st.integers(1, 300), st.integers(1, 12)),
     late=st.tuples(st.integers(1, 1200), st.integers(1, 12)),
 )
-def test_who_has_missed_gets_on_although_those_in_time_never_cease_to_come(
+def test_a_late_request_progresses_although_requests_on_time_keep_arriving(
     seqs: int, blocks: int, flood: tuple[int, int], late: tuple[int, int]
 ) -> None:
     bench = Bench(seqs=seqs, blocks=blocks, budget=400)
@@ -267,11 +267,11 @@ def test_who_has_missed_gets_on_although_those_in_time_never_cease_to_come(
                 break
         bench.step()
         steps += 1
-        # A place once somebody ends, 64 tokens of its prompt a step, every fourth step a token.
+        # A place once another ends, 64 tokens of its prompt a step, every fourth step a token.
         assert steps <= 30 + flood[1] + 8 + tokens // 64 + 8 * outputs, "it starves"
 
 
-def test_who_is_late_has_everything_when_nobody_can_be_in_time() -> None:
+def test_late_requests_get_the_whole_step_if_none_can_be_on_time() -> None:
     bench = Bench(budget=1600)
     bench.add(1, 1000, ttft_ms=500)
     bench.add(2, 1000, ttft_ms=500)
@@ -279,7 +279,7 @@ def test_who_is_late_has_everything_when_nobody_can_be_in_time() -> None:
     assert _chunks(bench.step()) == [(1, 1000), (2, 600)]
 
 
-def test_who_has_the_most_time_left_yields_its_blocks() -> None:
+def test_the_request_with_the_most_slack_is_evicted() -> None:
     bench = Bench(blocks=6, left=1)
     patient = bench.add(1, 40, ttft_ms=1000, tpot_ms=900, outputs=40)
     urgent = bench.add(2, 40, ttft_ms=1000, tpot_ms=20, outputs=40)
@@ -293,7 +293,7 @@ def test_who_has_the_most_time_left_yields_its_blocks() -> None:
     [(NS_PER_MS // 10, True), (50 * NS_PER_MS, False)],
     ids=["fast copies", "slow copies"],
 )
-def test_who_yields_is_swapped_or_recomputed_whichever_brings_it_back_sooner(
+def test_a_victim_is_swapped_or_recomputed_whichever_resumes_it_sooner(
     *, ns_per_block: int, swapped: bool
 ) -> None:
     bench = Bench(blocks=6, left=1, ns_per_copied_block=ns_per_block)
@@ -306,7 +306,7 @@ def test_who_yields_is_swapped_or_recomputed_whichever_brings_it_back_sooner(
     assert (stats.swapped_tokens > 0, stats.recomputed_tokens > 0) == (swapped, not swapped)
 
 
-def test_who_has_missed_yields_its_blocks_to_one_who_can_be_in_time() -> None:
+def test_a_late_request_is_displaced_by_one_that_can_be_on_time() -> None:
     bench = Bench(blocks=5)
     bench.add(1, 10, ttft_ms=1, outputs=5)  # favoured, as the oldest
     late = bench.add(2, 40, ttft_ms=4, outputs=8)
@@ -318,7 +318,7 @@ def test_who_has_missed_yields_its_blocks_to_one_who_can_be_in_time() -> None:
     assert late.preemptions == 1
 
 
-def test_nobody_starts_whose_decodes_would_break_a_running_promise() -> None:
+def test_a_request_does_not_start_if_its_decodes_would_break_a_running_target() -> None:
     bench = Bench(seqs=200)
     for rid in range(130):
         bench.add(rid, 1, ttft_ms=5000, tpot_ms=6)
@@ -328,7 +328,7 @@ def test_nobody_starts_whose_decodes_would_break_a_running_promise() -> None:
     assert bench.scheduler.num_running == 114
 
 
-def test_nobody_starts_whom_the_pool_cannot_bear_to_its_expected_end() -> None:
+def test_a_request_does_not_start_if_the_pool_cannot_hold_its_expected_growth() -> None:
     bench = Bench(blocks=20)  # 320 tokens
     for rid in range(8):
         bench.add(rid, 40, ttft_ms=5000, outputs=60)

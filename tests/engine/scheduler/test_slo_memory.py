@@ -27,5 +27,5 @@ def test_the_peak_is_what_a_step_by_step_count_finds(requests: list[tuple[int, i
     [([], 0), ([(10, 5)], 15), ([(100, 1), (10, 50)], 112), ([(10, 50), (10, 50)], 120)],
     ids=["nobody", "one grows", "one leaves before the other has grown", "both grow"],
 )
-def test_who_leaves_early_makes_room(requests: list[tuple[int, float]], peak: float) -> None:
+def test_an_early_end_makes_room(requests: list[tuple[int, float]], peak: float) -> None:
     assert peak_tokens(requests) == peak

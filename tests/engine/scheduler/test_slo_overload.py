@@ -1,4 +1,4 @@
-"""What knowing the promises is worth, on an emulated device in virtual time."""
+"""The gain of deadline-aware scheduling, on an emulated device in virtual time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BATCH = (10 * NS_PER_S, 200 * NS_PER_MS)
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What a client saw."""
+    """The observations of a client."""
 
     submit: Submit
     first_ns: int = 0
@@ -30,7 +30,7 @@ class Seen:
 
     @property
     def attained(self) -> bool:
-        """Whether both promises were kept to the end."""
+        """True if both targets held to the end."""
         sent, ttft_ns, tpot_ns = self.submit, self.submit.ttft_ns, self.submit.tpot_ns
         assert ttft_ns is not None
         assert tpot_ns is not None

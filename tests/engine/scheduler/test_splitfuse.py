@@ -92,7 +92,7 @@ def test_with_much_to_do_every_step_takes_the_whole_budget() -> None:
     scheduler = _scheduler("splitfuse", seqs=100)
     for rid in range(100):
         _add(scheduler, rid, 50, asked=1)
-    assert _step(scheduler)[0] == BUDGET, "nobody counts the tokens of a long queue"
+    assert _step(scheduler)[0] == BUDGET, "the tokens of a long queue are not counted"
 
 
 def test_prompts_that_find_no_place_do_not_count() -> None:

@@ -1,4 +1,4 @@
-"""The textbook's overload with deadlines: who keeps them, first come or most urgent first."""
+"""The textbook's overload with deadlines: first come, first served against most urgent first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ageing() -> ModuleType:
 
 
 @pytest.mark.parametrize("policy", ["priority", "slo"])
-def test_who_knows_what_is_urgent_keeps_all_short_promises_at_almost_twice_the_goodput(
+def test_policies_that_know_urgency_meet_all_short_deadlines_at_almost_twice_the_goodput(
     ageing: ModuleType, policy: str
 ) -> None:
     jobs = ageing.workload()

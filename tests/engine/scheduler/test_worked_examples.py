@@ -47,10 +47,10 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What came of the jobs, which are numbered in the order given; a step ends at its index + 1.
+    """The result of the jobs, which are numbered in the order given; a step ends at its index + 1.
 
     Attributes:
-        steps: who emitted a token in each step.
+        steps: the jobs that emitted a token in each step.
         started: the step in which each job was first computed.
         ended: when each job ended, in steps.
         slot_steps: tokens computed.
@@ -98,7 +98,7 @@ def _run(
         model: prompt and answer together.
         budget: tokens of a step.
         form: how long a step takes; None: 1 ms, as on the `unit` device.
-        input_ends: the step from which no more jobs can come, once all are there; None: never.
+        input_ends: the step from which no more jobs can come, once all are there; None for never.
     """
     profile = replace(load_profile("unit"), kv_blocks=blocks)
     if form is not None:
@@ -168,7 +168,7 @@ def test_a_batch_of_four_lasts_as_long_as_its_longest_at_half_utilisation(policy
     ]
     seen = _run(_one_token(build_policy(policy)), [*jobs, Job(outputs=1)], slots=4)
     assert seen.ended == {0: 628, 1: 114, 2: 456, 3: 62, 4: 629}
-    assert seen.started[4] == 628, "nobody takes a place that falls free early"
+    assert seen.started[4] == 628, "a place that becomes free early stays empty"
     assert round(1000 * (seen.slot_steps - 1) / (4 * 628)) == 502
 
 
@@ -239,7 +239,7 @@ def test_five_arrivals_are_done_by_step_10_when_each_takes_the_next_free_slot() 
     assert seen.ended == {0: 6, 1: 9, 2: 6, 3: 10, 4: 11}, "ended after steps 5, 8, 5, 9 and 10"
 
 
-def test_chunks_beside_decodes_make_nobody_later_than_prompts_that_stall_them() -> None:
+def test_chunks_beside_decodes_make_no_request_later_than_prompts_that_stall_them() -> None:
     stalled = _run(_one_token(build_policy("vllm")), A_TO_E, slots=4)
     chunked = _run(_one_token(build_policy("sarathi")), A_TO_E, slots=4)
     assert all(chunked.ended[rid] <= stalled.ended[rid] for rid in range(5))

@@ -1,4 +1,4 @@
-"""A textbook's arithmetic of KV memory, as it comes out of what serves: pool, plan and copies."""
+"""A textbook's arithmetic of KV memory, reproduced by the pool, plans and copies."""
 
 from __future__ import annotations
 
