@@ -15,6 +15,7 @@ __all__ = [
     "format_number",
     "ms_to_ns",
     "parse_duration",
+    "parse_size",
     "parse_some_duration",
 ]
 
@@ -28,6 +29,8 @@ _UNITS_LONG: Final = {"m": 60 * NS_PER_S, "h": 3600 * NS_PER_S, "d": 86400 * NS_
 _ALL: Final = _UNITS | _UNITS_LONG
 _PART: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|h|d)")
 _MAX_DAYS: Final = 3650
+_SIZE: Final = re.compile(r"(\d{1,6})(MiB|GiB|TiB)", re.ASCII)
+_SIZE_SHIFTS: Final = {"MiB": 20, "GiB": 30, "TiB": 40}
 
 
 def parse_duration(text: str) -> int:
@@ -60,6 +63,18 @@ def parse_some_duration(text: str) -> int:
     if duration_ns == 0:
         raise ValueError(f"{text!r} is zero; give at least 1ms")
     return duration_ns
+
+
+def parse_size(text: str) -> int:
+    """Parse a number of bytes with a binary unit: `512MiB`, `4GiB`.
+
+    Raises:
+        ValueError: the text has no unit or an unknown one.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write for example 512MiB or 4GiB")
+    return int(match[1]) << _SIZE_SHIFTS[match[2]]
 
 
 def format_duration(ns: int) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from goodput_core.cli import CommandParser, argument_type
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import parse_objective
-from goodput_core.units import NS_PER_S, parse_duration
+from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule, parse_abort_rule
 from goodput_replay.sending.target import Endpoint, Target, parse_header, parse_target
@@ -36,6 +36,7 @@ class ReplayOptions:
 
     Args:
         trace: a file, or `sample`.
+        max_decoded_bytes: decoded size at which reading the trace stops; None for the default.
         target: a running server; None: `manifest` says what to start, or nothing is sent.
         manifest: the service to start and stop around the run.
         emulate: the service to emulate in virtual time, in place of a target.
@@ -67,6 +68,7 @@ class ReplayOptions:
     """
 
     trace: str
+    max_decoded_bytes: int | None
     target: Target | None
     manifest: Path | None
     emulate: Path | None
@@ -119,6 +121,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
         )
     return ReplayOptions(
         trace=given.trace,
+        max_decoded_bytes=given.max_decoded_size,
         target=given.target,
         manifest=given.file,
         emulate=given.emulate,
@@ -335,6 +338,13 @@ def _add_transforms(parser: CommandParser) -> None:
     )
     group.add_argument(
         "--limit", metavar="N", type=argument_type(_positive, "N"), help="at most N requests"
+    )
+    group.add_argument(
+        "--max-decoded-size",
+        metavar="SIZE",
+        type=argument_type(parse_size, "SIZE"),
+        help="stop when the trace decodes to more, for example 4GiB (default: 256 times the file's "
+        "size, at least 256MiB)",
     )
     group.add_argument(
         "--speed",

@@ -63,7 +63,10 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
     Raises:
         GoodputError: the run could not start, or ended early.
     """
-    trace = open_trace(sample_path() if options.trace == _SAMPLE else options.trace)
+    trace = open_trace(
+        sample_path() if options.trace == _SAMPLE else options.trace,
+        max_decoded_bytes=options.max_decoded_bytes,
+    )
     slo, service = _slo(options)
     fleet = _fleet(options, service, slo)
     requests = RequestPlan(

@@ -16,6 +16,7 @@ from goodput_core.units import (
     format_number,
     ms_to_ns,
     parse_duration,
+    parse_size,
 )
 
 
@@ -106,3 +107,16 @@ def test_milliseconds_are_rounded_to_the_nearest_nanosecond() -> None:
     assert ms_to_ns(0.1) == 100_000
     assert ms_to_ns(1.0000004) == 1_000_000
     assert ms_to_ns(1.0000006) == 1_000_001
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512MiB", 512 << 20), (" 4GiB ", 4 << 30), ("1TiB", 1 << 40)]
+)
+def test_sizes_have_binary_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4", "4GB", "-1GiB", "1.5GiB", "9999999GiB", "٤GiB"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write for example 512MiB or 4GiB"):
+        parse_size(text)

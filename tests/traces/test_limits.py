@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from goodput_core.dispatch import run_command
 from goodput_traces.errors import TooLargeError
 from goodput_traces.format.reader import open_trace
 from goodput_traces.importers import source as source_module
@@ -123,12 +124,18 @@ def test_the_limit_can_be_raised_and_lowered(tmp_path: Path) -> None:
         list(open_trace(path, max_decoded_bytes=MIB).rows())
 
 
-def test_the_limit_is_an_option(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+def test_the_limit_is_an_option(
+    tmp_path: Path, run_trace: Callable[..., Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "t.parquet"
     many_equal_rows(path)
     outcome = run_trace("describe", path, "--max-decoded-size", "64MiB")
     assert (outcome.code, "more than 64 MiB" in outcome.err) == (64, True)
     assert run_trace("describe", path, "--max-decoded-size", "1GiB").code == 0
+    replayed = run_command(
+        ["replay", "--dry-run", "--trace", str(path), "--max-decoded-size", "64MiB"]
+    )
+    assert (replayed, "more than 64 MiB" in capsys.readouterr().err) == (64, True)
     wrong = run_trace("describe", path, "--max-decoded-size", "much")
     assert (wrong.code, "write for example 512MiB" in wrong.err) == (64, True)
 

@@ -6,14 +6,13 @@ Building the parser imports neither pyarrow nor numpy, so `--help` and shell com
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import CommandParser, argument_type
 from goodput_core.errors import ExitCode
-from goodput_core.units import NS_PER_S, parse_duration
+from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_traces.exporters import EXPORTS
 from goodput_traces.importers import FORMATS
 from goodput_traces.sample import sample_path
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SAMPLE", "main", "make_parser"]
 
-_SIZE: Final = re.compile(r"(\d{1,6})(MiB|GiB|TiB)", re.ASCII)
-_SHIFTS: Final = {"MiB": 20, "GiB": 30, "TiB": 40}
 SAMPLE: Final = "sample"
 """The name that stands for the trace shipped with Goodput."""
 _MAX_DURATION_NS: Final = 31 * 86_400 * NS_PER_S
@@ -195,7 +192,7 @@ def _add_trace(parser: CommandParser) -> None:
 def _add_limit(parser: CommandParser) -> None:
     parser.add_argument(
         "--max-decoded-size",
-        type=argument_type(_size, "size"),
+        type=argument_type(parse_size, "size"),
         metavar="SIZE",
         help="stop when the file decodes to more, for example 4GiB (default: 256 times the size of "
         "a Parquet file, at least 256MiB; 1024 times that of compressed text, at least 1GiB)",
@@ -213,13 +210,6 @@ def _block_size(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 1 << 20):
         raise ValueError(f"{text!r} is not a block size; give a number of tokens, 1 to 1048576")
     return int(text)
-
-
-def _size(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a size; write for example 512MiB or 4GiB")
-    return int(match[1]) << _SHIFTS[match[2]]
 
 
 def _duration(text: str) -> int:

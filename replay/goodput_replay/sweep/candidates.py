@@ -195,6 +195,7 @@ class SweepInput:
 
     Args:
         trace: the file.
+        max_decoded_bytes: decoded size at which reading the trace stops; None for the default.
         manifest: an LLMService.
         device: device profile in place of the manifest's model source; None keeps the manifest's.
         transforms: window, rate, classes, limit; `first_ns` is replaced by the trace's.
@@ -204,6 +205,7 @@ class SweepInput:
     """
 
     trace: Path
+    max_decoded_bytes: int | None
     manifest: Path
     device: str | None
     transforms: TransformPlan
@@ -220,7 +222,7 @@ def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
     """
     service = read_manifest(sweep.manifest)
     slo = slo_classes(service.spec.slo)
-    trace = open_trace(sweep.trace)
+    trace = open_trace(sweep.trace, max_decoded_bytes=sweep.max_decoded_bytes)
     plan = RequestPlan(
         trace=trace,
         transforms=replace(sweep.transforms, first_ns=trace.first_ns),

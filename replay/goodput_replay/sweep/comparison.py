@@ -188,6 +188,7 @@ def _sweep_input(given: Any) -> SweepInput:
         raise UsageError(f"goodput policies: --class-by: {error}") from error
     return SweepInput(
         trace=sample_path() if given.trace == _SAMPLE else Path(given.trace),
+        max_decoded_bytes=given.max_decoded_size,
         manifest=given.file,
         device=given.device,
         transforms=TransformPlan(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.spec.choices import Policy, Preemption, RouterPolicy
-from goodput_core.units import NS_PER_S, parse_duration
+from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_traces.transforms import parse_factor, parse_window
 
 if TYPE_CHECKING:
@@ -92,6 +92,13 @@ def make_parser() -> CommandParser:
         metavar="FROM..TO",
         type=argument_type(parse_window, "window"),
         help="the part of the trace, such as 10m..20m",
+    )
+    add(
+        "--max-decoded-size",
+        metavar="SIZE",
+        type=argument_type(parse_size, "size"),
+        help="stop when the trace decodes to more, for example 4GiB (default: 256 times the file's "
+        "size, at least 256MiB)",
     )
     add(
         "--rate-scale",
