@@ -17,11 +17,9 @@ from goodput_core.errors import ExitCode, InternalError, UsageError
 from goodput_engine.core.wire import WireError, core_reader, encode
 from goodput_engine.messages import (
     Cancel,
-    Drain,
     Failed,
     Ready,
     Rejected,
-    SetLimits,
     Shutdown,
     StepOutputs,
 )
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from goodput_core.errors import GoodputError
     from goodput_engine.messages import (
         Configure,
-        FollowManifest,
         FrontMessage,
         RequestOutput,
         Submit,
@@ -190,7 +187,7 @@ class CoreClient(asyncio.Protocol):
         ours.setblocking(False)
         client = cls(process, on_step, silence_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
-        client._send(configure)
+        client.send(configure)
         return client
 
     @property
@@ -222,25 +219,13 @@ class CoreClient(asyncio.Protocol):
             stream.lose()
         else:
             self._streams[request.rid] = stream
-            self._send(request)
+            self.send(request)
         return stream
 
     def release(self, rid: int) -> None:
         """Forget a request; cancel it in the core if it has not ended there."""
         if self._streams.pop(rid, None) is not None and not self.gone.done():
-            self._send(Cancel(rid=rid))
-
-    def set_limits(self, message: SetLimits) -> None:
-        """Send new limits."""
-        self._send(message)
-
-    def follow_manifest(self, message: FollowManifest) -> None:
-        """Send the changed fields of the manifest."""
-        self._send(message)
-
-    def drain(self) -> None:
-        """Reject new requests from now on."""
-        self._send(Drain())
+            self.send(Cancel(rid=rid))
 
     def abandon(self) -> None:
         """Abandon every request that still runs."""
@@ -251,7 +236,7 @@ class CoreClient(asyncio.Protocol):
     async def close(self) -> None:
         """End the core's process."""
         if self._transport is not None and not self._transport.is_closing():
-            self._send(Shutdown())
+            self.send(Shutdown())
             self._transport.close()
         try:
             async with asyncio.timeout(_END_S):
@@ -349,7 +334,8 @@ class CoreClient(asyncio.Protocol):
                 if output.finish_reason is not None:
                     del streams[output.rid]
 
-    def _send(self, message: FrontMessage) -> None:
+    def send(self, message: FrontMessage) -> None:
+        """Send a message to the core; without effect once it is gone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
 

@@ -19,6 +19,7 @@ from goodput_core.process import raise_open_files
 from goodput_core.signals import Shutdown
 from goodput_engine.core_client import CoreClient
 from goodput_engine.http_server import ADMIN_CONNECTIONS, announce, listen
+from goodput_engine.messages import Drain
 from goodput_engine.server.admin import admin_app
 from goodput_engine.server.app import serving_app
 from goodput_engine.server.manifest_watch import watch_manifest
@@ -78,7 +79,7 @@ async def serve(settings: EngineSettings) -> int:
             ready.cancel()
             return shutdown.exit_code
         if settings.limits is not None:
-            core.set_limits(settings.limits)
+            core.send(settings.limits)
         state.serve(core, ready.result(), startup_s=time.monotonic() - started)
         watching = asyncio.create_task(
             watch_manifest(settings.manifest, settings.followed, state.follow)
@@ -118,7 +119,7 @@ async def _drain(state: ServerState, core: CoreClient, shutdown: Shutdown) -> No
         async with asyncio.timeout(grace_s):
             # Requests admitted before are submitted before the core stops to admit.
             await _any(state.submitted.wait(), shutdown.immediate.wait(), core.gone)
-            core.drain()
+            core.send(Drain())
             await _any(state.idle.wait(), shutdown.immediate.wait(), core.gone)
     except TimeoutError:
         pass

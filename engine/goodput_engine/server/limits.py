@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import hmac
 import logging
+import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
+from aiohttp import web
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, MAX_LIMITS_REVISION
 from goodput_core.spec.choices import BudgetLaw, Policy
 from goodput_core.units import NS_PER_S
 from goodput_engine.messages import Configure, Limits, SetLimits
 from goodput_engine.openai.errors import APIError, bad_request
+from goodput_engine.request_bodies import MemoryLimit, read_body
 from goodput_engine.scheduler.policies.registry import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["LimitsGate", "read_last_limits"]
+    from goodput_engine.server.state import ServerState
 
+__all__ = ["LimitsGate", "LimitsHandler", "read_last_limits"]
+
+_MAX_BODY_BYTES: Final = 64 << 10
+_ALL_BODIES_BYTES: Final = 4 << 20
+_BODY_S: Final = 10.0
 _MAX_FILE_BYTES: Final = 64 << 10
 _MAX_STEP: Final = 1 << 20
 _MAX_AHEAD_NS: Final = 3600 * NS_PER_S
@@ -67,6 +75,41 @@ def highest_revision(current: int, *, unix_ns: int) -> int:
         unix_ns: the time now.
     """
     return min(MAX_LIMITS_REVISION, max(current + _MAX_STEP, unix_ns + _MAX_AHEAD_NS))
+
+
+class LimitsHandler:
+    """Handles `PATCH /control/limits`.
+
+    Args:
+        state: of the HTTP process.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        settings = state.settings
+        self._state = state
+        self._bodies = MemoryLimit(_ALL_BODIES_BYTES)
+        self._gate = LimitsGate(
+            token=settings.control_token,
+            # Only this process raises the core's revision, which starts at 0.
+            revision=0 if settings.limits is None else settings.limits.revision,
+            unix_ns=time.time_ns,
+        )
+
+    async def patch(self, request: web.Request) -> web.Response:
+        """Validate a change, send it to the core and answer its revision."""
+        self._gate.authorise(request.headers.get("Authorization"))
+        core = self._state.serving()
+        memory = self._bodies.reserve()
+        try:
+            body = await read_body(
+                request, limit_bytes=_MAX_BODY_BYTES, timeout_s=_BODY_S, memory=memory
+            )
+        finally:
+            memory.release()
+        change = self._gate.read(body, self._state.configure)
+        core.send(change)
+        answer = msgspec.json.encode({"revision": change.revision})
+        return web.Response(body=answer, content_type="application/json")
 
 
 class LimitsGate:

@@ -119,7 +119,7 @@ class ServerState:
         assert self.core is not None
         self.parser = replace(self.parser, slo=found.slo)
         self.configure = structs.replace(self.configure, **structs.asdict(found.core))
-        self.core.follow_manifest(found.core)
+        self.core.send(found.core)
 
     def admitting(self) -> tuple[CoreClient, RequestParser]:
         """Return the core and the parser for a new request.

@@ -22,7 +22,7 @@ from goodput_operator.untrusted import decoded
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from goodput_operator.control.readings import EngineScrape, RouterScrape, Source
+    from goodput_operator.control.readings import EngineScrape, RouterScrape, ScrapeTarget
 
 __all__ = ["ScrapeError", "Scraper", "fetch", "push_limits", "session_for_pods"]
 
@@ -83,7 +83,7 @@ class Scraper:
         self._timeout = aiohttp.ClientTimeout(total=total_s, connect=connect_s)
 
     async def routers(
-        self, sources: Sequence[Source], since: Mapping[str, int] | None = None
+        self, sources: Sequence[ScrapeTarget], since: Mapping[str, int] | None = None
     ) -> tuple[RouterScrape, ...]:
         """Scrape routers concurrently.
 
@@ -104,14 +104,14 @@ class Scraper:
         )
         return tuple(found)
 
-    async def engines(self, sources: Sequence[Source]) -> tuple[EngineScrape, ...]:
+    async def engines(self, sources: Sequence[ScrapeTarget]) -> tuple[EngineScrape, ...]:
         """Scrape engines concurrently."""
         found = await asyncio.gather(*(self._scrape(one, decode_engine) for one in sources))
         return tuple(found)
 
     async def _scrape(
         self,
-        source: Source,
+        source: ScrapeTarget,
         decode: Callable[[bytes], _Counters],
         query: dict[str, str] | None = None,
     ) -> Scrape[_Counters]:

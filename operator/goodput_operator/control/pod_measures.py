@@ -18,7 +18,7 @@ from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import LastReading, Measures, measure_interval
 from goodput_operator.control.prometheus import failed_scrapes, scrape_prometheus
-from goodput_operator.control.readings import RouterScrape, ServiceReading, Source
+from goodput_operator.control.readings import RouterScrape, ScrapeTarget, ServiceReading
 from goodput_operator.control.window import ServiceWindow
 from goodput_operator.kube.objects import Object, admin_url, has_ended, is_ready
 
@@ -159,17 +159,17 @@ def _spec(service: Object) -> LLMServiceSpec | None:
         return None
 
 
-def router_sources(pods: Iterable[Object]) -> tuple[Source, ...]:
+def router_sources(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
     """Return the routers that have an address; the ready ones have to answer."""
     return _sources(pods, ROLE_ROUTER)
 
 
-def engine_sources(pods: Iterable[Object]) -> tuple[Source, ...]:
+def engine_sources(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
     """Return the engines that have an address."""
     return _sources(pods, ROLE_ENGINE)
 
 
-def _sources(pods: Iterable[Object], role: str) -> tuple[Source, ...]:
+def _sources(pods: Iterable[Object], role: str) -> tuple[ScrapeTarget, ...]:
     found = (
         _source(pod)
         for pod in pods
@@ -178,10 +178,10 @@ def _sources(pods: Iterable[Object], role: str) -> tuple[Source, ...]:
     return tuple(source for source in found if source is not None)
 
 
-def _source(pod: Object) -> Source | None:
+def _source(pod: Object) -> ScrapeTarget | None:
     metadata, url = pod["metadata"], admin_url(pod)
     if url is None or has_ended(pod):
         return None
-    return Source(
+    return ScrapeTarget(
         name=str(metadata["name"]), uid=str(metadata["uid"]), url=url, ready=is_ready(pod)
     )

@@ -38,7 +38,7 @@ from goodput_operator.untrusted import decoded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from goodput_operator.control.readings import ClassCounters, RouterScrape, Source
+    from goodput_operator.control.readings import ClassCounters, RouterScrape, ScrapeTarget
 
 __all__ = ["decode_answer", "failed_scrapes", "query_of", "scrape_prometheus"]
 
@@ -137,7 +137,7 @@ async def scrape_prometheus(
     *,
     llmservice: str,
     namespace: str,
-    sources: Sequence[Source],
+    sources: Sequence[ScrapeTarget],
 ) -> tuple[int, tuple[RouterScrape, ...]]:
     """Scrape all routers of a service through the server.
 
@@ -169,13 +169,13 @@ async def scrape_prometheus(
         return 0, failed_scrapes(sources, f"{url}: {error}")
 
 
-def failed_scrapes(sources: Sequence[Source], detail: str) -> tuple[RouterScrape, ...]:
+def failed_scrapes(sources: Sequence[ScrapeTarget], detail: str) -> tuple[RouterScrape, ...]:
     """Return a failed scrape for each router."""
     return tuple(Scrape(source=source, signal=Signal.FAILED, detail=detail) for source in sources)
 
 
 def decode_answer(
-    body: bytes, *, namespace: str, sources: Sequence[Source]
+    body: bytes, *, namespace: str, sources: Sequence[ScrapeTarget]
 ) -> tuple[int, tuple[RouterScrape, ...]]:
     """Decode the server's answer; see `scrape_prometheus`.
 

@@ -36,8 +36,8 @@ __all__ = [
     "RouterCounters",
     "RouterScrape",
     "Scrape",
+    "ScrapeTarget",
     "ServiceReading",
-    "Source",
     "class_counters",
     "decode_engine",
     "decode_router",
@@ -69,7 +69,7 @@ _Body = TypeVar("_Body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ScrapeTarget:
     """A process that can be scraped.
 
     Args:
@@ -161,7 +161,7 @@ class Scrape(Generic[_Counters]):
         detail: the problem, for people; empty if FRESH.
     """
 
-    source: Source
+    source: ScrapeTarget
     signal: Signal
     counters: _Counters | None = None
     detail: str = ""

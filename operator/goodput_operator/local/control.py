@@ -20,7 +20,7 @@ from goodput_core.control import (
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.admin_ports import Scraper, push_limits
 from goodput_operator.control.measures import LastReading, measure_interval
-from goodput_operator.control.readings import ServiceReading, Source
+from goodput_operator.control.readings import ScrapeTarget, ServiceReading
 from goodput_operator.local.decide import ProcessPhase, Role
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class FleetControl:
             )
         )
         self._state = step.state
-        await self._push(session, processes, step)
+        await self.push(session, processes, step)
         supervisor.scale(step.state.setpoint.replicas)
         return step
 
@@ -117,9 +117,10 @@ class FleetControl:
         )
         return measures
 
-    async def _push(
+    async def push(
         self, session: aiohttp.ClientSession, processes: Sequence[ProcessView], step: ControlStep
     ) -> None:
+        """Push the limits of a step to the engines that do not have them, and report failures."""
         urls = {p.name: p.address.admin_url for p in processes if p.address is not None}
         problems = await asyncio.gather(
             *(
@@ -132,9 +133,9 @@ class FleetControl:
                 self._reporter.say(f"{push.name}: {problem}")
 
 
-def _sources(processes: Sequence[ProcessView], role: Role) -> tuple[Source, ...]:
+def _sources(processes: Sequence[ProcessView], role: Role) -> tuple[ScrapeTarget, ...]:
     return tuple(
-        Source(
+        ScrapeTarget(
             name=process.name,
             uid=_uid(process),
             url=process.address.admin_url,

@@ -16,7 +16,7 @@ from tests.operator.control.test_readings import ROUTER
 
 from goodput_core.control import Signal
 from goodput_operator.control.admin_ports import Scraper, session_for_pods
-from goodput_operator.control.readings import RouterScrape, Source
+from goodput_operator.control.readings import RouterScrape, ScrapeTarget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -74,7 +74,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 @pytest.fixture
-async def at() -> AsyncIterator[Callable[[str], Source]]:
+async def at() -> AsyncIterator[Callable[[str], ScrapeTarget]]:
     """A source that behaves as its name says; each handler has a path of its own."""
     app = web.Application()
     for name, handler in HANDLERS.items():
@@ -86,7 +86,7 @@ async def at() -> AsyncIterator[Callable[[str], Source]]:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = runner.addresses[0][1]
-        yield lambda name: Source(name=name, uid=name, url=f"http://127.0.0.1:{port}/{name}")
+        yield lambda name: ScrapeTarget(name=name, uid=name, url=f"http://127.0.0.1:{port}/{name}")
 
 
 @pytest.fixture
@@ -97,14 +97,14 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def ask(
-    session: aiohttp.ClientSession, *sources: Source, concurrent: int = 8
+    session: aiohttp.ClientSession, *sources: ScrapeTarget, concurrent: int = 8
 ) -> dict[str, RouterScrape]:
     gatherer = Scraper(session, concurrent=concurrent, total_s=0.3)
     return {scrape.source.name: scrape for scrape in await gatherer.routers(sources)}
 
 
 async def test_each_answer_is_fresh_missing_or_failed(
-    session: aiohttp.ClientSession, at: Callable[[str], Source]
+    session: aiohttp.ClientSession, at: Callable[[str], ScrapeTarget]
 ) -> None:
     told = await ask(session, *(at(name) for name in HANDLERS))
     assert {name: scrape.signal.value for name, scrape in told.items()} == {
@@ -126,7 +126,7 @@ async def test_each_answer_is_fresh_missing_or_failed(
 
 
 async def test_nobody_at_the_address_is_a_failure(session: aiohttp.ClientSession) -> None:
-    nobody = Source(name="gone", uid="gone", url="http://127.0.0.1:1")
+    nobody = ScrapeTarget(name="gone", uid="gone", url="http://127.0.0.1:1")
     assert (await ask(session, nobody))["gone"].signal is Signal.FAILED
 
 
@@ -142,7 +142,7 @@ async def test_a_connection_outlasts_an_interval_that_takes_too_long(
     app = web.Application()
     app.router.add_get("/control/state", answer)
     async with TestServer(app) as server, session_for_pods() as session:
-        source = Source(name="r", uid="r", url=str(server.make_url("")))
+        source = ScrapeTarget(name="r", uid="r", url=str(server.make_url("")))
         for late_s in (0, 50):
             now_s = time.monotonic() + late_s
             monkeypatch.setattr("aiohttp.connector.monotonic", lambda now_s=now_s: now_s)
@@ -151,7 +151,7 @@ async def test_a_connection_outlasts_an_interval_that_takes_too_long(
 
 
 async def test_one_that_hangs_delays_no_answer_of_another_service(
-    session: aiohttp.ClientSession, at: Callable[[str], Source]
+    session: aiohttp.ClientSession, at: Callable[[str], ScrapeTarget]
 ) -> None:
     gatherer = Scraper(session, concurrent=4, total_s=30)
     hangs = asyncio.ensure_future(gatherer.routers([at("hanging")]))
@@ -182,7 +182,7 @@ async def test_no_more_are_asked_at_a_time_than_allowed(session: aiohttp.ClientS
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    source = Source(name="r", uid="r", url=f"http://127.0.0.1:{runner.addresses[0][1]}")
+    source = ScrapeTarget(name="r", uid="r", url=f"http://127.0.0.1:{runner.addresses[0][1]}")
     told = await Scraper(session, concurrent=3).routers([source] * 12)
     await runner.cleanup()
     assert all(scrape.signal is Signal.FRESH for scrape in told)

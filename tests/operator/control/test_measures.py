@@ -18,8 +18,8 @@ from goodput_operator.control.readings import (
     EngineScrape,
     RouterCounters,
     RouterScrape,
+    ScrapeTarget,
     ServiceReading,
-    Source,
 )
 
 TEN_S = 10 * NS_PER_S
@@ -56,7 +56,7 @@ def router(
     **counted: Any,
 ) -> RouterScrape:
     told = None if arrivals is None else counters(arrivals, **counted)
-    source = Source(name=uid, uid=uid, url="http://10.0.0.1:9000", ready=ready)
+    source = ScrapeTarget(name=uid, uid=uid, url="http://10.0.0.1:9000", ready=ready)
     return RouterScrape(source=source, signal=signal, counters=told)
 
 
@@ -75,7 +75,7 @@ ENGINE = EngineCounters(
 
 
 def engine(told: EngineCounters | None = ENGINE, signal: Signal = Signal.FRESH) -> EngineScrape:
-    source = Source(name="chat-0", uid="e0", url="http://10.0.0.2:9000")
+    source = ScrapeTarget(name="chat-0", uid="e0", url="http://10.0.0.2:9000")
     return EngineScrape(source=source, signal=signal, counters=told)
 
 

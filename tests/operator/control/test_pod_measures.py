@@ -15,7 +15,7 @@ from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.admin_ports import Scraper
 from goodput_operator.control.pod_measures import PodMeasures, engine_sources, router_sources
-from goodput_operator.control.readings import EngineScrape, RouterScrape, Source
+from goodput_operator.control.readings import EngineScrape, RouterScrape, ScrapeTarget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -97,9 +97,9 @@ def test_pods_are_asked_at_their_admin_port_and_must_answer_when_ready() -> None
         {"metadata": {"name": "other", "uid": "o"}, "status": {"podIP": "10.0.0.9"}},
     ]
     assert router_sources(pods) == (
-        Source(name="r0", uid="uid-r0", url="http://10.0.0.1:9000"),
-        Source(name="r1", uid="uid-r1", url="http://[fd00::1]:9000", ready=False),
-        Source(name="r2", uid="uid-r2", url="http://10.0.0.1:9000", ready=False),
+        ScrapeTarget(name="r0", uid="uid-r0", url="http://10.0.0.1:9000"),
+        ScrapeTarget(name="r1", uid="uid-r1", url="http://[fd00::1]:9000", ready=False),
+        ScrapeTarget(name="r2", uid="uid-r2", url="http://10.0.0.1:9000", ready=False),
     )
     assert [source.name for source in engine_sources(pods)] == ["e0"]
 

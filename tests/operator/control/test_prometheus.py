@@ -20,14 +20,14 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.prometheus import decode_answer, scrape_prometheus
-from goodput_operator.control.readings import RouterCounters, RouterScrape, Source
+from goodput_operator.control.readings import RouterCounters, RouterScrape, ScrapeTarget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-R0 = Source(name="chat-router-0", uid="r0", url="http://10.0.0.1:9000")
-R1 = Source(name="chat-router-1", uid="r1", url="http://10.0.0.2:9000")
+R0 = ScrapeTarget(name="chat-router-0", uid="r0", url="http://10.0.0.1:9000")
+R1 = ScrapeTarget(name="chat-router-1", uid="r1", url="http://10.0.0.2:9000")
 
 
 def series(name: str, value: float | str, *, at_s: float = 1000, **labels: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def answer(*found: dict[str, Any], **changes: Any) -> bytes:
     return json.dumps({"status": "success", "data": data}).encode()
 
 
-def read(body: bytes, *sources: Source) -> tuple[int, dict[str, RouterCounters | None]]:
+def read(body: bytes, *sources: ScrapeTarget) -> tuple[int, dict[str, RouterCounters | None]]:
     at_ns, scrapes = decode_answer(body, namespace="default", sources=sources)
     for scrape in scrapes:
         assert scrape.signal is (Signal.FRESH if scrape.counters else Signal.MISSING)
@@ -171,7 +171,7 @@ async def answering(body: bytes) -> AsyncIterator[str]:
         yield str(server.make_url("")).rstrip("/")
 
 
-async def asked(server: str, *sources: Source) -> tuple[RouterScrape, ...]:
+async def asked(server: str, *sources: ScrapeTarget) -> tuple[RouterScrape, ...]:
     async with aiohttp.ClientSession() as session:
         _, scrapes = await scrape_prometheus(
             session, server, llmservice="chat", namespace="default", sources=sources
@@ -210,7 +210,7 @@ async def test_all_classes_at_as_many_routers_as_a_manifest_may_have_are_read() 
             ),
         )
     ]  # fmt: skip
-    sources = [Source(name=pod, uid=pod, url="http://10.0.0.1:9000") for pod in pods]
+    sources = [ScrapeTarget(name=pod, uid=pod, url="http://10.0.0.1:9000") for pod in pods]
     async with answering(answer(*found)) as server:
         scrapes = await asked(server, *sources)
     assert {scrape.signal for scrape in scrapes} == {Signal.FRESH}
@@ -295,7 +295,7 @@ async def test_a_real_server_tells_what_a_router_counted(tmp_path: Path) -> None
         aiohttp.ClientSession() as session,
         asyncio.timeout(60),
     ):
-        source = Source(name="chat-router-0", uid="r0", url=f"http://{at}")
+        source = ScrapeTarget(name="chat-router-0", uid="r0", url=f"http://{at}")
         told: RouterCounters | None = None
         at_ns = 0
         while told is None:

@@ -11,7 +11,7 @@ from goodput_core.control import Signal
 from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import Attained
-from goodput_operator.control.readings import RouterScrape, Source
+from goodput_operator.control.readings import RouterScrape, ScrapeTarget
 from goodput_operator.control.window import ServiceWindow
 
 S = NS_PER_S
@@ -21,7 +21,7 @@ def scrape(
     window: ServiceWindow, ring: SecondRing, end_s: int, *, name: str = "r0", epoch: str = "e"
 ) -> RouterScrape:
     """The answer of a router at a second of its own clock."""
-    source = Source(name=name, uid=name, url="")
+    source = ScrapeTarget(name=name, uid=name, url="")
     return RouterScrape(
         source=source,
         signal=Signal.FRESH,
@@ -32,7 +32,7 @@ def scrape(
 
 
 def silent(name: str = "r0") -> RouterScrape:
-    return RouterScrape(source=Source(name=name, uid=name, url=""), signal=Signal.FAILED)
+    return RouterScrape(source=ScrapeTarget(name=name, uid=name, url=""), signal=Signal.FAILED)
 
 
 def totals(window: ServiceWindow) -> list[int]:
