@@ -2,7 +2,7 @@
 
 Each is written down from its documentation, in the shape of our own law: a state, one interval's
 observation and the manifest's bounds in, the next state and a number of replicas out. They see
-what ours sees. Where a law of theirs rests on measured step times, it is given the device's own:
+what ours sees. Where a law of theirs rests on measured step times, it uses the device's own:
 a better model than it would have, so that what is compared is the law.
 """
 
@@ -58,7 +58,7 @@ class HpaParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HpaState:
-    """What it recommended of late, (when, how many), and when it looked last."""
+    """Its recent recommendations, (time, replicas), and the time of its last sync."""
 
     recommended: tuple[tuple[int, int], ...] = ()
     looked_ns: int = -(1 << 60)
@@ -126,12 +126,12 @@ _SENSITIVITY: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamoState:
-    """What was counted since the last throughput tick, the latest mean lengths, and the floor.
+    """Counts since the last throughput tick, the latest mean lengths, and the lower bound.
 
     Args:
         requests, counted_ns: arrivals, and over how long.
-        finished: lengths of what was answered.
-        mean: (input, cached, output) tokens of the latest tick; None: none yet.
+        finished: lengths of answered requests.
+        mean: (input, cached, output) tokens of the latest tick; None before the first one.
         floor: replicas that throughput asks for.
     """
 
@@ -201,7 +201,7 @@ def _throughput(state: DynamoState, device: DeviceCapacity, params: ServiceParam
 
 
 def _mean(mix: LengthMix) -> tuple[int, int, int] | None:
-    """Mean (input, cached, output) tokens; None: nothing was answered yet."""
+    """Return mean (input, cached, output) tokens; None before the first answer."""
     requests = mix.requests
     if not requests:
         return None

@@ -1,8 +1,8 @@
-"""What control laws cost and keep over a day of production traffic, in virtual time.
+"""Cost and attainment of control laws over a day of production traffic, in virtual time.
 
 A production hour stretched over a day ([how](stretched_day.py)) on a fleet of small devices: our
 laws beside a fixed fleet for the peak and one for the mean, an HPA on requests in flight, and the
-laws of Dynamo's planner and of llm-d's saturation analyzer. Everybody has the same requests,
+laws of Dynamo's planner and of llm-d's saturation analyzer. All have the same requests,
 engines (their inner budget law included) and placement, and begins with the fleet for the mean;
 only what decides about replicas differs, and ours moves the bounds of the token budget too. At
 the end: what ours does under constant load, where changing anything more is a failure.
@@ -78,7 +78,7 @@ S = TypeVar("S")
 def replicas_alone(
     law: Callable[[S, ServiceObservation, ServiceParams, int], tuple[S, int]], state: S
 ) -> Law:
-    """A law of replicas in the place of ours; the token budget keeps its first bounds."""
+    """Return a law with another replica law and the initial token budget."""
 
     def decide(
         ours: ServiceState, observation: ServiceObservation, params: ServiceParams, now_ns: int
@@ -263,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rate = len(requests) * NS_PER_S / requests[-1].scheduled_ns
     hours = 0.5 if options.quick else 2
     levels = CONSTANT[1:2] if options.quick else CONSTANT
-    # Processes are forked, so nobody builds the day again.
+    # Processes are forked, so the day is built once.
     with ProcessPoolExecutor(max_workers=options.jobs, mp_context=get_context("fork")) as pool:
         runs = [
             pool.submit(

@@ -1,4 +1,4 @@
-"""What `benchmarks.control` shows of the laws: its tables, and a picture of their day."""
+"""Tables and a plot of the results of `benchmarks.control`."""
 
 from __future__ import annotations
 

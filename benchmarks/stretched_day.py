@@ -59,13 +59,13 @@ MANIFEST: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """What is served, and on what.
+    """The requests of a day, and the fleet that serves them.
 
     Args:
         trace: the Parquet file, or `sample`.
         stretch: how many times longer the trace takes.
         copies: of each request.
-        startup_s: of a replica; None: the device profile's.
+        startup_s: of a replica; None for the device profile's.
     """
 
     trace: str
@@ -116,7 +116,7 @@ class Day:
         moved: list[tuple[int, int]] = []
         for number, row in enumerate(rows):
             at_ns = row.timestamp_start_unix_ns - zero_ns + rng.randint(-half_ns, half_ns)
-            # Who would fall off an end of the day is mirrored back into it.
+            # Times beyond an end of the day are mirrored into it.
             moved.append((length_ns - abs(length_ns - abs(at_ns)), number))
         return [_planned(rows[number], at_ns) for at_ns, number in sorted(moved)]
 

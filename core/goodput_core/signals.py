@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Shutdown",
     "StopCause",
-    "Terminals",
     "defer_signals",
     "handle_stop_signals",
     "ignore_stop_signals",
@@ -56,7 +55,7 @@ _CAUSES: Final = {
 }
 
 
-class Terminals:
+class _Terminals:
     """The standard streams that are terminals, looked up before the terminal may close."""
 
     def __init__(self) -> None:
@@ -132,7 +131,7 @@ def watch_stop_requests(
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
     loop = asyncio.get_running_loop()
-    terminals = Terminals()
+    terminals = _Terminals()
 
     def hang_up() -> None:
         terminals.closed()
@@ -200,7 +199,7 @@ def _install(
     numbers: list[signal.Signals], handle: Callable[[StopCause], object]
 ) -> dict[signal.Signals, Any]:
     """Install a handler and return the handlers that it replaced."""
-    terminals = Terminals()
+    terminals = _Terminals()
 
     def received(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:

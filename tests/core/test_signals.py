@@ -1,4 +1,4 @@
-"""What signals and the end of stdin do to a process; each case runs in a process of its own."""
+"""Signals and the end of stdin, each case in a process of its own."""
 
 from __future__ import annotations
 

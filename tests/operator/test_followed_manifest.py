@@ -1,4 +1,4 @@
-"""What makes no new revision of engines is followed by engines that run, and the reverse.
+"""Fields without a new revision are followed by running engines, and the reverse.
 
 The operator decides which change of a service starts new pods, the engine which change of its
 manifest it takes over. Whatever fell between the two would never reach a pod.
@@ -107,7 +107,7 @@ def mounted(llmservice: LLMService, folder: Path) -> LLMService:
 
 
 def starts_with(llmservice: LLMService) -> Configure:
-    """What an engine that starts now would run, the budget aside that the operator sets."""
+    """Return the configuration of a new engine, without the token budget of the operator."""
     spec = llmservice.spec
     made = configuration(spec.engine, mode=spec.control.mode, device=str(spec.model.source))
     return structs.replace(made, token_budget=0)

@@ -1,4 +1,4 @@
-"""What children say becomes bounded lines, and nobody who does not read can hold us up."""
+"""Output of processes becomes bounded lines, and a reader that does not read blocks nothing."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
     assert read_lines(pipe[0], "line 99") == [f"line {n}" for n in range(100)]
 
 
-def test_a_reader_that_does_not_read_blocks_nobody_and_hears_what_it_missed(
+def test_a_slow_reader_blocks_nothing_and_gets_the_number_of_dropped_lines(
     pipe: tuple[int, int],
 ) -> None:
     outlet = Outlet(pipe[1], max_queued_bytes=100_000)
@@ -152,7 +152,7 @@ def test_a_reader_that_left_is_no_error(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     outlet = Outlet(pipe[1])
     outlet.write("hello")
-    outlet.write("is there anybody")
+    outlet.write("still open")
     outlet.close()
 
 
@@ -173,7 +173,7 @@ CRASHED = ProcessView(
 def told(
     *tell: Callable[[Reporter], None], machine: bool, colour: bool = False
 ) -> tuple[list[str], list[str]]:
-    """What stands on stdout and on stderr after a reporter was told so."""
+    """Return the lines on stdout and on stderr after these reports."""
     out, err = os.pipe(), os.pipe()
     reporter = Reporter(
         out=Outlet(out[1]),
@@ -195,7 +195,7 @@ def told(
 
 
 def life(reporter: Reporter) -> None:
-    """What becomes of a fleet."""
+    """Report the life of a fleet."""
     reporter.log("chat-0", "hello")
     reporter.ready("chat", ROUTER, (REPLICA,))
     reporter.exited(CRASHED, 500_000_000)
@@ -261,7 +261,7 @@ def test_names_are_coloured_only_when_asked() -> None:
         ),
     ],
 )
-def test_of_a_replica_that_leaves_no_more_is_said_than_it_did(
+def test_a_replica_that_leaves_is_reported_by_how_it_ended(
     ended: dict[str, Any], words: str
 ) -> None:
     left = replace(CRASHED, **ended)

@@ -1,4 +1,4 @@
-"""What can stand where a manifest should: each is one sentence that names the file."""
+"""Invalid manifest files: each error is one sentence that names the file."""
 
 from __future__ import annotations
 

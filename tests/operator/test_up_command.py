@@ -103,7 +103,7 @@ def test_a_manifest_that_cannot_run_is_refused_by_file_and_field(
     assert err.count("\n") == 1
 
 
-def test_a_number_of_replicas_that_was_typed_goes_before_a_floor_that_no_machine_bears(
+def test_replicas_on_the_command_line_override_min_replicas_above_the_maximum(
     tmp_path: Path,
 ) -> None:
     path = manifest(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def upstreams(router_url: str) -> dict[str, str]:
-    """What the router's file lists, as the stand-in router answers it."""
+    """Return the replicas in the router's file, from the stand-in router."""
     with urllib.request.urlopen(router_url, timeout=10) as answer:
         return {u["name"]: u["url"] for u in json.load(answer)}
 
@@ -246,7 +246,7 @@ def test_a_replica_that_never_becomes_ready_is_named(
     assert up.left_behind() == []
 
 
-def test_a_flood_that_nobody_reads_blocks_nothing(start_up: Start) -> None:
+def test_a_flood_of_unread_lines_blocks_nothing(start_up: Start) -> None:
     # The log goes to a pipe that is full from the start.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -1,4 +1,4 @@
-"""What one replica carries of a mix of lengths, predicted."""
+"""Predicted capacity of one replica for a mix of lengths."""
 
 from __future__ import annotations
 

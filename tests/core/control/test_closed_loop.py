@@ -126,7 +126,7 @@ def test_a_service_without_traffic_sleeps_and_wakes(plant: MakePlant) -> None:
     assert service.replicas[0].steps > 0
 
 
-def test_every_decision_replays_to_itself_from_what_it_carries(plant: MakePlant) -> None:
+def test_every_decision_is_recomputed_from_its_inputs(plant: MakePlant) -> None:
     service = plant(rate=lambda s: (0.5 + s / 600) * CARRIES, startup_s=90)
     service.run(1800)
     state = ServiceState()

@@ -1,4 +1,4 @@
-"""What the service's law rests on: promises counted apart, and demand with its uncertainty."""
+"""Evidence of the laws: targets counted separately, and demand with its uncertainty."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_gap_in_the_samples_is_no_time_without_requests() -> None:
     assert demand(samples, CARRIED, 300 * S).likely == pytest.approx(0.9)
 
 
-def test_a_ramp_is_a_trend_and_a_step_is_none() -> None:
+def test_a_ramp_is_a_trend_and_a_step_is_not() -> None:
     ramp = _samples([20 + i / 2 for i in range(60)])
     assert growth(ramp, CARRIED, 600 * S, 300 * S) == pytest.approx(1.5, rel=0.2)
     for at in range(0, 60, 3):

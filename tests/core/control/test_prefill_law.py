@@ -181,7 +181,7 @@ def test_prefills_do_not_starve_while_something_waits_past_its_ttft_target() -> 
     assert _decide(state=patient, tightest_ms=11)[1].reason is PrefillReason.SKIPPED
 
 
-def test_even_who_is_overdue_stays_within_the_upper_bound() -> None:
+def test_an_overdue_prompt_stays_within_the_upper_bound() -> None:
     late = PrefillState(skipped=8)
     params = replace(PARAMS, max_tokens=40)
     assert _decide(params, late, overdue=True)[1].tokens == 8

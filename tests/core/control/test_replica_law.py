@@ -79,7 +79,7 @@ def _replica(index: int, phase: ReplicaPhase = ReplicaPhase.READY) -> ReplicaWin
 
 
 class Service:
-    """A service whose replicas do as they are told, unless a test says otherwise."""
+    """A service whose replicas follow the decisions, unless a test says otherwise."""
 
     def __init__(self, replicas: int = 1, params: ServiceParams = PARAMS) -> None:
         self.params = params
@@ -205,7 +205,7 @@ def test_it_goes_up_at_once() -> None:
 def test_once_it_is_certain_that_more_are_needed_it_asks_for_enough() -> None:
     decision = Service(replicas=3).step(rate=33)
     assert decision.load == pytest.approx(3.3)
-    # Of 330 arrivals 294 are certain: more than three can bear, and four could. 330 take five.
+    # Of 330 arrivals 294 are certain: more than three sustain, and four do. 330 take five.
     assert (decision.replicas, decision.reason) == (5, ReplicaReason.DEMAND)
 
 
@@ -219,7 +219,7 @@ def test_one_step_up_is_capped(current: int, most: int) -> None:
 
 def test_it_goes_down_only_when_fewer_would_still_attain() -> None:
     service = Service(replicas=3)
-    # Two replicas could bear 16 per second at 0.8; with a tenth to spare, 14.4.
+    # Two replicas sustain 16 per second at 0.8; with a tenth to spare, 14.4.
     assert service.run(3600, rate=15).replicas == 3
     assert service.run(3600, rate=14).replicas == 2
 
@@ -290,7 +290,7 @@ def test_a_sudden_step_is_no_trend() -> None:
 
 
 # --- three kinds of silence ---------------------------------------------------------------------
-def test_no_traffic_is_known_to_need_nobody() -> None:
+def test_no_traffic_needs_no_replica() -> None:
     service = Service(replicas=3)
     decision = service.run(3600)
     assert (decision.load, decision.needed) == (0.0, 0)
@@ -380,7 +380,7 @@ def test_a_promise_that_one_request_alone_breaks_is_not_met_by_more_replicas() -
     assert decision.reason is ReplicaReason.INFEASIBLE
 
 
-def test_a_queue_that_gets_shorter_asks_for_nobody() -> None:
+def test_a_queue_that_gets_shorter_needs_no_replica() -> None:
     service = Service(replicas=2)
     service.run(600, rate=15, waiting=9)
     missed = _judged(TokenBudgetReason.NEEDS_REPLICAS)
@@ -388,7 +388,7 @@ def test_a_queue_that_gets_shorter_asks_for_nobody() -> None:
     assert service.step(15, waiting=5, judged=missed).reason is ReplicaReason.MISSED
 
 
-def test_a_ceiling_that_is_in_the_way_is_told() -> None:
+def test_a_decision_shows_that_max_replicas_limits_it() -> None:
     service = Service(replicas=3, params=replace(PARAMS, max_replicas=4))
     decision = service.run(120, rate=100)
     assert (decision.replicas, decision.limited) == (4, True)

@@ -163,7 +163,7 @@ def test_more_demand_never_means_fewer_replicas(
 
 
 def test_the_budget_comes_before_replicas() -> None:
-    """What a larger budget may mend asks for no replica in the same breath."""
+    """A target that a larger budget may keep does not also raise the replicas."""
     params = ServiceParams.of(LLMService.from_dict(MANIFEST).spec)
     late = ClassWindow(
         name="chat", ttft=PromiseCounts(judged=50, missed=25), tpot=PromiseCounts(judged=50)

@@ -48,7 +48,7 @@ FEW = PromiseCounts(judged=3, missed=3)
 
 
 class Engines:
-    """Engines that take what they are told."""
+    """Engines that apply every decision."""
 
     def __init__(self, params: ServiceParams = PARAMS) -> None:
         self.params = params
@@ -124,7 +124,7 @@ def test_ttft_missed_and_tpot_with_slack_raises() -> None:
     )
 
 
-def test_a_promise_that_nobody_tests_has_slack() -> None:
+def test_a_target_without_requests_has_slack() -> None:
     assert Engines().step(MISSED).reason is TokenBudgetReason.TTFT_MISSED, "answers of one token"
 
 
@@ -180,7 +180,7 @@ def test_missed_at_the_upper_bound_without_room_in_memory_needs_replicas() -> No
 def test_requests_that_evict_each_other_narrow_the_batch() -> None:
     decision = Engines().step(MISSED, MISSED, running=40, preemptions=9)
     assert decision.reason is TokenBudgetReason.KV_EXHAUSTED
-    assert decision.bounds.max_num_seqs == 30, "of the 40 that run: nobody fills the rest"
+    assert decision.bounds.max_num_seqs == 30, "of the 40 that run: the rest is not filled"
 
 
 def test_a_batch_that_was_narrowed_is_widened_again_when_more_replicas_share_the_load() -> None:
@@ -206,7 +206,7 @@ def test_a_manifest_that_changes_takes_the_bounds_along() -> None:
     assert (bounds.max_tokens, bounds.max_num_seqs) == (512, 16)
 
 
-def test_what_was_served_before_a_change_is_no_evidence_after_it() -> None:
+def test_requests_served_before_a_change_do_not_count_after_it() -> None:
     engines = Engines()
     engines.step(MISSED, SLACK)
     settling = [engines.step(MISSED, SLACK) for _ in range(2)]

@@ -41,7 +41,7 @@ def main() -> None:
         code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
         subprocess.Popen([sys.executable, "-c", code])
 
-    class Answer(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             listed = json.loads(Path(upstreams).read_text())
             ready = {"ready_replicas": len(listed)}
@@ -55,8 +55,8 @@ def main() -> None:
             pass
 
     with (
-        ThreadingHTTPServer(("127.0.0.1", int(port)), Answer) as serving,
-        ThreadingHTTPServer(("127.0.0.1", int(admin_port)), Answer) as admin,
+        ThreadingHTTPServer(("127.0.0.1", int(port)), Handler) as serving,
+        ThreadingHTTPServer(("127.0.0.1", int(admin_port)), Handler) as admin,
     ):
         threading.Thread(target=admin.serve_forever, daemon=True).start()
         listening = {

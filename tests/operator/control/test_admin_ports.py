@@ -1,4 +1,4 @@
-"""Over real sockets: what is asked of processes that hang, lie and talk too much."""
+"""Scrapes over real sockets, of processes that hang, send invalid states or too many bytes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_each_answer_is_fresh_missing_or_failed(
     assert all(scrape.counters is None for name, scrape in told.items() if name != "good")
 
 
-async def test_nobody_at_the_address_is_a_failure(session: aiohttp.ClientSession) -> None:
+async def test_a_refused_connection_is_a_failure(session: aiohttp.ClientSession) -> None:
     nobody = ScrapeTarget(name="gone", uid="gone", url="http://127.0.0.1:1")
     assert (await ask(session, nobody))["gone"].signal is Signal.FAILED
 

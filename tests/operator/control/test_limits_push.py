@@ -20,7 +20,7 @@ LIMITS = {"revision": 7, "token_budget": 512}
 
 
 async def pushed(status: int, body: bytes) -> tuple[str, list[tuple[Mapping[str, int], str]]]:
-    """What an engine that answers so makes of a push, and what it was sent."""
+    """Push limits to an engine with this answer; return the result and the request."""
     sent = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -38,7 +38,7 @@ async def test_limits_arrive_with_the_token() -> None:
     assert await pushed(200, b"{}") == ("", [(LIMITS, "Bearer t")])
 
 
-async def test_a_refusal_is_told_in_the_engines_words() -> None:
+async def test_a_rejection_quotes_the_engine() -> None:
     error = {"error": {"message": "an older revision", "type": "conflict"}}
     words, _ = await pushed(409, json.dumps(error).encode())
     assert words == "limits refused: an older revision"
@@ -49,7 +49,7 @@ async def test_a_refusal_is_told_in_the_engines_words() -> None:
     [b"", b"<html>", b"[" * 4096, b'{"error": ' * 400, b'{"error": "no"}', b"\xff", b"[1]"],
     ids=["nothing", "a page", "brackets", "braces", "a word", "no text", "a list"],
 )
-async def test_of_an_answer_that_cannot_be_read_the_status_is_told(body: bytes) -> None:
+async def test_an_unreadable_answer_is_reported_by_its_status(body: bytes) -> None:
     words, _ = await pushed(500, body)
     assert words == "limits refused: HTTP status 500"
 

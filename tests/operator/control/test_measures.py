@@ -123,7 +123,7 @@ def test_routers_are_added_up() -> None:
 def test_what_was_the_client_s_own_fault_is_no_demand() -> None:
     readings = read(0, router(10)), read(10, router(15, client_errors=4))
     assert run(*readings).traffic.arrivals == 1
-    # It ended only now and came before: nothing came, and nobody has started again.
+    # It arrived earlier and ended now: no arrival, and no restart.
     assert run(*readings, read(20, router(15, client_errors=5))).traffic.arrivals == 0
 
 
@@ -178,7 +178,7 @@ def test_a_router_that_starts_or_ends_may_be_silent() -> None:
     assert (measures.traffic.signal, measures.traffic.arrivals) == (Signal.FRESH, 20)
 
 
-def test_who_is_ready_and_tells_nothing_is_named() -> None:
+def test_a_ready_process_without_numbers_is_named() -> None:
     hung = replace(router(uid="r1", signal=SILENT), detail="did not answer")
     starting = router(uid="r2", ready=False, signal=SILENT)
     empty = replace(engine(None, Signal.MISSING), detail="not a state that can be used")
@@ -206,7 +206,7 @@ def test_after_silence_the_whole_time_is_one_interval() -> None:
         pytest.param({"chat": ClassCounters(total=70)}, id="a part of its outcomes"),
     ],
 )
-def test_counts_that_were_not_told_for_a_moment_come_once(known: dict[str, ClassCounters]) -> None:
+def test_counts_missing_for_a_moment_count_once(known: dict[str, ClassCounters]) -> None:
     lacking = router(1100, client_errors=1)
     assert lacking.counters is not None
     lacking = replace(lacking, counters=replace(lacking.counters, classes=known, client_errors=0))
@@ -257,7 +257,7 @@ def test_a_silent_engine_is_failed_and_its_answers_are_counted_when_it_speaks_ag
         read(10, router(1), engines=(engine(None, Signal.FAILED),)),
     ]
     assert run(*readings).engines[0].signal is Signal.FAILED
-    assert run(*readings).traffic.signal is Signal.FRESH, "routers count, whoever is silent"
+    assert run(*readings).traffic.signal is Signal.FRESH, "engines may be silent"
     readings.append(read(20, router(1), engines=(engine(later),)))
     assert run(*readings).traffic.finished.requests == 2
 

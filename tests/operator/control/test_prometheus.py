@@ -76,7 +76,7 @@ def test_series_add_up_to_what_the_router_itself_would_tell() -> None:
     assert chat.ttft == PromiseCounts(judged=10, missed=1, close=1)
 
 
-def test_routers_are_told_apart_by_pod_or_by_address() -> None:
+def test_routers_are_distinguished_by_pod_or_by_address() -> None:
     found = [
         *of_router(10, at_s=1010, pod="chat-router-0"),
         *of_router(20, at_s=1003, instance="10.0.0.2:9000"),
@@ -118,7 +118,7 @@ def test_a_router_that_two_jobs_scrape_is_counted_once(apart_s: int) -> None:
     assert router.classes["chat"].total == 10 + apart_s
 
 
-def test_a_router_that_ends_holds_nobody_up() -> None:
+def test_a_router_that_stops_delays_no_measurement() -> None:
     found = [
         *of_router(10, at_s=1010, pod="chat-router-0"),
         *of_router(20, at_s=900, pod="chat-router-1"),

@@ -82,7 +82,7 @@ def test_a_law_and_two_pools_exclude_each_other(tmp_path: Path) -> None:
     ],
     ids=["a law from zero", "a law that may not", "a law that only recommends", "no law"],
 )
-def test_a_fleet_in_which_nobody_starts_a_replica_is_refused(
+def test_a_fleet_without_replicas_and_without_control_is_refused(
     tmp_path: Path, mode: str, count: dict[str, int], field: str
 ) -> None:
     manifest = _manifest(tmp_path, mode)

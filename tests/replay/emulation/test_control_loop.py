@@ -56,7 +56,7 @@ class Controlled:
 
 @pytest.fixture
 def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callable[..., Controlled]:
-    """Answers of a second each, 16 at once on a replica: one bears almost 16 a second."""
+    """Answers of a second each, 16 at once on a replica: one sustains almost 16 a second."""
 
     def run(
         *pieces: tuple[float, float],
@@ -131,8 +131,8 @@ def test_a_step_up_is_followed_and_the_promise_kept_again(
 def test_a_burst_shorter_than_a_start_up_is_paid_for_and_not_helped(
     controlled: Callable[..., Controlled],
 ) -> None:
-    # A replica takes 30 s to start, so whoever comes in these 40 s finds the queue that one
-    # replica makes; the second is there for what is left of it, and for the stabilisation window.
+    # A replica takes 30 s to start, so requests of these 40 s find the queue of one replica.
+    # The second one serves the rest of it, and stays for the stabilisation window.
     pieces = ((4, 100), (36, 40), (4, 250))
     loop, fixed = controlled(*pieces), controlled(*pieces, control=False)
     assert max(loop.replicas) > 1
@@ -141,7 +141,7 @@ def test_a_burst_shorter_than_a_start_up_is_paid_for_and_not_helped(
 
 
 @pytest.mark.slow
-def test_a_fall_gives_replicas_back_after_stabilisation_alone_and_loses_nobody(
+def test_a_fall_removes_replicas_only_after_stabilisation_and_loses_no_request(
     controlled: Callable[..., Controlled],
 ) -> None:
     run = controlled((36, 500), (4, 1500), replicas=4)

@@ -1,4 +1,4 @@
-"""What the control law predicts that a replica carries is what one carries that is always busy."""
+"""The predicted capacity of a replica is that of a saturated emulated one."""
 
 from __future__ import annotations
 
