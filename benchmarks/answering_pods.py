@@ -1,4 +1,4 @@
-"""Answers for the admin ports of a whole fleet of pods that do not run: one cheap process.
+"""Serves the admin ports of many pods that do not run, from one cheap process.
 
     python benchmarks/answering_pods.py states.json --port 9000
 
@@ -32,7 +32,7 @@ _OF_ADDRESS = {address: role for role, address in ADDRESSES.items()}
 _STATE = f"GET {PATH_CONTROL_STATE}".encode()
 _ASKED = f"GET {PATH_ASKED} ".encode()
 _PER_S = {ROLE_ENGINE: 0.01, ROLE_ROUTER: 0.005}
-"""Of what each had counted when it was recorded, so much more in a second; two routers share what
+"""Increase per second, as a share of the recorded counts; two routers share what
 one was recorded with."""
 _GOLDEN = 0.618
 """Spreads evenly over the seconds when each of many counts goes up."""
@@ -69,7 +69,7 @@ def _more(bin_: list[int], share: float, phase: float) -> list[int]:
 
 
 class Fleet:
-    """What all pods answer now."""
+    """Current responses of all pods."""
 
     def __init__(self, recorded: dict[str, Any]) -> None:
         self._recorded = recorded

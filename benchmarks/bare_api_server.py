@@ -1,6 +1,6 @@
 """An etcd and a Kubernetes API server as two processes, for benchmarks that need no more of it.
 
-No controllers, no nodes: whoever measures writes what they would. The programs are those of
+No controllers, no nodes: the benchmark writes their objects. The programs are those of
 `make e2e`.
 """
 
@@ -87,7 +87,7 @@ def api_server(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

@@ -1,14 +1,14 @@
-"""What the operator costs while nothing changes: CPU, memory, and calls to the API server.
+"""Cost of the operator while nothing changes: CPU, memory, and calls to the API server.
 
     python benchmarks/operator_idle.py                       # 1,000 services of four pods, 2 min
     python benchmarks/operator_idle.py --services 50 --seconds 30
-    python benchmarks/operator_idle.py --pods both           # and then nobody answers any more
+    python benchmarks/operator_idle.py --pods both           # and then no pod responds
 
 A real etcd and kube-apiserver, and `goodput operator` as a process of its own with credentials of
 its own; the programs are those of `make e2e`. Nothing runs the pods: this script stands in for
 the Deployment controller and the kubelets and writes what they would, engines and routers ready
 at addresses of this machine. There one other process answers for all of them, in the words of a
-real engine and a real router under constant load. The API server's audit log says who called.
+real engine and a real router under constant load. The API server's audit log counts the calls.
 
 Exits with 1 above what an operator may cost, or where pods were not asked as often as they should.
 """
@@ -57,17 +57,17 @@ PARTS = {kind.plural for kind in CHILDREN} | {"secrets"}
 INTERVAL_S = 10
 QUIET_S = 20
 FORGOTTEN_S = 300
-"""So long a status still counts what pods told that are silent now."""
+"""How long a status still counts measurements of pods that are silent now."""
 ANSWERING, SILENT = "answering", "silent"
 CASES = {ANSWERING: [ANSWERING], SILENT: [SILENT], "both": [ANSWERING, SILENT]}
 MOST = {"cores": 1.0, "rss_mib": 1024.0, "requests_per_s": 20.0, "child_writes": 0}
 LEAST_ASKED = 0.9
-"""Of the pods, once in each interval: who asks more seldom costs less."""
+"""Queries of the pods, once in each interval: fewer would cost less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was seen while nothing changed."""
+    """Measurements while nothing changed."""
 
     pods_are: str
     services: int
@@ -83,7 +83,7 @@ class Result:
 
 
 def calls(log: Path, since: int) -> tuple[list[tuple[str, str]], int]:
-    """What the operator called (verb, resource) after that many bytes, and how many there are."""
+    """Return the operator's calls (verb, resource) after a byte offset, and the new offset."""
     with log.open("rb") as file:
         file.seek(since)
         content = file.read()
@@ -96,7 +96,7 @@ def calls(log: Path, since: int) -> tuple[list[tuple[str, str]], int]:
 
 
 async def settle(cluster: Cluster, log: Path, services: int, process: psutil.Process) -> None:
-    """Run the pods of each Deployment as it appears, until nobody has written for a while."""
+    """Run the pods of each Deployment as it appears, until no object has changed for a while."""
     done: set[str] = set()
     at, quiet_since = 0, time.monotonic()
     while time.monotonic() - quiet_since < QUIET_S or len(done) < 2 * services:
@@ -125,7 +125,7 @@ def answering(folder: Path) -> Iterator[None]:
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None
     if not child.stdout.readline():
-        sys.exit(f"nobody can answer for the pods: port {ADMIN_PORT} is taken")
+        sys.exit(f"the pods have no stand-in: port {ADMIN_PORT} is taken")
     try:
         yield
     finally:
@@ -134,7 +134,7 @@ def answering(folder: Path) -> Iterator[None]:
 
 
 def asked(pods_are: str) -> int:
-    """How many pods were asked for their state so far, and answered."""
+    """Return the number of state requests that pods have answered."""
     if pods_are == SILENT:
         return 0
     with urlopen(f"http://127.0.0.1:{ADMIN_PORT}{PATH_ASKED}") as answer:
@@ -203,7 +203,7 @@ def operating(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, 
 
 
 def turns(port: int) -> float:
-    """How many turns services have had."""
+    """Return the number of reconciliations."""
     try:
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             lines = answer.read().decode().splitlines()
@@ -290,10 +290,10 @@ def main() -> int:
         "--pods",
         choices=CASES,
         default=ANSWERING,
-        help="whether anybody answers at their addresses; both: one after the other (%(default)s)",
+        help="whether pods respond; both: one after the other (%(default)s)",
     )
     parser.add_argument(
-        "--rest", type=float, default=60, help="seconds before, for what is told once (%(default)s)"
+        "--rest", type=float, default=60, help="seconds before, for one-time work (%(default)s)"
     )
     parser.add_argument("--quick", action="store_true", help="20 services, 20 s, no rest")
     parser.add_argument("--keep", type=Path, help="keep logs in this empty folder")

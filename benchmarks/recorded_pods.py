@@ -1,4 +1,4 @@
-"""What an engine and a router publish while they serve: asked of real ones, for a stand-in.
+"""Records the published state of a real engine and router under load, for a stand-in.
 
 `goodput up` runs a service of the same shape on an emulated device; while requests of many
 lengths run, its router and one of its engines are asked for their state. The laws compute nothing
@@ -35,7 +35,7 @@ _REQUESTS = 300
 _AT_ONCE = 12
 _LONGEST_PROMPT, _LONGEST_ANSWER = 2048, 128
 _ENOUGH = 0.8
-"""Of them, until states are taken: the others are still running or to come."""
+"""Requests until the states are recorded; the others are still running or to come."""
 _PATIENCE_S = 120
 
 

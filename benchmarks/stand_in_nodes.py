@@ -1,4 +1,4 @@
-"""What controllers and kubelets would write, for a benchmark whose pods nobody runs.
+"""Writes the objects of controllers and kubelets, for a benchmark without nodes.
 
 Every pod is ready at once, at an address of this machine. Nothing here knows what is measured.
 """
@@ -54,7 +54,7 @@ def manifest(number: int) -> dict[str, Any]:
 
 
 class Cluster:
-    """What the administrator sees, and what controllers and kubelets would write."""
+    """An administrator's view, and the writes of controllers and kubelets."""
 
     def __init__(self, api: ApiClient) -> None:
         clock = SystemClock()

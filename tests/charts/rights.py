@@ -1,4 +1,4 @@
-"""What the operator's page says that it may do, as a value."""
+"""The permissions that docs/operator.md documents."""
 
 from __future__ import annotations
 

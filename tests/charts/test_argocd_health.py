@@ -1,4 +1,4 @@
-"""What Argo CD shows of an LLMService, by the script that users give it."""
+"""The health that Argo CD's script derives from an LLMService."""
 
 from __future__ import annotations
 

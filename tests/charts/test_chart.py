@@ -132,7 +132,7 @@ def test_a_registry_goes_before_every_image_and_a_digest_wins(render: Render) ->
     assert only(documents, "Pod")["spec"]["containers"][0]["image"] == container["image"]
 
 
-def test_definitions_stay_when_the_chart_goes_unless_told_otherwise(render: Render) -> None:
+def test_definitions_stay_after_uninstallation_unless_configured(render: Render) -> None:
     kept = only(render(*KEY), "CustomResourceDefinition")["metadata"]["annotations"]
     assert kept["helm.sh/resource-policy"] == "keep"
     going = only(render(*KEY, "--set", "crds.keep=false"), "CustomResourceDefinition")

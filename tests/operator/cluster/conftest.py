@@ -39,7 +39,7 @@ class HandClock:
 
 @dataclass
 class Server:
-    """What stands, who manages which field of it, and every call that was made.
+    """Objects, the managers of their fields, and the calls so far.
 
     Args:
         objects: by path.
@@ -58,7 +58,7 @@ class Server:
     bodies: list[Any] = field(default_factory=list)
 
     def put(self, path: str, body: dict[str, Any], manager: str = "somebody") -> None:
-        """What somebody else made."""
+        """Store an object of another manager."""
         name = path.rpartition("/")[2]
         metadata = {"name": name, "uid": f"uid-{len(self.objects)}", **body.get("metadata", {})}
         self.objects[path] = {**body, "metadata": {**metadata, "resourceVersion": "1"}}

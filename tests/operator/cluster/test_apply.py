@@ -69,7 +69,7 @@ def config_map(name: str, owners: Any = None, **data: str) -> dict[str, Any]:
 
 
 def wanted(name: str, **data: str) -> Apply:
-    """What `decide` asks for."""
+    """An action of `decide`."""
     return Apply(body=config_map(name, **data))
 
 
@@ -132,10 +132,10 @@ async def test_a_foreign_object_in_the_way_is_named_and_never_touched(
         ("ConfigMap", "chat"): "ConfigMap chat exists and is not controlled by LLMService chat"
     }
     assert list(record.foreign) == [("ConfigMap", "chat")], "the next snapshot shows it"
-    assert not outcome.transient, "trying again at once helps nobody"
+    assert not outcome.transient, "an early retry would not help"
 
 
-async def test_what_another_manager_set_is_put_back_and_both_are_named(memory: Any) -> None:
+async def test_fields_of_another_manager_are_reset_and_both_are_named(memory: Any) -> None:
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="edited"), "kubectl-edit")
     outcome = await carry_out(memory, wanted("chat", a="1"))
     assert outcome.failures == {}
@@ -156,7 +156,7 @@ async def test_an_apply_without_conflict_is_not_forced_and_says_nothing(memory: 
     assert events_of(memory) == []
 
 
-async def test_what_ours_cannot_stand_beside_is_taken_away_and_named(memory: Any) -> None:
+async def test_incompatible_fields_are_removed_and_named(memory: Any) -> None:
     memory.server.rivals = {"a", "b"}
     path = f"{CONFIG_MAPS}/chat"
     memory.server.put(path, config_map("chat", b="theirs", c="theirs"), "kubectl-edit")
@@ -207,7 +207,7 @@ async def test_fields_of_a_foreign_object_are_never_taken_over(memory: Any) -> N
     assert memory.server.objects[path] == before
 
 
-async def test_what_is_refused_although_nobody_else_touched_it_is_told(memory: Any) -> None:
+async def test_an_invalid_apply_without_other_managers_is_a_failure(memory: Any) -> None:
     memory.server.rivals = {"a", "b"}
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="0"), "goodput-operator")
     outcome = await carry_out(memory, wanted("chat", a="1", b="1"))
@@ -215,7 +215,7 @@ async def test_what_is_refused_although_nobody_else_touched_it_is_told(memory: A
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "0"}
 
 
-async def test_an_object_of_ours_whose_label_is_gone_is_put_back_like_any_other(
+async def test_an_owned_object_without_its_label_is_reset_like_any_other(
     memory: Any,
 ) -> None:
     memory.server.put(f"{CONFIG_MAPS}/chat", config_map("chat", a="edited"), "kubectl-label")
@@ -235,7 +235,7 @@ async def test_a_successor_of_the_same_name_is_left_alone_until_it_is_seen(memor
     actions = [wanted("chat", a="1")]
     outcome = await applier_of(memory).carry_out(snapshot, actions, ServiceRecord(uid=UID))
     assert memory.server.objects[f"{CONFIG_MAPS}/chat"]["data"] == {"a": "0"}
-    assert outcome.failures == {}, "that our cache is behind is nobody's business"
+    assert outcome.failures == {}, "a stale cache is not reported"
     assert outcome.transient
 
 
@@ -250,11 +250,11 @@ async def test_a_quota_is_reported_in_the_servers_words_and_the_rest_is_done(mem
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_in_trouble_is_tried_again_later(memory: Any, status: int) -> None:
+async def test_a_temporary_failure_is_retried(memory: Any, status: int) -> None:
     memory.server.refuse["PATCH", f"{CONFIG_MAPS}/chat"] = (status, {"message": "busy"})
     outcome = await carry_out(memory, wanted("chat", a="1"))
     assert outcome.transient
-    assert outcome.failures == {}, "nobody has to do anything about it"
+    assert outcome.failures == {}, "no person has to act"
     assert outcome.delayed == {("ConfigMap", "chat"): "busy"}
 
 
@@ -307,7 +307,7 @@ async def test_a_status_is_written_whole_to_this_very_service_and_remembered(mem
     assert record.written["status"] == status
     del memory.server.objects[path]
     outcome = await carry_out(memory, WriteStatus(status=status))
-    assert outcome.failures == {}, "who deletes a service wants no condition on it"
+    assert outcome.failures == {}, "a deleted service has no conditions"
 
 
 async def test_pushes_go_together_and_their_failures_are_kept_by_pod(memory: Any) -> None:
@@ -373,7 +373,7 @@ def test_whatever_stands_there_only_ours_changes_and_everything_else_is_accounte
             assert memory.server.objects[path] == before[path]
             assert failed
         elif child["refused"] is not None:
-            # Of what is invalid the owners are asked for, once.
+            # After an invalid apply the owners of fields are read once.
             others = child["refused"] == 422 and child["there"] == "ours" and child["edited"]
             assert patches == [False] * (2 if others else 1)
             assert told["ConfigMap", f"c{number}"] == f"no {number}"

@@ -1,4 +1,4 @@
-"""What the cache holds of what is listed and told, in whatever order it comes."""
+"""The cache holds listed and watched objects, in whatever order they arrive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def body(
 
 
 def listing(*items: dict[str, Any], version: int) -> dict[str, Any]:
-    """As the API server answers: what is listed does not say of what kind it is."""
+    """A response of the API server: listed items have no kind."""
     bare = [{k: v for k, v in item.items() if k not in ("apiVersion", "kind")} for item in items]
     metadata = {"resourceVersion": str(version)}
     return {"apiVersion": "v1", "metadata": metadata, "items": bare}
@@ -70,7 +70,7 @@ def test_what_is_listed_is_found_by_its_service_and_carries_no_managers(cache: C
     assert uids(cache.children(("b", "chat"))) == ["f"]
 
 
-def test_what_is_told_of_counts_at_once_and_ends_with_its_deletion(cache: Cache) -> None:
+def test_an_event_counts_at_once_until_its_deletion(cache: Cache) -> None:
     cache.update(body("d", 3), deleted=False)
     cache.update(body("d", 5) | {"spec": 1}, deleted=False)
     assert [one.get("spec") for one in cache.children(KEY)] == [1]
@@ -79,13 +79,13 @@ def test_what_is_told_of_counts_at_once_and_ends_with_its_deletion(cache: Cache)
     cache.update(body("d", 6), deleted=True)
 
 
-def test_what_is_told_late_does_not_undo_what_was_listed(cache: Cache) -> None:
+def test_a_late_event_does_not_undo_a_list(cache: Cache) -> None:
     cache.replace("Deployment", "", listing(body("d", 7) | {"spec": "new"}, version=9))
     cache.update(body("d", 3) | {"spec": "old"}, deleted=False)
     assert [one["spec"] for one in cache.children(KEY)] == ["new"]
 
 
-def test_what_was_told_before_a_slow_list_is_not_undone_by_it(cache: Cache) -> None:
+def test_an_event_before_a_slow_list_is_not_undone_by_it(cache: Cache) -> None:
     cache.update(body("d", 7) | {"spec": "new"}, deleted=False)
     assert cache.replace("Deployment", "", listing(body("d", 3), version=5)) == set()
     assert [one["spec"] for one in cache.children(KEY)] == ["new"]
@@ -114,7 +114,7 @@ def test_a_child_that_a_list_lacks_stands_no_more_and_its_service_is_named(cache
     assert uids(cache.children(KEY)) == ["kept", "new"]
 
 
-def test_a_service_that_a_list_lacks_is_none(cache: Cache) -> None:
+def test_a_service_missing_from_a_list_is_deleted(cache: Cache) -> None:
     cache.update(body("gone", 4, kind="LLMService"), deleted=False)
     assert cache.services() == [KEY]
     assert cache.replace("LLMService", "", listing(version=9)) == {KEY}
@@ -134,7 +134,7 @@ def test_of_two_namesakes_the_later_one_counts(cache: Cache) -> None:
 
 def test_what_kopf_tells_only_after_a_list_that_lacks_it_does_not_stand(cache: Cache) -> None:
     cache.replace("Pod", "", listing(version=9))
-    cache.update(body("told late", 8, kind="Pod"), deleted=False)
+    cache.update(body("late event", 8, kind="Pod"), deleted=False)
     assert cache.pods(KEY) == ()
     cache.update(body("came later", 10, kind="Pod"), deleted=False)
     assert uids(cache.pods(KEY)) == ["came later"]

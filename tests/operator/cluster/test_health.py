@@ -1,4 +1,4 @@
-"""Liveness sees a watch that nobody asks for, a turn that hangs, a service that waits."""
+"""Liveness detects expired watches, hanging reconciliations and waiting services."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Parts:
 
     Attributes:
         turn_s: how long the turn of each service takes; without it, it takes for ever.
-        hangs: set when such a turn has begun.
+        hangs: set when such a reconciliation has started.
         found: the problems that there were at the end of each turn.
     """
 
@@ -70,7 +70,7 @@ def test_it_is_ready_once_everything_is_watched(parts: Parts) -> None:
     assert parts.health.ready
 
 
-def test_a_watch_that_ended_unnoticed_is_a_problem_and_an_idle_cluster_is_none(
+def test_an_expired_watch_is_a_problem_and_an_idle_cluster_is_not(
     parts: Parts,
 ) -> None:
     parts.health.requested(SERVICES)
@@ -118,7 +118,7 @@ async def test_a_long_queue_is_a_problem_only_once_it_moves_no_more(parts: Parts
     await asyncio.wait([working])
 
 
-def test_a_turn_that_hangs_is_a_problem(parts: Parts) -> None:
+def test_a_hanging_reconciliation_is_a_problem(parts: Parts) -> None:
     parts.schedule.add("chat", parts.clock.ns)
     parts.schedule.take(parts.clock.ns)
     parts.pass_s(301)

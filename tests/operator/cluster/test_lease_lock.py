@@ -90,9 +90,7 @@ async def test_the_fence_is_open_for_less_than_the_lease_from_when_the_renewal_b
     assert not fence.open, "time alone closes it"
 
 
-async def test_a_lease_says_who_since_when_and_how_often_it_changed_hands(
-    memory: Any, lease: Lease
-) -> None:
+async def test_a_lease_records_holder_times_and_transitions(memory: Any, lease: Lease) -> None:
     mine, _ = lock(memory, lease)
     await renewed(mine)
     assert lease.stored is not None
@@ -154,7 +152,7 @@ async def test_a_renewal_that_lost_the_race_moves_nothing(memory: Any, lease: Le
 
 
 @pytest.mark.parametrize("status", [0, 429, 503])
-async def test_an_api_server_in_trouble_is_a_failed_try_and_no_end(
+async def test_a_failing_api_server_is_a_failed_attempt_and_not_the_end(
     memory: Any, lease: Lease, status: int
 ) -> None:
     mine, fence = lock(memory, lease)
@@ -224,7 +222,7 @@ async def test_a_lease_is_said_to_be_released_once_it_is(
     ("holder", "takes"),
     [
         pytest.param("me", True, id="its own predecessor, which has ended"),
-        pytest.param("them", False, id="somebody else"),
+        pytest.param("them", False, id="another holder"),
     ],
 )
 async def test_a_lease_that_is_held_is_taken_at_once_by_its_holder_only(

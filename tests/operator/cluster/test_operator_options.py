@@ -47,7 +47,7 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_images_are_needed_because_the_chart_knows_them_and_nobody_else() -> None:
+def test_images_are_required_because_only_the_chart_knows_them() -> None:
     with pytest.raises(UsageError, match="--engine-image"):
         parse_options([])
 
@@ -64,5 +64,5 @@ def test_the_examples_of_the_help_are_lines_that_parse(
         parse_options(shlex.split(line)[2:])
 
 
-def test_who_holds_the_lease_can_be_named() -> None:
+def test_the_identity_can_be_set() -> None:
     assert parse_options([*IMAGES, "--identity", "op_1"]).identity == "op_1"

@@ -1,4 +1,4 @@
-"""Tokens can be derived again and told apart; a key that is none is refused with a remedy."""
+"""Tokens are derived deterministically; an invalid key is refused with a remedy."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ async def probes(health: Health) -> AsyncIterator[ProbeServer]:
 
 
 async def asked(probes: ProbeServer, *paths: str) -> list[tuple[int, Any]]:
-    """What the operator's port answers to each path."""
+    """Return the response of the operator's port to each path."""
     port = await probes.start("127.0.0.1", 0)
     answers = []
     async with aiohttp.ClientSession() as http:

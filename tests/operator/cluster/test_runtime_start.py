@@ -26,7 +26,7 @@ async def test_without_the_custom_resource_it_says_what_to_install(memory: Any) 
         await require_served(memory.client)
 
 
-async def test_a_refusal_is_told_in_the_servers_words(memory: Any) -> None:
+async def test_a_refusal_has_the_servers_message(memory: Any) -> None:
     refusal = {"reason": "Forbidden", "message": 'User "op" cannot get path'}
     memory.server.refuse["GET", PATH] = (403, refusal)
     with pytest.raises(UnreachableError, match='User "op" cannot get path'):
@@ -49,7 +49,7 @@ def operator(memory: Any) -> Operator:
     )
 
 
-async def test_while_the_api_server_knows_nobody_watches_are_not_tried_without_a_pause(
+async def test_repeated_logins_wait_before_watches_are_retried(
     operator: Operator,
 ) -> None:
     async with ApiClient(Configuration()) as operator._api:
@@ -77,7 +77,7 @@ NOTHING: dict[str, Any] = {"apiVersion": "v1", "metadata": {"resourceVersion": "
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "stands by"])
-async def test_no_service_has_a_turn_before_everything_is_known(
+async def test_no_service_is_reconciled_before_all_kinds_are_listed(
     operator: Operator, leads: bool
 ) -> None:
     operator._leading = leads
@@ -89,7 +89,7 @@ async def test_no_service_has_a_turn_before_everything_is_known(
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "stands by"])
-async def test_what_goes_unheard_and_is_then_not_listed_has_a_turn(
+async def test_a_service_missing_from_a_later_list_is_reconciled(
     operator: Operator, leads: bool
 ) -> None:
     list_all(operator, SERVICE, version=6)
@@ -102,7 +102,7 @@ async def test_what_goes_unheard_and_is_then_not_listed_has_a_turn(
     assert operator._cache.services() == []
 
 
-async def test_who_begins_to_lead_gives_every_service_a_turn(operator: Operator) -> None:
+async def test_a_new_leader_reconciles_every_service(operator: Operator) -> None:
     list_all(operator, SERVICE, version=6)
     led = asyncio.Event()
 
@@ -120,7 +120,7 @@ async def test_who_begins_to_lead_gives_every_service_a_turn(operator: Operator)
 
 
 class FreeLease:
-    """A Lease that nobody has held, and nobody else wants."""
+    """A Lease without a holder and without competitors."""
 
     def __init__(self) -> None:
         self.stored: Any = {}
@@ -202,7 +202,7 @@ def collections_of_old_objects() -> Iterator[Callable[[], int]]:
     gc.set_threshold(*was)
 
 
-async def test_what_turns_hold_for_a_moment_does_not_grow_old(
+async def test_short_lived_objects_do_not_become_old(
     operator: Operator, collections_of_old_objects: Callable[[], int]
 ) -> None:
     with pytest.raises(InputError, match="key"):

@@ -91,7 +91,7 @@ async def test_one_key_never_has_two_turns_at_once_and_its_events_are_not_lost()
     assert turns <= 50
 
 
-async def test_an_exception_is_logged_and_the_key_has_another_turn(
+async def test_an_exception_is_logged_and_the_key_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     turns = Counter[str]()
@@ -113,7 +113,7 @@ async def test_an_exception_is_logged_and_the_key_has_another_turn(
     assert turns["good"] == 1
 
 
-async def test_a_turn_that_wants_another_one_later_gets_it() -> None:
+async def test_a_requested_later_reconciliation_happens() -> None:
     clock, begun = SystemClock(), []
     done = asyncio.Event()
 

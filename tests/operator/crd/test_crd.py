@@ -66,7 +66,7 @@ def test_the_command_prints_the_definition() -> None:
     assert printed.stdout == TEXT
 
 
-def test_the_definition_is_far_from_what_an_object_may_weigh() -> None:
+def test_the_definition_is_far_below_the_size_limit_of_objects() -> None:
     assert len(TEXT) < 256 * 1024
 
 

@@ -43,7 +43,7 @@ FIXED: Final = (
 
 
 def breaking(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterator[str]:
-    """What a manifest or a client of the older schema would stumble over in the newer one."""
+    """Return changes that break a manifest or a client of the older schema."""
     yield from (f"{path}: {name} changed" for name in FIXED if old.get(name) != new.get(name))
     for name, narrower in NARROWER.items():
         if name in new and (name not in old or narrower(old[name], new[name])):
@@ -69,7 +69,7 @@ def breaking(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterat
 
 
 def keeps(old: Any, new: Any) -> bool:
-    """Whether a default stands for the same; an object's may say more, of fields that are new."""
+    """True if a default has the same meaning; an object's may add new fields."""
     if isinstance(new, dict):
         return (old or {}).items() <= new.items()
     return bool(old == new)
@@ -105,7 +105,7 @@ def promise(schema: dict[str, Any]) -> Any:
     return slo["properties"]["classes"]
 
 
-# A change of the schema, and how it is called; None: it breaks nobody.
+# A change of the schema, and the reported break; None if it breaks no client.
 CHANGES: list[tuple[str, Callable[[dict[str, Any]], object], str | None]] = [
     ("a field removed", lambda s: engine(s).pop("image"), "image: removed"),
     (
@@ -157,7 +157,7 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], object], str | None]] = [
 @pytest.mark.parametrize(
     ("change", "said"), [(c, said) for _, c, said in CHANGES], ids=[name for name, _, _ in CHANGES]
 )
-def test_a_change_that_breaks_somebody_is_named(
+def test_a_breaking_change_is_named(
     change: Callable[[dict[str, Any]], object], said: str | None
 ) -> None:
     old = schema_of(render_crd())

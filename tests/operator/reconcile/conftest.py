@@ -1,7 +1,7 @@
 """A cluster made of dictionaries: it applies, defaults, deletes and runs Deployments.
 
 Only what `decide` can see of a cluster is modelled, with the habits that drift detection must
-bear: defaults are filled in, quantities rewritten, empty values dropped.
+accept: defaults are filled in, quantities rewritten, empty values dropped.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ class Cluster:
         self.failures, self.delayed = {}, {}
 
     def put(self, body: dict[str, Any]) -> None:
-        """Somebody creates an object of theirs."""
+        """Create an object of another owner."""
         self.counter += 1
         body["metadata"]["uid"] = f"theirs-{self.counter}"
         self.objects[body["kind"], body["metadata"]["name"]] = body
         self._touch(body)
 
     def edit(self, kind: str, name: str, change: Callable[[dict[str, Any]], object]) -> None:
-        """Somebody edits an object by hand."""
+        """Edit an object by hand."""
         body = self.objects[kind, name]
         change(body)
         self._touch(body)
@@ -399,5 +399,5 @@ def running(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="session")
 def other_installation() -> Installation:
-    """Of a later version of everything."""
+    """An installation with a later version of all images."""
     return replace(INSTALLATION, engine_image="engine:2", router_image="engine:2")

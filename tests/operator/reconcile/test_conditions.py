@@ -1,4 +1,4 @@
-"""What conditions, Events and the status say, and in whose words."""
+"""Conditions, Events and status: reasons, messages and times."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def waiting(reason: str, message: str, /, **last: Any) -> dict[str, Any]:
     return {"containerStatuses": [one]}
 
 
-POD_TROUBLES = [
+POD_PROBLEMS = [
     (
         waiting("ImagePullBackOff", 'Back-off pulling image "x:1": not found'),
         ("True", "ImagePullFailed"),
@@ -106,10 +106,10 @@ POD_TROUBLES = [
 
 @pytest.mark.parametrize(
     ("status", "stalled", "says"),
-    POD_TROUBLES,
+    POD_PROBLEMS,
     ids=["image", "secret", "crash", "memory", "starting"],
 )
-def test_a_pod_that_cannot_start_is_told_in_the_clusters_words(
+def test_a_pod_that_cannot_start_is_reported_with_the_clusters_message(
     running: Cluster, status: dict[str, Any], stalled: tuple[str, str], says: str
 ) -> None:
     pod = running.engines()[0]
@@ -137,7 +137,7 @@ def test_a_prometheus_server_that_is_not_allowed_stalls_and_changes_nothing_else
     running.touched.clear()
     running.settle()
     assert running.condition("Stalled") == ("False", "Unhindered")
-    assert running.touched == [], "no pod is replaced by what the operator may ask"
+    assert running.touched == [], "allowed URLs replace no pod"
 
 
 def test_a_pod_without_a_node_reconciles_and_limits_scaling(running: Cluster) -> None:
@@ -327,7 +327,7 @@ def test_a_pod_without_numbers_is_named_and_an_engine_s_are_not_the_promise_s(
     assert running.message("SLOAttained") == "it hangs too"
 
 
-def test_pods_that_stay_silent_are_told_of_once_and_all_in_one_event(running: Cluster) -> None:
+def test_silent_pods_are_reported_once_in_one_event(running: Cluster) -> None:
     def silent(*pods: str) -> Measures:
         those = (Silence(role="engine", pod=p, signal=Signal.FAILED, detail="hangs") for p in pods)
         return replace(running.measured(300, 300), silent=tuple(those))
@@ -346,7 +346,7 @@ def test_pods_that_stay_silent_are_told_of_once_and_all_in_one_event(running: Cl
     assert told()[2:] == ["engine chat-2: hangs"], "it had answered in between"
 
 
-def test_before_anything_is_counted_nobody_says_that_nothing_came(cluster: Cluster) -> None:
+def test_no_traffic_is_reported_only_after_a_measurement(cluster: Cluster) -> None:
     cluster.settle()
     assert cluster.condition("SLOAttained") == ("Unknown", "MetricsMissing")
     cluster.round(cluster.measured(0, 0))

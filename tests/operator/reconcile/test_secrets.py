@@ -1,4 +1,4 @@
-"""The Secret of each revision's engines: nobody may read it, so what tells of its loss is a pod."""
+"""The Secret of each engine revision: it is never read, so only a pod shows that it is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_deleted_secret_is_there_again_for_the_next_pod_that_starts(running: C
     running.secrets.clear()
     running.touched.clear()
     running.round()
-    assert (running.secrets, running.touched) == (set(), []), "nobody sees it"
+    assert (running.secrets, running.touched) == (set(), []), "the operator does not see it"
     running.pods.popitem()
     running.run_deployments(ready=0)
     running.round(ready=0)
@@ -63,7 +63,7 @@ def test_a_secret_that_was_refused_is_tried_again(cluster: Cluster, answer: str)
 def test_engines_of_a_kept_revision_have_the_secret_that_its_template_names(
     running: Cluster,
 ) -> None:
-    """As earlier versions called it: nobody's pods start anew because a name has changed."""
+    """A name of an earlier version: a changed name restarts no pods."""
     (revision,) = running.deployments()
     (secret,) = running.secrets
     for key in (("ControllerRevision", revision), ("Deployment", revision)):

@@ -67,7 +67,7 @@ def test_going_back_takes_the_kept_template(running: Cluster) -> None:
     assert len(running.engines(ready=True)) == 2
 
 
-def test_a_revision_whose_labels_somebody_took_away_still_goes(running: Cluster) -> None:
+def test_an_old_revision_without_its_labels_is_still_deleted(running: Cluster) -> None:
     (old,) = running.deployments()
     running.ask(engine={"policy": "sarathi"})
     running.round(ready=0)
@@ -78,7 +78,9 @@ def test_a_revision_whose_labels_somebody_took_away_still_goes(running: Cluster)
     assert list(running.deployments().values()) == [2]
 
 
-def test_a_revision_that_somebody_deleted_goes_once_the_new_one_serves(running: Cluster) -> None:
+def test_a_deployment_without_a_revision_is_deleted_once_the_new_one_serves(
+    running: Cluster,
+) -> None:
     (old,) = running.deployments()
     running.ask(engine={"policy": "sarathi"})
     running.round(ready=0)

@@ -54,7 +54,7 @@ def test_a_new_service_becomes_ready_and_then_nothing_is_written(cluster: Cluste
     assert [e.reason for e in cluster.events] == ["Ready"]
 
 
-def test_a_round_in_which_nothing_moved_renders_nothing(
+def test_an_unchanged_cluster_renders_nothing(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.round()
@@ -78,7 +78,7 @@ def test_engines_start_only_when_their_token_can_be_read(cluster: Cluster) -> No
 def test_a_restarted_operator_writes_no_child(running: Cluster) -> None:
     running.restart_operator()
     again = writes(running.round())
-    assert [type(a) for a in again] == [CreateToken], "nobody may look whether it is there"
+    assert [type(a) for a in again] == [CreateToken], "the operator may not read it"
     assert running.settle() <= 1
 
 
@@ -335,7 +335,7 @@ def test_whatever_happens_the_same_end_is_reached_and_kept(
 
 
 def plain(body: dict[str, Any], key: tuple[str, str]) -> dict[str, Any]:
-    """What of an object follows from the spec alone."""
+    """Return the fields that follow from the spec alone."""
     kept = copy.deepcopy({k: v for k, v in body.items() if k not in {"metadata", "status"}})
     if key[0] == "Service":
         kept["spec"]["selector"].pop("app", None)

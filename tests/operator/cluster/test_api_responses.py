@@ -1,4 +1,4 @@
-"""What the API server says becomes a value, whatever it, or a proxy before it, says."""
+"""Every response of the API server, or of a proxy before it, becomes a value."""
 
 from __future__ import annotations
 

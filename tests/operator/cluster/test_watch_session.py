@@ -1,4 +1,4 @@
-"""The session that Kopf watches with: what it asks for is heard, what it lists is told."""
+"""The session of Kopf's watches reports accepted requests and lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PODS = "/api/v1/pods"
 LIST = {"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}
 
 
-async def test_a_list_is_told_before_it_is_returned_and_a_watch_or_a_refusal_never() -> None:
+async def test_a_list_is_reported_before_it_is_returned_but_no_watch_and_no_refusal() -> None:
     asked: list[Any] = []
 
     async def handler(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The keyed queue as a law: one turn at a time, nothing lost, nothing too soon, nobody starved."""
+"""The work queue: one reconciliation per key, none lost, none early, no key starved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = st.integers(0, 2 * NS_PER_S)
 
 
 def drained(schedule: WorkQueue[str], now_ns: int) -> list[str]:
-    """Everybody whose turn it is, each finished at once."""
+    """Take and finish every due key."""
     turns = []
     while (key := schedule.take(now_ns)) is not None:
         turns.append(key)
@@ -30,7 +30,7 @@ def drained(schedule: WorkQueue[str], now_ns: int) -> list[str]:
     return turns
 
 
-def test_many_wishes_before_a_turn_are_one_turn() -> None:
+def test_many_requests_before_a_reconciliation_lead_to_one() -> None:
     schedule: WorkQueue[str] = WorkQueue(PACE)
     for now_ns in range(5):
         schedule.add("a", now_ns)
@@ -38,7 +38,7 @@ def test_many_wishes_before_a_turn_are_one_turn() -> None:
     assert drained(schedule, NS_PER_S) == []
 
 
-def test_a_wish_during_a_turn_is_one_more_turn_after_it() -> None:
+def test_a_request_during_a_reconciliation_leads_to_one_more() -> None:
     schedule: WorkQueue[str] = WorkQueue(PACE)
     schedule.add("a", 0)
     assert schedule.take(0) == "a"
@@ -60,7 +60,7 @@ def test_a_later_wish_does_not_put_off_an_earlier_one() -> None:
     assert schedule.next_ns() == 5
 
 
-def test_those_who_ask_first_have_their_turn_first() -> None:
+def test_keys_are_taken_in_the_order_of_their_requests() -> None:
     schedule: WorkQueue[str] = WorkQueue(PACE)
     for key in "cab":
         schedule.add(key, 7)
@@ -85,7 +85,7 @@ def test_no_event_brings_a_failed_key_back_before_its_rest_is_over() -> None:
     assert rests[-1] >= PACE.back_off.most_ns * 3 // 4, "it doubles up to its bound"
 
 
-def test_a_turn_that_went_well_ends_the_back_off() -> None:
+def test_a_success_ends_the_back_off() -> None:
     schedule: WorkQueue[str] = WorkQueue(PACE)
     schedule.add("a", 0)
     for now_ns in (0, 60 * NS_PER_S, 120 * NS_PER_S):
@@ -105,7 +105,7 @@ def test_a_delayed_turn_comes_at_its_time_and_an_event_brings_it_forward() -> No
     assert schedule.next_ns() == 10 * NS_PER_S
     schedule.add("a", NS_PER_S)
     assert drained(schedule, NS_PER_S) == ["a"]
-    assert schedule.next_ns() is None, "what was wanted later was wanted at the latest"
+    assert schedule.next_ns() is None, "the earliest request counts"
 
 
 def test_a_forgotten_key_leaves_nothing_behind_unless_it_is_wanted_again() -> None:
@@ -134,7 +134,7 @@ def test_ages_tell_what_is_stuck() -> None:
 
 @dataclass
 class Wish:
-    """What a key is owed, kept by the simplest rule there is."""
+    """A model of one key by the simplest rule."""
 
     due_ns: int | None = None
     rest_until_ns: int = 0
@@ -176,9 +176,9 @@ class Queue(RuleBasedStateMachine):
         first = min(starts.values(), default=None)
         key = self.schedule.take(self.now_ns)
         if first is None or first > self.now_ns:
-            assert key is None, "nobody's turn had come"
+            assert key is None, "no key was due"
             return
-        assert key is not None, "somebody's turn had come"
+        assert key is not None, "a key was due"
         assert starts[key] == first, "the first in line goes first"
         self.wishes[key].begun = True
         self.wishes[key].due_ns = None

@@ -1,4 +1,4 @@
-"""What the control laws decided: pushed to engines, written down, kept by the next operator."""
+"""Decisions of the control laws: pushed to engines, stored, and kept by the next operator."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
         pytest.param(MAX_LIMITS_REVISION, 2, [], id="the last there is: left alone"),
     ],
 )
-def test_limits_that_somebody_else_set_are_outdone_and_cost_the_next_operator_nothing(
+def test_limits_of_another_client_are_replaced_and_cost_the_next_operator_nothing(
     running: Cluster, theirs: int, ours: int, told: list[int]
 ) -> None:
     running.ask(**AUTO)
@@ -155,7 +155,7 @@ def test_engines_that_refuse_their_limits_are_named(running: Cluster) -> None:
     assert running.condition("Stalled") == ("False", "Unhindered")
 
 
-def test_engines_that_go_on_refusing_are_told_of_once(running: Cluster) -> None:
+def test_engines_that_keep_refusing_are_reported_once(running: Cluster) -> None:
     names = sorted(pod["metadata"]["name"] for pod in running.engines())
 
     def told() -> list[str]:
@@ -225,7 +225,7 @@ def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster)
         ),
     ],
 )
-def test_what_a_changed_spec_puts_in_force_is_told_once(
+def test_limits_of_a_changed_spec_are_reported_once(
     running: Cluster, spec: dict[str, Any], message: str, at_once: bool
 ) -> None:
     running.ask(**AUTO)
@@ -260,4 +260,4 @@ def test_the_next_round_is_due_when_the_interval_is_over(running: Cluster, inter
     running.now_ns = over_ns
     again_ns = running.decide().wake_at_ns
     assert again_ns is not None
-    assert again_ns > over_ns, "whoever measures takes it for not over yet: no round would wait"
+    assert again_ns > over_ns, "the interval is not over yet"

@@ -1,4 +1,4 @@
-"""What Kopf is asked to do, and what it is never given a reason to do."""
+"""The handlers and settings that Kopf gets, by which it never writes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_kind_is_watched_and_secrets_are_not(watches: Watches) -> None:
     assert "secrets" not in watched
 
 
-async def test_a_change_of_a_services_status_alone_is_no_reason_for_a_turn(
+async def test_a_change_of_a_services_status_alone_enqueues_nothing(
     watches: Watches,
 ) -> None:
     await watches.event("llmservices", service())
@@ -92,7 +92,7 @@ async def test_any_other_change_of_a_service_is_one(
     assert watches.wanted == [("ns", "chat")] * 2
 
 
-async def test_a_service_that_goes_has_a_last_turn(watches: Watches) -> None:
+async def test_a_deleted_service_is_enqueued_once_more(watches: Watches) -> None:
     await watches.event("llmservices", service())
     await watches.event("llmservices", service(), "DELETED")
     await watches.event("llmservices", service(), "ADDED")
@@ -108,7 +108,7 @@ async def test_a_part_names_the_service_that_it_is_labelled_with(watches: Watche
     assert watches.wanted == [("ns", "chat")] * (1 + len(CHILDREN))
 
 
-async def test_everything_is_told_and_what_goes_is_told_as_deleted(watches: Watches) -> None:
+async def test_every_event_is_delivered_and_deletions_are_marked(watches: Watches) -> None:
     pod = {"kind": "Pod", "metadata": {"name": "chat-1", "namespace": "ns"}}
     for kind in (None, "ADDED", "MODIFIED", "DELETED"):
         await watches.event("pods", pod, kind)
@@ -118,7 +118,7 @@ async def test_everything_is_told_and_what_goes_is_told_as_deleted(watches: Watc
     assert [deleted for body, deleted in watches.told if body == service()] == whether
 
 
-def test_kopf_keeps_no_index_whose_filling_would_wake_everybody_for_each_object(
+def test_kopf_keeps_no_index(
     watches: Watches,
 ) -> None:
     assert list(watches.registry._indexing.get_all_handlers()) == []

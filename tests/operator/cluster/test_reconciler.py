@@ -1,4 +1,4 @@
-"""A turn: what was seen becomes a snapshot, what was decided is done, what matters is kept."""
+"""A reconciliation: observe, decide, apply, and keep the memory for the next."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def service(uid: str = "u1", version: int = 7, **status: Any) -> dict[str, Any]:
 
 @dataclass
 class Numbers:
-    """Nothing is measured; who is forgotten is noted."""
+    """Measures nothing; records forgotten services."""
 
     forgotten: list[str] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class Numbers:
 
 
 class Held(Cache):
-    """What a test says is there."""
+    """A cache filled by a test."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -146,7 +146,7 @@ async def test_a_snapshot_holds_the_service_and_what_is_labelled_with_it(parts: 
     assert (turn.again_at_ns, turn.failed, turn.deleted) == (42, False, False)
 
 
-async def test_memory_and_failures_reach_the_next_turn(parts: Parts) -> None:
+async def test_memory_and_failures_reach_the_next_reconciliation(parts: Parts) -> None:
     parts.actions = (apply_config_map(),)
     refusal = (403, {"reason": "Forbidden", "message": "exceeded quota"})
     parts.memory.server.refuse["PATCH", CONFIG_MAP] = refusal
@@ -162,7 +162,7 @@ async def test_memory_and_failures_reach_the_next_turn(parts: Parts) -> None:
     ]
 
 
-async def test_what_may_pass_by_itself_makes_the_turn_a_failed_one(parts: Parts) -> None:
+async def test_a_temporary_failure_fails_the_reconciliation(parts: Parts) -> None:
     parts.actions = (apply_config_map(),)
     parts.memory.server.refuse["PATCH", CONFIG_MAP] = (503, {"message": "busy"})
     assert (await parts.rounds.reconcile(KEY)).failed
@@ -224,7 +224,7 @@ async def test_a_service_that_is_gone_leaves_nothing(parts: Parts) -> None:
     assert b'llmservice="chat"' not in parts.metrics.text(leading=True, waiting=0)
 
 
-async def test_metrics_say_what_the_status_says_after_the_turn(parts: Parts) -> None:
+async def test_metrics_follow_the_status_after_a_reconciliation(parts: Parts) -> None:
     def says(name: str) -> bool:
         text = parts.metrics.text(leading=True, waiting=0).decode()
         return f'goodput_service_{name}{{llmservice="chat",namespace="ns"}}' in text
@@ -326,7 +326,7 @@ async def test_an_exception_leaves_the_service_as_it_was_remembered(parts: Parts
     assert b'goodput_operator_turns_total{outcome="ok"} 2.0' in text
 
 
-def test_what_is_kept_of_an_object_is_without_its_managers() -> None:
+def test_a_cached_pod_has_no_managed_fields() -> None:
     body = {"kind": "Pod", "metadata": {"name": "p", "managedFields": [1]}, "spec": {"a": 1}}
     assert trim(body) == {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"a": 1}}
     assert body["metadata"] == {"name": "p", "managedFields": [1]}, "the original is not ours"

@@ -70,7 +70,7 @@ def test_the_status_stays_with_those_who_write_it() -> None:
     assert entries[1:] == [controller]
 
 
-def test_an_object_that_nobody_else_touched_is_as_it_should_be() -> None:
+def test_an_object_without_other_managers_needs_no_change() -> None:
     taken, (ours,) = take_over(service(OURS), "us")
     assert taken == ()
     assert ours["fieldsV1"] == OURS["fieldsV1"]

@@ -40,7 +40,7 @@ def pushes(url: str, count: int) -> list[Push]:
     return [Push(pod=f"pod-{n}", url=url, revision=f"r{n}", limits=LIMITS) for n in range(count)]
 
 
-async def test_each_engine_is_told_with_the_token_of_its_revision(memory: Any) -> None:
+async def test_each_engine_gets_limits_with_the_token_of_its_revision(memory: Any) -> None:
     tokens = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -56,7 +56,7 @@ async def test_each_engine_is_told_with_the_token_of_its_revision(memory: Any) -
 
 
 async def test_nothing_is_sent_once_the_lease_is_not_certain_any_more(memory: Any) -> None:
-    """Not even by those that were waiting for their turn when it ended."""
+    """Not even by pushes that waited for a slot when it ended."""
     sent = []
 
     async def answer(request: web.Request) -> web.Response:
