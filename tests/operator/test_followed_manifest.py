@@ -7,13 +7,14 @@ manifest it takes over. Whatever fell between the two would never reach a pod.
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from msgspec import structs
+from tests.builders.manifests import llmservice
 
 from goodput_core.control import Bounds, ServiceParams, Setpoint
-from goodput_core.spec.llmservice import LLMService
 from goodput_core.spec.workloads import EngineSpec, TokenBudgetSpec
 from goodput_engine.core.build import configuration
 from goodput_engine.manifest_file import read_manifest
@@ -26,6 +27,7 @@ from goodput_operator.render.revisions import Revision, engine_revision
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from goodput_core.spec.llmservice import LLMService
     from goodput_engine.messages import Configure
 
 OWNER: Final = Owner(name="chat", namespace="models", uid="5a0c")
@@ -80,15 +82,7 @@ FOLLOWED: Final = (
 """Changes that make no new revision: promises, the token budget, and what no engine reads."""
 
 
-def service(**spec: Any) -> LLMService:
-    return LLMService.from_dict(
-        {
-            "apiVersion": "goodput.dev/v1alpha1",
-            "kind": "LLMService",
-            "metadata": {"name": "chat"},
-            "spec": {"model": {"source": "emulated://unit"}, "slo": {"classes": [CLASS]}, **spec},
-        }
-    )
+service = partial(llmservice, slo={"classes": [CLASS]})
 
 
 def revision_of(llmservice: LLMService) -> Revision:

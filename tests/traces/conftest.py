@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -15,8 +14,7 @@ from goodput_traces.format.schema import TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-REAL_TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
+    from pathlib import Path
 
 
 class Outcome(NamedTuple):
@@ -36,19 +34,6 @@ def run_trace(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(int(code), captured.out, captured.err)
 
     return run
-
-
-@pytest.fixture
-def real_trace() -> Callable[[str], Path]:
-    """A published trace by its path below the folder of real traces."""
-
-    def find(name: str) -> Path:
-        path = REAL_TRACES / name
-        if not path.is_file():
-            pytest.skip(f"the real trace ../shared/traces/{name} is not on this machine")
-        return path
-
-    return find
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from goodput_traces.format.schema import Clock, HashSemantics
 from goodput_traces.importers.run import ImportRequest, import_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 AZURE = "azure_llm_2023/AzureLLMInferenceTrace_conv.csv.gz"
@@ -22,11 +21,9 @@ MOONCAKE = "mooncake_fast25/conversation_trace.jsonl.gz"
 WEKA = "weka_cc/weka_cc_traces_a.jsonl.xz"
 
 
-def test_azure_conversations_keep_their_ticks(
-    real_trace: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_azure_conversations_keep_their_ticks(real_traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "azure.parquet"
-    result = import_trace(ImportRequest(sources=(real_trace(AZURE),), out=out))
+    result = import_trace(ImportRequest(sources=(real_traces / AZURE,), out=out))
     trace = open_trace(out)
     assert (result.format, result.num_rows, trace.num_rows) == ("azure", 19_366, 19_366)
     assert trace.first_ns == 1_700_158_546_680_590_000
@@ -41,10 +38,10 @@ def test_azure_conversations_keep_their_ticks(
 
 
 def test_mooncake_conversations_keep_their_ties_and_prefixes(
-    real_trace: Callable[[str], Path], tmp_path: Path
+    real_traces: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "mooncake.parquet"
-    import_trace(ImportRequest(sources=(real_trace(MOONCAKE),), out=out))
+    import_trace(ImportRequest(sources=(real_traces / MOONCAKE,), out=out))
     found = describe(open_trace(out))
     assert found.arrivals is not None
     assert found.rows == 12_031
@@ -60,11 +57,9 @@ def test_mooncake_conversations_keep_their_ties_and_prefixes(
 
 
 @pytest.mark.slow
-def test_weka_sessions_become_session_relative_requests(
-    real_trace: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_weka_sessions_become_session_relative_requests(real_traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "weka.parquet"
-    result = import_trace(ImportRequest(sources=(real_trace(WEKA),), out=out))
+    result = import_trace(ImportRequest(sources=(real_traces / WEKA,), out=out))
     found = describe(open_trace(out))
     assert (found.rows, found.sessions) == (25_226, 350)
     assert found.metadata.clock is Clock.SESSION_RELATIVE
@@ -75,9 +70,9 @@ def test_weka_sessions_become_session_relative_requests(
     assert found.prompt.total > 2**31
 
 
-def test_reading_a_trace_is_fast(real_trace: Callable[[str], Path], tmp_path: Path) -> None:
+def test_reading_a_trace_is_fast(real_traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "azure.parquet"
-    import_trace(ImportRequest(sources=(real_trace(AZURE),), out=out))
+    import_trace(ImportRequest(sources=(real_traces / AZURE,), out=out))
     trace = open_trace(out)
     rates = []
     for _ in range(3):

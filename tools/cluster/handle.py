@@ -1,4 +1,4 @@
-"""What a test holds of a cluster: its kubectl, and, for our own, the processes behind it.
+"""Handles of a cluster for tests: its kubectl and, for a cluster of our own, its processes.
 
 Nothing in `Cluster` needs control over the cluster's machines; `OwnCluster` adds what does, and a
 test that uses it cannot run against a cluster that was given.
@@ -29,7 +29,7 @@ __all__ = ["Cluster", "ClusterError", "OwnCluster"]
 
 
 class ClusterError(Exception):
-    """The cluster did not do what it was told; the text has its own words."""
+    """A command of the cluster failed; the text is the cluster's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Cluster:
         """Wait as `kubectl wait --for=CONDITION` does.
 
         Raises:
-            ClusterError: when the time is over, with what the cluster says of the object.
+            ClusterError: the time is over; includes the cluster's description of the object.
         """
         limit = f"--timeout={timeout_s}s"
         try:
@@ -164,7 +164,7 @@ class OwnCluster(Cluster):
     def audit(self) -> Iterator[dict[str, Any]]:
         """Every request that the API server has answered, but for those of its own parts.
 
-        The user's name is empty where it was refused before anybody knew whose it was.
+        The user's name is empty if the request was refused before authentication.
         """
         with self.layout.audit_log.open(encoding="utf-8") as log:
             for line in log:

@@ -1,4 +1,4 @@
-"""What this machine must have before a cluster can be built or started on it.
+"""Requirements of this machine for building and starting a cluster.
 
 Every lack is one sentence that names the package to install: a test that is skipped, and a make
 target that ends, show nothing else.

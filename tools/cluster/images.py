@@ -1,4 +1,4 @@
-"""What an image's name stands for in the cluster: folders of this machine.
+"""Images of the cluster: names that stand for folders of this machine.
 
 A container sees these folders, at the paths that they have here, and /usr; nothing else of the
 machine's disk. So an image for our own commands is a virtual environment and a checkout.

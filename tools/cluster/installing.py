@@ -58,7 +58,7 @@ def install_chart(
 
 
 def rendered_chart(cluster: Cluster, *flags: str, namespace: str = NAMESPACE) -> str:
-    """What the chart would install, as YAML.
+    """Render the chart as YAML.
 
     Raises:
         ClusterError: with Helm's own words.

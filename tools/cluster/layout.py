@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def audit_policy(self) -> Path:
-        """What the API server writes there."""
+        """The policy of the API server's audit log."""
         return self.state / "audit-policy.yaml"
 
     @property
@@ -84,12 +84,12 @@ class Layout:
 
     @property
     def certificate(self) -> Path:
-        """What a client trusts."""
+        """The certificate that clients trust."""
         return self.certificates / "apiserver.crt"
 
     @property
     def volumes(self) -> Path:
-        """What lies behind the claims of the default storage class."""
+        """The folder of the volumes of the default storage class."""
         return self.state / "volumes"
 
     def kubeconfig(self, user: str) -> Path:
@@ -102,7 +102,7 @@ class Layout:
         return self.state / "kubeconfig.yaml"
 
     def log(self, part: str) -> Path:
-        """What a part printed."""
+        """The output of a part."""
         return self.state / "logs" / f"{part}.log"
 
     def parts(self) -> list[Part]:

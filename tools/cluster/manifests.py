@@ -40,7 +40,7 @@ def pod(name: str, main: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def template_of(pod: dict[str, Any]) -> dict[str, Any]:
-    """What makes such pods, for a Job or a Deployment."""
+    """Convert a pod to the template of a Job or a Deployment."""
     return {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]}
 
 

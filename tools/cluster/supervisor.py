@@ -133,7 +133,7 @@ async def lead_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Connect a client on the machine's own network with the API server.
 
     The listening socket was made before the namespace and handed down: a socket stays in the
-    network in which it was made, while whoever accepts from it connects from here.
+    network in which it was made, while the process that accepts from it connects from here.
     """
     try:
         inner_reader, inner_writer = await asyncio.open_connection(API_ADDRESS, API_PORT)
@@ -155,7 +155,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def run(layout: Layout, listener: socket.socket, *, until_end_of_input: bool) -> None:
-    """Serve until told to end."""
+    """Serve until a stop request."""
     supervisor = Supervisor(layout)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""What the end-to-end tests do to the cluster: stop its parts, drain its nodes, end it."""
+"""Disturbances of the cluster: stopped parts, drained nodes, its end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_an_image_can_be_published_while_the_cluster_runs(
     own_cluster.wait("jsonpath={.status.phase}=Succeeded", "pod/late", "-n", namespace)
 
 
-def test_the_audit_log_has_what_was_asked_and_by_whom(
+def test_the_audit_log_has_every_request_with_its_user(
     own_cluster: OwnCluster, namespace: str
 ) -> None:
     own_cluster.kubectl("create", "configmap", "watched", "-n", namespace)

@@ -41,7 +41,7 @@ def test_each_missing_program_is_named_with_its_package(bare: Path) -> None:
     ]
 
 
-def test_a_machine_without_user_namespaces_is_told_where_to_look(bare: Path) -> None:
+def test_missing_user_namespaces_are_named_with_the_setting_to_check(bare: Path) -> None:
     for name in ("nsenter", "mount", "sysctl", "ip", "nft"):
         program(bare, name)
     program(bare, "unshare", "echo 'unshare failed: Operation not permitted' >&2; exit 1")
@@ -75,7 +75,7 @@ def test_a_build_that_fails_leaves_nothing_and_shows_the_compilers_words(
 @pytest.mark.parametrize(
     ("promised", "outcome"), [("", "1 skipped"), ("1", "1 error")], ids=["skips", "fails"]
 )
-def test_without_the_binaries_a_test_skips_loudly_and_fails_where_they_were_promised(
+def test_without_the_binaries_a_test_is_skipped_or_fails_if_a_cluster_is_required(
     promised: str, outcome: str, tmp_path: Path
 ) -> None:
     ended = subprocess.run(

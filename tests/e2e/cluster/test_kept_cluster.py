@@ -81,7 +81,7 @@ def test_a_kept_cluster_serves_in_every_namespace_and_leaves_nothing(kept: Kept)
     exports = [line.strip() for line in said.splitlines() if line.startswith("  export ")]
 
     def user(script: str) -> str:
-        """What a command prints in another terminal, after the lines to copy."""
+        """The output of a command in another terminal, after the printed exports."""
         lines = "\n".join([*exports, script])
         ended = subprocess.run(["bash", "-ec", lines], capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""What the kubelets owe to Kubernetes, and not to what runs below them."""
+"""Behaviour of the kubelets towards the API server."""
 
 from __future__ import annotations
 
