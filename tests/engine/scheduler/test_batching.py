@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.schedulers import add_request, commit_plan, make_scheduler
 
 from goodput_core.errors import InputError
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
-from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.messages import Configure, ExecutorInput, Submit
 from goodput_engine.scheduler.plan import StepResult
 from goodput_engine.scheduler.policies.dynamic import DynamicPolicy
 from goodput_engine.scheduler.policies.static import StaticPolicy
-from goodput_engine.scheduler.policy import SchedulerLimits, SchedulingPolicy
-from goodput_engine.scheduler.request_table import ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.policy import SchedulingPolicy
+    from goodput_engine.scheduler.scheduler import Scheduler
 
 GATHERING = [
     pytest.param(StaticPolicy, id="static"),
@@ -27,20 +29,11 @@ GATHERING = [
 def _scheduler(
     policy: SchedulingPolicy, *, blocks: int = 100, seqs: int = 3, budget: int = 100, depth: int = 0
 ) -> Scheduler:
-    return Scheduler(
-        policy=policy,
-        kv=BlockPool(total_blocks=blocks, block_size=16),
-        limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=100),
-        max_model_tokens=1000,
-        depth=depth,
-    )
+    return make_scheduler(policy, blocks=blocks, seqs=seqs, budget=budget, depth=depth)
 
 
 def _add(scheduler: Scheduler, rid: int, *, at_ns: int = 0, tokens: int = 10, asked: int) -> None:
-    request = ScheduledRequest(
-        rid=rid, arrival_ns=at_ns, input_tokens=tokens, max_output_tokens=asked
-    )
-    assert scheduler.add(request, at_ns) is None
+    add_request(scheduler, rid, tokens, asked, at_ns=at_ns, arrival_ns=at_ns)
 
 
 def _step(scheduler: Scheduler, at_ns: int) -> list[int] | None:
@@ -48,9 +41,7 @@ def _step(scheduler: Scheduler, at_ns: int) -> list[int] | None:
     plan = scheduler.plan(at_ns)
     if plan is None:
         return None
-    result = StepResult(plan_id=plan.plan_id, at_ns=at_ns, step_ns=1, stopped={})
-    scheduler.commit(plan, result, at_ns)
-    scheduler.check_integrity()
+    commit_plan(scheduler, plan, at_ns=at_ns)
     return [chunk.rid for chunk in plan.chunks]
 
 

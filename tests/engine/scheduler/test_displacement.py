@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.schedulers import add_request, make_scheduler, plan_chunks, take_step
 
-from goodput_core.spec.choices import Policy, Preemption
-from goodput_engine.kv.blocks import BlockPool, HostPool
+from goodput_core.spec.choices import Policy
 from goodput_engine.scheduler.admission import Rejection
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
-from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
+from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
 from goodput_engine.scheduler.request_table import FcfsQueue, RequestState, ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from goodput_engine.scheduler.scheduler import Scheduler
 
 
 class _MostUrgentFirst(FcfsQueue):
@@ -85,44 +86,20 @@ def _scheduler(
     depth: int = 0,
     host: int = 0,
 ) -> Scheduler:
-    return Scheduler(
-        policy=policy,
-        kv=BlockPool(total_blocks=blocks, block_size=16),
-        limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=100),
-        max_model_tokens=1000,
-        depth=depth,
-        host=HostPool(total_blocks=host, ns_per_block=1),
-        preemption=Preemption.SWAP if host else Preemption.RECOMPUTE,
-    )
+    return make_scheduler(policy, blocks=blocks, seqs=seqs, budget=budget, depth=depth, host=host)
 
 
 def _add(scheduler: Scheduler, rid: int, tokens: int, asked: int, urgent: int) -> ScheduledRequest:
-    request = ScheduledRequest(
-        rid=rid, arrival_ns=rid, input_tokens=tokens, max_output_tokens=asked, priority=urgent
-    )
-    assert scheduler.add(request, 0) is None
-    return request
-
-
-def _step(scheduler: Scheduler) -> StepPlan:
-    plan = scheduler.plan(0)
-    assert plan is not None
-    scheduler.commit(plan, StepResult(plan_id=plan.plan_id, at_ns=0, step_ns=9, stopped={}), 0)
-    scheduler.check_integrity()
-    return plan
-
-
-def _chunks(plan: StepPlan) -> list[tuple[int, int]]:
-    return [(chunk.rid, chunk.num_tokens) for chunk in plan.chunks]
+    return add_request(scheduler, rid, tokens, asked, priority=urgent)
 
 
 def test_an_urgent_request_takes_the_blocks_of_the_least_urgent() -> None:
     scheduler = _scheduler(Urgent(), blocks=6)
     patient = [_add(scheduler, rid, 16, 9, urgent) for rid, urgent in ((1, 2), (2, 1), (3, 0))]
-    _step(scheduler)
+    take_step(scheduler, step_ns=9)
     _add(scheduler, 4, 30, 9, 9)
-    plan = _step(scheduler)
-    assert _chunks(plan) == [(4, 30)]
+    plan = take_step(scheduler, step_ns=9)
+    assert plan_chunks(plan) == [(4, 30)]
     assert [r.preemptions for r in patient] == [0, 0, 1]
 
 
@@ -130,10 +107,10 @@ def test_an_urgent_request_takes_a_place_in_the_batch() -> None:
     scheduler = _scheduler(Urgent(), seqs=2, blocks=100)
     _add(scheduler, 1, 16, 9, 0)
     victim = _add(scheduler, 2, 16, 9, 0)
-    _step(scheduler)
+    take_step(scheduler, step_ns=9)
     _add(scheduler, 3, 16, 9, 9)
-    plan = _step(scheduler)
-    assert (plan.num_decodes, _chunks(plan)) == (1, [(3, 16)])
+    plan = take_step(scheduler, step_ns=9)
+    assert (plan.num_decodes, plan_chunks(plan)) == (1, [(3, 16)])
     assert victim.state is RequestState.WAITING
 
 
@@ -141,10 +118,10 @@ def test_no_request_is_displaced_if_all_of_them_would_not_be_enough() -> None:
     scheduler = _scheduler(Urgent(), blocks=6)
     _add(scheduler, 1, 40, 9, 9)
     _add(scheduler, 2, 16, 9, 0)
-    _step(scheduler)
+    take_step(scheduler, step_ns=9)
     _add(scheduler, 3, 64, 9, 5)
-    plan = _step(scheduler)
-    assert (plan.num_decodes, _chunks(plan)) == (2, [])
+    plan = take_step(scheduler, step_ns=9)
+    assert (plan.num_decodes, plan_chunks(plan)) == (2, [])
     assert scheduler.stats.preemptions == 0
 
 
@@ -174,9 +151,9 @@ def test_while_displaced_blocks_are_pending_no_other_request_is_displaced(depth:
 def test_an_urgent_prompt_overtakes_one_that_has_started() -> None:
     scheduler = _scheduler(Urgent(), blocks=100, budget=20)
     _add(scheduler, 1, 60, 9, 0)
-    assert _chunks(_step(scheduler)) == [(1, 20)]
+    assert plan_chunks(take_step(scheduler, step_ns=9)) == [(1, 20)]
     _add(scheduler, 2, 15, 9, 9)
-    assert _chunks(_step(scheduler)) == [(2, 15), (1, 5)]
+    assert plan_chunks(take_step(scheduler, step_ns=9)) == [(2, 15), (1, 5)]
 
 
 @pytest.mark.parametrize("policy", [Quarrelsome, Restless])
@@ -190,7 +167,7 @@ def test_all_requests_end_whatever_a_policy_displaces(
     for _ in range(1000):
         if not scheduler.has_work:
             break
-        _step(scheduler)
+        take_step(scheduler, step_ns=9)
     assert [r.output_tokens for r in requests] == [4] * 6
 
 
@@ -198,9 +175,9 @@ def test_a_paused_request_keeps_its_blocks_and_resumes_later() -> None:
     policy = OddOnly()
     scheduler = _scheduler(policy, blocks=100, budget=30)
     one, two = (_add(scheduler, rid, 10, 9, 0) for rid in (1, 2))
-    _step(scheduler)
+    take_step(scheduler, step_ns=9)
     assert (one.output_tokens, two.output_tokens) == (1, 1)
-    _step(scheduler)
+    take_step(scheduler, step_ns=9)
     assert (one.output_tokens, two.output_tokens) == (2, 1)
     assert two.state is RequestState.READY
     assert len(two.blocks) == 1
@@ -222,7 +199,7 @@ def test_no_request_is_paused_if_no_other_makes_progress() -> None:
     scheduler = _scheduler(NobodyYet(), blocks=100)
     requests = [_add(scheduler, rid, 10, 3, 0) for rid in (1, 2)]
     while scheduler.has_work:
-        _step(scheduler)
+        take_step(scheduler, step_ns=9)
     assert [r.output_tokens for r in requests] == [3, 3]
 
 

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.schedulers import make_scheduler
 
 from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.fastserve import FastServePolicy
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
 
 # A millisecond for each prompt token.
 _MODEL = RooflineForm(
@@ -38,12 +37,15 @@ class Engine:
     evicted: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(
-            policy=FastServePolicy(model=self.model),
-            kv=BlockPool(total_blocks=self.blocks, block_size=16),
-            limits=SchedulerLimits(token_budget=512, max_num_seqs=self.seqs, max_waiting=1000),
-            max_model_tokens=4000,
-            host=HostPool(total_blocks=self.host, ns_per_block=self.ns_per_block),
+        self.scheduler = make_scheduler(
+            FastServePolicy(model=self.model),
+            blocks=self.blocks,
+            budget=512,
+            seqs=self.seqs,
+            waiting=1000,
+            model=4000,
+            host=self.host,
+            ns_per_block=self.ns_per_block,
             preemption=self.preemption,
         )
 

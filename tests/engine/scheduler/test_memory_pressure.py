@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from tests.builders.schedulers import make_scheduler
 
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.units import NS_PER_MS
-from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.scheduler import admission, scheduler
 from goodput_engine.scheduler.admission import Rejection
 from goodput_engine.scheduler.plan import StepPlan, StepResult
-from goodput_engine.scheduler.policies.registry import build_policy
-from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.preemption import Evictor
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
 
 _STEP_NS = 10 * NS_PER_MS
 
@@ -37,15 +34,16 @@ class Engine:
     flying: list[StepPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(
-            policy=build_policy(self.policy),
-            kv=BlockPool(total_blocks=self.blocks, block_size=16),
-            limits=SchedulerLimits(token_budget=512, max_num_seqs=64, max_waiting=1000),
-            max_model_tokens=2000,
+        self.scheduler = make_scheduler(
+            self.policy,
+            blocks=self.blocks,
+            budget=512,
+            seqs=64,
+            waiting=1000,
+            model=2000,
             depth=self.depth,
-            host=HostPool(
-                total_blocks=self.host, ns_per_block=int(self.steps_per_block * _STEP_NS)
-            ),
+            host=self.host,
+            ns_per_block=int(self.steps_per_block * _STEP_NS),
             preemption=self.preemption,
         )
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from tests.builders.schedulers import add_request, make_scheduler, plan_chunks, take_step
+
 from goodput_core.spec.choices import Policy
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.scheduler.plan import StepOutcome, StepPlan, StepResult
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
-from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
+from goodput_engine.scheduler.policy import Phase
 from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.plan import StepOutcome, StepPlan
 
 
 class PrefillsAlone(SarathiPolicy):
@@ -81,45 +85,15 @@ class Gathering(SarathiPolicy):
         return due or not view.input_open or len(view.waiting) >= 2 or view.num_running > 0
 
 
-def _scheduler(
-    policy: SchedulingPolicy, *, blocks: int = 100, seqs: int = 8, budget: int = 100
-) -> Scheduler:
-    return Scheduler(
-        policy=policy,
-        kv=BlockPool(total_blocks=blocks, block_size=16),
-        limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=100),
-        max_model_tokens=1000,
-    )
-
-
-def _add(scheduler: Scheduler, rid: int, tokens: int, asked: int, priority: int = 0) -> None:
-    request = ScheduledRequest(
-        rid=rid,
-        arrival_ns=rid,
-        input_tokens=tokens,
-        max_output_tokens=asked,
-        priority=priority,
-    )
-    assert scheduler.add(request, 0) is None
-
-
-def _step(scheduler: Scheduler) -> StepPlan:
-    plan = scheduler.plan(0)
-    assert plan is not None
-    scheduler.commit(plan, StepResult(plan_id=plan.plan_id, at_ns=0, step_ns=1, stopped={}), 0)
-    scheduler.check_integrity()
-    return plan
-
-
 def _shape(plan: StepPlan) -> tuple[int, list[tuple[int, int]]]:
-    return plan.num_decodes, [(c.rid, c.num_tokens) for c in plan.chunks]
+    return plan.num_decodes, plan_chunks(plan)
 
 
 def test_a_policy_can_keep_prefills_and_decodes_apart_and_prompts_whole() -> None:
-    scheduler = _scheduler(PrefillsAlone())
-    _add(scheduler, 1, 60, 3)
-    _add(scheduler, 2, 60, 3)
-    assert [_shape(_step(scheduler)) for _ in range(4)] == [
+    scheduler = make_scheduler(PrefillsAlone())
+    add_request(scheduler, 1, 60, 3)
+    add_request(scheduler, 2, 60, 3)
+    assert [_shape(take_step(scheduler)) for _ in range(4)] == [
         (0, [(1, 60)]),
         (0, [(2, 60)]),
         (2, []),
@@ -128,10 +102,10 @@ def test_a_policy_can_keep_prefills_and_decodes_apart_and_prompts_whole() -> Non
 
 
 def test_a_policy_can_drain_a_batch_and_reserve_for_its_whole_length() -> None:
-    scheduler = _scheduler(Drained(), seqs=2)
+    scheduler = make_scheduler(Drained(), seqs=2)
     for rid in (1, 2, 3):
-        _add(scheduler, rid, 10, rid + 1)
-    plans = [_step(scheduler) for _ in range(4)]
+        add_request(scheduler, rid, 10, rid + 1)
+    plans = [take_step(scheduler) for _ in range(4)]
     assert [_shape(plan) for plan in plans] == [
         (0, [(1, 10), (2, 10)]),
         (2, []),
@@ -143,22 +117,22 @@ def test_a_policy_can_drain_a_batch_and_reserve_for_its_whole_length() -> None:
 
 def test_a_policy_can_order_the_queue_and_the_evictions() -> None:
     policy = Urgent()
-    scheduler = _scheduler(policy, blocks=2, seqs=2, budget=32)
-    _add(scheduler, 1, 16, 3, priority=0)
-    _add(scheduler, 2, 15, 4, priority=9)
-    assert _shape(_step(scheduler)) == (0, [(2, 15), (1, 16)])
-    assert _shape(_step(scheduler)) == (1, [])
+    scheduler = make_scheduler(policy, blocks=2, seqs=2, budget=32)
+    add_request(scheduler, 1, 16, 3, priority=0)
+    add_request(scheduler, 2, 15, 4, priority=9)
+    assert _shape(take_step(scheduler)) == (0, [(2, 15), (1, 16)])
+    assert _shape(take_step(scheduler)) == (1, [])
     assert [r.rid for r in scheduler.waiting] == [1]
     while scheduler.has_work:
-        _step(scheduler)
+        take_step(scheduler)
     assert policy.ended == [2, 1]
     assert scheduler.stats.preemptions == 1
 
 
 def test_a_policy_that_waits_says_when_to_ask_again() -> None:
-    scheduler = _scheduler(Gathering())
+    scheduler = make_scheduler(Gathering())
     assert scheduler.wake_ns() is None
-    _add(scheduler, 1, 10, 1)
+    add_request(scheduler, 1, 10, 1)
     assert scheduler.plan(5) is None
     assert scheduler.wake_ns() == 11
     plan = scheduler.plan(11)
@@ -167,15 +141,15 @@ def test_a_policy_that_waits_says_when_to_ask_again() -> None:
 
 
 def test_a_wake_up_that_has_passed_is_not_asked_for_again() -> None:
-    scheduler = _scheduler(Gathering(), blocks=1)
-    _add(scheduler, 1, 10, 1)
+    scheduler = make_scheduler(Gathering(), blocks=1)
+    add_request(scheduler, 1, 10, 1)
     scheduler.now_ns = 11
     assert scheduler.wake_ns() is None
 
 
 def test_a_policy_that_fills_batches_knows_when_no_request_can_arrive() -> None:
-    scheduler = _scheduler(Gathering())
-    _add(scheduler, 1, 10, 1)
+    scheduler = make_scheduler(Gathering())
+    add_request(scheduler, 1, 10, 1)
     assert scheduler.plan(5) is None
     scheduler.end_input()
     assert scheduler.plan(5) is not None

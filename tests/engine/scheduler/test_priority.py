@@ -7,19 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.schedulers import make_scheduler
 
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
-from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.messages import Configure, Submit
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.priority import PriorityPolicy
-from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
 
 REALTIME, HIGH, NORMAL, LOW = 2, 1, 0, -1
 
@@ -31,11 +29,13 @@ class Engine:
         self, *, ageing_ns: int = 100, blocks: int = 100, seqs: int = 8, budget: int = 100
     ) -> None:
         self.now_ns = 0
-        self.scheduler = Scheduler(
-            policy=PriorityPolicy(ageing_ns=ageing_ns),
-            kv=BlockPool(total_blocks=blocks, block_size=16),
-            limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=1000),
-            max_model_tokens=10_000,
+        self.scheduler = make_scheduler(
+            PriorityPolicy(ageing_ns=ageing_ns),
+            blocks=blocks,
+            budget=budget,
+            seqs=seqs,
+            waiting=1000,
+            model=10_000,
         )
 
     def add(

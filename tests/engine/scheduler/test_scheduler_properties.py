@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.scheduler.scheduler_world import PROMISES, World
+from tests.builders.scheduler_bench import PROMISES, SchedulerBench
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
@@ -35,23 +35,23 @@ _ACTIONS = st.lists(
 )
 
 
-def _run(world: World, actions: list[tuple[object, ...]], stretch: int = 0) -> None:
+def _run(bench: SchedulerBench, actions: list[tuple[object, ...]], stretch: int = 0) -> None:
     for action in actions:
         match action:
             case ("submit", int(tokens), asked, int(length), int(family), Targets() as targets):
                 assert asked is None or isinstance(asked, int)
-                world.submit(tokens, asked, length + stretch, family, targets)
+                bench.submit(tokens, asked, length + stretch, family, targets)
             case ("plan",):
-                world.plan()
+                bench.plan()
             case ("commit",):
-                world.commit()
+                bench.commit()
             case ("cancel", int(rid)):
-                world.cancel(rid)
+                bench.cancel(rid)
             case ("limits", int(budget), int(seqs)):
-                world.scheduler.set_limits(
+                bench.scheduler.set_limits(
                     SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=1000)
                 )
-        world.check()
+        bench.check()
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -66,14 +66,16 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
     actions: list[tuple[object, ...]],
     total_blocks: int,
 ) -> None:
-    world = World(policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption)
-    _run(world, actions)
-    world.run_dry()
-    for rid, request in world.requests.items():
-        if rid not in world.refused | world.cancelled:
-            length = world.executor.lengths[rid]
-            assert world.gained[rid] == min(length, request.output_limit)
-            assert world.finished[rid] == ("stop" if length <= request.output_limit else "length")
+    bench = SchedulerBench(
+        policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption
+    )
+    _run(bench, actions)
+    bench.run_dry()
+    for rid, request in bench.requests.items():
+        if rid not in bench.refused | bench.cancelled:
+            length = bench.executor.lengths[rid]
+            assert bench.gained[rid] == min(length, request.output_limit)
+            assert bench.finished[rid] == ("stop" if length <= request.output_limit else "length")
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -89,14 +91,14 @@ def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_length
     total_blocks: int,
     stretch: int,
 ) -> None:
-    worlds = [
-        World(policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption)
+    benchs = [
+        SchedulerBench(policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption)
         for _ in range(2)
     ]
-    for world, extra in zip(worlds, (0, stretch), strict=True):
-        _run(world, [a for a in actions if a[0] != "cancel"], extra)
-        world.run_dry()
-    one, two = worlds
+    for bench, extra in zip(benchs, (0, stretch), strict=True):
+        _run(bench, [a for a in actions if a[0] != "cancel"], extra)
+        bench.run_dry()
+    one, two = benchs
     pairs = zip(one.results, two.results, strict=False)
     seen = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if seen is None:
@@ -119,26 +121,28 @@ def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
     total_blocks: int,
     victim: int,
 ) -> None:
-    world = World(policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption)
-    _run(world, actions)
-    world.cancel(victim)
-    if victim not in world.cancelled:
+    bench = SchedulerBench(
+        policy=policy, depth=depth, total_blocks=total_blocks, preemption=preemption
+    )
+    _run(bench, actions)
+    bench.cancel(victim)
+    if victim not in bench.cancelled:
         return
-    request = world.requests[victim]
+    request = bench.requests[victim]
     assert request.state in {RequestState.CANCELLED, RequestState.WAITING}
     for _ in range(depth + 1):
-        while world.plan():
+        while bench.plan():
             pass
-        world.commit()
+        bench.commit()
     assert not request.blocks
     assert not request.host_blocks
-    assert victim not in world.scheduler._table.requests
+    assert victim not in bench.scheduler._table.requests
 
 
 def test_the_mirror_refuses_a_plan_that_exceeds_the_budget() -> None:
-    world = World(policy="sarathi", depth=0, total_blocks=40)
-    world.submit(30, 4, 4, 0)
-    plan = world.scheduler.plan(1)
+    bench = SchedulerBench(policy="sarathi", depth=0, total_blocks=40)
+    bench.submit(30, 4, 4, 0)
+    plan = bench.scheduler.plan(1)
     assert plan is not None
     with pytest.raises(AssertionError):
-        world.executor.submit(plan, budget=15)
+        bench.executor.submit(plan, budget=15)

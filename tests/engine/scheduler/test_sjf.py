@@ -9,34 +9,28 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.schedulers import make_scheduler, take_step
 
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
-from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.messages import Configure, ExecutorInput, Submit
-from goodput_engine.scheduler.plan import StepResult
 from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policies.sjf import ShortestFirst, SjfPolicy
-from goodput_engine.scheduler.policy import PolicySettings, SchedulerLimits, SchedulingPolicy
+from goodput_engine.scheduler.policy import PolicySettings, SchedulingPolicy
 from goodput_engine.scheduler.prediction import KnownLengths, LearnedLengths
 from goodput_engine.scheduler.request_table import ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.settings import ReplicaIdentity
 
 if TYPE_CHECKING:
     from goodput_engine.core.engine_core import EngineCore
+    from goodput_engine.scheduler.scheduler import Scheduler
 
 W_NS = 500
 
 
 def _scheduler(policy: SchedulingPolicy, *, blocks: int = 100, seqs: int = 1) -> Scheduler:
-    return Scheduler(
-        policy=policy,
-        kv=BlockPool(total_blocks=blocks, block_size=16),
-        limits=SchedulerLimits(token_budget=100, max_num_seqs=seqs, max_waiting=100),
-        max_model_tokens=1000,
-    )
+    return make_scheduler(policy, blocks=blocks, seqs=seqs)
 
 
 def _request(
@@ -52,12 +46,7 @@ def _request(
 
 
 def _step(scheduler: Scheduler, at_ns: int, stops: tuple[int, ...] = ()) -> list[int]:
-    plan = scheduler.plan(at_ns)
-    assert plan is not None
-    stopped = dict.fromkeys(stops, "stop")
-    result = StepResult(plan_id=plan.plan_id, at_ns=at_ns, step_ns=1, stopped=stopped)
-    scheduler.commit(plan, result, at_ns)
-    scheduler.check_integrity()
+    plan = take_step(scheduler, at_ns=at_ns, stopped=stops)
     return [chunk.rid for chunk in plan.chunks]
 
 

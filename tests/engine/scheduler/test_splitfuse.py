@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from tests.builders.schedulers import add_request, commit_plan, make_scheduler
 
 from goodput_core.steptime import RooflineForm
-from goodput_engine.kv.blocks import BlockPool
-from goodput_engine.scheduler.plan import StepResult
-from goodput_engine.scheduler.policies.registry import build_policy
-from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request_table import ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.scheduler import Scheduler
 
 BUDGET = 512
 # Up to 200 tokens the weights bound a step, beyond them arithmetic does.
@@ -20,19 +20,13 @@ DEVICE = RooflineForm(
 
 
 def _scheduler(policy: str, *, seqs: int = 64) -> Scheduler:
-    return Scheduler(
-        policy=build_policy(policy),
-        kv=BlockPool(total_blocks=10_000, block_size=16),
-        limits=SchedulerLimits(token_budget=BUDGET, max_num_seqs=seqs, max_waiting=1000),
-        max_model_tokens=100_000,
+    return make_scheduler(
+        policy, blocks=10_000, budget=BUDGET, seqs=seqs, waiting=1000, model=100_000
     )
 
 
 def _add(scheduler: Scheduler, rid: int, tokens: int, asked: int = 100) -> None:
-    request = ScheduledRequest(
-        rid=rid, arrival_ns=rid, input_tokens=tokens, max_output_tokens=asked
-    )
-    assert scheduler.add(request, 0) is None
+    add_request(scheduler, rid, tokens, asked)
 
 
 def _step(scheduler: Scheduler) -> tuple[int, list[int], int]:
@@ -40,9 +34,7 @@ def _step(scheduler: Scheduler) -> tuple[int, list[int], int]:
     plan = scheduler.plan(0)
     assert plan is not None
     step_ns = DEVICE.step_ns(plan.shape)
-    result = StepResult(plan_id=plan.plan_id, at_ns=0, step_ns=step_ns, stopped={})
-    scheduler.commit(plan, result, 0)
-    scheduler.check_integrity()
+    commit_plan(scheduler, plan, step_ns=step_ns)
     return plan.shape.num_tokens, [chunk.rid for chunk in plan.chunks], step_ns
 
 

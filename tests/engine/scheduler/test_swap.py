@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.schedulers import add_request, make_scheduler, take_step
 
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_engine.device.load import load_profile
 from goodput_engine.executor.emulated import EmulatedExecutor
-from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.scheduler.plan import StepPlan, StepResult
-from goodput_engine.scheduler.policies.registry import build_policy
-from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
-from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.scheduler import Scheduler
 
 _BLOCK = 16
 
@@ -29,13 +30,14 @@ def _scheduler(
     depth: int = 0,
     policy: Policy = Policy.SARATHI,
 ) -> Scheduler:
-    return Scheduler(
-        policy=build_policy(policy),
-        kv=BlockPool(total_blocks=blocks, block_size=_BLOCK),
-        limits=SchedulerLimits(token_budget=200, max_num_seqs=8, max_waiting=100),
-        max_model_tokens=1000,
+    return make_scheduler(
+        policy,
+        blocks=blocks,
+        block_size=_BLOCK,
+        budget=200,
         depth=depth,
-        host=HostPool(total_blocks=host, ns_per_block=ns_per_block),
+        host=host,
+        ns_per_block=ns_per_block,
         preemption=preemption,
     )
 
@@ -43,24 +45,11 @@ def _scheduler(
 def _add(
     scheduler: Scheduler, rid: int, tokens: int, asked: int, hashes: list[int] | None = None
 ) -> ScheduledRequest:
-    request = ScheduledRequest(
-        rid=rid,
-        arrival_ns=rid,
-        input_tokens=tokens,
-        max_output_tokens=asked,
-        block_hashes=hashes or [],
-    )
-    assert scheduler.add(request, 0) is None
-    return request
+    return add_request(scheduler, rid, tokens, asked, hashes=hashes or [])
 
 
 def _step(scheduler: Scheduler, step_ns: int = 100) -> StepPlan:
-    plan = scheduler.plan(0)
-    assert plan is not None
-    result = StepResult(plan_id=plan.plan_id, at_ns=0, step_ns=step_ns, stopped={})
-    scheduler.commit(plan, result, 0)
-    scheduler.check_integrity()
-    return plan
+    return take_step(scheduler, step_ns=step_ns)
 
 
 def _run(scheduler: Scheduler, step_ns: int = 100) -> list[StepPlan]:

@@ -124,7 +124,7 @@ class MirrorExecutor:
 
 
 @dataclass
-class World:
+class SchedulerBench:
     """A scheduler, its mirror, and everything that was seen."""
 
     policy: str

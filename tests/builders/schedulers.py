@@ -1,0 +1,108 @@
+"""Schedulers, requests and steps for tests: small defaults, every part can be chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from goodput_core.spec.choices import Preemption
+from goodput_engine.kv.blocks import BlockPool, HostPool
+from goodput_engine.scheduler.plan import StepResult
+from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.request_table import ScheduledRequest
+from goodput_engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_engine.scheduler.plan import StepOutcome, StepPlan
+    from goodput_engine.scheduler.policy import SchedulingPolicy
+
+__all__ = ["add_request", "commit_plan", "make_scheduler", "plan_chunks", "take_step"]
+
+
+def make_scheduler(
+    policy: SchedulingPolicy | str = "sarathi",
+    *,
+    blocks: int = 100,
+    block_size: int = 16,
+    budget: int = 100,
+    seqs: int = 8,
+    waiting: int = 100,
+    model: int = 1000,
+    depth: int = 0,
+    host: int = 0,
+    ns_per_block: int = 1,
+    preemption: Preemption | None = None,
+) -> Scheduler:
+    """Build a scheduler; with host blocks it swaps unless another preemption is given."""
+    if preemption is None:
+        preemption = Preemption.SWAP if host else Preemption.RECOMPUTE
+    return Scheduler(
+        policy=build_policy(policy) if isinstance(policy, str) else policy,
+        kv=BlockPool(total_blocks=blocks, block_size=block_size),
+        limits=SchedulerLimits(token_budget=budget, max_num_seqs=seqs, max_waiting=waiting),
+        max_model_tokens=model,
+        depth=depth,
+        host=HostPool(total_blocks=host, ns_per_block=ns_per_block),
+        preemption=preemption,
+    )
+
+
+def add_request(
+    scheduler: Scheduler,
+    rid: int,
+    tokens: int,
+    asked: int | None,
+    *,
+    at_ns: int = 0,
+    arrival_ns: int | None = None,
+    priority: int = 0,
+    hashes: Sequence[int] = (),
+) -> ScheduledRequest:
+    """Add an accepted request; it arrives at its rid, in nanoseconds, unless given."""
+    request = ScheduledRequest(
+        rid=rid,
+        arrival_ns=rid if arrival_ns is None else arrival_ns,
+        input_tokens=tokens,
+        max_output_tokens=asked,
+        priority=priority,
+        block_hashes=hashes,
+    )
+    assert scheduler.add(request, at_ns) is None
+    return request
+
+
+def commit_plan(
+    scheduler: Scheduler,
+    plan: StepPlan,
+    *,
+    at_ns: int = 0,
+    step_ns: int = 1,
+    stopped: Sequence[int] = (),
+) -> StepOutcome:
+    """Commit a plan in which these requests stopped, and check every invariant."""
+    result = StepResult(
+        plan_id=plan.plan_id,
+        at_ns=at_ns,
+        step_ns=step_ns,
+        stopped=dict.fromkeys(stopped, "stop"),
+    )
+    outcome = scheduler.commit(plan, result, at_ns)
+    scheduler.check_integrity()
+    return outcome
+
+
+def take_step(
+    scheduler: Scheduler, *, at_ns: int = 0, step_ns: int = 1, stopped: Sequence[int] = ()
+) -> StepPlan:
+    """Plan and commit one step, and return its plan."""
+    plan = scheduler.plan(at_ns)
+    assert plan is not None
+    commit_plan(scheduler, plan, at_ns=at_ns, step_ns=step_ns, stopped=stopped)
+    return plan
+
+
+def plan_chunks(plan: StepPlan) -> list[tuple[int, int]]:
+    """Return (request, tokens) of the chunks of a plan."""
+    return [(chunk.rid, chunk.num_tokens) for chunk in plan.chunks]
