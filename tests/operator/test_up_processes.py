@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,16 @@ def test_ctrl_c_lets_children_drain_and_exits_130(start_up: Start) -> None:
     assert up.wait() == 130
     assert up.log().count("drained") == 3
     assert up.left_behind() == []
+
+
+def test_the_limit_of_open_files_is_raised_for_every_process(start_up: Start) -> None:
+    script = str(Path(__file__).parent / "children" / "up.py")
+    limited = 'ulimit -Sn 256; exec "$@"'
+    up = start_up(program=("bash", "-c", limited, "bash", sys.executable, script))
+    up.event("ready")
+    for process in (psutil.Process(up.process.pid), up.child("chat-0")):
+        soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+        assert soft == hard > 256
 
 
 def test_replicas_serve_until_the_router_has_drained(start_up: Start, tmp_path: Path) -> None:
