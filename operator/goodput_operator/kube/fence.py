@@ -11,10 +11,10 @@ from typing import Protocol
 
 from goodput_operator.kube.errors import LeaseLostError
 
-__all__ = ["Clock", "Fence", "SystemClock"]
+__all__ = ["ClockSource", "Fence", "SystemClock"]
 
 
-class Clock(Protocol):
+class ClockSource(Protocol):
     """A source of monotonic and calendar time."""
 
     def now_ns(self) -> int:
@@ -45,7 +45,7 @@ class Fence:
         clock: its monotonic time counts.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ClockSource) -> None:
         self._clock = clock
         self._until_ns: int | None = None
 

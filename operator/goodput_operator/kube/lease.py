@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from goodput_operator.kube.client import ApiResponse, LeaseClient
-    from goodput_operator.kube.fence import Clock, Fence
+    from goodput_operator.kube.fence import ClockSource, Fence
     from goodput_operator.kube.objects import Object
 
 __all__ = ["FencingLock", "LeaseTimes", "hold_lease"]
@@ -124,7 +124,7 @@ class FencingLock(BaseLock):
         namespace: str,
         identity: str,
         fence: Fence,
-        clock: Clock,
+        clock: ClockSource,
         times: LeaseTimes,
     ) -> None:
         super().__init__(name, namespace, identity)

@@ -23,7 +23,7 @@ from goodput_operator.reconcile.metrics import CONTENT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from goodput_operator.kube.fence import Clock, Fence
+    from goodput_operator.kube.fence import ClockSource, Fence
     from goodput_operator.reconcile.metrics import OperatorMetrics
     from goodput_operator.reconcile.work_queue import Workers
 
@@ -45,7 +45,7 @@ class Health:
     """
 
     def __init__(
-        self, *, clock: Clock, paths: Iterable[str], fence: Fence, workers: Workers[Any]
+        self, *, clock: ClockSource, paths: Iterable[str], fence: Fence, workers: Workers[Any]
     ) -> None:
         self._clock = clock
         self._started_ns = clock.now_ns()

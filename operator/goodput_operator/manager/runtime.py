@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
 
     from goodput_operator.kube.cache import Key
-    from goodput_operator.kube.fence import Clock
+    from goodput_operator.kube.fence import ClockSource
     from goodput_operator.manager.options import Options
     from goodput_operator.reconcile.actions import Decision
     from goodput_operator.reconcile.observe import Measure
@@ -78,7 +78,7 @@ class Operator:
         *,
         decide: Callable[[Snapshot], Decision],
         measure: Callable[[aiohttp.ClientSession], Measure],
-        clock: Clock,
+        clock: ClockSource,
         ended: Callable[[], None],
     ) -> None:
         self._options = options

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from goodput_operator.reconcile.observe import ServiceRecord
     from goodput_operator.reconcile.snapshot import Snapshot
 
-__all__ = ["Applier", "LimitsPusher", "Outcome"]
+__all__ = ["Applier", "ApplyResult", "LimitsPusher"]
 
 _MAX_FIELDS: Final = 5
 """Fields per manager that one Event names."""
@@ -50,7 +50,7 @@ _ALL_FIELDS: Final = ((),)
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class ApplyResult:
     """Failed actions of one reconciliation.
 
     Args:
@@ -130,7 +130,7 @@ class Applier:
 
     async def carry_out(
         self, snapshot: Snapshot, actions: Sequence[Action], record: ServiceRecord
-    ) -> Outcome:
+    ) -> ApplyResult:
         """Carry out all actions in order; a refused one does not prevent the others.
 
         Args:
@@ -141,7 +141,7 @@ class Applier:
         Raises:
             LeaseLostError: the Lease is no longer held.
         """
-        outcome = Outcome()
+        outcome = ApplyResult()
         existing = {(o["kind"], o["metadata"]["name"]): o for o in snapshot.objects}
         for pushes, group in groupby(actions, key=lambda action: isinstance(action, Push)):
             if pushes:
@@ -169,7 +169,7 @@ class Applier:
         action: Apply,
         existing: Mapping[tuple[str, str], Object],
         record: ServiceRecord,
-        outcome: Outcome,
+        outcome: ApplyResult,
     ) -> None:
         kind, name = KINDS[action.body["kind"]], action.body["metadata"]["name"]
         live = existing.get((kind.name, name))
@@ -246,7 +246,9 @@ class Applier:
         response = await self._client.replace_managed_fields(kind, found, managed_fields)
         return response if isinstance(response, Refusal) else moved
 
-    async def _create_token(self, service: Object, action: CreateToken, outcome: Outcome) -> None:
+    async def _create_token(
+        self, service: Object, action: CreateToken, outcome: ApplyResult
+    ) -> None:
         metadata = service["metadata"]
         token = control_token(self._key, service_uid=metadata["uid"], revision=action.revision)
         body = {**action.body, "stringData": {TOKEN_KEY: token}}
@@ -254,7 +256,7 @@ class Applier:
         if isinstance(response, Refusal) and response.reason != "AlreadyExists":
             outcome.add(SECRET.name, action.body["metadata"]["name"], response)
 
-    async def _delete(self, service: Object, action: Delete, outcome: Outcome) -> None:
+    async def _delete(self, service: Object, action: Delete, outcome: ApplyResult) -> None:
         namespace = service["metadata"]["namespace"]
         response = await self._client.delete(KINDS[action.kind], namespace, action.name, action.uid)
         # A conflict means that a later object has the name, so this one is deleted already.
@@ -262,7 +264,7 @@ class Applier:
             outcome.add(action.kind, action.name, response)
 
     async def _write_status(
-        self, service: Object, action: WriteStatus, record: ServiceRecord, outcome: Outcome
+        self, service: Object, action: WriteStatus, record: ServiceRecord, outcome: ApplyResult
     ) -> None:
         metadata = service["metadata"]
         body = {
@@ -282,12 +284,12 @@ class Applier:
         elif not response.not_found:
             outcome.add(KIND_LLMSERVICE, metadata["name"], response)
 
-    async def _emit(self, service: Object, emit: Emit, outcome: Outcome) -> None:
+    async def _emit(self, service: Object, emit: Emit, outcome: ApplyResult) -> None:
         refusal = await self._recorder.emit(service, emit)
         if refusal is not None:
             outcome.add("Event", emit.reason, refusal)
 
-    async def _push(self, snapshot: Snapshot, pushes: Sequence[Push], outcome: Outcome) -> None:
+    async def _push(self, snapshot: Snapshot, pushes: Sequence[Push], outcome: ApplyResult) -> None:
         uid = snapshot.service["metadata"]["uid"]
         for pod, error in (await self._pusher.push(uid, pushes)).items():
             outcome.failures[POD.name, pod] = error

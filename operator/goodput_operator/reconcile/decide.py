@@ -37,7 +37,7 @@ from goodput_operator.reconcile.actions import (
 )
 from goodput_operator.reconcile.attainment import AttainmentStatus, attainment
 from goodput_operator.reconcile.drift import repairs
-from goodput_operator.reconcile.problems import Problem, Reason, name_conflict, problems_of
+from goodput_operator.reconcile.problems import Problem, ProblemReason, name_conflict, problems_of
 from goodput_operator.reconcile.rollout import (
     desired_objects,
     outdated_revisions,
@@ -108,9 +108,9 @@ def _parse_spec(service: Object) -> LLMServiceSpec | Problem:
         parsed = LLMService.from_dict(manifest)
         require_served(parsed)
     except NotBuiltError as error:
-        return Problem(reason=Reason.NOT_BUILT, message=str(error))
+        return Problem(reason=ProblemReason.NOT_BUILT, message=str(error))
     except SpecError as error:
-        return Problem(reason=Reason.INVALID_SPEC, message=str(error))
+        return Problem(reason=ProblemReason.INVALID_SPEC, message=str(error))
     return parsed.spec
 
 
@@ -366,7 +366,9 @@ def _missing_tokens(
         failed: kind and name of the last reconciliation's failed actions.
         problems: of the service.
     """
-    reported = " ".join(one.message for one in problems if one.reason is Reason.CONTAINER_CONFIG)
+    reported = " ".join(
+        one.message for one in problems if one.reason is ProblemReason.CONTAINER_CONFIG
+    )
     missing = []
     for revision in used:
         uid, name = revisions.uids.get(revision.name), secret_of(revision.template)
@@ -404,4 +406,4 @@ def _prometheus_not_allowed(spec: LLMServiceSpec, installation: Installation) ->
         "spec.control.prometheus.url: this operator may not query the server; remove the field, "
         "or add the URL to the chart's prometheus.allowedUrls"
     )
-    return [Problem(reason=Reason.PROMETHEUS_NOT_ALLOWED, message=message)]
+    return [Problem(reason=ProblemReason.PROMETHEUS_NOT_ALLOWED, message=message)]

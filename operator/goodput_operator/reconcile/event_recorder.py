@@ -15,7 +15,7 @@ from goodput_operator.kube.objects import EVENT, MANAGER, format_time
 
 if TYPE_CHECKING:
     from goodput_operator.kube.client import ApiResponse, Client
-    from goodput_operator.kube.fence import Clock
+    from goodput_operator.kube.fence import ClockSource
     from goodput_operator.kube.objects import Object
     from goodput_operator.reconcile.actions import Emit
 
@@ -46,7 +46,7 @@ class EventRecorder:
         instance: this operator's identity, as the reporting instance.
     """
 
-    def __init__(self, client: Client, *, clock: Clock, instance: str) -> None:
+    def __init__(self, client: Client, *, clock: ClockSource, instance: str) -> None:
         self._client = client
         self._clock = clock
         self._instance = instance

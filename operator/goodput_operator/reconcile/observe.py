@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from goodput_operator.control.measures import Measures
     from goodput_operator.kube.cache import Cache, Key
     from goodput_operator.kube.client import Client
-    from goodput_operator.kube.fence import Clock
+    from goodput_operator.kube.fence import ClockSource
 
 __all__ = ["Measure", "Observer", "ServiceRecord"]
 
@@ -70,7 +70,9 @@ class Observer:
         clock: monotonic and calendar time.
     """
 
-    def __init__(self, *, cache: Cache, client: Client, measure: Measure, clock: Clock) -> None:
+    def __init__(
+        self, *, cache: Cache, client: Client, measure: Measure, clock: ClockSource
+    ) -> None:
         self._cache = cache
         self._client = client
         self._measure = measure

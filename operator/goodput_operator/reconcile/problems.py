@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from goodput_operator.reconcile.snapshot import PodView, View
 
-__all__ = ["Problem", "Reason", "name_conflict", "problems_of"]
+__all__ = ["Problem", "ProblemReason", "name_conflict", "problems_of"]
 
 _MAX_MESSAGE: Final = 1000
 
 
-class Reason(StrEnum):
+class ProblemReason(StrEnum):
     """Kinds of problems, the most severe first; conditions show the first that applies."""
 
     INVALID_SPEC = "InvalidSpec"
@@ -47,15 +47,15 @@ class Reason(StrEnum):
     """The API server, or an admission webhook, is temporarily unavailable."""
 
 
-_SEVERITY: Final = {reason: index for index, reason in enumerate(Reason)}
-_WAITING: Final[Mapping[str, Reason]] = {
-    "ErrImagePull": Reason.IMAGE_PULL_FAILED,
-    "ImagePullBackOff": Reason.IMAGE_PULL_FAILED,
-    "InvalidImageName": Reason.IMAGE_PULL_FAILED,
-    "ErrImageNeverPull": Reason.IMAGE_PULL_FAILED,
-    "CreateContainerConfigError": Reason.CONTAINER_CONFIG,
-    "CreateContainerError": Reason.CONTAINER_CONFIG,
-    "CrashLoopBackOff": Reason.CRASH_LOOPING,
+_SEVERITY: Final = {reason: index for index, reason in enumerate(ProblemReason)}
+_WAITING: Final[Mapping[str, ProblemReason]] = {
+    "ErrImagePull": ProblemReason.IMAGE_PULL_FAILED,
+    "ImagePullBackOff": ProblemReason.IMAGE_PULL_FAILED,
+    "InvalidImageName": ProblemReason.IMAGE_PULL_FAILED,
+    "ErrImageNeverPull": ProblemReason.IMAGE_PULL_FAILED,
+    "CreateContainerConfigError": ProblemReason.CONTAINER_CONFIG,
+    "CreateContainerError": ProblemReason.CONTAINER_CONFIG,
+    "CrashLoopBackOff": ProblemReason.CRASH_LOOPING,
 }
 
 
@@ -69,14 +69,14 @@ class Problem:
         limits_scaling: True if it keeps pods from being created or scheduled.
     """
 
-    reason: Reason
+    reason: ProblemReason
     message: str
     limits_scaling: bool = False
 
     @property
     def stalls(self) -> bool:
         """True if the problem remains until a person or another system acts."""
-        return self.reason not in {Reason.UNSCHEDULABLE, Reason.RETRYING}
+        return self.reason not in {ProblemReason.UNSCHEDULABLE, ProblemReason.RETRYING}
 
 
 def name_conflict(foreign: Iterable[tuple[str, str]]) -> list[Problem]:
@@ -85,7 +85,7 @@ def name_conflict(foreign: Iterable[tuple[str, str]]) -> list[Problem]:
     if not names:
         return []
     message = f"not controlled by this LLMService: {', '.join(names)}; rename or delete them"
-    return [Problem(reason=Reason.NAME_CONFLICT, message=message)]
+    return [Problem(reason=ProblemReason.NAME_CONFLICT, message=message)]
 
 
 def problems_of(
@@ -114,7 +114,7 @@ def _delayed_actions(delayed: Mapping[tuple[str, str], str]) -> Iterator[Problem
     for (kind, name), message in sorted(delayed.items()):
         # A delayed status would be reported by a status write that succeeds.
         if kind not in {"Event", KIND_LLMSERVICE}:
-            yield _problem(Reason.RETRYING, f"{kind} {name}: {message}")
+            yield _problem(ProblemReason.RETRYING, f"{kind} {name}: {message}")
 
 
 def _of_workloads(view: View) -> Iterator[Problem]:
@@ -125,7 +125,7 @@ def _of_workloads(view: View) -> Iterator[Problem]:
             yield replace(problem, limits_scaling=True)
         progress = workload.conditions.get("Progressing", {})
         if progress.get("reason") == "ProgressDeadlineExceeded" and workload.wanted:
-            yield _problem(Reason.PROGRESS_DEADLINE_EXCEEDED, progress.get("message", ""))
+            yield _problem(ProblemReason.PROGRESS_DEADLINE_EXCEEDED, progress.get("message", ""))
 
 
 def _of_pod(pod: PodView) -> Iterator[Problem]:
@@ -135,14 +135,14 @@ def _of_pod(pod: PodView) -> Iterator[Problem]:
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             message = f"pod {pod.name}: {condition.get('message', '')}"
-            yield replace(_problem(Reason.UNSCHEDULABLE, message), limits_scaling=True)
+            yield replace(_problem(ProblemReason.UNSCHEDULABLE, message), limits_scaling=True)
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = _WAITING.get(waiting.get("reason", ""))
         if reason is None:
             continue
         message = waiting.get("message", "")
-        if reason is Reason.CRASH_LOOPING:
+        if reason is ProblemReason.CRASH_LOOPING:
             message = _last_exit(container) or message
         yield _problem(reason, f"pod {pod.name}: {message}")
 
@@ -160,8 +160,10 @@ def _last_exit(container: Mapping[str, Any]) -> str:
 
 def _refused(name: str, message: str) -> Problem:
     quota = "exceeded quota" in message
-    return _problem(Reason.QUOTA_EXCEEDED if quota else Reason.REFUSED, f"{name}: {message}")
+    return _problem(
+        ProblemReason.QUOTA_EXCEEDED if quota else ProblemReason.REFUSED, f"{name}: {message}"
+    )
 
 
-def _problem(reason: Reason, message: str) -> Problem:
+def _problem(reason: ProblemReason, message: str) -> Problem:
     return Problem(reason=reason, message=" ".join(message.split())[:_MAX_MESSAGE])

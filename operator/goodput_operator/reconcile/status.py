@@ -22,7 +22,7 @@ from goodput_core.spec.status import (
 )
 from goodput_core.units import NS_PER_S
 from goodput_operator.reconcile.attainment import AttainmentStatus
-from goodput_operator.reconcile.problems import Problem, Reason
+from goodput_operator.reconcile.problems import Problem, ProblemReason
 from goodput_operator.reconcile.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def _ready(view: View, known: StatusInput) -> Condition:
         return Condition(
             type=READY,
             status=Truth.FALSE,
-            reason=Reason.NAME_CONFLICT,
+            reason=ProblemReason.NAME_CONFLICT,
             message=f"requests cannot be routed: Service {' and '.join(services)} is not "
             "controlled by this LLMService; rename or delete it",
         )

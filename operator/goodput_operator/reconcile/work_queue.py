@@ -17,7 +17,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.backoff import BackOff
 
 if TYPE_CHECKING:
-    from goodput_operator.kube.fence import Clock
+    from goodput_operator.kube.fence import ClockSource
 
 __all__ = ["RateLimit", "Result", "WorkQueue", "Workers"]
 
@@ -192,7 +192,7 @@ class Workers(Generic[K]):
         *,
         queue: WorkQueue[K],
         reconcile: Callable[[K], Awaitable[Result]],
-        clock: Clock,
+        clock: ClockSource,
         count: int,
     ) -> None:
         self._queue = queue

@@ -21,7 +21,7 @@ from goodput_operator.reconcile.actions import (
     Push,
     WriteStatus,
 )
-from goodput_operator.reconcile.apply import Applier, Outcome
+from goodput_operator.reconcile.apply import Applier, ApplyResult
 from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.observe import ServiceRecord
 from goodput_operator.reconcile.snapshot import Snapshot
@@ -78,7 +78,7 @@ async def carry_out(
     *actions: Action,
     record: ServiceRecord | None = None,
     engines: Engines | None = None,
-) -> Outcome:
+) -> ApplyResult:
     snapshot = snapshot_of(memory)
     return await applier_of(memory, engines).carry_out(
         snapshot, actions, record or ServiceRecord(uid=UID)

@@ -45,7 +45,7 @@ def reasons() -> set[str]:
     (kinds,) = [
         node
         for node in parsed("reconcile/problems").body
-        if isinstance(node, ast.ClassDef) and node.name == "Reason"
+        if isinstance(node, ast.ClassDef) and node.name == "ProblemReason"
     ]
     said |= constants(kinds)
     for node in ast.walk(parsed("reconcile/apply")):
