@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["beta_quantile", "chi_square_quantile", "normal_quantile", "student_t_quantile"]
 
 _NORMAL: Final = NormalDist()
-_EPSILON: Final = 1e-15
+_EPSILON: Final = 1e-13
 _TINY: Final = 1e-300
 _SMALL: Final = 1e-20
-_TOLERANCE: Final = 1e-12  # relative, of a quantile
+_LAST_STEP: Final = 1e-6  # relative; the error after a Newton step is about its square
 _STIRLING: Final = 10.0  # least argument of Stirling's series
 _MAX_TERMS: Final = 200_000
 _MAX_STEPS: Final = 200
@@ -58,9 +58,7 @@ def chi_square_quantile(p: float, degrees: float) -> float:
     if near_zero < _SMALL:
         return 2 * near_zero  # the first term of the series is all of it
     guess = shape * cube**3 if cube > 0 and degrees > 1 else near_zero
-    high = max(1.0, 2 * shape)
-    while _lower_gamma(shape, high) < p:
-        high *= 2
+    high = shape + 40 * math.sqrt(shape) + 100  # beyond any p below 1
     return 2 * _invert(lambda x: _lower_gamma(shape, x), density, p, guess, high)
 
 
@@ -72,6 +70,8 @@ def beta_quantile(p: float, a: float, b: float) -> float:
         a: its first parameter, above 0.
         b: its second parameter, above 0.
     """
+    if a > b:  # near 1 the distance to 1 has the digits
+        return 1 - beta_quantile(1 - p, b, a)
 
     def density(x: float) -> float:
         return _beta_scale(a, b, x) / (x * (1 - x)) if 0 < x < 1 else 0.0
@@ -116,7 +116,7 @@ def _invert(
             low = x
         slope = density(x)
         following = x - error / slope if slope > 0 else math.inf
-        if abs(following - x) <= _TOLERANCE * x:
+        if abs(following - x) <= _LAST_STEP * x:
             return following
         if not low < following < high:
             # A quantile may lie many powers of ten below the first bracket.
@@ -157,17 +157,18 @@ def _lower_gamma(shape: float, x: float) -> float:
             if term < total * _EPSILON:
                 break
         return total * math.exp(log_scale)
-    # Lentz's continued fraction of the upper function.
+    # Lentz's continued fraction of the upper function; none of its denominators vanishes here.
     b = x + 1 - shape
     c, d = 1 / _TINY, 1 / b
     fraction = d
     for n in range(1, _MAX_TERMS):
-        a = -n * (n - shape)
+        a = n * (shape - n)
         b += 2
-        d = 1 / _nonzero(a * d + b)
-        c = _nonzero(b + a / c)
-        fraction *= c * d
-        if abs(c * d - 1) < _EPSILON:
+        d = 1 / (a * d + b)
+        c = b + a / c
+        change = c * d
+        fraction *= change
+        if -_EPSILON < change - 1 < _EPSILON:
             break
     return 1 - fraction * math.exp(log_scale)
 

@@ -47,7 +47,7 @@ LEAST_CONFIDENCE: Final = 0.5
 _BLOCK_COUNTS: Final = (60, 30, 15, 8)
 # t/z is 0/0 at a confidence of 0.5, and nearly constant below this one.
 _LEAST_INFLATED: Final = 0.75
-_OUTAGE_PRECISION: Final = 1e-3
+_OUTAGE_PRECISION: Final = 1e-2
 
 
 class IntervalMethod(StrEnum):
@@ -148,7 +148,7 @@ class WindowEstimate:
             raise ValueError(f"a confidence of {confidence} is out of bounds; 0.5 ≤ confidence < 1")
         uppers = [self._upper(1 - (1 - confidence) / share) for share in range(1, classes + 1)]
         return Interval(
-            lower=self._lower(confidence, outage_s),
+            lower=min(self._lower(confidence, outage_s), self._exact_lower(confidence)),
             # Rounding must not put the bounds out of order.
             uppers=tuple(accumulate(uppers, max)),
             confidence=confidence,
@@ -165,6 +165,9 @@ class WindowEstimate:
         is about window · (1 − objective) / 3. 0 if the objective is not met even without one.
         """
         low, high = 0.0, self._seconds * float(1 - objective)
+        if not self._missed:
+            clean = high / -math.log(1 - confidence)
+            return clean if self._lower(confidence, 0.0) >= objective else 0.0
         if self._lower(confidence, low) < objective:
             return 0.0
         while high - low > _OUTAGE_PRECISION * high:
@@ -187,6 +190,12 @@ class WindowEstimate:
             variance = self._variance(scale, confidence) + unseen**2
             most_missed = max(most_missed, _gamma_quantile(confidence, mean, variance))
         return min(max(0.0, 1 - most_missed / self._total), self._good / self._total)
+
+    def _exact_lower(self, confidence: float) -> float:
+        """Return the exact bound, which the gamma bound may exceed at confidences near 50 %."""
+        if not self._good:
+            return 0.0
+        return beta_quantile(1 - confidence, self._good, self._missed + 1)
 
     def _upper(self, confidence: float) -> float:
         if self._missed == 0:

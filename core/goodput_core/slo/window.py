@@ -161,6 +161,7 @@ def judge_rolling(
     *,
     confidence: float = DEFAULT_CONFIDENCE,
     outage_s: int = 0,
+    windows_s: Sequence[int] = WINDOWS_S,
 ) -> RollingVerdict:
     """Judge the shortest of the last 5, 15 and 60 minutes that decides; the longest if none does.
 
@@ -172,11 +173,12 @@ def judge_rolling(
         classes: the classes with their objectives; at least one.
         confidence: of each one-sided bound, over the three windows together.
         outage_s: the longest outage that a PASS must exclude.
+        windows_s: those of `WINDOWS_S` to try.
     """
     each = 1 - (1 - confidence) / len(WINDOWS_S)
     sharers = max(1, sum(c.objective is not None for c in classes))
     held_s = min((len(seconds[c.name].total) for c in classes), default=0)
-    for window_s in sorted({min(w, held_s) for w in WINDOWS_S}):
+    for window_s in sorted({min(w, held_s) for w in windows_s}):
         evidence = tuple(
             class_evidence(
                 c.name,

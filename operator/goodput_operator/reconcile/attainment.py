@@ -7,7 +7,7 @@ window may err with a third of the probability, so that three tries err no more 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ROLE_ROUTER
@@ -16,7 +16,7 @@ from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind, format_share
 from goodput_core.slo.window import WINDOWS_S, judge_rolling
 from goodput_core.spec.status import ClassStatus, Truth
-from goodput_core.units import format_number
+from goodput_core.units import NS_PER_S, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["AttainmentStatus", "attainment", "silence_reason"]
 
 _RECENT_S: Final = WINDOWS_S[0]
+_REPEATS: Final = 60  # judgements of a window in its length
 _LONGEST_MESSAGE: Final = 2048  # of a condition
 _CONDITIONS: Final = {
     VerdictKind.PASS: (Truth.TRUE, "Attained"),
@@ -45,6 +46,9 @@ class AttainmentStatus:
         classes: counts and bounds by class; empty if nothing was measured yet.
         goodput: attained requests per second of the last five minutes; None if not known.
         nearest: attainment and objective of the class with the smallest margin; None without one.
+        window_s: the length of the window; 0 if nothing was measured yet.
+        judged_ns: when it was judged.
+        judged_by: the classes and the declared outage that it was judged by.
     """
 
     status: Truth
@@ -53,20 +57,28 @@ class AttainmentStatus:
     classes: tuple[ClassStatus, ...] = ()
     goodput: str | None = None
     nearest: str | None = None
+    window_s: int = 0
+    judged_ns: int = 0
+    judged_by: tuple[object, ...] = ()
 
 
 def attainment(
     measures: Measures,
     classes: Sequence[SLOClass],
     *,
+    now_ns: int,
     outage_s: int = 0,
     before: AttainmentStatus | None = None,
 ) -> AttainmentStatus:
     """Judge the last minutes.
 
+    While five minutes do not decide, a longer window is judged again after a sixtieth of its
+    length: it changes slowly, and an operator of a thousand services has to judge them all.
+
     Args:
         measures: of the interval that just ended.
         classes: the classes of the spec.
+        now_ns: the current time.
         outage_s: the longest outage that a PASS must exclude.
         before: of the interval before; its figures stay while routers deliver none.
     """
@@ -86,12 +98,19 @@ def attainment(
             goodput=None if before is None else before.goodput,
             nearest=None if before is None else before.nearest,
         )
-    rolling = judge_rolling(seconds, classes, outage_s=outage_s)
+    judged_by = (*classes, outage_s)
+    recent = any(sum(seconds[c.name].total[-_RECENT_S:]) for c in classes)
+    if before is not None and recent and _is_current(before, judged_by, now_ns):
+        rolling = judge_rolling(seconds, classes, outage_s=outage_s, windows_s=(_RECENT_S,))
+        if rolling.verdict.kind is VerdictKind.INCONCLUSIVE:
+            return replace(before, goodput=_goodput(seconds, classes))
+    else:
+        rolling = judge_rolling(seconds, classes, outage_s=outage_s)
     verdict = rolling.verdict
     if all(c.objective is None for c in classes):
         status, reason = Truth.UNKNOWN, "NoObjective"
         message = "no class of the service has an objective"
-    elif not any(sum(seconds[c.name].total[-_RECENT_S:]) for c in classes):
+    elif not recent:
         status, reason = Truth.UNKNOWN, "NoTraffic"
         message = f"no request has ended for {_duration(_RECENT_S)}"
     else:
@@ -104,6 +123,20 @@ def attainment(
         classes=tuple(map(_class_status, rolling.classes)),
         goodput=_goodput(seconds, classes),
         nearest=_nearest(rolling.classes),
+        window_s=rolling.window_s,
+        judged_ns=now_ns,
+        judged_by=judged_by,
+    )
+
+
+def _is_current(before: AttainmentStatus, judged_by: tuple[object, ...], now_ns: int) -> bool:
+    """Return True if a verdict on more than five minutes need not be repeated yet."""
+    age_ns = now_ns - before.judged_ns
+    return (
+        before.reason not in {"NoTraffic", "NoObjective"}
+        and before.window_s > _RECENT_S
+        and before.judged_by == judged_by
+        and age_ns * _REPEATS < before.window_s * NS_PER_S
     )
 
 

@@ -289,6 +289,7 @@ def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _Cont
         found = attainment(
             measures,
             params.classes,
+            now_ns=now_ns,
             outage_s=spec.slo.outage_seconds or 0,
             before=memory.attainment,
         )

@@ -254,6 +254,25 @@ def test_1066_requests_just_below_95_percent_are_not_too_few(running: Cluster) -
     assert running.condition("SLOAttained") == ("Unknown", "IntervalSpansObjective")
 
 
+def test_a_long_window_is_judged_again_after_a_sixtieth_of_its_length(running: Cluster) -> None:
+    running.round(running.measured(500, 500, over_s=3600))
+    assert running.condition("SLOAttained") == ("True", "Attained")
+    assert "60 minutes" in running.message("SLOAttained")
+    for _ in range(5):
+        running.round(running.measured(1, 2, over_s=1))
+        assert "500 of 500" in running.message("SLOAttained")
+    running.now_ns += 60 * NS_PER_S
+    running.round(running.measured(1, 2, over_s=1))
+    assert "of 500" not in running.message("SLOAttained")
+
+
+def test_five_minutes_that_fail_are_not_waited_for(running: Cluster) -> None:
+    running.round(running.measured(500, 500, over_s=3600))
+    assert "60 minutes" in running.message("SLOAttained")
+    running.round(running.measured(0, 50, over_s=10))
+    assert running.condition("SLOAttained") == ("False", "Missed")
+
+
 def test_a_declared_outage_takes_a_longer_window(running: Cluster) -> None:
     running.round(running.measured(5000, 5000, over_s=300))
     assert running.condition("SLOAttained") == ("True", "Attained")
