@@ -152,7 +152,9 @@ def test_requests_that_move_are_told_and_counted(
 def test_a_gate_exits_by_the_verdict(trace: Path, manifest: Path, tmp_path: Path) -> None:
     common = ("--trace", trace, "--emulate", manifest, "--gate", "--no-report", "--no-gaps")
     assert run(*common, "--out", tmp_path / "pass") == 0
-    manifest.write_text(manifest.read_text().replace("ttftMs: 50,", "ttftMs: 1,"))
+    # The misses come in two bursts, so the upper bound lies far above the attainment.
+    tight = manifest.read_text().replace("ttftMs: 50,", "ttftMs: 1,").replace("90%", "99%")
+    manifest.write_text(tight)
     assert run(*common, "--out", tmp_path / "fail") == 1
 
 
