@@ -38,7 +38,7 @@ def _event(value: dict[str, object] | None) -> bytes:
     return b"%x\r\n%s\r\n" % (len(text), text)
 
 
-class Answer:
+class StreamTemplate:
     """The bytes of an answer, token by token, made once."""
 
     def __init__(self, tokens: int) -> None:
@@ -102,7 +102,7 @@ class MockServer:
     """The clock of all answers: one timer per answer, and a list of arrivals."""
 
     def __init__(self, *, tokens: int, ttft_s: float, gap_s: float) -> None:
-        self._pieces = Answer(tokens).pieces
+        self._pieces = StreamTemplate(tokens).pieces
         self._ttft_s = ttft_s
         self._gap_s = gap_s
         self._loop = asyncio.get_running_loop()

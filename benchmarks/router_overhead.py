@@ -1,4 +1,4 @@
-"""What the router costs: latency it adds and its CPU seconds per 1,000 streamed requests.
+"""The cost of the router: added latency and CPU seconds per 1,000 streamed requests.
 
     python benchmarks/router_overhead.py            # 50, 200 and 400 requests/s, 10 s each
     python benchmarks/router_overhead.py --policy prefix-affinity

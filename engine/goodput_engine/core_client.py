@@ -17,10 +17,10 @@ from goodput_core.errors import ExitCode, InternalError, UsageError
 from goodput_engine.core.wire import WireError, core_reader, encode
 from goodput_engine.messages import (
     Cancel,
+    EndProcess,
     Failed,
     Ready,
     Rejected,
-    Shutdown,
     StepOutputs,
 )
 
@@ -236,7 +236,7 @@ class CoreClient(asyncio.Protocol):
     async def close(self) -> None:
         """End the core's process."""
         if self._transport is not None and not self._transport.is_closing():
-            self.send(Shutdown())
+            self.send(EndProcess())
             self._transport.close()
         try:
             async with asyncio.timeout(_END_S):

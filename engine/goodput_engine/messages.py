@@ -18,6 +18,7 @@ __all__ = [
     "Configure",
     "CoreMessage",
     "Drain",
+    "EndProcess",
     "ExecutorInput",
     "Failed",
     "FollowManifest",
@@ -27,7 +28,6 @@ __all__ = [
     "Rejected",
     "RequestOutput",
     "SetLimits",
-    "Shutdown",
     "StepOutputs",
     "Submit",
 ]
@@ -173,7 +173,7 @@ class Drain(_Message, frozen=True, kw_only=True):
     """Reject new requests and finish the accepted ones."""
 
 
-class Shutdown(_Message, frozen=True, kw_only=True):
+class EndProcess(_Message, frozen=True, kw_only=True):
     """End the core process now."""
 
 
@@ -257,5 +257,5 @@ class Rejected(_Message, frozen=True, kw_only=True):
     retry_after_s: int = 0
 
 
-FrontMessage = Configure | FollowManifest | Submit | Cancel | SetLimits | Drain | Shutdown
+FrontMessage = Configure | FollowManifest | Submit | Cancel | SetLimits | Drain | EndProcess
 CoreMessage = Ready | Failed | StepOutputs | Rejected

@@ -1,4 +1,4 @@
-"""Whatever bytes a client sends, server and router answer with 4xx and count nothing as missed.
+"""Server and router answer every error of a client with 4xx and count it as no miss.
 
 `GOODPUT_FUZZ_CASES` sets the number of cases (default 300).
 """

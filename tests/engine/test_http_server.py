@@ -27,7 +27,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 
 async def answers_at(url: str) -> list[str]:
-    """Of the loopback addresses, those at which somebody listens on the port of a URL."""
+    """Return the loopback addresses that accept connections on the port of a URL."""
     port, found = url.rpartition(":")[2], []
     async with aiohttp.ClientSession() as http:
         for host in LOOPBACKS:

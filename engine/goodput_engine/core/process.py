@@ -89,7 +89,7 @@ def serve(
     reader: FrameReader[FrontMessage],
     clock: Callable[[], int],
 ) -> None:
-    """Step the core in real time until the other end closes or sends `Shutdown`.
+    """Step the core in real time until the other end closes or sends `EndProcess`.
 
     Args:
         sock: connected and non-blocking.
@@ -170,7 +170,7 @@ def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) ->
 
 
 def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int) -> bool:
-    """Act on a message; return False after `Shutdown`."""
+    """Act on a message; return False after `EndProcess`."""
     if isinstance(message, Submit):
         rejected = core.submit(message, now_ns)
         if rejected is not None:
@@ -186,7 +186,7 @@ def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int
     elif isinstance(message, Configure):
         raise WireError("Configure came twice")
     else:
-        return False  # Shutdown
+        return False  # EndProcess
     return True
 
 

@@ -60,7 +60,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields of both endpoints; null means absent."""
 
     # Obeyed.
@@ -91,7 +91,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stop_token_ids: msgspec.Raw = _ABSENT
 
 
-class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/completions`."""
 
     # Decoded later as text or as token ids, whichever its first byte announces.
@@ -131,7 +131,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "".join(part.text for part in self.content)
 
 
-class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=10_000)]

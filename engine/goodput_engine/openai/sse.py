@@ -176,7 +176,7 @@ class SSEReader:
 
 # Raw fields take any JSON: a server that sends a list where OpenAI sends a string is still
 # measured, and no string is built.
-class _Delta(msgspec.Struct, gc=False):
+class _ObservedDelta(msgspec.Struct, gc=False):
     content: msgspec.Raw = _ABSENT
     reasoning_content: msgspec.Raw = _ABSENT
     reasoning: msgspec.Raw = _ABSENT
@@ -184,9 +184,9 @@ class _Delta(msgspec.Struct, gc=False):
     tool_calls: msgspec.Raw = _ABSENT
 
 
-class _Choice(msgspec.Struct, gc=False):
+class _ObservedChoice(msgspec.Struct, gc=False):
     text: msgspec.Raw = _ABSENT
-    delta: _Delta | None = None
+    delta: _ObservedDelta | None = None
     finish_reason: msgspec.Raw = _ABSENT
 
 
@@ -194,8 +194,8 @@ class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
 
-class _Event(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
+class _ObservedEvent(msgspec.Struct, gc=False):
+    choices: list[_ObservedChoice] | None = None
     usage: _Usage | None = None
     error: msgspec.Raw = _ABSENT
 
@@ -295,7 +295,7 @@ class TokenObserver:
         self.last_ns = now_ns
 
 
-_DECODER: Final = msgspec.json.Decoder(_Event)
+_DECODER: Final = msgspec.json.Decoder(_ObservedEvent)
 
 
 def _filled(raw: msgspec.Raw) -> bool:
@@ -303,7 +303,7 @@ def _filled(raw: msgspec.Raw) -> bool:
     return len(raw) > 2 and raw != _NULL
 
 
-def _has_token(delta: _Delta | None) -> bool:
+def _has_token(delta: _ObservedDelta | None) -> bool:
     return delta is not None and (
         _filled(delta.content)
         or _filled(delta.reasoning_content)

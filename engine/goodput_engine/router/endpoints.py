@@ -104,25 +104,25 @@ class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     next_page: str = msgspec.field(default="", name="continue")
 
 
-class _List(msgspec.Struct, frozen=True):
+class _SliceList(msgspec.Struct, frozen=True):
     metadata: _ListMeta = _ListMeta()
     items: list[EndpointSlice] | None = None
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _WatchEvent(msgspec.Struct, frozen=True):
     type: str
     object: msgspec.Raw
 
 
-class _Status(msgspec.Struct, frozen=True):
+class _WatchStatus(msgspec.Struct, frozen=True):
     code: int = 0
     message: str = ""
 
 
-_LIST: Final = msgspec.json.Decoder(_List)
-_EVENT: Final = msgspec.json.Decoder(_Event)
+_LIST: Final = msgspec.json.Decoder(_SliceList)
+_EVENT: Final = msgspec.json.Decoder(_WatchEvent)
 _SLICE: Final = msgspec.json.Decoder(EndpointSlice)
-_STATUS: Final = msgspec.json.Decoder(_Status)
+_STATUS: Final = msgspec.json.Decoder(_WatchStatus)
 # msgspec raises the last two for bytes that are not UTF-8 and for deeply nested brackets.
 _FAILURES: Final = (APIServerError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -255,7 +255,7 @@ class EndpointsWatch:
         left_ns = began_ns + intervals.first_ns - self._clock()
         await asyncio.sleep(max(0, left_ns) / NS_PER_S)
 
-    def _take(self, event: _Event) -> bool:
+    def _take(self, event: _WatchEvent) -> bool:
         """Apply one event; True if it changed a slice."""
         if event.type == "ERROR":
             status = _STATUS.decode(event.object)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.window import RecentSeconds
     from goodput_engine.router.errors import RetryReason
-    from goodput_engine.router.request_state import RequestState
+    from goodput_engine.router.request_state import ProxiedRequest
 
 __all__ = ["OutcomeCounts"]
 
@@ -88,7 +88,7 @@ class _Promises(Collector):
         yield family
 
 
-class _Class:
+class _ClassCounters:
     """The counters of one class, looked up once."""
 
     __slots__ = ("counts", "e2e", "outcomes", "tpot", "ttft")
@@ -176,7 +176,7 @@ class OutcomeCounts:
         self.client_errors = 0
         self.e2e_only = 0
         self.retries: Final[dict[str, int]] = {}
-        self._classes = {name: _Class(name, self) for name in classes}
+        self._classes = {name: _ClassCounters(name, self) for name in classes}
         self._seconds = SecondRing(began_ns // NS_PER_S)
         self._promises = WindowTally()
         registry.register(_Promises(llmservice, self._promises))
@@ -206,7 +206,7 @@ class OutcomeCounts:
         self.retries[reason.value] = self.retries.get(reason.value, 0) + 1
         self._retries.labels(self.llmservice, reason.value).inc()
 
-    def settle(self, state: RequestState, now_ns: int) -> None:
+    def settle(self, state: ProxiedRequest, now_ns: int) -> None:
         """Count the outcome of a client request; call it once per request."""
         self.in_flight -= 1
         self._in_flight.dec()
@@ -245,7 +245,7 @@ def _outcome(ended: Outcome, kind: JudgementKind) -> str:
     return "cancelled" if kind is JudgementKind.EXCLUDED else kind.value
 
 
-def _observe(entry: _Class, record: RequestRecord) -> None:
+def _observe(entry: _ClassCounters, record: RequestRecord) -> None:
     if record.ttft_ns is not None:
         entry.ttft.observe(record.ttft_ns / NS_PER_S)
     if record.tpot_ns is not None:

@@ -51,7 +51,7 @@ class _Part(msgspec.Struct):
     text: str = ""
 
 
-class _Message(msgspec.Struct):
+class _ChatMessage(msgspec.Struct):
     role: str = ""
     content: str | list[_Part] | None = None
 
@@ -59,7 +59,7 @@ class _Message(msgspec.Struct):
 _PEEK: Final = msgspec.json.Decoder(_Peek)
 _IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]])
 _TEXT: Final = msgspec.json.Decoder(str | list[str])
-_CHAT: Final = msgspec.json.Decoder(list[_Message])
+_CHAT: Final = msgspec.json.Decoder(list[_ChatMessage])
 
 
 def prompt_keys(body: bytes, form: PromptForm) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ def _first_ids(raw: memoryview, count: int) -> list[int]:
     return _IDS.decode(head[: head.rfind(b",")] + b"]")
 
 
-def _content(message: _Message) -> str:
+def _content(message: _ChatMessage) -> str:
     content = message.content
     if isinstance(content, list):
         return "".join(part.text for part in content)

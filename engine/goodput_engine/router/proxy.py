@@ -34,7 +34,7 @@ from goodput_engine.router.errors import (
     Stopping,
 )
 from goodput_engine.router.replicas import read_report
-from goodput_engine.router.request_state import RequestState
+from goodput_engine.router.request_state import ProxiedRequest
 from goodput_engine.router.response_stream import SATURATED, ResponseStream
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.watchdog import Watchdog
@@ -152,10 +152,10 @@ class Proxy:
         except APIError as error:
             return error_response(error)
 
-    def _state(self) -> RequestState:
-        return RequestState(self._clock(), self._default, self._memory.reserve())
+    def _state(self) -> ProxiedRequest:
+        return ProxiedRequest(self._clock(), self._default, self._memory.reserve())
 
-    async def _completion(self, request: web.Request, state: RequestState) -> web.StreamResponse:
+    async def _completion(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
         state.body = await read_body(
             request,
             limit_bytes=self._limits.body_bytes,
@@ -175,7 +175,7 @@ class Proxy:
         self._budget.earn()
         return await self._forward(request, state)
 
-    async def _forward(self, request: web.Request, state: RequestState) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
         """Send a request to replicas until one answers or no attempt is left.
 
         Raises:
@@ -216,7 +216,7 @@ class Proxy:
     async def _attempt(
         self,
         request: web.Request,
-        state: RequestState,
+        state: ProxiedRequest,
         replica: Replica,
         watchdog: Watchdog,
     ) -> web.StreamResponse | Replica:
@@ -269,7 +269,7 @@ class Proxy:
             self._running.discard(watchdog)
             replica.end(watchdog, served=served)
 
-    def _leave(self, state: RequestState, watchdog: Watchdog) -> None:
+    def _leave(self, state: ProxiedRequest, watchdog: Watchdog) -> None:
         """Take a request away from a replica that hangs, if nothing of its response arrived.
 
         Without another replica or a retry it stays, because the replica may recover.
@@ -279,7 +279,7 @@ class Proxy:
             if other is not None:
                 watchdog.end(Rerouted(other))
 
-    def _retry_on(self, state: RequestState, reason: RetryReason) -> Replica | None:
+    def _retry_on(self, state: ProxiedRequest, reason: RetryReason) -> Replica | None:
         """Return the replica for a second attempt, its retry taken from the budget.
 
         None if the failure has to be passed on to the client.
@@ -310,7 +310,7 @@ class Proxy:
             return RetryReason.SATURATED if status == 503 else RetryReason.SERVER_ERROR
         return RetryReason.SATURATED
 
-    async def _expire(self, request: web.Request, state: RequestState) -> web.StreamResponse:
+    async def _expire(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
         transport = request.transport
         if transport is None or transport.get_write_buffer_size():
             # The client does not read: its buffers are full and stay so.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from goodput_engine.openai.headers import RequestSLO
     from goodput_engine.request_bodies import MemoryReservation
 
-__all__ = ["RequestState", "Timings", "read_timings"]
+__all__ = ["ProxiedRequest", "Timings", "read_timings"]
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ def read_timings(text: str | None) -> Timings | None:
     return None if any(v is not None and not 0 <= v < 1e9 for v in values) else timings
 
 
-class RequestState:
+class ProxiedRequest:
     """The mutable state of one client request; only its handler writes it.
 
     Args:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_engine.openai.errors import APIError
-    from goodput_engine.router.request_state import RequestState
+    from goodput_engine.router.request_state import ProxiedRequest
     from goodput_engine.router.settings import RouterSettings
     from goodput_engine.router.watchdog import Watchdog
 
@@ -55,7 +55,7 @@ class ResponseStream:
     async def forward(
         self,
         request: web.Request,
-        state: RequestState,
+        state: ProxiedRequest,
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
@@ -84,7 +84,7 @@ class ResponseStream:
         return response
 
     async def abort(
-        self, request: web.Request, state: RequestState, error: APIError
+        self, request: web.Request, state: ProxiedRequest, error: APIError
     ) -> web.StreamResponse:
         """Send an error in place of a response, or of its rest."""
         response = state.response
@@ -108,7 +108,7 @@ class ResponseStream:
     async def _forward_stream(
         self,
         request: web.Request,
-        state: RequestState,
+        state: ProxiedRequest,
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
@@ -143,7 +143,7 @@ class ResponseStream:
     async def _forward_body(
         self,
         request: web.Request,
-        state: RequestState,
+        state: ProxiedRequest,
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
@@ -162,7 +162,7 @@ class ResponseStream:
     async def _begin(
         self,
         request: web.Request,
-        state: RequestState,
+        state: ProxiedRequest,
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
@@ -179,7 +179,7 @@ class ResponseStream:
         return response
 
 
-def _note_outcome(state: RequestState, upstream: aiohttp.ClientResponse) -> None:
+def _note_outcome(state: ProxiedRequest, upstream: aiohttp.ClientResponse) -> None:
     """Set the outcome of a response that was forwarded to its end."""
     status = upstream.status
     if 200 <= status < 300:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
     from goodput_engine.router.replicas import Replica
-    from goodput_engine.router.request_state import RequestState
+    from goodput_engine.router.request_state import ProxiedRequest
     from goodput_engine.router.settings import Timeouts
 
 __all__ = ["UpstreamClient", "end_to_end", "out_of_files"]
@@ -95,7 +95,7 @@ class UpstreamClient:
         await self.session.close()
 
     async def send(
-        self, request: web.BaseRequest, state: RequestState, replica: Replica
+        self, request: web.BaseRequest, state: ProxiedRequest, replica: Replica
     ) -> aiohttp.ClientResponse:
         """Send a request unchanged and wait for the response's head.
 

@@ -48,7 +48,7 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
     """
     app = web.Application(middlewares=[error_middleware(state)])
     completions = CompletionHandlers(state, parsers)
-    models = _Models(state)
+    models = _ModelHandlers(state)
     app.router.add_post(PATH_COMPLETIONS, completions.completions)
     app.router.add_post(PATH_CHAT_COMPLETIONS, completions.chat_completions)
     app.router.add_get(PATH_MODELS, models.list)
@@ -88,7 +88,7 @@ def error_middleware(state: ServerState) -> Callable[..., Awaitable[web.StreamRe
     return middleware
 
 
-class _Models:
+class _ModelHandlers:
     """`/v1/models`: the one model of this replica."""
 
     def __init__(self, state: ServerState) -> None:

@@ -21,13 +21,13 @@ from goodput_engine.messages import (
     Cancel,
     Configure,
     Drain,
+    EndProcess,
     ExecutorInput,
     Failed,
     Limits,
     Ready,
     Rejected,
     SetLimits,
-    Shutdown,
     StepOutputs,
     Submit,
 )
@@ -168,7 +168,7 @@ def test_the_core_ends_when_the_front_is_gone(way: str) -> None:
             core.say(_configure(), _submit(1, 60_000))
             assert isinstance(core.hear(), Ready)
         if way == "shutdown":
-            core.say(Shutdown())
+            core.say(EndProcess())
         else:
             core.sock.close()
         assert core.process.wait(20) == 0

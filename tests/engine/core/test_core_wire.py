@@ -14,13 +14,13 @@ from goodput_engine.messages import (
     Cancel,
     Configure,
     Drain,
+    EndProcess,
     ExecutorInput,
     Failed,
     FrontMessage,
     Limits,
     RequestOutput,
     SetLimits,
-    Shutdown,
     StepOutputs,
     Submit,
 )
@@ -46,7 +46,7 @@ _MESSAGES: list[FrontMessage] = [
     Cancel(rid=1),
     SetLimits(revision=3, limits=Limits(token_budget=512)),
     Drain(),
-    Shutdown(),
+    EndProcess(),
 ]
 
 

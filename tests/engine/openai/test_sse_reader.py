@@ -20,7 +20,7 @@ STREAMS = {
     "a field without a colon": (b"data\n\n", [b""]),
     "blank lines between": (b"\n\n\ndata: a\n\n\n\n", [b"a"]),
     "a byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
-    "not a field of ours": (b"database: a\n\ndata: b\n\n", [b"b"]),
+    "another field": (b"database: a\n\ndata: b\n\n", [b"b"]),
     "an event that was cut": (b"data: a\n\ndata: b\n", [b"a"]),
     "nothing": (b"", []),
 }

@@ -170,7 +170,7 @@ class FakeReplica:
             body = await reader.readexactly(lengths[0]) if lengths else b""
             call = Call(method, path, headers, body, writer, number, asyncio.Event())
             if self.silent and path in {"/health/ready", "/control/state"}:
-                await reader.read()  # until the one who asks has had enough
+                await reader.read()  # until the prober closes the connection
                 return
             if path == "/health/ready":
                 status = "200 OK" if self.ready else "503 Service Unavailable"
@@ -236,7 +236,7 @@ def started(stack: ExitStack, name: str, *arguments: str) -> dict[str, str]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Give the loop its turns until something holds that no event tells of."""
+    """Run the loop until a condition holds for which there is no event."""
     async with asyncio.timeout(PATIENCE_S):
         while not true():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.001)

@@ -77,7 +77,7 @@ class Cluster:
         self.asked.append("watch" if watch else "list")
         assert request.query["labelSelector"] == "kubernetes.io/service-name=chat-engines"
         if request.headers["Authorization"] != f"Bearer {self.token}":
-            return web.json_response({"kind": "Status", "message": "who are you?"}, status=401)
+            return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
         if self.failing:
             return web.json_response({"kind": "Status", "message": "no"}, status=self.failing)
         return await self._watch(request) if watch else self._list(request)

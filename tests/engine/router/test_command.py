@@ -51,9 +51,7 @@ def pipe(stream: IO[str] | None) -> IO[str]:
     [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 130), (None, 130)],
     ids=str,
 )
-def test_it_says_where_it_listens_and_stops_when_told(
-    stop: signal.Signals | None, code: int
-) -> None:
+def test_it_prints_its_urls_and_stops_on_a_signal(stop: signal.Signals | None, code: int) -> None:
     with router("--exit-with-parent") as (process, event):
         assert event["event"] == "listening"
         assert event["pid"] == process.pid
@@ -144,7 +142,7 @@ def test_bad_input_is_one_sentence(
     assert "Traceback" not in captured.err
 
 
-def test_a_router_that_waits_for_the_api_server_ends_when_told() -> None:
+def test_a_router_that_waits_for_the_api_server_ends_on_a_signal() -> None:
     command = [sys.executable, "-m", "goodput_core", "router", "-f", str(MANIFEST), "--json"]
     with subprocess.Popen(
         [*command, "--port", "0", "--endpoints", "models/chat-engines"],

@@ -28,8 +28,8 @@ QUICK = WatchIntervals(first_ns=5 * NS_PER_MS, most_ns=20 * NS_PER_MS)
 PATIENCE_S = 10.0
 
 
-class Following:
-    """What a watch has told so far."""
+class WatchedReplicas:
+    """The lists of replicas that a watch has published so far."""
 
     def __init__(self) -> None:
         self.said: Sequence[Upstream] = ()
@@ -66,9 +66,9 @@ class Setting:
         )
 
     @asynccontextmanager
-    async def following(self, pace: WatchIntervals = QUICK) -> AsyncIterator[Following]:
+    async def following(self, pace: WatchIntervals = QUICK) -> AsyncIterator[WatchedReplicas]:
         watch = self.watch(pace)
-        following = Following()
+        following = WatchedReplicas()
         following.apply(await watch.first())
         task = asyncio.create_task(watch.follow(following.apply))
         try:
@@ -111,7 +111,7 @@ async def test_pods_are_followed_as_they_come_and_go(setting: Setting) -> None:
         await following.until("c")
         cluster.drop("s2")
         await following.until()
-    assert cluster.asked.count("list") == 1, "the watch alone told of the changes"
+    assert cluster.asked.count("list") == 1, "only the watch reported the changes"
 
 
 async def test_a_pod_that_is_not_ready_is_followed_and_one_that_terminates_is_not(
@@ -124,7 +124,7 @@ async def test_a_pod_that_is_not_ready_is_followed_and_one_that_terminates_is_no
         await following.until("starting")
 
 
-async def test_a_change_that_says_nothing_of_replicas_is_not_told(setting: Setting) -> None:
+async def test_a_change_without_an_effect_on_replicas_is_not_published(setting: Setting) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1", ready=False)))
     async with setting.following() as following:
@@ -210,7 +210,7 @@ async def test_a_version_that_is_too_old_is_listed_anew(setting: Setting) -> Non
     cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
     cluster.history.clear()
     cluster.oldest = cluster.version
-    following = Following()
+    following = WatchedReplicas()
     task = asyncio.create_task(watch.follow(following.apply))
     await following.until("b")
     task.cancel()
@@ -240,7 +240,7 @@ async def test_nonsense_in_a_watch_leads_to_a_new_list(setting: Setting, nonsens
         WatchIntervals(first_ns=5 * NS_PER_MS, silence_ns=50 * NS_PER_MS),
         WatchIntervals(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S, resync_ns=50 * NS_PER_MS),
     ],
-    ids=["a connection that nobody holds", "a change that was never told"],
+    ids=["a dead connection", "a change without an event"],
 )
 async def test_what_a_silent_watch_hides_is_found_in_time(
     setting: Setting, pace: WatchIntervals
@@ -261,7 +261,7 @@ async def test_the_token_is_read_for_each_request(setting: Setting) -> None:
     assert await _names(watch) == ["a"]
     cluster.token = "second"
     setting.token_file.write_text("second", encoding="utf-8")
-    following = Following()
+    following = WatchedReplicas()
     task = asyncio.create_task(watch.follow(following.apply))
     cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
     await following.until("b")
@@ -277,7 +277,7 @@ async def test_a_bookmark_moves_the_watch_on(setting: Setting) -> None:
     bookmark = {"kind": "EndpointSlice", "metadata": {"resourceVersion": "99"}}
     cluster.raw = line("BOOKMARK", bookmark)
     cluster.version = 99
-    following = Following()
+    following = WatchedReplicas()
     task = asyncio.create_task(watch.follow(following.apply))
     await until(lambda: cluster.asked.count("watch") >= 2)
     cluster.oldest = 99

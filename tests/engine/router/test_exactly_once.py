@@ -1,4 +1,4 @@
-"""Whatever replicas and clients do, each request has exactly one outcome."""
+"""Each request has exactly one outcome, for every behaviour of replicas and clients."""
 
 from __future__ import annotations
 

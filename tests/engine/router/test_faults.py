@@ -325,7 +325,7 @@ async def test_draining_lets_what_runs_finish_and_takes_nothing_new(start: Start
     assert bench.outcomes() == {"attained": 1, "shed": 1}
 
 
-async def test_a_client_that_keeps_its_connection_is_answered_once_more_and_told_to_leave(
+async def test_a_kept_connection_is_served_one_more_response_that_announces_the_close(
     start: StartBench,
 ) -> None:
     bench = await start()
@@ -338,7 +338,7 @@ async def test_a_client_that_keeps_its_connection_is_answered_once_more_and_told
         assert answer.status == 200
         assert answer.headers["Connection"] == "close"
         await answer.read()
-    # Nobody is connected any more: it does not wait for the whole time that is left for parting.
+    # No connection is left, so it does not wait for the rest of `parting_ns`.
     await asyncio.wait_for(draining, 2.5)
     assert bench.outcomes() == {"attained": 2}
 
@@ -375,7 +375,7 @@ async def test_a_long_answer_leaves_its_client_time_for_one_more_on_its_connecti
     await asyncio.wait_for(draining, 5)
 
 
-async def test_a_connection_that_nobody_uses_does_not_keep_a_router(start: StartBench) -> None:
+async def test_an_unused_connection_does_not_keep_a_router_running(start: StartBench) -> None:
     bench = await start(timeouts=Timeouts(parting_ns=NS_PER_S // 10))
     assert (await bench.post())[0] == 200
     await asyncio.wait_for(bench.router.drain(60 * NS_PER_S), 2.5)

@@ -1,4 +1,4 @@
-"""What placement by prefix is for: two real engines find more of the sessions' turns cached."""
+"""The use of placement by prefix: two real engines find more of the sessions cached."""
 
 from __future__ import annotations
 

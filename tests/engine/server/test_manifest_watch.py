@@ -51,7 +51,7 @@ def replace(path: Path, text: str) -> None:
 
 
 class Taken(list[FollowedFields]):
-    """What was handed over, and when something was."""
+    """The fields that were applied, and an event for each."""
 
     def __init__(self) -> None:
         super().__init__()

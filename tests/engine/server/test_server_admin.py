@@ -1,4 +1,4 @@
-"""The admin port: who may change limits and to what, and what the engine tells of itself."""
+"""The admin port: changes of limits, metrics and the engine's state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_state_tells_the_core_the_device_and_the_bounds(
     assert state["startup_seconds"] > 0
 
 
-async def test_the_state_sums_the_lengths_of_what_was_answered(
+async def test_the_state_sums_the_lengths_of_finished_requests(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine()
@@ -159,7 +159,9 @@ async def test_a_token_that_is_no_text_is_a_wrong_one(engine: RunningEngine) -> 
     await writer.wait_closed()
 
 
-async def test_without_a_configured_token_nobody_changes_limits(start_engine: StartEngine) -> None:
+async def test_without_a_configured_token_limits_never_change(
+    start_engine: StartEngine,
+) -> None:
     engine = start_engine(environment={"GOODPUT_CONTROL_TOKEN": ""})
     async with aiohttp.ClientSession(engine.admin_url) as admin:
         for authorization in (None, "Bearer ", f"Bearer {engine.token}"):
@@ -276,7 +278,7 @@ async def test_an_engine_begins_with_the_limits_that_were_kept(
         authorization = f"Bearer {engine.token}"
         if now[0]:
             status, _ = await patch(admin, authorization, {"revision": now[0]})
-            assert status == 409, "what is kept counts as set"
+            assert status == 409, "the revision in the file is in force"
         status, _ = await patch(admin, authorization, {"revision": now[0] + 1})
         assert status == 200
     assert ("last limits unusable" in engine.stderr()) == (now[0] == 0 and kept is not None)

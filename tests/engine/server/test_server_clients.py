@@ -153,7 +153,7 @@ async def texts(reader: asyncio.StreamReader) -> list[str]:
     return [json.loads(line[6:])["choices"][0]["text"] for line in lines]
 
 
-async def test_a_slow_reader_gets_every_token_in_fewer_events_and_delays_nobody() -> None:
+async def test_a_slow_reader_gets_every_token_in_fewer_events_and_delays_no_other() -> None:
     tokens = 2500
     async with serving(ClientLimits()) as served, connected(served.port) as (reader, writer):
         writer.write(post({"max_tokens": tokens, "stream": True}))

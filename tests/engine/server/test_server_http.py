@@ -34,7 +34,7 @@ async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return error
 
 
-async def test_a_whole_answer_says_who_served_it_and_how_fast(
+async def test_a_whole_response_names_its_replica_and_its_timings(
     http: aiohttp.ClientSession,
 ) -> None:
     async with http.post(

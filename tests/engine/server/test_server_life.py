@@ -182,7 +182,7 @@ async def test_sigterm_lets_answers_finish_and_lets_nothing_in(start_engine: Sta
     assert "Traceback" not in engine.stderr()
 
 
-async def test_the_grace_period_ends_and_clients_are_told(start_engine: StartEngine) -> None:
+async def test_the_end_of_the_grace_period_is_an_error_event(start_engine: StartEngine) -> None:
     engine = start_engine("--grace", "50ms")
     async with (
         aiohttp.ClientSession(engine.url) as http,
@@ -213,7 +213,9 @@ async def test_a_second_sigterm_ends_at_once(start_engine: StartEngine) -> None:
     assert engine.wait() == 130
 
 
-async def test_a_dead_core_is_told_to_clients_and_to_the_shell(start_engine: StartEngine) -> None:
+async def test_clients_and_the_shell_learn_of_a_dead_core(
+    start_engine: StartEngine,
+) -> None:
     engine = start_engine()
     async with (
         aiohttp.ClientSession(engine.url) as http,

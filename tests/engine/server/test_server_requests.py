@@ -1,4 +1,4 @@
-"""What a client may ask for, and how each mistake is answered before anything is reserved."""
+"""Valid requests, and the error for each invalid one before anything is reserved."""
 
 from __future__ import annotations
 

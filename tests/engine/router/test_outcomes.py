@@ -76,7 +76,7 @@ async def test_a_request_s_own_targets_win(start: StartBench, header: str) -> No
         pytest.param('{"ttft_ms":9000,"tpot_ms":20}', {}, "missed", id="late"),
         pytest.param('{"ttft_ms":10,"tpot_ms":9000}', {}, "missed", id="slow"),
         pytest.param('{"ttft_ms":10,"tpot_ms":null}', {}, "attained", id="one token"),
-        pytest.param(None, {}, "unjudged", id="nothing told, nothing promised of the end"),
+        pytest.param(None, {}, "unjudged", id="no timings, no E2E target"),
         pytest.param("nonsense", {}, "unjudged", id="nonsense"),
         pytest.param(None, {"X_SLO_E2E_Ms": "5000"}, "attained", id="judged by its end"),
         pytest.param(None, {"X_SLO_E2E_Ms": "0.000001"}, "missed", id="missed by its end"),

@@ -1,4 +1,4 @@
-"""Placement over HTTP: as in virtual time, and by what replicas say of their load."""
+"""Placement over HTTP: as in virtual time, and by the load that replicas report."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_a_replica_that_says_with_an_answer_that_it_is_full_gets_no_more_u
     assert len(full.calls) == 2
 
 
-async def test_all_full_is_told_at_once(start: StartBench) -> None:
+async def test_with_all_replicas_full_429_comes_at_once(start: StartBench) -> None:
     bench = await start(2)
     slow = Full()
     for replica in bench.replicas:
@@ -139,7 +139,7 @@ async def test_all_full_is_told_at_once(start: StartBench) -> None:
     async with bench.client.post(bench.router.url + "/v1/completions", json={}) as answer:
         assert answer.status == 429
         assert int(answer.headers["Retry-After"]) >= 1
-    assert [len(replica.calls) for replica in bench.replicas] == [1, 1], "nobody was asked"
+    assert [len(replica.calls) for replica in bench.replicas] == [1, 1], "no replica got a request"
     slow.end.set()
     await asyncio.gather(*running)
     assert await bench.settled() == {"attained": 2, "shed": 1}

@@ -1,4 +1,4 @@
-"""What passes through the router, against real sockets."""
+"""Forwarding of requests and responses, on real sockets."""
 
 from __future__ import annotations
 
