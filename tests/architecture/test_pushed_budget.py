@@ -45,7 +45,7 @@ from goodput_engine.core.process import serve
 from goodput_engine.core.wire import front_reader
 from goodput_engine.core_client import CoreClient
 from goodput_engine.device.load import load_profile
-from goodput_engine.messages import Configure, FollowManifest, Limits, Ready, Shutdown
+from goodput_engine.messages import Configure, EndProcess, FollowManifest, Limits, Ready
 from goodput_engine.openai.headers import ServiceClasses
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.server.admin import admin_app
@@ -182,7 +182,7 @@ async def replica() -> AsyncIterator[tuple[EngineCore, str]]:
         try:
             yield core, str(server.make_url(""))
         finally:
-            client.send(Shutdown())
+            client.send(EndProcess())
             await asyncio.to_thread(thread.join, 10)
             transport.close()
             theirs.close()
