@@ -48,7 +48,7 @@ $(VENV)/.torch: $(VENV)/.dev
 setup: $(VENV)/.dev ## make .venv with everything the tests need (no torch)
 
 demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, show the report
-	$(BIN)/replay --trace sample -f examples/chat.yaml
+	$(BIN)/replay --trace sample --rate-scale 3 -f examples/chat.yaml
 
 test: $(VENV)/.dev ## run the tests
 	$(PYTEST) $(TESTS)

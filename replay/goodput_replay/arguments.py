@@ -88,6 +88,7 @@ class ReplayOptions:
     max_rate: int | None
     abort_on: AbortRule | None
     yes: bool
+    probe: bool
     model: str | None
     models: Mapping[str, str]
     headers: Mapping[str, str]
@@ -141,6 +142,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
         max_rate=given.max_rate,
         abort_on=given.abort_on,
         yes=given.yes,
+        probe=not given.no_probe,
         model=plain[0] if plain else None,
         models=models,
         headers=dict(given.header),
@@ -195,6 +197,7 @@ def _check_emulation(given: Any) -> None:
         ("--api-key-env", given.api_key_env is not None, "nothing is sent"),
         ("--model", bool(given.model), "every row goes to the manifest's model"),
         ("--yes", given.yes, "no machine is loaded"),
+        ("--no-probe", given.no_probe, "nothing is sent"),
         ("--endpoint", given.endpoint != Endpoint.COMPLETIONS, "nothing is sent"),
         ("--salt", given.salt is not None, "prompts have no text"),
         (
@@ -324,6 +327,11 @@ def _add_what(parser: CommandParser) -> None:
         default="completions",
         help="completions sends token ids, exact on every server; chat sends text "
         "(default: completions)",
+    )
+    group.add_argument(
+        "--no-probe",
+        action="store_true",
+        help="skip the probe request of each class, which finds a wrong model, key or parameter",
     )
     group.add_argument("--yes", action="store_true", help="the target may be another machine")
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["PlanStats", "PlannedRequest", "PromptKey", "RequestPlan", "RunPlan", "survey"]
 
 _MAX_MODELS = 1000
+_MAX_EXAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +188,7 @@ class PlanStats:
         cancelled_rows: rows that the trace's own client cancelled.
         rows_with_targets: rows with targets of their own.
         rows_with_hashes: rows with prefix hashes.
+        examples: the first request of each class, a bounded number of classes.
     """
 
     rows: int = 0
@@ -204,6 +206,7 @@ class PlanStats:
     cancelled_rows: int = 0
     rows_with_targets: int = 0
     rows_with_hashes: int = 0
+    examples: dict[str, PlannedRequest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +346,8 @@ def _count(stats: PlanStats, request: PlannedRequest) -> None:
     stats.max_input_tokens = max(stats.max_input_tokens, tokens)
     stats.max_output_tokens = max(stats.max_output_tokens, request.output_tokens)
     stats.classes[request.slo_class] += 1
+    if request.slo_class not in stats.examples and len(stats.examples) < _MAX_EXAMPLES:
+        stats.examples[request.slo_class] = request
     if request.model_name in stats.models or len(stats.models) < _MAX_MODELS:
         stats.models[request.model_name] += 1
     stats.cancelled_rows += request.cancel_after_ns is not None

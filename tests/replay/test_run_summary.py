@@ -265,3 +265,38 @@ def test_a_later_version_with_one_more_field_is_still_read(
 ) -> None:
     (tmp_path / SUMMARY_FILE).write_bytes(_edited(summary, lambda v: v.update(extra={"a": 1})))
     assert read_summary(tmp_path) == summary
+
+
+def test_the_ten_most_frequent_errors_are_listed_and_the_others_counted(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    def failed(number: int, detail: str) -> RequestRecord:
+        return RequestRecord(
+            request_id=f"r{number}",
+            slo_class="batch",
+            scheduled_ns=0,
+            sent_ns=0,
+            end_ns=1,
+            outcome=Outcome.ERROR,
+            status=400,
+            detail=detail,
+        )
+
+    records = [failed(i, "HTTP 400: usual") for i in range(5)]
+    records += [failed(100 + i, f"HTTP 400: {i:02}") for i in range(12)]
+    info = replace(synthetic_run.info, rows_planned=len(records))
+    with RunWriter.create(tmp_path, slo=info.slo) as writer:
+        writer.append(failed(999, "HTTP 400: warm-up"), warmup=True)
+        for record in records:
+            writer.append(record)
+        summary = writer.finish(info)
+    assert len(summary.errors) == 10
+    first = summary.errors[0]
+    assert (first.outcome, first.status, first.detail, first.count) == (
+        "error",
+        400,
+        "HTTP 400: usual",
+        5,
+    )
+    assert summary.other_errors == 3
+    assert sum(e.count for e in summary.errors) + summary.other_errors == len(records)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from goodput_core.slo.judging import MissReason
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.summary import LengthPinning
+from goodput_replay.run.summary import ErrorSummary, LengthPinning
 from goodput_replay.run.terminal import print_summary
 
 if TYPE_CHECKING:
@@ -107,3 +108,39 @@ def test_the_path_of_the_report_can_be_copied(summary: Summary, tmp_path: Path) 
     assert f"run: {folder}\n" in _printed(summary, folder=folder)
     (folder / "report.html").write_text("")
     assert f"report: {folder / 'report.html'}\n" in _printed(summary, folder=folder)
+
+
+def test_sixty_columns_keep_class_names_and_verdicts(summary: Summary) -> None:
+    unsure = replace(
+        summary.classes[0], name="interactive-premium", verdict=VerdictKind.INCONCLUSIVE
+    )
+    text = _printed(replace(summary, classes=(unsure, *summary.classes[1:])), width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert "…" not in text
+    assert text.count(" interactive-premium ") == 3, "in every table, in one piece"
+    assert "INCONCLUSIVE" in text
+    assert "TTFT p99" in text
+
+
+def test_misses_of_all_kinds_fold_at_sixty_columns(summary: Summary) -> None:
+    misses = {reason.value: 1_234 for reason in MissReason}
+    one = replace(summary.classes[0], misses=misses)
+    overall = replace(summary.overall, misses=misses)
+    text = _printed(replace(summary, classes=(one,), overall=overall), width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert all(f"{reason.value} 1,234" in " ".join(text.split()) for reason in MissReason)
+
+
+def test_a_class_without_a_request_is_left_out(summary: Summary) -> None:
+    idle = replace(summary.classes[1], name="idle", requests=0, good=0, total=0, attainment=None)
+    text = _printed(replace(summary, classes=(*summary.classes, idle)))
+    tables = text.partition("valid:")[0]
+    assert "idle" not in tables
+    assert "batch" in tables
+
+
+def test_errors_are_listed_with_their_counts(summary: Summary) -> None:
+    error = ErrorSummary(outcome="error", status=404, detail="HTTP 404: no [b]x[/]", count=1_234)
+    text = _printed(replace(summary, errors=(error,), other_errors=7))
+    assert "1,234 ×  HTTP 404: no [b]x[/]" in text
+    assert "7 ×  other errors" in text

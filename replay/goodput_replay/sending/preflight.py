@@ -1,10 +1,14 @@
-"""Ask the target what it serves, before the first request: a wrong target costs one sentence."""
+"""Check the target before the run: which models it serves, and one probe request per class.
+
+A wrong URL, model, key or parameter is reported in one sentence, before anything is recorded.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -12,17 +16,33 @@ import msgspec
 
 from goodput_core.contract import MODEL_OWNER, PATH_MODELS
 from goodput_core.errors import UnreachableError, UsageError
+from goodput_core.slo.record import Outcome
+from goodput_core.units import NS_PER_S
+from goodput_replay.plan import PromptKey
 from goodput_replay.sending.client.answer import error_sentence
 from goodput_replay.sending.client.reason import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from goodput_core.slo.record import RequestRecord
+    from goodput_replay.plan import PlannedRequest
+    from goodput_replay.sending.body import PreparedRequest
+    from goodput_replay.sending.client.exchange import Exchange
     from goodput_replay.sending.target import Target
 
-__all__ = ["ModelNames", "Served", "ask", "choose_models"]
+__all__ = ["PROBE_TIMEOUT_NS", "ModelNames", "Served", "ask", "choose_models", "probe", "probe_of"]
 
 _PATIENCE_S: Final = 10.0
+PROBE_TIMEOUT_NS: Final = 10 * NS_PER_S
+_PROBE_TOKENS: Final = 8
+_NOT_THE_REQUESTS_FAULT: Final = frozenset({408, 429})
+_HINTS: Final = {
+    401: "give a key with --api-key-env or --header",
+    403: "give a key with --api-key-env or --header",
+    404: "check --model, --endpoint and --target",
+}
+_HINT: Final = "check --model and --endpoint; --length-pinning none sends no extension parameters"
 _MAX_BYTES: Final = 1 << 20
 _SHOWN_MODELS: Final = 5
 
@@ -152,3 +172,58 @@ def choose_models(
                 "--model SERVED or --model TRACE=SERVED"
             )
     return ModelNames(by_name=dict(asked), other=other)
+
+
+def probe_of(planned: PlannedRequest) -> PlannedRequest:
+    """Return a short request like `planned`: same class, model and targets, one output token."""
+    name = f"probe-{planned.slo_class}" if planned.slo_class else "probe"
+    return replace(
+        planned,
+        request_id=name,
+        scheduled_ns=0,
+        prompt=PromptKey(request_id=name, input_tokens=_PROBE_TOKENS),
+        output_tokens=1,
+        max_output_tokens=1,
+        cancel_after_ns=None,
+    )
+
+
+async def probe(exchange: Exchange, requests: Sequence[PreparedRequest], url: str) -> list[str]:
+    """Send one probe request per class; probes are not recorded and not judged.
+
+    A 4xx other than 408 and 429 would be the answer to every request of the class. Everything
+    else, such as a server that is still starting, is for the run to judge.
+
+    Args:
+        exchange: sends to the endpoint of the run.
+        requests: the probes.
+        url: of the endpoint, for errors.
+
+    Returns:
+        A warning for each probe that failed otherwise.
+
+    Raises:
+        UsageError: the target rejected a probe; quotes its message.
+        UnreachableError: the target refused the connection.
+    """
+    now_ns = time.monotonic_ns()
+    records = await asyncio.gather(*(exchange.run(request, now_ns) for request in requests))
+    warnings = []
+    for record in records:
+        where = f" of class {record.slo_class!r}" if record.slo_class else ""
+        _require_accepted(record, url, where)
+        if record.outcome is not Outcome.OK:
+            warnings.append(f"the probe request{where} failed ({record.detail}); starting anyway")
+    return warnings
+
+
+def _require_accepted(record: RequestRecord, url: str, where: str) -> None:
+    status = record.status
+    if status is None and record.outcome is Outcome.ERROR and record.sent_ns is None:
+        raise UnreachableError(f"{url}: the probe request{where} was not sent ({record.detail})")
+    if status is None or not 400 <= status < 500 or status in _NOT_THE_REQUESTS_FAULT:
+        return
+    raise UsageError(
+        f"{url}: the target rejects requests{where}: {record.detail}; "
+        f"{_HINTS.get(status, _HINT)}, or skip this probe with --no-probe"
+    )

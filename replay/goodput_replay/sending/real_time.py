@@ -31,7 +31,15 @@ from goodput_replay.sending.live_display import LiveCounts, RunProgress, display
 from goodput_replay.sending.local_service import running_service
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import open_pacer
-from goodput_replay.sending.preflight import ModelNames, Served, ask, choose_models
+from goodput_replay.sending.preflight import (
+    PROBE_TIMEOUT_NS,
+    ModelNames,
+    Served,
+    ask,
+    choose_models,
+    probe,
+    probe_of,
+)
 from goodput_replay.sending.process import LoopWatch, cpu_ns, cpus, gc_paused
 from goodput_replay.sending.prompts import PromptRenderer, TokenIdPrompts, WordPrompts
 from goodput_replay.sending.sender import OpenLoopSender
@@ -120,12 +128,20 @@ async def _replay(
             served, asked=options.models, only=options.model, in_trace=plan.stats.models
         )
         pinning = _pinning(options.pinning, served)
-        exchange = Exchange(
-            session,
-            URL(f"{target.url}{options.endpoint.path}"),
-            timeout_ns=options.timeout_ns,
-            pinned=pinning is not LengthPinning.NONE,
+        url = URL(f"{target.url}{options.endpoint.path}")
+        pinned = pinning is not LengthPinning.NONE
+        renderer = RequestRenderer(
+            endpoint=options.endpoint,
+            prompts=_prompts(options.endpoint, plan.salt.encode()),
+            pinning=pinning,
+            model_for=names,
         )
+        if options.probe:
+            probes = [renderer.render(probe_of(one)) for one in plan.stats.examples.values()]
+            sender = Exchange(session, url, timeout_ns=PROBE_TIMEOUT_NS, pinned=pinned)
+            for warning in await probe(sender, probes, str(url)):
+                console.print(warning, soft_wrap=True, highlight=False, markup=False)
+        exchange = Exchange(session, url, timeout_ns=options.timeout_ns, pinned=pinned)
         run = _Run(
             plan=plan,
             writer=writer,
@@ -134,7 +150,7 @@ async def _replay(
             names=names,
             pinning=pinning,
         )
-        summary = await run.drive(exchange, console)
+        summary = await run.drive(exchange, renderer, console)
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.by is _StoppedBy.SIGNAL:
         ended_by = Interrupted(
@@ -201,12 +217,14 @@ class _Run:
         self._error_rate = None if rule is None else ErrorRateWatch(rule)
         self.sent = 0
 
-    async def drive(self, exchange: Exchange, console: Console) -> Summary:
+    async def drive(
+        self, exchange: Exchange, renderer: RequestRenderer, console: Console
+    ) -> Summary:
         """Send everything, then judge it, however the run ends."""
         plan = self._plan
         pacer = open_pacer()
         sender = OpenLoopSender(exchange.run, pacer, self._ended)
-        lookahead = Lookahead(plan.requests.requests(), self._renderer().render)
+        lookahead = Lookahead(plan.requests.requests(), renderer.render)
         watch = LoopWatch()
         zero_ns, started, spent_ns = 0, datetime.now(UTC), 0
 
@@ -255,15 +273,6 @@ class _Run:
             return self._writer.finish(info)
         self._writer.finish_failed(info, failure)
         raise failure
-
-    def _renderer(self) -> RequestRenderer:
-        options = self._plan.options
-        return RequestRenderer(
-            endpoint=options.endpoint,
-            prompts=_prompts(options.endpoint, self._plan.salt.encode()),
-            pinning=self._pinning,
-            model_for=self._names,
-        )
 
     def _ended(self, request: PreparedRequest, record: RequestRecord) -> None:
         judgement = self._writer.append(record, warmup=request.planned.warmup)

@@ -106,6 +106,7 @@ def start(folder: Path, *arguments: object, program: tuple[str, ...] = ()) -> An
         sys.executable,
         *program,
         *map(str, arguments),
+        "--no-probe",
         "--out",
         "run",
         cwd=folder,

@@ -52,6 +52,10 @@ STREAM = http(
 )
 
 
+def is_probe(request: bytes) -> bool:
+    return b"x-request-id: probe" in request.lower()
+
+
 def answers(reply: bytes | None = STREAM, seen: list[bytes] | None = None) -> Script:
     """A server that lists one model and answers every request alike; None: never."""
 
@@ -59,7 +63,7 @@ def answers(reply: bytes | None = STREAM, seen: list[bytes] | None = None) -> Sc
         if request.startswith(b"GET /v1/models"):
             writer.write(http(MODELS))
         else:
-            if seen is not None:
+            if seen is not None and not is_probe(request):
                 seen.append(request)
             if reply is not None:
                 writer.write(reply)
@@ -301,3 +305,107 @@ async def test_a_service_is_started_replayed_and_stopped(trace: Path, tmp_path: 
     assert summary["overall"]["input_tokens"] == 800
     assert summary["overall"]["output_tokens"] == 80
     assert (tmp_path / "run" / "service.log").exists()
+
+
+def http_error(status: int, message: str) -> bytes:
+    body = json.dumps({"error": {"message": message}}).encode()
+    return f"HTTP/1.1 {status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [(401, "--api-key-env"), (404, "--model"), (422, "--length-pinning none")],
+)
+async def test_a_target_that_rejects_a_probe_is_an_error_that_quotes_it(
+    serve: Serve, trace: Path, tmp_path: Path, status: int, hint: str
+) -> None:
+    seen: list[bytes] = []
+    url = await serve(answers(http_error(status, "no such\x1b[2J thing"), seen=seen))
+    ended = await replay("--trace", trace, "--target", url, "--out", tmp_path / "run")
+    assert ended.code == 64
+    assert ended.err.count("\n") == 1
+    assert f"error: {url}/v1/completions: the target rejects requests: HTTP {status}: no such" in (
+        ended.err
+    )
+    assert hint in ended.err
+    assert "--no-probe" in ended.err
+    assert "\x1b" not in ended.err
+    assert seen == [], "nothing of the run was sent"
+    assert not (tmp_path / "run").exists()
+
+
+async def test_without_the_probe_a_rejected_run_is_recorded_and_invalid(
+    serve: Serve, trace: Path, slo: Path, tmp_path: Path
+) -> None:
+    url = await serve(answers(http_error(404, "no such model")))
+    ended = await replay(
+        "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run",
+        "--no-probe", "--no-report",
+    )  # fmt: skip
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert ended.code == 3
+    assert summary["verdict"]["reason"] == "ClientError"
+    (error,) = summary["errors"]
+    assert (error["status"], error["detail"], error["count"]) == (
+        404,
+        "HTTP 404: no such model",
+        40,
+    )
+    assert "40 ×  HTTP 404: no such model" in ended.out
+
+
+async def test_every_class_is_probed_once_and_outside_the_books(
+    serve: Serve, trace_of: WriteTrace, tmp_path: Path
+) -> None:
+    requests: list[bytes] = []
+
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        if request.startswith(b"GET /v1/models"):
+            writer.write(http(MODELS.replace(b"goodput", b"other")))
+        else:
+            requests.append(request)
+            writer.write(STREAM)
+
+    trace = trace_of(
+        TraceRow(
+            request_id=f"row-{i}",
+            timestamp_start_unix_ns=i * NS_PER_S // 20,
+            input_tokens=2000,
+            output_tokens=2,
+            slo_class=("fast", "slow")[i % 2],
+        )
+        for i in range(6)
+    )
+    url = await serve(script)
+    ended = await replay(
+        "--trace", trace, "--target", url, "--out", tmp_path / "run", "--no-report"
+    )
+    assert ended.code in {0, 3}, ended.err
+    probes = [request for request in requests if is_probe(request)]
+    bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in probes]
+    assert len(probes) == 2
+    assert {body["max_tokens"] for body in bodies} == {1}
+    assert all(body["ignore_eos"] and len(body["prompt"]) == 8 for body in bodies)
+    assert [b"X-SLO-Class: fast" in p or b"X-SLO-Class: slow" in p for p in probes] == [True, True]
+    rows = [row.record.request_id for row in read_judged(tmp_path / "run")]
+    assert sorted(rows) == [f"row-{i}" for i in range(6)]
+
+
+@pytest.mark.parametrize("status", [429, 408, 503, 500])
+async def test_a_probe_that_may_succeed_later_starts_the_run(
+    serve: Serve, trace: Path, tmp_path: Path, status: int
+) -> None:
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        if request.startswith(b"GET /v1/models"):
+            writer.write(http(MODELS))
+        else:
+            writer.write(http_error(status, "starting") if is_probe(request) else STREAM)
+
+    url = await serve(script)
+    ended = await replay(
+        "--trace", trace, "--target", url, "--out", tmp_path / "run", "--no-report", "--json",
+        "--speed", 10,
+    )  # fmt: skip
+    assert ended.code in {0, 3}, ended.err
+    assert f"failed (HTTP {status}: starting); starting anyway" in ended.err
+    assert json.loads(ended.out)["overall"]["outcomes"] == {"ok": 40}
