@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders.records import answered_request
+from tests.builders.records import answered_request, request_record
 
 from goodput_core.errors import InputError
 from goodput_core.quantiles import P50, P99, quantile
 from goodput_core.slo.judging import judge, targets_for
+from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS
@@ -271,10 +272,9 @@ def test_the_ten_most_frequent_errors_are_listed_and_the_others_counted(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     def failed(number: int, detail: str) -> RequestRecord:
-        return RequestRecord(
+        return request_record(
             request_id=f"r{number}",
             slo_class="batch",
-            scheduled_ns=0,
             sent_ns=0,
             end_ns=1,
             outcome=Outcome.ERROR,

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -366,15 +366,9 @@ async def test_every_class_is_probed_once_and_outside_the_books(
             requests.append(request)
             writer.write(STREAM)
 
+    rows = list(steady_rows(6, input_tokens=2000))
     trace = trace_of(
-        TraceRow(
-            request_id=f"row-{i}",
-            timestamp_start_unix_ns=i * NS_PER_S // 20,
-            input_tokens=2000,
-            output_tokens=2,
-            slo_class=("fast", "slow")[i % 2],
-        )
-        for i in range(6)
+        [replace(row, slo_class=("fast", "slow")[i % 2]) for i, row in enumerate(rows)]
     )
     url = await serve(script)
     ended = await replay(
