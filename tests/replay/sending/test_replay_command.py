@@ -381,8 +381,8 @@ async def test_every_class_is_probed_once_and_outside_the_books(
     assert {body["max_tokens"] for body in bodies} == {1}
     assert all(body["ignore_eos"] and len(body["prompt"]) == 8 for body in bodies)
     assert [b"X-SLO-Class: fast" in p or b"X-SLO-Class: slow" in p for p in probes] == [True, True]
-    rows = [row.record.request_id for row in read_judged(tmp_path / "run")]
-    assert sorted(rows) == [f"row-{i}" for i in range(6)]
+    ids = [row.record.request_id for row in read_judged(tmp_path / "run")]
+    assert sorted(ids) == [f"row-{i}" for i in range(6)]
 
 
 @pytest.mark.parametrize("status", [429, 408, 503, 500])
