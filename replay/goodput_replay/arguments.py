@@ -1,4 +1,4 @@
-"""The command line of `replay`, checked option by option and returned as one frozen value."""
+"""The arguments of `replay`: parser, checks of their combinations, and the parsed options."""
 
 from __future__ import annotations
 
@@ -32,38 +32,24 @@ __all__ = ["ReplayOptions", "make_parser", "parse_options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What was asked for; times in nanoseconds.
+    """The options of one `replay` command; `--help` describes those not listed here.
 
     Args:
         trace: a file, or `sample`.
         max_decoded_bytes: decoded size at which reading the trace stops; None for the default.
-        target: a running server; None: `manifest` says what to start, or nothing is sent.
+        target: a running server; None to start `manifest`, or to send nothing.
         manifest: the service to start and stop around the run.
         emulate: the service to emulate in virtual time, in place of a target.
-        oracle: with it: order requests by their true lengths, as a bound.
-        topology: with it: a file that says how replicas share the work.
-        device: device profile for that service.
-        slo: file with the promises, for a bare target.
-        window, limit, speed, rate_scale, class_rules, seed: transforms of the trace.
-        warmup: first rows that are sent and not judged.
-        dry_run: say what would be sent, and send nothing.
-        max_rate: refuse a plan whose busiest second exceeds this many requests.
-        abort_on: when to give the run up.
-        yes: a target on another machine may be loaded.
+        slo: file with the SLO classes, for a bare target.
+        probe: send one probe request per class before the run.
         model: served model for rows that `models` does not map.
         models: served model by the trace's name.
-        headers: sent with every request.
-        api_key_env: environment variable that holds the bearer token.
-        endpoint: which API is called.
-        pinning: `auto`, `header`, `max-tokens` or `none`.
-        timeout_ns: how long a request may take from its scheduled arrival.
-        salt: makes prompts this run's own; None: drawn at random.
-        out: the run's folder; None: one below `runs/`.
-        force: replace an earlier run there.
-        json: print the summary as JSON.
+        pinning: how answers get the trace's length; None to ask the target.
+        timeout_ns: time limit of a request from its scheduled arrival.
+        salt: separates this run's prompts from others; None to draw one at random.
+        out: the run's folder; None for a new one in `runs/`.
         gate: exit by the verdict.
         gaps: keep every gap between tokens.
-        report: write report.html.
         confidence: one-sided, of each bound.
     """
 
@@ -187,7 +173,7 @@ def _check_combinations(given: Any) -> None:
 
 
 def _check_emulation(given: Any) -> None:
-    """In virtual time nothing is sent, so what is about sending has no meaning."""
+    """Refuse options about sending: in virtual time nothing is sent."""
     for option, asked, why in (
         ("--target", given.target is not None, "a run is sent to a target or emulated"),
         ("-f", given.file is not None, "a service is started or emulated"),
