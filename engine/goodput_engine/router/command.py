@@ -119,7 +119,7 @@ def make_parser() -> CommandParser:
     """Build the parser of `goodput router`."""
     parser = CommandParser(
         "goodput router",
-        summary="Run the router in front of replicas: place, pass on, count one outcome each.",
+        summary="Run the router in front of replicas: place and forward requests, and count their outcomes.",
         examples=(
             "goodput router -f examples/chat.yaml --upstream r0=http://127.0.0.1:8001",
             "goodput router -f examples/chat.yaml --upstreams replicas.json --port 8080",
@@ -135,13 +135,13 @@ def make_parser() -> CommandParser:
         "--upstreams",
         type=Path,
         metavar="FILE",
-        help='JSON list of {"name", "url", "admin_url"}; read again when it changes',
+        help='JSON list of {"name", "url", "admin_url"}, read again after each change',
     )
     parser.add_argument(
         "--endpoints",
         type=argument_type(parse_service, "service"),
         metavar="NAMESPACE/SERVICE",
-        help="in a pod: the replicas behind this headless Service, followed",
+        help="in a pod: watch the replicas behind this headless Service",
     )
     parser.add_argument(
         "--upstream",
@@ -157,7 +157,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address of both ports; `::`: every address (%(default)s)",
+        help="address of both ports; `::` is every address (%(default)s)",
     )
     port = argument_type(parse_port, "port")
     parser.add_argument(
@@ -173,31 +173,33 @@ def make_parser() -> CommandParser:
         type=timeout,
         default=defaults.connect_ns,
         metavar="DURATION",
-        help="for a connection to a replica (2s)",
+        help="for connecting to a replica (2s)",
     )
     parser.add_argument(
         "--first-byte-timeout",
         type=timeout,
         default=defaults.first_byte_ns,
         metavar="DURATION",
-        help="until an answer begins; one that is not streamed begins at its end (10m)",
+        help="until a response begins; one that is not streamed begins when it is complete (10m)",
     )
     parser.add_argument(
         "--idle-timeout",
         type=timeout,
         default=defaults.idle_ns,
         metavar="DURATION",
-        help="between two chunks of an answer (2m)",
+        help="between two chunks of a response (2m)",
     )
     parser.add_argument(
         "--grace",
         type=argument_type(parse_duration, "duration"),
         default=30 * NS_PER_S,
         metavar="DURATION",
-        help="for running answers to finish after SIGTERM (30s)",
+        help="for running requests to finish after SIGTERM (30s)",
     )
     add_connection_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON line when it listens")
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON on stdout when ready"
+    )
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
     )
