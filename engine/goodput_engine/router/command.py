@@ -180,7 +180,7 @@ def make_parser() -> CommandParser:
         type=timeout,
         default=defaults.first_byte_ns,
         metavar="DURATION",
-        help="until a response begins; one that is not streamed begins when it is complete (10m)",
+        help="until a response begins, which is its end if it is not streamed (10m)",
     )
     parser.add_argument(
         "--idle-timeout",
