@@ -119,7 +119,7 @@ def make_parser() -> CommandParser:
     """Build the parser of `goodput router`."""
     parser = CommandParser(
         "goodput router",
-        summary="Run the router in front of replicas: place and forward requests, and count their outcomes.",
+        summary="Run the router in front of replicas: place and forward requests, count outcomes.",
         examples=(
             "goodput router -f examples/chat.yaml --upstream r0=http://127.0.0.1:8001",
             "goodput router -f examples/chat.yaml --upstreams replicas.json --port 8080",
