@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 # What is not a benchmark by itself.
 PARTS = {
     "__main__.py",
-    "answering_pods.py",
+    "fake_pods.py",
     "autoscalers.py",
     "bare_api_server.py",
     "control_view.py",

@@ -132,7 +132,7 @@ class DynamoState:
         requests, counted_ns: arrivals, and over how long.
         finished: lengths of answered requests.
         mean: (input, cached, output) tokens of the latest tick; None before the first one.
-        floor: replicas that throughput asks for.
+        floor: replicas that the throughput needs.
     """
 
     requests: int = 0

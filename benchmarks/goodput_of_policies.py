@@ -2,8 +2,8 @@
 
 One replica in virtual time serves a window of the trace with two classes. First the load is
 searched (on the nested rate scale) at which `vllm`, first come, first served, keeps half of its
-promises; then every policy serves 80 %, 100 % and 120 % of it. The figure is requests that kept
-their promise; the ratio of `slo` to each other policy has an interval from resampling blocks of
+promises; then every policy serves 80 %, 100 % and 120 % of it. The figure is requests that met
+their targets; the ratio of `slo` to each other policy has an interval from resampling blocks of
 thirty seconds of arrivals, the same blocks for both, so that what is hard is hard for both.
 
     python benchmarks/goodput_of_policies.py --trace azure.parquet --window 10m..20m
@@ -57,7 +57,7 @@ RULES = ("batch: input_tokens >= 2048", "interactive: *")
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is served."""
+    """A workload."""
 
     trace: str
     window: str | None
@@ -79,7 +79,7 @@ class Served:
 
     @property
     def attainment(self) -> float:
-        """Share of the requests that kept their promise."""
+        """Share of the requests that met their targets."""
         return self.good / self.requests
 
 
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the sample trace, three policies")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", type=Path, help="the PNG to draw what was kept into")
+    parser.add_argument("--plot", type=Path, help="the PNG to write")
     args = parser.parse_args(argv)
     policies = ["vllm", "sarathi", "slo"] if args.quick else args.policies.split(",")
     start = Load(trace=args.trace, window=args.window, scale=Fraction(1))
@@ -225,10 +225,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def draw(groups: dict[str, list[Served]], path: Path) -> None:
-    """What each policy kept of its promises, a bar for each load.
+    """Draw the attainment of each policy, a bar for each load.
 
     Args:
-        groups: what was served, by load as a share of the searched one; the same policies in each.
+        groups: results by load, as a share of the searched one; the same policies in each.
         path: the PNG.
     """
     from matplotlib.figure import Figure
@@ -246,7 +246,7 @@ def draw(groups: dict[str, list[Served]], path: Path) -> None:
         shares = [100 * by_policy[policy].attainment for policy in order]
         axes.bar(at, shares, width, color=colours[number % 3], label=f"{load} of the load")
     axes.set_xticks(range(len(order)), order)
-    axes.set_ylabel("requests that kept their promise, %")
+    axes.set_ylabel("requests that met their targets, %")
     axes.legend(frameon=False)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

@@ -163,7 +163,7 @@ def at(values: Sequence[int], share: float) -> float:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
+    """Return the description of the machine."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),

@@ -109,7 +109,7 @@ def test_a_prior_is_what_it_predicts_until_it_knows_better() -> None:
     assert _errors(model, _DISTSERVE)[200] < 0.02
 
 
-def test_the_first_step_tells_the_scale_of_a_device_of_which_nothing_is_known() -> None:
+def test_the_first_step_gives_the_scale_of_an_unknown_device() -> None:
     model = OnlineStepTime()
     prompt = StepShape.of(chunks=[(0, 1000)])
     model.observe(prompt, _ROOFLINE.step_ns(prompt))

@@ -1,4 +1,4 @@
-"""What this version cannot run is refused by its name, whatever else the manifest says."""
+"""Fields that this version does not implement are refused by name."""
 
 from __future__ import annotations
 
