@@ -2,7 +2,7 @@
 
 Each is written down from its documentation, in the shape of our own law: a state, one interval's
 observation and the manifest's bounds in, the next state and a number of replicas out. They see
-what ours sees. Where a law of theirs rests on measured step times, it uses the device's own:
+what ours sees. Where one of these laws rests on measured step times, it uses the device's own:
 a better model than it would have, so that what is compared is the law.
 """
 

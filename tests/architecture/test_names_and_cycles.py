@@ -10,23 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("core", "traces", "engine", "replay", "operator")
 # Names of several classes that are still to be renamed; may only shrink.
-KNOWN_DUPLICATES: set[str] = {
-    "Baseline",
-    "Chunk",
-    "Fleet",
-    "Job",
-    "Level",
-    "Limits",
-    "Pacer",
-    "Phase",
-    "Progress",
-    "Prompts",
-    "Replica",
-    "RequestState",
-    "Shutdown",
-    "Source",
-    "Upstream",
-}
+KNOWN_DUPLICATES: set[str] = {"Chunk", "RequestState", "Shutdown"}
 
 
 def public_classes() -> dict[str, list[str]]:
