@@ -14,11 +14,6 @@ from goodput_core.dispatch import COMMANDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# May only shrink.
-WITHOUT_SHORT_OUT = {
-    "goodput device fit",
-}
-
 
 def below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     yield parser
@@ -49,7 +44,4 @@ def test_a_command_has_its_version_and_examples(prog: str) -> None:
 @pytest.mark.parametrize("prog", PARSERS)
 def test_the_output_file_of_a_command_is_given_by_o(prog: str) -> None:
     options = PARSERS[prog]._option_string_actions
-    if prog in WITHOUT_SHORT_OUT:
-        assert "-o" not in options, "take it off WITHOUT_SHORT_OUT"
-        return
     assert options.get("-o") is options.get("--out")

@@ -81,7 +81,9 @@ def make_parser() -> CommandParser:
         ),
     )
     fit.add_argument("log", type=Path, metavar="STEPS.parquet", help="the step log")
-    fit.add_argument("--out", type=Path, metavar="FILE.yaml", help="write a profile with them")
+    fit.add_argument(
+        "-o", "--out", type=Path, metavar="FILE.yaml", help="write a profile with them"
+    )
     fit.add_argument(
         "--base", metavar="PROFILE", help="with --out: where the profile's other numbers are from"
     )
