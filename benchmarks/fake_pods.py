@@ -1,6 +1,6 @@
 """Serves the admin ports of many pods that do not run, from one cheap process.
 
-    python benchmarks/answering_pods.py states.json --port 9000
+    python benchmarks/fake_pods.py states.json --port 9000
 
 Every address of this machine under 127.1 is an engine, every one under 127.2 a router. What they
 answer was recorded from real ones (`recorded_pods`) and goes on growing as it would under a load

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("core", "traces", "engine", "replay", "operator")
 # Names of several classes that are still to be renamed; may only shrink.
-KNOWN_DUPLICATES: set[str] = {"Chunk", "RequestState", "Shutdown"}
+KNOWN_DUPLICATES = {"Chunk"}
 
 
 def public_classes() -> dict[str, list[str]]:
