@@ -41,8 +41,6 @@ NOT_YET_CLEAN: Final = (
     "engine",
     "replay",
     "tests/e2e",
-    "tests/engine",
-    "tests/operator",
     "tests/replay",
 )
 

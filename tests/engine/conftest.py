@@ -49,7 +49,7 @@ class RunningEngine:
         return self.process.wait(PATIENCE_S)
 
     def stderr(self) -> str:
-        """What it logged."""
+        """The text of its log."""
         return self.log.read_text(encoding="utf-8")
 
 

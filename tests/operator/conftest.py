@@ -76,7 +76,7 @@ class Up:
         return found
 
     def left_behind(self) -> list[psutil.Process]:
-        """What still runs a moment after `up` has ended."""
+        """Return the processes that still run ten seconds after `up` ended."""
         _, alive = psutil.wait_procs(self.members(), timeout=10)
         return alive
 
