@@ -195,7 +195,7 @@ def test_long_prompts_and_tight_promises_per_token_gain_from_two_pools(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = steady_load(planned, every_ms=55, prompt=4_000, output=60)
-    common = {"device": "llama-3-8b-h100", "policy": "vllm", "promise": TIGHT, "token_budget": 4096}
+    common = {"device": "llama-3-8b-h100", "policy": "vllm", "slo": TIGHT, "token_budget": 4096}
     together = run_fleet(requests, fleet(replicas=4, **common))
     apart = run_fleet(requests, split(fleet(replicas=3, **common), decoders=1, link=50 * GB))
     # A whole prompt stalls the decodes beside it for 118 ms; apart, it stalls nobody.
@@ -207,7 +207,7 @@ def test_short_prompts_and_long_answers_lose_with_a_pool_that_only_prefills(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = steady_load(planned, every_ms=10, prompt=32, output=400)
-    common = {"device": "llama-3-8b-h100", "policy": "vllm", "promise": TIGHT}
+    common = {"device": "llama-3-8b-h100", "policy": "vllm", "slo": TIGHT}
     common |= {"max_num_seqs": 40}
     together = run_fleet(requests, fleet(replicas=4, **common))
     apart = run_fleet(requests, split(fleet(replicas=2, **common), decoders=2, link=50 * GB))

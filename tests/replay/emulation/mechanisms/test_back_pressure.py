@@ -64,7 +64,7 @@ def test_a_burst_that_could_have_waited_is_refused(
 ) -> None:
     # Forty at once, and nothing after them: the last would have started after 200 ms.
     requests = [planned(f"r{i}", i / 100, 16, 50) for i in range(40)]
-    both: dict[str, Any] = {"replicas": 2, "max_num_seqs": 4, "promise": PATIENT}
+    both: dict[str, Any] = {"replicas": 2, "max_num_seqs": 4, "slo": PATIENT}
     bounded = run_fleet(requests, fleet(max_waiting=2, **both))
     endless = run_fleet(requests, fleet(max_waiting=UNBOUNDED, **both))
     assert endless.attained(PATIENT) == 1.0
