@@ -1,6 +1,6 @@
 """Files that are complete or absent: written under a temporary name and renamed at the end.
 
-The only module that replaces files. A reader sees the old content or the new content, never a
+Use this module to replace small files. A reader sees the old content or the new content, never a
 part of it.
 """
 
@@ -33,16 +33,16 @@ def write_atomically(path: Path, data: bytes) -> None:
     so that a file can be replaced on a disk that became full.
 
     Raises:
-        OSError: the file could not be written; no temporary file is left behind.
+        OSError: the file could not be written. After any exception the temporary file is removed.
     """
     partial = partial_path(path)
     try:
-        # Without O_TRUNC, which would give the allocated space back.
+        # Without O_TRUNC, which would release the allocated space.
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
             file.write(data)
             file.truncate()
         partial.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             partial.unlink()
         raise
@@ -53,7 +53,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a new binary file that replaces `path` when the block ends, with its bytes on the disk.
 
     The temporary name is hidden and contains the process's id, so that two processes may write
-    the same file: the last one to finish wins. If the block raises, no file is left behind.
+    the same file: the last one to finish replaces the others' content. If the block raises, the
+    temporary file is removed.
 
     Raises:
         OSError: the file could not be created or written.

@@ -31,6 +31,22 @@ def test_a_write_that_fails_keeps_the_old_content(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
 
 
+def test_an_interrupted_write_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(b"old")
+
+    def interrupt(_self: Path, _target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pathlib.Path.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"new")
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"old"
+
+
 def test_a_reader_sees_the_old_content_until_the_block_ends(tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"
     path.write_bytes(b"old")

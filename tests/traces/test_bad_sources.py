@@ -179,7 +179,9 @@ def expect_refusal(
             moon(timestamp=-1), "line 1, column timestamp: -1 is out of bounds", id="before start"
         ),
         pytest.param(
-            moon(timestamp=None), "a row that waits for an answer", id="delay without arrival"
+            moon(timestamp=None),
+            "a row with only a delay depends on an earlier response",
+            id="delay without arrival",
         ),
         pytest.param(
             moon(hash_ids=[1, 2, 3]), "3 hashes, but 600 tokens in blocks of 512", id="block size"

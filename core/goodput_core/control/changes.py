@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 SPEC_CHANGED: Final = "SpecChanged"
-"""The manifest's bounds or its mode changed, and the limits in force follow."""
+"""The bounds or the mode in the manifest changed."""
 MORE_REPLICAS: Final = "MoreReplicas"
-"""The batch width returns to the manifest's, because more replicas share the requests."""
+"""The batch width returns to `maxNumSeqs`, because more replicas share the requests."""
 
 _BOUNDS: Final = {
     TokenBudgetReason.TPOT_MISSED: "TPOT is missed and TTFT has slack",
@@ -39,14 +39,14 @@ _BOUNDS: Final = {
     TokenBudgetReason.KV_EXHAUSTED: "a target is missed while requests preempt each other",
 }
 _REPLICAS: Final = {
-    ReplicaReason.BELOW_FLOOR: "minReplicas is {floor}",
-    ReplicaReason.ABOVE_CEILING: "maxReplicas is {ceiling}",
+    ReplicaReason.BELOW_FLOOR: "minReplicas is {min_replicas}",
+    ReplicaReason.ABOVE_CEILING: "maxReplicas is {max_replicas}",
     ReplicaReason.WOKEN: "requests arrive and there is no replica",
     ReplicaReason.DEMAND: "the demand is {load} device seconds per second, one replica "
     "sustains {each}",
     ReplicaReason.TREND: "the demand grows ({load} device seconds per second, one replica "
     "sustains {each}), and a replica takes {horizon} s to start",
-    ReplicaReason.MISSED: "a target is missed that neither token budget nor batch width can keep",
+    ReplicaReason.MISSED: "a target is missed that neither token budget nor batch width can meet",
     ReplicaReason.FEWER_SUFFICE: "the demand is {load} device seconds per second, one replica "
     "sustains {each}; fewer have sufficed for {window} s",
     ReplicaReason.NO_TRAFFIC: "no request has arrived for {window} s",
@@ -54,7 +54,7 @@ _REPLICAS: Final = {
 
 
 class Knob(StrEnum):
-    """The quantity that a change sets."""
+    """Controlled quantity."""
 
     TOKEN_BUDGET = "TokenBudget"  # noqa: S105 - tokens of a model
     REPLICAS = "Replicas"
@@ -65,9 +65,9 @@ class Change:
     """One change, made or recommended.
 
     Args:
-        knob: the quantity.
-        reason: a reason of the law, or one of the two above.
-        message: the change and its reason, in a sentence.
+        knob: the changed quantity.
+        reason: a reason of the law, `SPEC_CHANGED` or `MORE_REPLICAS`.
+        message: one sentence with the old value, the new value and the cause.
         applied: False if it is only recommended.
     """
 
@@ -80,12 +80,13 @@ class Change:
 def token_budget_change(
     decision: ServiceDecision, *, before: Bounds, recommended: Bounds | None
 ) -> Change | None:
-    """Return the change of the token budget, safety factor and batch width; None without one.
+    """Return the change of token budget, safety factor or batch width; None if all are unchanged.
 
     Args:
-        decision: of this interval.
-        before: the limits of the last reported change.
-        recommended: the law's limits of the last interval; None before the first decision.
+        decision: decision of this interval.
+        before: limits after the last reported change.
+        recommended: limits that the law recommended in the last interval; None before its first
+            decision.
     """
     after, bounds = decision.apply_bounds, decision.bounds
     if after != before:
@@ -100,11 +101,11 @@ def token_budget_change(
 
 
 def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Change | None:
-    """Return the change of the number of replicas; None without one.
+    """Return the change of the number of replicas; None if it is unchanged.
 
     Args:
-        decision: of this interval.
-        recommended: replicas of the last decision; None without one.
+        decision: decision of this interval.
+        recommended: replicas of the last decision; None before the first one.
     """
     replicas, params = decision.replicas, decision.params
     if replicas is None or replicas.replicas == replicas.current:
@@ -142,7 +143,7 @@ def _differences(before: Bounds, after: Bounds) -> Iterator[str]:
     if before.max_tokens != after.max_tokens:
         yield f"token budget {before.max_tokens} → {after.max_tokens}"
     if before.min_tokens != after.min_tokens:
-        yield f"its lower bound {before.min_tokens} → {after.min_tokens}"
+        yield f"lower bound of the token budget {before.min_tokens} → {after.min_tokens}"
     if before.safety_percent != after.safety_percent:
         yield f"safety {before.safety_percent} % → {after.safety_percent} %"
     if before.max_num_seqs != after.max_num_seqs:
@@ -152,9 +153,10 @@ def _differences(before: Bounds, after: Bounds) -> Iterator[str]:
 def _why(decision: ServiceDecision, replicas: ReplicaDecision) -> str:
     params = decision.params
     return _REPLICAS[replicas.reason].format(
-        floor=params.min_replicas,
-        ceiling=params.max_replicas,
-        load="some" if replicas.load is None else f"{replicas.load:.2f}",
+        min_replicas=params.min_replicas,
+        max_replicas=params.max_replicas,
+        # Known whenever the sentence contains it.
+        load="" if replicas.load is None else f"{replicas.load:.2f}",
         each=f"{replicas.bearable:.2f}",
         horizon=f"{replicas.horizon_ns / NS_PER_S:.0f}",
         window=f"{max(params.stabilization_ns, replicas.horizon_ns) / NS_PER_S:.0f}",

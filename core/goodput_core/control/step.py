@@ -1,8 +1,8 @@
 """The body of the control loop: one interval of one service, as a pure function of one value.
 
 Each driver observes its engines, calls `control_step`, and applies the result: it pushes limits to
-engines, sets the replicas and reports the changes. Around the laws this module keeps what every
-driver needs: the rising revision of the limits, and which engines do not have them yet.
+engines, sets the replicas and reports the changes. Beside the laws this module determines the
+revision of the limits and the engines to which they must be pushed.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ __all__ = [
 ]
 
 _MAX_EXCEEDED: Final = MAX_LIMITS_REVISION // 2
-"""A higher revision at an engine, which only another client can have set, is not exceeded: beyond
-the maximum no later change would be possible."""
+"""The largest revision of an engine that the controller exceeds. Only another client can have set
+a larger one, and exceeding it could use up all revisions up to the maximum."""
 
 Law = Callable[
     [ServiceState, ServiceObservation, ServiceParams, int], tuple[ServiceState, ServiceDecision]
 ]
-"""A law in the place of `service_law`, for comparisons."""
+"""A function with the signature of `service_law`, which other laws replace for comparisons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setpoint:
-    """Limits and replicas in force. It outlives the controller that decided it.
+    """Limits and replicas in force; stored, so that they survive a restart of the controller.
 
     Args:
-        limits_revision: rises with each change of `bounds`.
-        bounds: the limits of every engine.
-        replicas: desired engines.
+        limits_revision: revision of `bounds`; increases with each change.
+        bounds: limits of every engine.
+        replicas: desired number of replicas.
     """
 
     limits_revision: int
@@ -68,7 +68,7 @@ class Setpoint:
 
     @classmethod
     def initial(cls, params: ServiceParams) -> Setpoint:
-        """Return the manifest's own limits, with which engines start without any revision."""
+        """Return the limits of the manifest at revision 0; engines start with them."""
         return cls(
             limits_revision=0, bounds=Bounds.initial(params), replicas=params.initial_replicas
         )
@@ -79,15 +79,15 @@ class EngineReading:
     """One engine at the end of an interval.
 
     Args:
-        name: of its pod, process or emulated replica.
-        signal: the rest is valid only if this is FRESH.
-        state: its counters, requests and limits.
-        preemptions: in the interval.
-        settled: False while its token budget adapts to a change of the device.
-        token_bounds: lower and upper bound of its token budget in the manifest that it has read;
-            None if not known.
-        max_width: upper bound of its batch width, likewise.
-        device: its step-time law; None if not known yet.
+        name: name of the pod, process or emulated replica.
+        signal: state of the reading; the other fields are valid only if this is FRESH.
+        state: counters, requests and limits of the engine.
+        preemptions: preemptions in the interval.
+        settled: False while the engine's token budget adapts to a change of the device.
+        token_bounds: lower and upper bound of the token budget in the manifest that the engine has
+            read; None if not known.
+        max_width: upper bound of the batch width in that manifest; None if not known.
+        device: step-time law and memory of the device; None if not known yet.
     """
 
     name: str
@@ -106,9 +106,9 @@ class ControlState:
 
     Args:
         setpoint: limits and replicas in force.
-        law: state of the laws; a new one after a restart continues from the setpoint.
-        reported: the limits of the last reported change; a difference to them is a new change.
-        recommended: replicas of the last decision; None without one.
+        law: state of the laws. A new state, as after a restart, continues from the setpoint.
+        reported: limits after the last reported change; None before the first step.
+        recommended: replicas of the last decision; None before the first one.
     """
 
     setpoint: Setpoint
@@ -119,20 +119,20 @@ class ControlState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlInput:
-    """Everything that one step of control depends on.
+    """Inputs of one control step.
 
     Args:
-        state: of the last step.
-        params: of the manifest.
-        interval_ns: time over which counters were counted, above 0.
-        traffic: of all routers.
+        state: state after the last step.
+        params: parameters from the manifest.
+        interval_ns: length of the interval, above 0.
+        traffic: traffic over all routers.
         classes: met and missed targets of the requests that ended in the interval.
         engines: readings of the engines that have an address.
-        phases: every engine that exists, by name.
+        phases: phase of every existing engine, by name.
         replicas_asked: desired replicas of the workload.
-        startups_ns: from created to routable, of the latest engines that started.
+        startups_ns: start-up times of the latest engines, from created to routable.
         now_ns: end of the interval on a monotonic clock.
-        law: decides; another one for comparisons.
+        law: control law; drivers replace it for comparisons only.
     """
 
     state: ControlState
@@ -153,7 +153,7 @@ class LimitsPush:
     """Limits to push to one engine.
 
     Args:
-        name: of the engine.
+        name: name of the engine.
         limits: body of `PATCH /control/limits`.
     """
 
@@ -166,10 +166,10 @@ class ControlStep:
     """Result of one step.
 
     Args:
-        state: for the next step; its setpoint is to be put in force.
-        pushes: for the engines that do not have the limits of the setpoint yet.
-        changes: to report, token budget first.
-        decision: of the laws, with its inputs.
+        state: state for the next step. The driver applies its setpoint.
+        pushes: limits for engines that do not have those of the setpoint yet.
+        changes: changes to report, token budget first.
+        decision: decision of the laws with its inputs.
     """
 
     state: ControlState
@@ -183,7 +183,8 @@ def control_step(given: ControlInput) -> ControlStep:
     state, params, last = given.state, given.params, given.state.setpoint
     law_state = state.law
     if law_state.bounds.bounds is None and params.mode is ControlMode.AUTO:
-        # With the routable replicas of now: a restart is no change of their number.
+        # Start with the current routable replicas: a restart of the controller does not change
+        # their number.
         ready = sum(phase is ReplicaPhase.READY for phase in given.phases.values())
         law_state = replace(law_state, bounds=TokenBudgetState(bounds=last.bounds, ready=ready))
     readings = {reading.name: reading for reading in given.engines}
@@ -238,16 +239,16 @@ def _window(name: str, phase: ReplicaPhase, reading: EngineReading | None) -> Re
 
 
 def _device(engines: Iterable[EngineReading]) -> DeviceCapacity | None:
-    """Return the device of any engine: all engines of a service run on equal devices."""
+    """Return the first known device: all engines of a service run on equal devices."""
     return next((e.device for e in engines if e.signal is Signal.FRESH and e.device), None)
 
 
 def _revision(last: Setpoint, bounds: Bounds, engines: Sequence[EngineReading]) -> int:
-    """Return a revision above those of all engines whose limits have to change.
+    """Return the revision of the limits, above that of every engine whose limits must change.
 
-    An engine may have a higher revision, set by another client or before a restart. It may also
-    have this revision and less than its limits: it has read a changed manifest since that allows
-    more of them, and ignores limits of a revision that it has.
+    Another client, or the controller before its restart, may have set a higher revision. An engine
+    may also have the current revision with limits that its earlier manifest clamped. It ignores a
+    second push of the same revision, so the limits need a new one.
     """
     fresh = [engine for engine in engines if engine.signal is Signal.FRESH]
     revisions = (engine.state.limits_revision for engine in fresh)
@@ -268,7 +269,7 @@ def _pushes(setpoint: Setpoint, engines: Iterable[EngineReading]) -> Iterator[Li
 
 
 def _limits(engine: EngineReading, bounds: Bounds) -> dict[str, int]:
-    """Return the limits, clamped to the manifest that the engine has read: it rejects others."""
+    """Return the limits, clamped to the manifest that the engine has read; it rejects others."""
     least, most = engine.token_bounds or (bounds.max_tokens, bounds.max_tokens)
     width = bounds.max_num_seqs if engine.max_width is None else engine.max_width
     limits = {
@@ -281,6 +282,6 @@ def _limits(engine: EngineReading, bounds: Bounds) -> dict[str, int]:
 
 
 def _has_limits(engine: EngineReading, bounds: Bounds) -> bool:
-    """True if the engine reports the limits that would be pushed; 0 means not reported."""
+    """True if the engine reports the limits to push; 0 means not reported."""
     limits = _limits(engine, bounds)
     return all(getattr(engine.state, name) in {0, value} for name, value in limits.items())

@@ -1,9 +1,9 @@
-"""Errors that end the operator, each one sentence.
+"""Errors that end the operator.
 
 GoodputError
 ├── InternalError
 │   ├── LeaseLostError      the Lease is no longer held, so another operator may write
-│   └── WatchFailedError    Kopf gave up a watch
+│   └── WatchFailedError    Kopf ended a watch and does not resume it
 └── UnreachableError        no API server, or one without LLMServices
 """
 
@@ -19,4 +19,4 @@ class LeaseLostError(InternalError):
 
 
 class WatchFailedError(InternalError):
-    """A watch of the cluster ended; a new process starts a new one."""
+    """A watch of the cluster ended and cannot resume; the operator must restart."""

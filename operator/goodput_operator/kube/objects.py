@@ -1,7 +1,7 @@
 """Kubernetes objects as the operator handles them: plain dictionaries, their kinds and API paths.
 
-Typed models take thirty times as long to decode. A module that reads more fields of one kind than
-the functions here reads them itself.
+Decoding typed models takes thirty times as long. Fields that only one module needs are read in that
+module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SERVING_PORT: Final = 8000
 ADMIN_PORT: Final = 9000
 
 Object = Mapping[str, Any]
-"""An object as the API server sends it, `apiVersion` and `kind` included."""
+"""An object in the form of the API server, including `apiVersion` and `kind`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,9 @@ class Kind:
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Return the API path of all objects of a namespace, one object or its subresource.
+        """Return the API path of a collection, of one object, or of its subresource.
 
-        An empty namespace stands for all namespaces.
+        An empty namespace selects all namespaces.
         """
         root = "apis" if self.group else "api"
         within = ("namespaces", namespace) if namespace else ()
@@ -93,7 +93,7 @@ CHILDREN: Final = (
     _kind("rbac.authorization.k8s.io/v1", "Role", "roles"),
     _kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
 )
-"""Kinds of the objects that a service owns and the operator watches. Secrets are only created."""
+"""Kinds of the objects that a service owns and the operator watches. Secrets are not watched."""
 
 KINDS: Final = {kind.name: kind for kind in (*CHILDREN, LLMSERVICE, POD, SECRET, EVENT, LEASE)}
 
@@ -116,7 +116,7 @@ def is_ready(pod: Object) -> bool:
 
 
 def has_ended(pod: Object) -> bool:
-    """True if all containers of the pod have ended for good."""
+    """True if all containers of the pod have terminated and will not restart."""
     return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
 
 

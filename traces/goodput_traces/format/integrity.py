@@ -1,10 +1,10 @@
 """Checks on the bytes of a Parquet file before Arrow decodes any of them.
 
-Two independent checks. The *digest block* is written by our writer between the data and the
-footer, where other readers never look: it holds a digest of all other bytes, so any damage to
-such a file is found. The *claims* of any file's footer and page headers (offsets, sizes, counts)
-are compared with each other and with the file: Arrow trusts some of them, and a file of a few
-kilobytes can claim gigabytes.
+There are two independent checks. Goodput's writer inserts a *digest block* between the data and the
+footer, which other readers skip. It contains a digest of all other bytes, so damage to such a file
+is found unless the block's own markers are destroyed. In files of any writer, the *declared values*
+of the footer and the page headers (offsets, sizes, counts) are compared with each other and with
+the file. Arrow trusts some of them, and a file of a few kilobytes can declare gigabytes.
 
 Source: the Thrift definitions of Apache Parquet 2.11, github.com/apache/parquet-format.
 """
@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["DamagedError", "FileClaims", "check_file", "write_digest_block"]
+__all__ = ["DamagedError", "FileLayout", "check_file", "write_digest_block"]
 
 _START: Final = b"GPdigest"
 _END: Final = b"GPdigEnd"
@@ -42,18 +42,18 @@ _REPEATED: Final = 2
 
 
 class DamagedError(ValueError):
-    """Bytes of a Parquet file contradict each other."""
+    """A Parquet file is damaged: its digest or its declared values do not match its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileClaims:
-    """Checked claims of a file.
+class FileLayout:
+    """Checked sizes of a file.
 
     Args:
-        file_bytes: the file's size.
-        group_bytes: decoded size of the checked columns in each row group, without the text that
-            dictionaries repeat.
-        large_dictionaries: text columns with a dictionary page that is too large to be repeated
+        file_bytes: size of the file.
+        group_bytes: decoded size of the checked columns in each row group. For flat text columns,
+            dictionary values count once.
+        large_dictionaries: flat text columns with a dictionary page that is too large to decode
             for every row of a batch.
     """
 
@@ -66,7 +66,7 @@ def write_digest_block(file: IO[bytes]) -> None:
     """Insert the digest block into a complete Parquet file.
 
     Args:
-        file: open for reading and writing.
+        file: the file, open for reading and writing.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(size - _TAIL_BYTES)
@@ -79,15 +79,15 @@ def write_digest_block(file: IO[bytes]) -> None:
     file.truncate()
 
 
-def check_file(file: IO[bytes], names: Collection[str]) -> FileClaims:
-    """Compare the digest, if the file has one, and all claims about some columns.
+def check_file(file: IO[bytes], names: Collection[str]) -> FileLayout:
+    """Check the digest, if the file has one, and the declared values of the footer and some pages.
 
     Args:
-        file: open for reading.
-        names: the top-level columns whose pages are checked.
+        file: the file, open for reading.
+        names: top-level columns whose page headers are checked.
 
     Raises:
-        DamagedError: a digest or a claim does not match.
+        DamagedError: the digest or a declared value does not match.
     """
     size = file.seek(0, os.SEEK_END)
     if size < len(_MAGIC) + _TAIL_BYTES:
@@ -112,10 +112,10 @@ def _check_digest(file: IO[bytes], footer_start: int, footer: bytes) -> None:
     block = file.read(footer_start - block_start)
     starts, ends = block.startswith(_START), block.endswith(_END)
     if not (starts or ends):
-        return  # written by another tool
+        return  # another writer's file
     digest = block[len(_START) : len(_START) + _DIGEST_BYTES]
     if not (starts and ends) or digest != _digest(file, block_start, footer):
-        raise DamagedError("its digest does not match its content")
+        raise DamagedError("the digest does not match the content")
 
 
 def _digest(file: IO[bytes], data_end: int, footer: bytes) -> bytes:
@@ -130,13 +130,13 @@ def _digest(file: IO[bytes], data_end: int, footer: bytes) -> bytes:
 
 
 class _Checker:
-    """The claims of one file.
+    """Checks the declared values of one file.
 
     Args:
-        file: open for reading.
-        data_end: offset of the footer; every page ends before it.
-        footer: the Thrift message.
-        size: bytes of the file.
+        file: the file, open for reading.
+        data_end: end of the data; no page may extend beyond it.
+        footer: the footer, a Thrift message.
+        size: size of the file in bytes.
     """
 
     def __init__(self, file: IO[bytes], data_end: int, footer: bytes, size: int) -> None:
@@ -149,20 +149,20 @@ class _Checker:
             raise DamagedError("the footer is longer than its content")
         self._checksums: bool | None = None
 
-    def check(self, names: Collection[str]) -> FileClaims:
+    def check(self, names: Collection[str]) -> FileLayout:
         leaves = list(_leaves(_get(self._message, 2, list)))
         groups = _get(self._message, 4, list)
         if len(groups) > _MAX_ROW_GROUPS:
-            raise DamagedError("it has more than a million row groups; write larger ones")
+            raise DamagedError("the file has more than a million row groups; write larger ones")
         if sum(_count(group, 3) for group in groups) != _count(self._message, 3):
-            raise DamagedError("the row groups do not add up to the file's rows")
+            raise DamagedError("the rows of the row groups do not add up to those of the file")
         chunks: list[_Chunk] = []
         group_bytes: list[int] = []
         large: dict[str, None] = {}
         for group in groups:
             described = _get(group, 1, list)
             if len(described) != len(leaves):
-                raise DamagedError("a row group does not have all columns")
+                raise DamagedError("a row group lacks a column or has too many")
             group_bytes.append(0)
             for message, leaf in zip(described, leaves, strict=True):
                 read = leaf.path[0] in names
@@ -175,7 +175,7 @@ class _Checker:
         chunks.sort(key=lambda chunk: chunk.start)
         if any(after.start < before.end for before, after in pairwise(chunks)):
             raise DamagedError("two column chunks overlap")
-        return FileClaims(
+        return FileLayout(
             file_bytes=self._size,
             group_bytes=tuple(group_bytes),
             large_dictionaries=tuple(large),
@@ -188,10 +188,12 @@ class _Checker:
         if 1 in chunk or _get(meta, 3, list) != leaf.encoded_path:
             raise DamagedError(f"a chunk of column {leaf.name} belongs to another column or file")
         if _get(meta, 1, int) != leaf.kind:
-            raise DamagedError(f"a chunk of column {leaf.name} has another type than the column")
+            raise DamagedError(
+                f"a chunk of column {leaf.name} does not have the type of the column"
+            )
         num_values, size = _count(meta, 5), _count(meta, 7)
         if not leaf.repeated and num_values != _count(group, 3):
-            raise DamagedError(f"a chunk of column {leaf.name} has not one value per row")
+            raise DamagedError(f"a chunk of column {leaf.name} does not have one value per row")
         if num_values == 0:
             return _Chunk(start=0, end=0, decoded_bytes=0, dictionary_bytes=0)
         start = data_start = _count(meta, 9)
@@ -206,12 +208,14 @@ class _Checker:
             pages.walk(num_values, None if leaf.repeated else _count(group, 3), data_start)
             dictionary, uncompressed = pages.dictionary_bytes, pages.uncompressed_bytes
             if _count(meta, 6) < uncompressed:
-                raise DamagedError(f"a chunk of column {leaf.name} is larger than it claims")
+                raise DamagedError(f"a chunk of column {leaf.name} is larger than declared")
             if self._checksums is None:
                 self._checksums = pages.checksums
             if pages.checksums != self._checksums:
-                raise DamagedError(f"pages of column {leaf.name} lack the checksum others have")
-        # Arrow may repeat a value of the dictionary for every value of a nested column.
+                raise DamagedError(
+                    f"pages of column {leaf.name} do not have checksums as others do"
+                )
+        # Arrow may copy a dictionary value for every value of a nested column.
         repeated = dictionary if leaf.kind == _BYTE_ARRAY and not leaf.is_flat_text else 0
         return _Chunk(
             start=start,
@@ -232,7 +236,7 @@ class _Chunk:
 
 
 class _Pages:
-    """The pages of one column chunk: read header by header, their content is skipped."""
+    """Reader of the page headers of one column chunk; skips the pages' content."""
 
     def __init__(self, file: IO[bytes], start: int, end: int, leaf: _Leaf) -> None:
         self._file = file
@@ -247,9 +251,10 @@ class _Pages:
         """Check every page.
 
         Args:
-            num_values: values that the data pages must add up to.
-            num_rows: rows that newer data pages must add up to; None if not known.
-            data_start: offset that the footer claims for the first data page.
+            num_values: number of values that the data pages must contain together.
+            num_rows: number of rows that data pages of version 2 may contain together; None if not
+                known.
+            data_start: declared offset of the first data page.
         """
         at, values, rows, first_data = self._start, 0, 0, -1
         checksums: set[bool] = set()
@@ -300,7 +305,7 @@ class _Pages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaf:
-    """A column with values: its path in the schema, physical type, and True if in a list."""
+    """Leaf column of the schema; `repeated` is True if it lies inside a list."""
 
     path: tuple[str, ...]
     encoded_path: list[bytes]
@@ -441,6 +446,6 @@ class _Thrift:
 
     def _take(self, length: int) -> bytes:
         if length > len(self._data) - self.at:
-            raise DamagedError("a text is longer than the message")
+            raise DamagedError("a binary field is longer than the message")
         self.at += length
         return self._data[self.at - length : self.at]

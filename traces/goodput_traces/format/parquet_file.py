@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from goodput_traces.errors import NotATraceError, RowError, TooLargeError, TraceError
 from goodput_traces.format.columns import TRACE_SCHEMA
-from goodput_traces.format.integrity import DamagedError, FileClaims, check_file
+from goodput_traces.format.integrity import DamagedError, FileLayout, check_file
 from goodput_traces.format.schema import (
     COLUMN_MS,
     COLUMN_NS,
@@ -47,18 +47,18 @@ _MAX_EXPANSION: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetTrace:
-    """An open Parquet file whose claims were checked.
+    """An open Parquet file with a checked layout.
 
     Args:
         path: the file, as the user named it.
         file: the open file.
-        claims: the checked claims.
+        layout: checked sizes of the file.
         limit_bytes: decoded size at which reading stops.
     """
 
     path: Path
     file: pq.ParquetFile
-    claims: FileClaims
+    layout: FileLayout
     limit_bytes: int
 
     @property
@@ -95,7 +95,7 @@ class ParquetTrace:
                         raise TooLargeError(self.path, self.limit_bytes)
                     yield expanded
             if rows != self.group_rows(group):
-                raise pa.ArrowInvalid("a row group has another number of rows than it claims")
+                raise pa.ArrowInvalid("a row group does not have the declared number of rows")
 
     def column(self, name: str, groups: Iterable[int]) -> Iterator[Any]:
         """The Arrow arrays of one column of a trace in some row groups.
@@ -110,7 +110,7 @@ class ParquetTrace:
                 first_row += batch.num_rows
 
     def _batch_rows(self, group: int) -> int:
-        wide = self.claims.group_bytes[group] // max(1, self.group_rows(group))
+        wide = self.layout.group_bytes[group] // max(1, self.group_rows(group))
         return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, wide)))
 
 
@@ -120,7 +120,7 @@ def open_parquet(
     *,
     source: IO[bytes] | None = None,
     names: Collection[str] = TRACE_SCHEMA.names,
-    claims: FileClaims | None = None,
+    layout: FileLayout | None = None,
     max_decoded_bytes: int | None = None,
 ) -> Iterator[ParquetTrace]:
     """Open a Parquet file; every failure until the block ends becomes a `TraceError`.
@@ -129,7 +129,7 @@ def open_parquet(
         path: the file, as the user named it.
         source: the seekable file to read instead, if `path` is compressed.
         names: the columns that will be read; only their sizes count.
-        claims: the result of an earlier check, which is not repeated.
+        layout: result of an earlier check; None to check the file now.
         max_decoded_bytes: decoded size at which reading stops; None for 256 times
             the file's size, at least 256 MiB.
 
@@ -139,12 +139,12 @@ def open_parquet(
     """
     with _opened(path) if source is None else _kept(source) as raw:
         try:
-            if claims is None:
-                claims = check_file(raw, names)
+            if layout is None:
+                layout = check_file(raw, names)
             limit = max_decoded_bytes
             if limit is None:
-                limit = max(_MIN_LIMIT_BYTES, _MAX_EXPANSION * claims.file_bytes)
-            if sum(claims.group_bytes) > limit:
+                limit = max(_MIN_LIMIT_BYTES, _MAX_EXPANSION * layout.file_bytes)
+            if sum(layout.group_bytes) > limit:
                 raise TooLargeError(path, limit)
             if source is not None:
                 source.seek(0)
@@ -153,10 +153,10 @@ def open_parquet(
                 buffer_size=1 << 20,
                 pre_buffer=False,
                 page_checksum_verification=True,
-                read_dictionary=list(claims.large_dictionaries),
+                read_dictionary=list(layout.large_dictionaries),
             ) as file:
                 _check_arrow_schema(file)
-                yield ParquetTrace(path=path, file=file, claims=claims, limit_bytes=limit)
+                yield ParquetTrace(path=path, file=file, layout=layout, limit_bytes=limit)
         except pa.ArrowMemoryError:
             raise
         except (pa.ArrowException, DamagedError, OSError, ValueError) as error:

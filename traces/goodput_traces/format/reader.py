@@ -16,7 +16,7 @@ from goodput_core.units import NS_PER_MS
 from goodput_traces.errors import RowError, TraceError
 from goodput_traces.format.checks import OrderCheck, check_columns
 from goodput_traces.format.columns import TRACE_SCHEMA, arrivals_ns, rows_from_columns
-from goodput_traces.format.integrity import FileClaims
+from goodput_traces.format.integrity import FileLayout
 from goodput_traces.format.parquet_file import (
     ParquetTrace,
     open_parquet,
@@ -54,7 +54,7 @@ class Trace:
         first_ns: the earliest arrival, on the trace's own clock.
         last_ns: the latest arrival.
         floored_output_rows: rows whose zero output tokens became 1, at import or in this file.
-        claims: the checked sizes of the file's parts.
+        layout: checked sizes of the file.
         max_decoded_bytes: decoded size at which one pass stops; None for the default.
     """
 
@@ -64,7 +64,7 @@ class Trace:
     first_ns: int
     last_ns: int
     floored_output_rows: int
-    claims: FileClaims
+    layout: FileLayout
     max_decoded_bytes: int | None = None
 
     def rows(self, *, start_ns: int | None = None, end_ns: int | None = None) -> Iterator[TraceRow]:
@@ -112,13 +112,13 @@ class Trace:
             TraceError: as `rows`.
         """
         with open_parquet(
-            self.path, claims=self.claims, max_decoded_bytes=self.max_decoded_bytes
+            self.path, layout=self.layout, max_decoded_bytes=self.max_decoded_bytes
         ) as file:
             arrival = _arrival_column(file)
             order = OrderCheck(self.metadata.clock, self.path, _SORT_REMEDY, column=arrival)
             names = _columns_to_read(file, only)
             first_row = 1
-            for group in range(len(self.claims.group_bytes)):
+            for group in range(len(self.layout.group_bytes)):
                 if _outside(file, group, start_ns, end_ns):
                     first_row += file.group_rows(group)
                     continue
@@ -169,7 +169,7 @@ def open_trace(path: Path | str, *, max_decoded_bytes: int | None = None) -> Tra
             )
         except ValueError as error:
             raise TraceError(path, f"{error}; import the trace again") from error
-        groups = range(len(file.claims.group_bytes))
+        groups = range(len(file.layout.group_bytes))
         first_ns, last_ns = _span(file, metadata.clock)
         zeros = sum(
             int(pc.sum(pc.equal(column, 0)).as_py() or 0)
@@ -182,7 +182,7 @@ def open_trace(path: Path | str, *, max_decoded_bytes: int | None = None) -> Tra
             first_ns=first_ns,
             last_ns=last_ns,
             floored_output_rows=metadata.floored_output_rows + zeros,
-            claims=file.claims,
+            layout=file.layout,
             max_decoded_bytes=max_decoded_bytes,
         )
 
@@ -194,7 +194,7 @@ def _arrival_column(file: ParquetTrace) -> str:
 
 def _span(file: ParquetTrace, clock: Clock) -> tuple[int, int]:
     """The earliest and the latest arrival; only both ends are read if rows are sorted by time."""
-    groups = [group for group in range(len(file.claims.group_bytes)) if file.group_rows(group)]
+    groups = [group for group in range(len(file.layout.group_bytes)) if file.group_rows(group)]
     if clock is not Clock.SESSION_RELATIVE:
         groups = sorted({groups[0], groups[-1]})
     span = _arrival_bounds(file, groups)

@@ -59,7 +59,7 @@ class AzureImporter(Importer):
             request_id=f"azure-{self._rows:07d}",
             timestamp_start_unix_ns=self._arrival_ns(record),
             input_tokens=record.integer("ContextTokens", "input_tokens"),
-            output_tokens=self.answer_tokens(record, "GeneratedTokens"),
+            output_tokens=self.output_tokens(record, "GeneratedTokens"),
         )
 
     def metadata(self) -> TraceMetadata:

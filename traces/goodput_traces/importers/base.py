@@ -107,7 +107,7 @@ class Importer(ABC):
             notes.append(f"columns that a trace does not keep: {', '.join(self._dropped)}")
         return notes
 
-    def answer_tokens(self, record: Record, column: str) -> int:
+    def output_tokens(self, record: Record, column: str) -> int:
         """Output tokens, with zero floored to 1 and counted."""
         tokens = record.integer(column, "output_tokens")
         if tokens == 0:

@@ -80,7 +80,7 @@ class BasetenImporter(Importer):
             request_id=text("request_id") or f"baseten-{self._rows:07d}",
             timestamp_start_unix_ns=self._arrival_ns(record),
             input_tokens=record.integer("input_tokens", "input_tokens"),
-            output_tokens=self.answer_tokens(record, "output_tokens"),
+            output_tokens=self.output_tokens(record, "output_tokens"),
             max_output_tokens=integer("max_output_tokens"),
             prompt=text("prompt"),
             total_hashes=hashes,

@@ -1,8 +1,8 @@
 """Import Mooncake's traces and AIPerf's `mooncake_trace`: arrival, lengths, prefix blocks.
 
-Source: Qin et al., "Mooncake", FAST 2025. `hash_ids` name blocks of 512 tokens, the last one
-partial. AIPerf adds sessions, delays and literal text. A row with only a delay depends on an
-earlier answer, so it has no arrival to replay.
+Source: Qin et al., "Mooncake", FAST 2025. Each of `hash_ids` identifies a block of 512 tokens; the
+last block may be partial. AIPerf adds sessions, delays and literal text. A row with a delay and no
+timestamp depends on an earlier response, so its arrival is unknown and the row is rejected.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class MooncakeImporter(Importer):
         if hashes and len(hashes) != blocks:
             record.refuse(
                 "hash_ids",
-                f"{len(hashes)} hashes, but {prompt_tokens} tokens in blocks of {self._block} "
-                f"make {blocks}; give the right --block-size",
+                f"the row has {len(hashes)} hashes, but {prompt_tokens} tokens in blocks of "
+                f"{self._block} need {blocks}; set --block-size to the trace's",
             )
         self._hashed = self._hashed or bool(hashes)
         yield TraceRow(
@@ -67,7 +67,7 @@ class MooncakeImporter(Importer):
             or f"mooncake-{self._rows:07d}",
             timestamp_start_unix_ns=self._arrival_ns(record),
             input_tokens=prompt_tokens,
-            output_tokens=self.answer_tokens(record, "output_length"),
+            output_tokens=self.output_tokens(record, "output_length"),
             prompt=record.optional_text("text_input", "prompt"),
             total_hashes=hashes,
             block_size=self._block if hashes else None,
@@ -77,7 +77,7 @@ class MooncakeImporter(Importer):
         )
 
     def metadata(self) -> TraceMetadata:
-        """A trace-relative clock in milliseconds."""
+        """Return the metadata; resolution is 1 ns after a fractional timestamp, else 1 ms."""
         return TraceMetadata(
             source=self.options.source,
             licence=self.options.licence,
@@ -92,13 +92,16 @@ class MooncakeImporter(Importer):
         if ms is None:
             record.refuse(
                 "timestamp",
-                "the value is missing; a row that waits for an answer (delay only) has no "
-                "arrival to replay",
+                "the value is missing; a row with only a delay depends on an earlier response, "
+                "so its arrival is unknown",
             )
         if not 0 <= ms <= _MAX_TIMESTAMP_MS:
-            record.refuse("timestamp", f"{ms:g} is out of bounds; milliseconds from 0")
+            record.refuse(
+                "timestamp",
+                f"{ms:g} is out of bounds, it must be 0 to {_MAX_TIMESTAMP_MS} milliseconds",
+            )
         if ms.is_integer():
-            # Read again as text or int: large milliseconds do not survive a float.
+            # Parse the original text or integer again: a float rounds large values.
             return record.integer("timestamp", "timestamp_start_unix_ms") * NS_PER_MS
         self._resolution_ns = 1
         return round(ms * NS_PER_MS)

@@ -109,7 +109,7 @@ class Source:
             read = [name for name in file.names if name in known]
             unread = dict.fromkeys(name for name in file.names if name not in known)
             number = 0
-            for batch in file.batches(read, range(len(file.claims.group_bytes))):
+            for batch in file.batches(read, range(len(file.layout.group_bytes))):
                 for values in _python_rows(batch, self.path, number + 1):
                     number += 1
                     yield Record(

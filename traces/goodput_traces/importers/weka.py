@@ -127,7 +127,7 @@ class WekaImporter(Importer):
             request_id=f"{session}/{turn:05d}",
             timestamp_start_unix_ns=arrival_ns,
             input_tokens=prompt_tokens,
-            output_tokens=self.answer_tokens(request, "out"),
+            output_tokens=self.output_tokens(request, "out"),
             total_hashes=tuple([block_hash ^ salt for block_hash in hashes]),
             block_size=block if hashes else None,
             provided_session_id=session,
