@@ -260,7 +260,7 @@ def test_a_single_run_says_that_it_excludes_the_spread_between_runs() -> None:
 def test_the_sentence_of_a_pass_names_the_bound_and_the_excluded_outage() -> None:
     assert verdict_on(evidence()).sentence == (
         "chat: 1000 of 1000 attained, at least 99.70% with 95% confidence, the objective is 99%; "
-        "it is met even with one unseen outage of 1 s. "
+        "it would still be met with one unobserved outage of 1 s. "
         "This is a single run: the spread between runs is not included."
     )
 
@@ -275,8 +275,8 @@ def test_the_sentence_of_an_open_verdict_says_what_to_do() -> None:
 
 def test_the_sentence_names_the_window_that_a_declared_outage_takes() -> None:
     sentence = verdict_on(evidence(outage_s=10)).sentence
-    assert "excludes an unseen outage of 1 s and not of 10 s" in sentence
-    assert "takes about 49 min" in sentence
+    assert "rules out an unobserved outage of 1 s, not of 10 s" in sentence
+    assert "takes a window of about 49 min" in sentence
 
 
 def test_mostly_short_answers_name_the_option_that_allows_them() -> None:
@@ -378,7 +378,7 @@ def test_an_invalid_run_names_everything_that_is_wrong_with_it() -> None:
     assert verdict.reason is Reason.INCOMPLETE
     assert verdict.sentence == (
         "The run is invalid: it is incomplete, interrupted after 20 s; 3 rows were never sent; "
-        "the client sent late, p99 80 ms where 25 ms is allowed."
+        "the p99 of the client's send lag is 80 ms, above the limit 25 ms."
     )
     assert [v.kind for v in verdict.classes] == [VerdictKind.FAIL]
 

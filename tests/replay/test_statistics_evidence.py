@@ -236,7 +236,7 @@ def test_a_failure_of_the_clients_own_making_is_invalid() -> None:
     assert found.validity.without_lag[0].attainment == Attainment(good=1500, total=1500)
     verdict = decide(found.classes, found.validity)
     assert verdict.kind is VerdictKind.INVALID
-    assert "without the client's own lag chat would be PASS, not FAIL" in verdict.sentence
+    assert "without the client's send lag chat would be PASS, not FAIL" in verdict.sentence
 
 
 def test_lag_that_changes_no_judgement_leaves_the_evidence_as_it_is() -> None:

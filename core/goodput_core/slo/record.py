@@ -11,11 +11,11 @@ from goodput_core.slo.targets import Targets
 
 __all__ = ["Outcome", "RequestRecord"]
 
-_NOT_THE_CLIENTS: Final = frozenset({408, 429})  # a time-out and a refusal for load
+_NOT_CLIENT_ERRORS: Final = frozenset({408, 429})  # request timeout, too many requests
 
 
 class Outcome(StrEnum):
-    """How a request ended; whether it met its targets is judged separately."""
+    """Outcome of a request, without regard to its targets."""
 
     OK = "ok"
     SHED = "shed"
@@ -23,41 +23,44 @@ class Outcome(StrEnum):
     ERROR = "error"
     """Rejected, malformed or closed early for any other reason."""
     TIMEOUT = "timeout"
-    """The answer did not end within the client's time limit."""
+    """The response did not end within the client's time limit."""
     CANCELLED = "cancelled"
     """The trace or the client cancelled it."""
     UNSENT = "unsent"
-    """A row of the window that was never sent: the client's own failure."""
+    """The client never sent this row of the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request. Times are nanoseconds since the run's zero, on one monotonic clock.
+    """The record of one request.
+
+    Times are nanoseconds since the start of the run, on one monotonic clock.
 
     Args:
-        request_id: of the trace; pairs two runs of one trace.
-        slo_class: its class; empty when the run has no classes.
-        scheduled_ns: its arrival according to the trace. Latencies start here, so a slow client
+        request_id: identifier from the trace; it pairs requests of two runs of the same trace.
+        slo_class: SLO class; empty if the run has no classes.
+        scheduled_ns: arrival time according to the trace. Latencies start here, so a slow client
             cannot hide queueing.
-        sent_ns: when its bytes were passed to the socket; None if never sent.
-        first_token_ns: when the first non-empty token came.
-        last_token_ns: when the last non-empty token came.
-        end_ns: when the answer ended, or failed.
-        gaps_us: microseconds between consecutive tokens, `output_tokens - 1` of them when every
-            chunk carried one token; empty where gaps were not kept.
-        tbt_p99_us: nearest-rank p99 of the gaps, microseconds, if the gaps themselves were not
-            kept; None if not known or if `gaps_us` has them.
-        input_tokens: tokens of the prompt, as sent.
-        output_tokens: tokens of the answer; reasoning tokens are tokens.
-        pinned_output_tokens: tokens that the answer must have; fewer is a miss. None if the length
+        sent_ns: time at which its bytes were passed to the socket; None if never sent.
+        first_token_ns: arrival time of the first non-empty token; None without a token.
+        last_token_ns: arrival time of the last non-empty token; None without a token.
+        end_ns: time at which the response ended or failed; None if never sent.
+        gaps_us: microseconds between consecutive tokens, `output_tokens - 1` values if every
+            chunk carried one token; empty if gaps were not recorded.
+        tbt_p99_us: nearest-rank p99 of the gaps, in microseconds, if the gaps themselves were not
+            recorded; None if unknown or if `gaps_us` has the gaps.
+        input_tokens: prompt tokens, as sent.
+        output_tokens: output tokens, reasoning tokens included.
+        pinned_output_tokens: required number of output tokens; fewer is a miss. None if the length
             is not pinned.
-        outcome: how it ended.
-        targets: the row's own targets; each overrides the one of the class.
-        cancel_after_ns: when the trace cancels it, from `scheduled_ns` on; None if it does not.
-        status: the HTTP status; None without a response.
+        outcome: outcome of the request.
+        targets: the row's own targets; each overrides the target of the class.
+        cancel_after_ns: time from `scheduled_ns` at which the trace cancels the request; None if
+            the trace does not cancel it.
+        status: HTTP status; None without a response.
         detail: the problem in one short sentence, without prompt text.
-        replica: name of the replica that served it, if the answer has it.
-        revision: of that replica, if the answer has it.
+        replica: name of the replica that served the request; empty if the response lacks it.
+        revision: revision of that replica; empty if the response lacks it.
         cached_tokens: prompt tokens found in the server's prefix cache; None if not reported.
     """
 
@@ -103,14 +106,14 @@ class RequestRecord:
 
     @property
     def e2e_ns(self) -> int | None:
-        """Time to the end of the answer from the scheduled arrival; None if it never completed."""
+        """Time from the scheduled arrival to the end of the response; None if it is incomplete."""
         if self.outcome is not Outcome.OK or self.end_ns is None:
             return None
         return self.end_ns - self.scheduled_ns
 
     @property
     def lag_ns(self) -> int | None:
-        """Actual minus scheduled send; None if it was never sent."""
+        """Send lag: actual minus scheduled send time; None if the request was never sent."""
         return None if self.sent_ns is None else self.sent_ns - self.scheduled_ns
 
     @property
@@ -120,5 +123,5 @@ class RequestRecord:
             self.outcome is Outcome.ERROR
             and self.status is not None
             and 400 <= self.status < 500
-            and self.status not in _NOT_THE_CLIENTS
+            and self.status not in _NOT_CLIENT_ERRORS
         )

@@ -1,9 +1,7 @@
 """The verdict on a run or a rolling window: PASS, FAIL, INCONCLUSIVE or INVALID, and its reason.
 
-One set of rules, so that the replayer, the operator and a gate decide alike, and every rule can
-be tested with numbers on paper. Nothing here reads records or prints. A comparison of two runs
-will bring its own evidence (a difference and a margin) into `decide` beside these classes; the
-rules of one run stay as they are.
+The replayer, the operator and a gate share these rules, so they reach the same verdict. The rules
+are pure functions of counts, so each can be tested with numbers computed by hand.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ __all__ = [
     "format_share",
 ]
 
-# A window of fewer seconds has fewer blocks, which say too little about their own spread.
+# A shorter window has too few one-second blocks to estimate the spread between them.
 MIN_BLOCKS: Final = 20
 _LEAST_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
 _MOST_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
@@ -63,7 +61,7 @@ class VerdictKind(StrEnum):
 
 
 class Reason(StrEnum):
-    """The reason of a verdict. Scripts and conditions match on these: they never change."""
+    """The reason for a verdict. The values never change, because scripts match on them."""
 
     ATTAINED = "Attained"
     """PASS: the lower bound of every class reaches its objective."""
@@ -88,9 +86,9 @@ class Reason(StrEnum):
     UNSENT_ROWS = "UnsentRows"
     """INVALID: rows of the window were never sent."""
     CLIENT_LAG = "ClientLag"
-    """INVALID: the client sent its requests too late."""
+    """INVALID: the client's send lag exceeds the limit."""
     CLIENT_LAG_DECIDES = "ClientLagDecides"
-    """INVALID: without the client's own lag the verdict on a class would change."""
+    """INVALID: without the client's send lag the verdict on a class would change."""
     CLIENT_ERROR = "ClientError"
     """INVALID: most misses are requests that the server rejected as wrong (4xx)."""
 
@@ -102,14 +100,14 @@ class ClassEvidence:
     Args:
         name: the class.
         objective: the share that must attain; None if the class is reported, not judged.
-        attainment: attained of judged.
-        interval: the bounds of the attainment; None exactly when nothing was judged.
+        attainment: counts of attained and judged requests.
+        interval: bounds of the attainment; None if no request was judged.
         unjudged: requests in neither count because the record does not suffice to judge them.
-        short: misses because the answer had fewer tokens than the replayed row.
+        short: requests missed because the output had fewer tokens than the replayed row.
         window_ns: the length of the window.
         outage_ns: the longest outage that the lower bound includes (`slo.outageSeconds`).
-        excluded_outage_ns: the longest unseen outage with which the lower bound still meets the
-            objective.
+        excluded_outage_ns: the longest unobserved outage with which the lower bound still meets
+            the objective.
     """
 
     name: str
@@ -124,7 +122,7 @@ class ClassEvidence:
 
     @property
     def blocks(self) -> int:
-        """Blocks at the finest scale of the window."""
+        """Number of blocks at the finest scale of the window."""
         return count_blocks(-(-self.window_ns // NS_PER_S))
 
 
@@ -133,16 +131,17 @@ class ValidityEvidence:
     """The evidence about the client of one run.
 
     Args:
-        lag_p99_ns: nearest-rank p99 of actual minus scheduled send; None when nothing was sent.
-        tightest_ttft_ns: the smallest TTFT target of any request.
+        lag_p99_ns: nearest-rank p99 of the send lag; None if no request was sent.
+        tightest_ttft_ns: the smallest TTFT target of any request; None without TTFT targets.
         unsent: rows of the window that were never sent.
-        missed: judged requests that missed.
-        client_errors: of these, requests that the server rejected as wrong (4xx other than 408
-            and 429).
-        baseline_answered: a baseline answered the same requests, so that the rejections are the
-            service's.
-        incomplete: why the run ended early, as the end of a sentence; empty if it did not.
-        without_lag: the classes, in the same order, had each request been sent on time.
+        missed: number of judged requests that missed.
+        client_errors: number of missed requests that the server rejected as wrong (4xx other
+            than 408 and 429).
+        baseline_answered: True if a baseline served the same requests, so that the rejections
+            are the service's fault.
+        incomplete: reason why the run ended early, as the end of a sentence; empty if it did not.
+        without_lag: evidence about the same classes, in the same order, computed as if each
+            request had been sent on time.
     """
 
     lag_p99_ns: int | None
@@ -156,7 +155,7 @@ class ValidityEvidence:
 
     @property
     def lag_limit_ns(self) -> int:
-        """The largest p99 lag of a valid run: max(10 ms, min(5 % of the tightest TTFT, 100 ms))."""
+        """Limit of the p99 send lag: max(10 ms, min(5 % of the tightest TTFT, 100 ms))."""
         share_ns = (self.tightest_ttft_ns or 0) // _LAG_SHARE
         return max(_LEAST_LAG_LIMIT_NS, min(share_ns, _MOST_LAG_LIMIT_NS))
 
@@ -176,9 +175,9 @@ class Verdict:
     """The verdict on a run or a rolling window.
 
     Args:
-        kind: of the four.
-        reason: of the first rule that decided.
-        sentence: for a person; names every class that decided.
+        kind: the verdict.
+        reason: the reason of the first rule that decided.
+        sentence: the explanation for the user; names every class that decided.
         classes: one verdict for each class with an objective and judged requests.
         skipped: classes with an objective but without judged requests.
     """
@@ -207,11 +206,11 @@ def class_evidence(
         name: the class.
         objective: the share that must attain; None if the class is reported, not judged.
         counts: judged requests, one entry per second of the window.
-        confidence: of each one-sided bound.
-        classes: how many classes share the error of the upper bound.
+        confidence: confidence of each one-sided bound.
+        classes: number of classes that share the error of the upper bound.
         outage_s: the longest outage that a PASS must exclude, `slo.outageSeconds`.
         unjudged: requests that the records do not suffice to judge.
-        short: misses because the answer had fewer tokens than the replayed row.
+        short: requests missed because the output had fewer tokens than the replayed row.
     """
     attainment = counts.attainment
     interval, excluded_s = None, 0.0
@@ -236,16 +235,16 @@ def class_evidence(
 def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) -> Verdict:
     """Return the verdict on one run, or on a rolling window.
 
-    INVALID > FAIL > INCONCLUSIVE > PASS. An invalid run shows the client, not the service, so
-    nothing else may be read off it. FAIL comes before INCONCLUSIVE because one missed objective
-    is enough, whatever stays unknown about the others; PASS comes last because it needs them all.
+    The precedence is INVALID > FAIL > INCONCLUSIVE > PASS. An invalid run is evidence about the
+    client, not about the service. FAIL precedes INCONCLUSIVE because one missed objective is
+    enough, even if other classes are undecided. PASS is last because it needs every class.
 
-    FAIL is tested for each class with Holm's step-down correction, so that many classes do not
-    make a false alarm likelier; PASS needs none, as it asks for all of them at once.
+    FAIL is tested for each class with Holm's step-down correction, so that more classes do not
+    make a false alarm likelier. PASS needs no correction, because it requires all classes at once.
 
     Args:
         classes: every class that has an objective or a request.
-        validity: the evidence about the client; None for a rolling window, which has none.
+        validity: the evidence about the client; None for a rolling window.
     """
     with_objective = [c for c in classes if c.objective is not None]
     skipped = tuple(c.name for c in with_objective if c.interval is None)
@@ -282,7 +281,7 @@ def _combine(
 
 def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]:
     """Return one verdict for each class with an objective and judged requests, in their order."""
-    failed = _failed(classes)
+    failed = _find_failed(classes)
     return tuple(
         _judge_class(evidence, evidence.objective, evidence.interval, failed.get(evidence.name))
         for evidence in classes
@@ -290,11 +289,12 @@ def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]
     )
 
 
-def _failed(classes: Sequence[ClassEvidence]) -> dict[str, float]:
-    """Return the classes shown to be below their objective, and the bound that shows it.
+def _find_failed(classes: Sequence[ClassEvidence]) -> dict[str, float]:
+    """Return the upper bound of each class that is below its objective, by name.
 
-    Holm's procedure on bounds: while any class's upper bound, with the error shared by all
-    classes not yet rejected, lies below its objective, reject it and share by one fewer.
+    This is Holm's procedure on bounds. The classes that have not failed share the error. Every
+    class whose upper bound lies below its objective fails, and the rest is tested again with
+    fewer classes to share the error.
 
     Source: Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
     """
@@ -344,14 +344,14 @@ def _judge_class(
         kind, reason = VerdictKind.PASS, Reason.ATTAINED
         unseen = format_duration(max(outage, excluded))
         text = (
-            f"at least {format_share(interval.lower)} {sure}, {goal}; it is met even with one "
-            f"unseen outage of {unseen}"
+            f"at least {format_share(interval.lower)} {sure}, {goal}; it would still be met "
+            f"with one unobserved outage of {unseen}"
         )
     elif 0 < excluded < outage:
         takes = format_duration(evidence.window_ns * outage // excluded)
         text = (
-            f"but the window excludes an unseen outage of {format_duration(excluded)} and not of "
-            f"{format_duration(outage)}, which takes about {takes}"
+            f"but the window rules out an unobserved outage of {format_duration(excluded)}, not of "
+            f"{format_duration(outage)}, which takes a window of about {takes}"
         )
     else:
         text = (
@@ -360,8 +360,8 @@ def _judge_class(
         )
     if kind is not VerdictKind.PASS and 2 * evidence.short > total:
         text += (
-            f"; {evidence.short} answers had fewer tokens than their rows, and if the model may "
-            "end its answers itself, use --length-pinning none"
+            f"; {evidence.short} outputs had fewer tokens than their rows, and if the model may "
+            "end its outputs itself, use --length-pinning none"
         )
     sentence = f"{evidence.name}: {good} of {total} attained, {text}"
     return ClassVerdict(name=evidence.name, kind=kind, reason=reason, sentence=sentence)
@@ -370,7 +370,7 @@ def _judge_class(
 def _validity_problems(
     verdicts: Sequence[ClassVerdict], validity: ValidityEvidence
 ) -> Iterator[tuple[Reason, str]]:
-    """Yield every reason why the run shows its client rather than the service."""
+    """Yield every reason why the run measured the client rather than the service."""
     if validity.incomplete:
         yield Reason.INCOMPLETE, f"it is incomplete, {validity.incomplete}"
     if validity.unsent:
@@ -380,13 +380,16 @@ def _validity_problems(
         yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as wrong (4xx)"
     if validity.lag_p99_ns is not None and validity.lag_p99_ns > validity.lag_limit_ns:
         lag, limit = format_duration(validity.lag_p99_ns), format_duration(validity.lag_limit_ns)
-        yield Reason.CLIENT_LAG, f"the client sent late, p99 {lag} where {limit} is allowed"
+        yield (
+            Reason.CLIENT_LAG,
+            f"the p99 of the client's send lag is {lag}, above the limit {limit}",
+        )
     on_time = {v.name: v for v in _judge_classes(validity.without_lag)}
     for verdict in verdicts:
         other = on_time.get(verdict.name)
         if other is not None and other.kind is not verdict.kind:
             change = f"{verdict.name} would be {other.kind}, not {verdict.kind}"
-            yield Reason.CLIENT_LAG_DECIDES, f"without the client's own lag {change}"
+            yield Reason.CLIENT_LAG_DECIDES, f"without the client's send lag {change}"
 
 
 def format_share(share: float) -> str:

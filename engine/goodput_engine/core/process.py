@@ -1,13 +1,16 @@
 """The core process: neither a slow client nor a long prompt can delay a step.
 
 The server starts `python -m goodput_engine.core.process --fd N` with one end of a socket pair and
-sends `Configure` first; the answer is `Ready` or `Failed`. The process lives while the other end
-is open. The server ends it by closing the socket, not by a signal, so none is ever orphaned, and a
-Ctrl-C or a hang-up of the whole terminal leaves the core running for the server to drain.
+sends `Configure` first. The core replies with `Ready` or `Failed`.
 
-It sleeps in `select`, whose timeout counts microseconds, and wakes about 0.1 ms late (median on
-two busy cores; 0.12 ms at the 90th percentile). The executor's deadlines keep that from adding
-up, so it does not spin.
+The server ends the process with `EndProcess` and closes the socket; it sends SIGKILL only if the
+process is still alive after a timeout. The core also exits when the other end closes, so it never
+outlives the server. It ignores SIGINT, SIGTERM and SIGHUP: after Ctrl-C or a closed terminal it
+keeps running until the server has drained.
+
+The core sleeps in `select`, whose timeout has microsecond resolution. It wakes about 0.1 ms late
+(median on two busy cores; 0.12 ms at the 90th percentile). The executor schedules by absolute
+deadlines, so these delays do not add up and the core need not spin.
 """
 
 from __future__ import annotations
@@ -53,8 +56,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "serve"]
 
 _RECEIVE_BYTES: Final = 1024 * 1024
-# An idle core sends its state this often, so that the server can detect a hung one.
-_BEAT_NS: Final = NS_PER_S
+# Interval at which an idle core sends its state, so that the server can detect a hung core.
+_HEARTBEAT_NS: Final = NS_PER_S
 
 
 def main(argv: list[str]) -> int:
@@ -64,14 +67,13 @@ def main(argv: list[str]) -> int:
     fd: int = parser.parse_args(argv).fd
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # A low number: select() knows none above 1023, and only it waits in microseconds.
+    # Duplicate to a low number: select(), chosen for its microsecond timeout, fails above 1023.
     sock = socket.socket(fileno=os.dup(fd))
     os.close(fd)
     with sock:
         try:
             _run(sock)
-        except OSError:
-            return ExitCode.PASS  # the server is gone
+
         except GoodputError as error:
             return _fail(sock, str(error), error.exit_code)
         except Exception as error:  # noqa: BLE001 - the last place to report it
@@ -93,13 +95,13 @@ def serve(
 
     Args:
         sock: connected and non-blocking.
-        core: ready.
-        messages: messages received with the first one.
-        reader: holds a part of the next one.
-        clock: nanoseconds, monotonic, the same as the server's.
+        core: the core to step.
+        messages: messages that arrived together with `Configure`.
+        reader: the frame reader; it may hold the start of the next message.
+        clock: returns monotonic nanoseconds, on the same clock as the server.
     """
     outbox = Outbox()
-    beat_ns = clock() + _BEAT_NS
+    heartbeat_ns = clock() + _HEARTBEAT_NS
     while True:
         for message in messages:
             if isinstance(message, Submit):
@@ -108,19 +110,22 @@ def serve(
                 return
         now_ns = clock()
         outputs = core.step(now_ns)
-        if outputs is None and now_ns >= beat_ns:
+        if outputs is None and now_ns >= heartbeat_ns:
             outputs = core.idle_outputs(now_ns)
         if outputs is not None:
             outbox.push(outputs)
-            beat_ns = now_ns + _BEAT_NS
-        outbox.flush(sock)
+            heartbeat_ns = now_ns + _HEARTBEAT_NS
+        try:
+            outbox.flush(sock)
+        except OSError:
+            return  # the server closed the connection
         due_ns = core.next_event_ns()
-        wake_ns = beat_ns if due_ns is None else min(due_ns, beat_ns)
+        wake_ns = heartbeat_ns if due_ns is None else min(due_ns, heartbeat_ns)
         wait_s = max(0, wake_ns - clock()) / NS_PER_S
         readable, _, _ = select.select([sock], [sock] if outbox.waiting else [], [], wait_s)
         messages = []
         if readable:
-            data = sock.recv(_RECEIVE_BYTES)
+            data = _receive(sock)
             if not data:
                 return
             messages = reader.feed(data)
@@ -130,7 +135,7 @@ def _run(sock: socket.socket) -> None:
     reader = front_reader()
     messages: list[FrontMessage] = []
     while not messages:
-        data = sock.recv(_RECEIVE_BYTES)
+        data = _receive(sock)
         if not data:
             return
         messages = reader.feed(data)
@@ -149,11 +154,22 @@ def _run(sock: socket.socket) -> None:
             max_model_tokens=core.scheduler.max_total_tokens,
             state=core.state(time.monotonic_ns()),
         )
-        sock.sendall(encode(ready))
+        try:
+            sock.sendall(encode(ready))
+        except OSError:
+            return  # the server closed the connection
         sock.setblocking(False)
         gc.collect()
-        gc.freeze()  # long-lived objects are not searched again between two steps
+        gc.freeze()  # later collections skip the long-lived objects
         serve(sock, core, messages, reader, time.monotonic_ns)
+
+
+def _receive(sock: socket.socket) -> bytes:
+    """Return the received bytes; empty if the other end closed the connection."""
+    try:
+        return sock.recv(_RECEIVE_BYTES)
+    except OSError:
+        return b""
 
 
 def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) -> None:
@@ -184,7 +200,7 @@ def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int
     elif isinstance(message, Drain):
         core.drain()
     elif isinstance(message, Configure):
-        raise WireError("Configure came twice")
+        raise WireError("Configure was received twice")
     else:
         return False  # EndProcess
     return True

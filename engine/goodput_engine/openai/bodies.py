@@ -1,11 +1,11 @@
 """Bodies of OpenAI's completion endpoints: decoding of requests, encoding of responses.
 
-A request field is obeyed, accepted without effect (it only steers sampling or the caller's
-bookkeeping) or refused by name, because it would change the response and is not implemented. A
-field that OpenAI does not have is refused too, so that a typo is not silently ignored.
+A known request field is honoured, accepted without effect, or rejected by name. A field without
+effect only steers sampling or the caller's bookkeeping. A rejected field would change the response
+and is not implemented. Unknown fields are rejected too, so that a typo is not silently ignored.
 
-A field whose content is not used is not decoded either: decoding arbitrary JSON takes up to
-thirty times the memory of its text.
+Unused fields are not decoded, because decoding arbitrary JSON takes up to thirty times the memory
+of its text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NULL: Final = msgspec.Raw(b"null")
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,28 +63,28 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields of both endpoints; null means absent."""
 
-    # Obeyed.
+    # Honoured.
     model: str
     max_tokens: _Tokens | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
-    stop: msgspec.Raw = _ABSENT  # see `stops`
+    stop: msgspec.Raw = _ABSENT  # decoded by `stops_of`
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     slo_class: str | None = None
 
     # Accepted: an emulated device does not sample, and the rest is the caller's bookkeeping.
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: _Share | None = None
+    top_p: _Probability | None = None
     top_k: int | None = None
-    min_p: _Share | None = None
+    min_p: _Probability | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
     user: str | None = None
 
-    # Refused, except for the values in `_NEUTRAL`.
+    # Rejected, except for the values in `_NEUTRAL`.
     n: msgspec.Raw = _ABSENT
     logprobs: msgspec.Raw = _ABSENT
     logit_bias: msgspec.Raw = _ABSENT
@@ -94,7 +94,7 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class CompletionBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/completions`."""
 
-    # Decoded later as text or as token ids, whichever its first byte announces.
+    # Decoded later, as text or as token ids depending on its first byte.
     prompt: msgspec.Raw
 
     best_of: msgspec.Raw = _ABSENT
@@ -115,7 +115,8 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] = ""
 
-    # Fields of an assistant's message that a client sends back; refused unless empty.
+    # Optional message fields, mostly of assistant messages that a client sends back; rejected
+    # unless empty.
     name: msgspec.Raw = _ABSENT
     refusal: msgspec.Raw = _ABSENT
     annotations: msgspec.Raw = _ABSENT
@@ -138,7 +139,7 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_completion_tokens: _Tokens | None = None
 
     # Accepted.
-    metadata: msgspec.Raw = _ABSENT  # see `_check_metadata`
+    metadata: msgspec.Raw = _ABSENT  # checked by `_check_metadata`
     parallel_tool_calls: bool | None = None
     prediction: msgspec.Raw = _ABSENT
     prompt_cache_key: str | None = None
@@ -147,7 +148,7 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     safety_identifier: str | None = None
     service_tier: str | None = None
 
-    # Refused, except for the values in `_NEUTRAL`.
+    # Rejected, except for the values in `_NEUTRAL`.
     audio: msgspec.Raw = _ABSENT
     function_call: msgspec.Raw = _ABSENT
     functions: msgspec.Raw = _ABSENT
@@ -163,7 +164,7 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     web_search_options: msgspec.Raw = _ABSENT
 
 
-# The values, beside null, that request the engine's normal behaviour.
+# Accepted values besides null: each requests the engine's normal behaviour.
 _COMMON_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -228,14 +229,14 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B]) -> B:
     try:
         body = decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise _explained(str(error)) from error
+        raise _decode_error(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}") from error
-    _refuse_unsupported(body, "")
+    _reject_unsupported(body, "")
     if isinstance(body, ChatBody):
         _check_metadata(body.metadata)
         for index, message in enumerate(body.messages):
-            _refuse_unsupported(message, f"messages[{index}].")
+            _reject_unsupported(message, f"messages[{index}].")
     return body
 
 
@@ -258,8 +259,8 @@ def request_body(options: dict[str, Any], prompt: bytes, *, chat: bool) -> bytes
 
     Args:
         options: every field but the prompt.
-        prompt: JSON: the prompt of a completion, or the content of a chat's one user message.
-        chat: for the chat endpoint.
+        prompt: the prompt of a completion, or the content of a chat's one user message, as JSON.
+        chat: True for the chat endpoint.
     """
     head = msgspec.json.encode(options)[:-1]
     if chat:
@@ -307,9 +308,9 @@ def usage_object(*, prompt_tokens: int, cached_tokens: int, output_tokens: int) 
 
 
 def _check_containers(data: bytes) -> None:
-    """Refuse a body whose decoding would take many times its size.
+    """Reject a body whose decoding would take many times its size.
 
-    The work is done in slices or per match, so that other threads run in between.
+    The body is scanned in slices or match by match, so that other threads can run in between.
     """
     if len(data) <= _UNCHECKED_BYTES:
         return
@@ -340,17 +341,17 @@ def _decode_field(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), field) from error
+        raise _decode_error(str(error), field) from error
     except (ValueError, RecursionError) as error:
         raise bad_request(f"{field} is not JSON: {error}", field) from error
 
 
-def _refuse_unsupported(value: CompletionBody | ChatBody | ChatMessage, path: str) -> None:
+def _reject_unsupported(value: CompletionBody | ChatBody | ChatMessage, path: str) -> None:
     for field, neutral in _NEUTRAL[type(value)].items():
         raw: msgspec.Raw = getattr(value, field)
         if not len(raw) or raw == _NULL or _is_one_of(raw, neutral):
             continue
-        instead = f"; leave it out or send {_shown(neutral[0])}" if neutral else "; leave it out"
+        instead = f"; leave it out or send {_to_json(neutral[0])}" if neutral else "; leave it out"
         raise bad_request(f"{path}{field} is not supported by this engine{instead}", path + field)
 
 
@@ -365,15 +366,15 @@ def _is_one_of(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
     return any(value == one and type(value) is type(one) for one in neutral)
 
 
-def _shown(value: object) -> str:
+def _to_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _explained(error: str, field: str = "") -> APIError:
+def _decode_error(error: str, field: str = "") -> APIError:
     """Return the 400 for a msgspec error, with the field's path first.
 
     Args:
-        error: as in "Expected `int`, got `str` - at `$.max_tokens`".
+        error: msgspec's message, such as "Expected `int`, got `str` - at `$.max_tokens`".
         field: the path of the decoded value; empty for the whole body.
     """
     match = _PATH.fullmatch(error)

@@ -1,4 +1,4 @@
-"""The device profile that a replica emulates, and the facts that it publishes about it."""
+"""Choice of the device profile that a replica emulates, and the facts published about it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ __all__ = ["choose_device", "device_facts"]
 def choose_device(
     spec: LLMServiceSpec, *, asked: str | None, source: str
 ) -> tuple[str, DeviceProfile]:
-    """Return the profile that `--device` or `spec.model.source` names.
+    """Return the profile named by `--device` or, without it, by `spec.model.source`.
 
     Args:
         spec: the service.
-        asked: `--device`; None if it was not given.
-        source: the manifest's file, for errors.
+        asked: the value of `--device`; None if it was not given.
+        source: the manifest's path, for error messages.
 
     Returns:
         The name or path, and the profile.
 
     Raises:
-        NotBuiltError: real weights, and no `--device`.
-        InputError: an unknown or invalid profile.
-        SpecError: the profile's number of devices differs from `tensorParallel`.
+        NotBuiltError: `spec.model.source` names real weights and `--device` is not given.
+        InputError: the profile of `--device` is unknown or invalid.
+        SpecError: the profile of `spec.model.source` is unknown or invalid, or a profile's number
+            of devices differs from `tensorParallel`.
     """
     model = spec.model
     if asked is None and model.scheme != "emulated":
         raise NotBuiltError(
             "spec.model.source",
-            f"torch execution is not built yet, so {model.source} cannot be served; emulate a "
-            f"device with --device, one of {', '.join(list_profiles())}",
+            f"torch execution is not implemented yet, so {model.source} cannot be served; emulate "
+            f"a device with --device, one of {', '.join(list_profiles())}",
             source,
         )
     name = model.name if asked is None else asked
@@ -53,8 +54,8 @@ def choose_device(
     if profile.tensor_parallel != wanted:
         raise SpecError(
             "spec.engine.tensorParallel",
-            f"is {wanted}, but the device profile {profile.name} stands for "
-            f"{profile.tensor_parallel}; write that number or choose another profile",
+            f"is {wanted}, but the device profile {profile.name} is for "
+            f"{profile.tensor_parallel}; set this number or choose another profile",
             source,
         )
     return name, profile

@@ -16,12 +16,12 @@ __all__ = ["ClientLimits", "EngineSettings", "ReplicaIdentity"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaIdentity:
-    """The names of a replica.
+    """Names that identify a replica.
 
     Args:
-        llmservice: the service; also the model's name in OpenAI's API.
-        replica: this process.
-        revision: the rollout that it belongs to.
+        llmservice: name of the service, and of the model in OpenAI's API.
+        replica: name of this process.
+        revision: name of the rollout that the replica belongs to.
     """
 
     llmservice: str
@@ -31,17 +31,18 @@ class ReplicaIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Limits on the use by clients.
+    """Limits on client requests.
 
     Args:
-        body_bytes: a larger body gets 413.
-        body_base_bytes, body_token_bytes: so does a body above the base and this much for each
-            token of the model's context.
-        all_bodies_bytes: of all bodies that are being read; a body beyond gets 429.
-        body_s: for a body to arrive; then 408.
-        inline_bytes: a larger body is parsed in a thread, so that it does not delay streams.
-        stall_s: a stream ends whose client reads nothing for this time.
-        event_tokens: the most tokens in one event, for a client that fell behind.
+        body_bytes: largest body; a larger one gets 413.
+        body_base_bytes, body_token_bytes: a second limit of the body, also with 413: the base
+            plus this many bytes for each token of the model's context.
+        all_bodies_bytes: largest total of the bodies being read; a body that exceeds it gets 429.
+        body_s: time limit for receiving a body; 408 after it.
+        inline_bytes: largest body that is parsed on the event loop; a larger one is parsed in a
+            thread, so that it does not delay streams.
+        stall_s: time after which a client that reads nothing is disconnected.
+        event_tokens: most tokens in one event for a client that reads slowly.
     """
 
     body_bytes: int = 32 << 20
@@ -56,23 +57,23 @@ class ClientLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """A replica.
+    """Settings of a replica.
 
     Args:
-        identity: its names.
-        followed: the manifest fields that may change while it runs, as at the start.
-        manifest: the file in which they change.
+        identity: the replica's names.
+        followed: initial values of the manifest fields that may change while the replica runs.
+        manifest: path of the manifest, which is watched for changes of these fields.
         configure: the core's configuration.
-        device: for `GET /control/state`: the device's name, form, coefficients and start-up time.
+        device: device facts in `GET /control/state`, such as name and step-time coefficients.
         host: address of both ports.
-        port, admin_port: 0 for any free one.
-        grace_s: for running requests to finish after SIGTERM.
-        exit_with_parent: stop when stdin is closed.
-        json: print one line of JSON on stdout when ready.
-        control_token: bearer token of `PATCH /control/limits`; None disables it.
-        clients: limits on the use by clients.
+        port, admin_port: port numbers; 0 takes any free port.
+        grace_s: time for running requests to finish after SIGTERM.
+        exit_with_parent: True to stop when stdin is closed.
+        json: True to print one line of JSON on stdout when ready.
+        control_token: bearer token of `PATCH /control/limits`; None disables the endpoint.
+        clients: limits on client requests.
         connections: limits of the serving port's connections.
-        limits: in force from the start, instead of the manifest's; None for the manifest's.
+        limits: initial limits, which override the manifest's; None to use the manifest's.
     """
 
     identity: ReplicaIdentity

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from goodput_engine.core import process as core_process
 from goodput_engine.core.build import build_core
 from goodput_engine.core.process import serve
 from goodput_engine.core.wire import core_reader, encode, front_reader
@@ -206,6 +207,24 @@ def test_what_cannot_start_says_why_in_one_sentence(
         assert failed.exit_code == exit_code
         assert core.hear() is None
         assert core.process.wait(20) == exit_code
+
+
+def test_an_input_output_error_is_a_failure_and_not_the_end_of_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(core_process, "build_core", full_disk)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(encode(_configure()))
+        assert core_process.main(["--fd", str(theirs.detach())]) == 70
+        (failed,) = core_reader().feed(ours.recv(1 << 16))
+    assert isinstance(failed, Failed)
+    assert failed.detail.startswith("the engine core failed: OSError: ")
+    assert failed.exit_code == 70
 
 
 def test_a_broken_frame_ends_the_core_with_a_sentence() -> None:

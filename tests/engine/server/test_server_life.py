@@ -324,7 +324,7 @@ def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
 
 def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunEngine) -> None:
     error = sentence(run_engine(source="hf://Qwen/Qwen3-8B"), 64)
-    assert "chat.yaml: spec.model.source: torch execution is not built yet" in error
+    assert "chat.yaml: spec.model.source: torch execution is not implemented yet" in error
     assert "llama-3-8b-h100, " in error
 
 
@@ -358,7 +358,7 @@ def test_a_profile_of_two_devices_cannot_stand_for_one(
     pair = tmp_path / "pair.yaml"
     pair.write_text(profile.replace("tensor_parallel: {value: 1", "tensor_parallel: {value: 2"))
     error = sentence(run_engine("--device", str(pair)), 64)
-    assert "spec.engine.tensorParallel: is 1, but the device profile unit stands for 2" in error
+    assert "spec.engine.tensorParallel: is 1, but the device profile unit is for 2" in error
 
 
 def test_a_device_may_replace_real_weights(start_engine: StartEngine) -> None:

@@ -279,7 +279,7 @@ def test_a_declared_outage_takes_a_longer_window(running: Cluster) -> None:
     running.ask(slo=running.spec["slo"] | {"outageSeconds": 10})
     running.round(running.measured(5, 5))
     assert running.condition("SLOAttained") == ("Unknown", "IntervalSpansObjective")
-    assert "an unseen outage" in running.message("SLOAttained")
+    assert "an unobserved outage" in running.message("SLOAttained")
 
 
 def test_counts_follow_the_requests_while_other_things_are_written(running: Cluster) -> None:
