@@ -332,11 +332,11 @@ def render_status_fields() -> list[str]:
 @pytest.mark.parametrize(
     ("path", "sentences"),
     [
-        ("llmservice", ["the latencies that are promised"]),
+        ("llmservice", ["A language model service and its SLOs."]),
         ("llmsvc.spec.engine.tokenBudget.min", ["Least tokens", "1 to 1048576", "Defaults to 256"]),
         ("llmsvc.spec.slo.classes", ["ttftMs", "-required-", "milliseconds"]),
         ("llmsvc.spec.engine.policy", ["sarathi", "Defaults to slo"]),
-        ("llmsvc.status.conditions", ["lastTransitionTime", "Why, in a sentence."]),
+        ("llmsvc.status.conditions", ["lastTransitionTime", "Reason, in a sentence."]),
     ],
     ids=["service", "number", "list", "choice", "status"],
 )
