@@ -1,8 +1,8 @@
-"""From a manifest to the configuration of an engine core, and from that to the core.
+"""Construction of an engine core: from a manifest to a configuration, and from that to the core.
 
-Names become objects and bounds are checked here, for every world. A running core adopts only
-what makes no new revision in a cluster: `tokenBudget` and the control mode. Any other change of
-the manifest starts a new process.
+This module resolves names and checks bounds, both for real time and for virtual time. A running
+core adopts only changes that create no new revision in a cluster: `tokenBudget` and the control
+mode. Any other change of the manifest starts a new process.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def build_core(
         config: the configuration; its `device` was loaded as `profile`.
         profile: the device.
         on_step: called with the outcome of every step.
-        oracle: true output tokens by rid, for a bound in virtual time: the shortest job goes
-            first by them, in place of the configured policy.
+        oracle: returns the true number of output tokens of a rid, in virtual time. If given, the
+            core runs the shortest job first by these lengths instead of the configured policy.
 
     Raises:
         InputError: a value is out of bounds, or a name is unknown.
@@ -108,9 +108,9 @@ def configuration(
 
     Args:
         engine: `spec.engine` of the manifest.
-        mode: `spec.control.mode` of the manifest: only `Auto` sizes steps by a law.
+        mode: `spec.control.mode` of the manifest; only `Auto` sizes steps by a law.
         device: name or path of the device profile.
-        step_log: absolute path of a step log to write; None for none.
+        step_log: absolute path of a step log to write; None to write none.
     """
     adopted = followed_by_core(engine, mode=mode)
     return Configure(
@@ -141,7 +141,7 @@ def followed_by_core(engine: EngineSpec, *, mode: ControlMode) -> FollowManifest
 
 
 def _host_memory(size: int, preemption: Preemption, profile: DeviceProfile) -> HostPool:
-    """Return the pool of copies: as many whole blocks as the swap space holds."""
+    """Return the pool of host blocks, as many as fit into the swap space."""
     _within("swap space", size, 0, None)
     blocks = size // (profile.block_size * profile.kv_bytes_per_token)
     return HostPool(

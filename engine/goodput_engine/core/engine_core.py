@@ -1,7 +1,8 @@
 """The engine core: scheduler and executor, stepped together in a process or in virtual time.
 
-Everything is synchronous and every time is an argument: the core's process waits for the clock
-between two calls, a simulation jumps. It knows nothing of sockets, HTTP or text.
+The code is synchronous, and every time is an argument. The core's process waits for the clock
+between two calls; a simulation jumps to the next event. This module does not handle sockets, HTTP
+or text.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class EngineCore:
     """The core of one replica.
 
     Args:
-        scheduler: decides the steps.
-        executor: runs them.
-        min_token_budget, max_token_budget: bounds of a budget that is set later.
+        scheduler: plans the steps.
+        executor: runs the steps.
+        min_token_budget, max_token_budget: bounds of a budget that is set later; no upper bound
+            if the maximum is None.
         on_step: called with the outcome of every step.
         ahead: the executor again, if it can run ahead in virtual time.
     """
@@ -74,8 +76,8 @@ class EngineCore:
 
         Args:
             submit: the request.
-            now_ns: the time.
-            holds_blocks: True to hold its blocks after its end until `release_held`.
+            now_ns: the current time.
+            holds_blocks: True to hold the request's blocks after its end, until `release_held`.
         """
         if self._draining:
             self._rejected_draining += 1
@@ -106,9 +108,9 @@ class EngineCore:
     def reserve_transfer(
         self, submit: Submit, now_ns: int, *, emitted: int, first_token_ns: int
     ) -> bool:
-        """Reserve room for a request with tokens from another replica; see `KVTransfer.reserve`.
+        """Reserve blocks for a request with tokens from another replica.
 
-        It computes nothing until `finish_transfer`.
+        The request is not scheduled until `finish_transfer`. See `KVTransfer.reserve`.
         """
         if self._draining:
             return False
@@ -121,11 +123,11 @@ class EngineCore:
         return reserved
 
     def grow_transfer(self, rid: int, *, emitted: int) -> bool:
-        """Extend a reservation by tokens emitted since; return False without room."""
+        """Extend a reservation by the tokens emitted since; return False if blocks are lacking."""
         return self.scheduler.transfer.grow(rid, emitted=emitted)
 
     def finish_transfer(self, rid: int) -> None:
-        """Let a transferred request decode; call `step` afterwards."""
+        """Start decoding a transferred request; call `step` afterwards."""
         self.scheduler.transfer.finish(rid)
         self._one_more[rid] = RequestOutput(rid=rid, new_tokens=1)
 
@@ -140,7 +142,7 @@ class EngineCore:
 
     # --- limits ------------------------------------------------------------------------------
     def set_limits(self, message: SetLimits) -> None:
-        """Set limits from the next plan on; a revision older than the last one is ignored."""
+        """Set the limits of the next plan; ignore a revision older than the last one."""
         if message.revision < self._limits_revision:
             return
         self._limits_revision = message.revision
@@ -163,7 +165,7 @@ class EngineCore:
         self._changed = True
 
     def follow_manifest(self, message: FollowManifest) -> None:
-        """Adopt the bounds and the law of a changed manifest from the next plan on."""
+        """Apply the bounds and the law of a changed manifest to the next plan."""
         scheduler, low = self.scheduler, message.min_token_budget
         self._min_token_budget = low
         self._max_token_budget = message.max_token_budget
@@ -187,7 +189,7 @@ class EngineCore:
 
     # --- steps -------------------------------------------------------------------------------
     def next_event_ns(self) -> int | None:
-        """Return when `step` has something to do without a message; None for never."""
+        """Return the next time at which `step` must be called; None if only a message needs it."""
         event_ns = self._executor.next_event_ns()
         return self.scheduler.wake_ns() if event_ns is None else event_ns
 
@@ -212,7 +214,7 @@ class EngineCore:
         return outcome
 
     def fast_forward(self, until_ns: int) -> SkippedSteps | None:
-        """Take the coming steps that only decode at once, in virtual time.
+        """Take the following decode-only steps at once, in virtual time.
 
         It replaces `advance` at each `next_event_ns`:
 
@@ -221,8 +223,8 @@ class EngineCore:
                 if skipped is None:
                     outcome = core.advance(due_ns)
 
-        The core is left as `advance` would have left it, so it may be tried at any time. Each of
-        these steps gave every member of the decode batch a token, and nothing else happened.
+        The resulting state is the same as after `advance`, so a call is safe at any time. In each
+        of these steps every member of the decode batch gained one token, and nothing else changed.
 
         Args:
             until_ns: time of the next external event; only steps that end before it are taken.
@@ -240,7 +242,7 @@ class EngineCore:
         return skipped
 
     def step(self, now_ns: int) -> StepOutputs | None:
-        """Call `advance` and return the message for the server, if there is any news."""
+        """Call `advance` and return the message for the server; None if nothing changed."""
         outcome = self.advance(now_ns)
         if outcome is None:
             if not self._changed or self._plans:
@@ -256,12 +258,12 @@ class EngineCore:
         )
 
     def idle_outputs(self, now_ns: int) -> StepOutputs:
-        """Return the message for the server without a step: the state alone."""
+        """Return a message for the server that has the state but no step."""
         self._changed = False
         return StepOutputs(at_ns=now_ns, step_ns=0, outputs=[], state=self.state(now_ns))
 
     def state(self, now_ns: int) -> EngineState:
-        """Return a snapshot."""
+        """Return a snapshot of the core's state."""
         scheduler, budget = self.scheduler, self.scheduler.prefill_budget
         waiting, limits = len(scheduler.waiting), scheduler.limits
         host_free, host_total = scheduler.host_blocks

@@ -1,8 +1,8 @@
 """Frames between the HTTP server and the core process, and the core's outgoing buffer.
 
 A frame is a length and a MessagePack message. Both sides do their own I/O: the server reads in
-asyncio, the core between two steps. `FrameReader` and `encode` know nothing of sockets, so every
-split and merge of bytes is testable.
+asyncio, and the core reads between two steps. `FrameReader` and `encode` do not use sockets, so
+tests can split and merge the bytes freely.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WireError(InternalError):
 
 
 class FrameReader(Generic[M]):
-    """Cuts a byte stream into messages of one kind.
+    """Splits a byte stream into messages of one kind.
 
     Args:
         decoder: decodes the union of the expected messages.
@@ -53,10 +53,10 @@ class FrameReader(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """The messages that `data` completes, in order.
+        """Return the messages that `data` completes, in order.
 
         Raises:
-            WireError: a frame that is too long, or is not a message of this kind.
+            WireError: a frame is too long, or is not a message of this kind.
         """
         buffer = self._buffer
         buffer += data
@@ -106,13 +106,13 @@ def encode(message: FrontMessage | CoreMessage) -> bytes:
 
 
 class Outbox:
-    """Unsent messages to one non-blocking socket: bounded, and never blocking a step.
+    """Bounded buffer of unsent messages to one non-blocking socket.
 
-    While the socket accepts nothing more, steps are merged instead of queued: a delayed server
-    gets one message with all tokens of each request. So the requests bound the buffer.
+    While the socket accepts no data, steps are merged instead of queued: a delayed server gets one
+    message with all tokens of each request. The number of requests therefore bounds the buffer.
 
     Args:
-        merge_above_bytes: with more unsent bytes, steps are merged.
+        merge_above_bytes: number of unsent bytes above which steps are merged.
     """
 
     def __init__(self, *, merge_above_bytes: int = _MERGE_ABOVE_BYTES) -> None:
@@ -127,7 +127,7 @@ class Outbox:
         return bool(self._unsent) or self._held is not None
 
     def push(self, message: CoreMessage) -> None:
-        """Append a message."""
+        """Append a message, or merge a step with the held one."""
         if not isinstance(message, StepOutputs) or (
             self._held is None and len(self._unsent) <= self._merge_above_bytes
         ):

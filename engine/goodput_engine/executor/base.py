@@ -24,15 +24,15 @@ class Executor(Protocol):
 
     @property
     def behind_ns(self) -> int:
-        """How far the clock of an emulated device was set back; 0 for a real device."""
+        """Total time by which an emulated device's clock was set back; 0 for a real device."""
         ...
 
     def add(self, submit: Submit) -> None:
-        """Add a request that later plans may name."""
+        """Add a request that later plans may contain."""
         ...
 
     def forget(self, rids: Iterable[int]) -> None:
-        """Remove requests that no later plan computes; `left` may still name them."""
+        """Remove requests that no later plan computes; `left` of a plan may still contain them."""
         ...
 
     def submit(self, plan: StepPlan, ready_ns: int) -> None:
@@ -40,27 +40,27 @@ class Executor(Protocol):
 
         Args:
             plan: the plan.
-            ready_ns: when it could be made: now, or the end of the step that opened its place
-                if that was noticed late.
+            ready_ns: earliest time at which the plan could be made. It is the current time, or
+                the end of the step that freed the plan's slot if that end was noticed late.
         """
         ...
 
     def next_event_ns(self) -> int | None:
-        """Return when to call `collect` next; None without a plan in flight."""
+        """Return the next time to call `collect`; None if no plan is in flight."""
         ...
 
     def collect(self, now_ns: int) -> StepResult | None:
-        """Return the result of the oldest plan in flight, if it is done."""
+        """Return the result of the oldest plan in flight; None if it is not done."""
         ...
 
 
 class RunsAhead(Protocol):
-    """An executor that knows results in advance: in virtual time."""
+    """An executor that knows results in advance, for virtual time."""
 
     def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> SkippedSteps | None:
         """Take the steps in flight, and the following ones while they only decode.
 
-        Each plan is made at the end of the step that opens its place.
+        Each plan is made at the end of the step that frees its slot.
 
         Args:
             steady: the scheduler whose plans are in flight here.

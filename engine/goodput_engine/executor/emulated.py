@@ -1,16 +1,16 @@
 """An executor without a device: a plan takes the time that a device profile predicts.
 
-It keeps the clock of the modelled device in absolute deadlines. In virtual time the caller jumps
-to `next_event_ns`. In real time it waits and is always a little late, but the next step starts
-where the modelled one ended. So lateness does not accumulate, and the time of this process does
-not count while it is faster than the device. If it is late by more than a bound, the modelled
-clock is set back and the difference is counted.
+The executor represents the clock of the modelled device by absolute deadlines. In virtual time the
+caller jumps to `next_event_ns`. In real time the caller waits and is always slightly late, but the
+next step starts at the end of the modelled one. Lateness therefore does not accumulate, and the
+time that this process needs does not count while it is faster than the device. If the caller is
+late by more than a bound, the modelled clock is set back and the difference is counted.
 
-Host and device overlap as the plans do: the host works on a plan from the moment its place was
-open and the previous plan was made; the device starts when both are ready.
+Host and device overlap in the same way as the plans. The host starts on a plan when the plan's
+slot is free and the previous plan is made. The device starts when it is free and the plan is made.
 
-Like the decode batch of the scheduler, it does not visit the members: their ends are filed by
-epoch.
+Like the decode batch of the scheduler, the executor does not iterate over the members of the
+batch: it indexes their ends by epoch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KNUTH: Final = 2_654_435_761
 
 
 class _Sequence:
-    """One request: the output tokens after which it stops, and the epoch of its last one."""
+    """One request: the number of output tokens after which it stops, and its last epoch."""
 
     __slots__ = ("end_epoch", "length")
 
@@ -70,7 +70,7 @@ class EmulatedExecutor:
 
     Args:
         profile: the device.
-        max_late_ns: a result collected later than this after its deadline sets the clock back.
+        max_late_ns: lateness of a collected result above which the clock is set back.
     """
 
     def __init__(self, profile: DeviceProfile, *, max_late_ns: int = _MAX_LATE_NS) -> None:
@@ -84,7 +84,7 @@ class EmulatedExecutor:
         self._pipeline = Pipeline(profile)
 
     def add(self, submit: Submit) -> None:
-        """Add a request that later plans may name."""
+        """Add a request that later plans may contain."""
         self._sequences[submit.rid] = _Sequence(stop_length(submit))
 
     def forget(self, rids: Iterable[int]) -> None:
@@ -92,7 +92,7 @@ class EmulatedExecutor:
         for rid in rids:
             sequence = self._sequences.pop(rid, None)
             if sequence is not None:
-                self._unfile(sequence, rid)
+                self._remove_end(sequence, rid)
 
     def submit(self, plan: StepPlan, ready_ns: int) -> None:
         """Run a plan after the ones submitted before."""
@@ -119,11 +119,11 @@ class EmulatedExecutor:
         )
 
     def next_event_ns(self) -> int | None:
-        """Return the deadline of the oldest plan in flight."""
+        """Return the deadline of the oldest plan in flight; None if no plan is in flight."""
         return self._running[0].deadline_ns if self._running else None
 
     def collect(self, now_ns: int) -> StepResult | None:
-        """Return the result of the oldest plan in flight if its deadline has passed."""
+        """Return the result of the oldest plan in flight; None before its deadline."""
         if not self._running or self._running[0].deadline_ns > now_ns:
             return None
         done = self._running.popleft()
@@ -143,9 +143,9 @@ class EmulatedExecutor:
         )
 
     def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> SkippedSteps | None:
-        """Take steps that only decode at once; see `RunsAhead`.
+        """Take decode-only steps at once; see `RunsAhead`.
 
-        This executor keeps no block tables, so it needs no plans for the steps in between.
+        This executor has no block tables, so it needs no plans for the steps in between.
         """
         steps = self._foreseeable(steady, until_ns)
         if steps <= 0:
@@ -204,7 +204,7 @@ class EmulatedExecutor:
         return steps
 
     def _copy_ns(self, plan: StepPlan) -> int:
-        """Return the time of the copies of a plan: one stream in each direction, in parallel."""
+        """Return the time of a plan's copies, with one stream in each direction, in parallel."""
         out = sum(len(copy.host_blocks) for copy in plan.copies if copy.to_host)
         back = sum(len(copy.host_blocks) for copy in plan.copies) - out
         return max(out, back) * self._profile.swap_ns_per_block
@@ -213,7 +213,7 @@ class EmulatedExecutor:
         sequences, epoch = self._sequences, plan.decode_epoch
         for rid in plan.left:
             if rid in sequences:
-                self._unfile(sequences[rid], rid)
+                self._remove_end(sequences[rid], rid)
         for join in plan.joined:
             sequence = sequences[join.rid]
             if sequence.length is not None and sequence.length > join.output_tokens:
@@ -229,8 +229,8 @@ class EmulatedExecutor:
         """Return the members of the decode batch that stop in this epoch."""
         return dict.fromkeys(self._ends.pop(epoch, ()), "stop")
 
-    def _unfile(self, sequence: _Sequence, rid: int) -> None:
-        """Remove the filed end of a request that left the decode batch, unless it has passed."""
+    def _remove_end(self, sequence: _Sequence, rid: int) -> None:
+        """Remove the indexed end of a request that left the decode batch, if it is not past."""
         stopping = self._ends.get(sequence.end_epoch)
         if stopping is not None and rid in stopping:
             stopping.remove(rid)
@@ -241,11 +241,11 @@ class EmulatedExecutor:
 class Pipeline:
     """The clock of the pipeline stages of one device, all of equal length.
 
-    A step passes all stages, so it never takes less time than on one stage after the other. The
-    gain is that the next step may enter as soon as the first stage is free. Only prompts can use
-    it: a request that decodes needs the token of the previous step, so a step with decodes enters
-    when the previous one has left. (Engines that split their decodes into one group per stage
-    overlap those too; this one has a single group.)
+    A step passes all stages one after the other, so a pipeline does not shorten a step. The gain
+    is that the next step may start as soon as the first stage is free. Only steps without decodes
+    gain: a decode needs the token of the previous step, so a step with decodes starts when the
+    previous step has left the last stage. Engines that split their decodes into one group per
+    stage overlap decodes too; this engine has a single group.
 
     Source: Huang et al., "GPipe", 2019; Zhong et al., "DistServe", OSDI 2024, section 3: between
     devices prompts gain rate, not latency, from pipeline parallelism.
@@ -262,7 +262,7 @@ class Pipeline:
         self._free_ns = [0] * self._stages
 
     def handing_ns(self, num_tokens: int) -> int:
-        """Return the time that a step spends between stages, handing over its activations."""
+        """Return the time that a step spends on transfers of activations between stages."""
         if self._stages == 1:
             return 0
         return (self._stages - 1) * self._profile.handover_ns(num_tokens)
@@ -270,16 +270,16 @@ class Pipeline:
     def pass_through(
         self, computing_ns: int, num_tokens: int, *, ready_ns: int, waits: bool
     ) -> tuple[int, int]:
-        """Let a step pass all stages.
+        """Schedule a step on all stages.
 
         Args:
             computing_ns: device time of all stages together.
-            num_tokens: tokens whose activations each stage hands to the next one.
-            ready_ns: end of the host's work for it.
-            waits: True if it depends on the previous step: on its tokens, or blocks to copy.
+            num_tokens: number of tokens whose activations each stage transfers to the next one.
+            ready_ns: end of the host's work for the step.
+            waits: True if the step depends on the previous one, on its tokens or on its blocks.
 
         Returns:
-            When it enters the first stage, and when it leaves the last one.
+            The times at which the step enters the first stage and leaves the last one.
         """
         free_ns, stages = self._free_ns, self._stages
         entered_ns = max(ready_ns, free_ns[-1] if waits else free_ns[0])
@@ -307,12 +307,13 @@ def foresee(
     Args:
         in_flight: deadlines of the steps in flight, oldest first, at least one.
         times: device time of each later step, nanoseconds, at least one.
-        host_ns: host time before each of them.
+        host_ns: host time before each later step.
         host_free_ns: end of the host's work for the steps in flight; not after the last deadline.
 
     Returns:
-        The deadlines of all steps, those in flight included. The end of the host's work for each
-        later step; None if it is `host_ns` after the deadline that it waited for.
+        The deadlines of all steps, including those in flight, and the end of the host's work for
+        each later step. The latter is None if each end is `host_ns` after the deadline that the
+        host waited for.
     """
     if len(in_flight) == 1:
         # Host and device alternate.
@@ -335,12 +336,12 @@ def foresee(
 
 
 def stop_length(submit: Submit) -> int | None:
-    """Return the output tokens after which an answer stops; None if it runs to its limit.
+    """Return the number of tokens after which an output stops; None if it runs to its limit.
 
-    A replayed row ends at its recorded length. Otherwise `ignore_eos` runs to the limit, and any
-    other answer has 64 to 256 tokens, a fixed scatter of the prompt's length (Knuth's
-    multiplicative hash), but at least `min_tokens`: a request gets the same answer on every
-    replica. An end at the client's limit has the finish reason "length", not "stop".
+    A replayed row ends at its recorded length. Otherwise a request with `ignore_eos` runs to the
+    limit. Any other output has 64 to 256 tokens, but at least `min_tokens`. This length is a hash
+    of the prompt's length (Knuth's multiplicative hash), so it is the same on every replica. An
+    end at the client's limit has the finish reason "length", not "stop".
     """
     known = submit.executor
     if known.output_tokens is not None:

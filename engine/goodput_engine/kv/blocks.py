@@ -5,8 +5,8 @@ block is *live* (in a block table), *cached* (in none, but it holds a known pref
 Cached and blank blocks are both free: blank ones are allocated first, then the cached one that was
 freed longest ago.
 
-The pools allocate numbers; the executor owns the contents. They know nothing of requests, steps
-or time: the scheduler decides when a block is released and when its prefix is published.
+The pools allocate block numbers; the executor owns the contents. The pools do not handle requests,
+steps or time: the scheduler decides when to release a block and when to publish its prefix.
 
 Source: Kwon et al., "PagedAttention", SOSP 2023, sections 4.2 and 4.3; prefix reuse by chained
 hashes as in vLLM's automatic prefix caching.
@@ -47,9 +47,9 @@ class BlockPool:
         self.total_blocks = total_blocks
         self.block_size = block_size
         self.generation = 0
-        """Grows whenever a failed allocation may succeed now."""
+        """Counter that increases whenever a failed allocation may now succeed."""
         self._blank = list(range(total_blocks - 1, -1, -1))
-        # An OrderedDict is a linked list in C with removal from the middle in O(1): the LRU.
+        # LRU order; an OrderedDict removes from the middle in O(1).
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * total_blocks
         self._hashes: list[int | None] = [None] * total_blocks
@@ -57,16 +57,16 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be allocated now, cached ones included."""
+        """Number of blocks that can be allocated now, including cached ones."""
         return len(self._blank) + len(self._cached)
 
     @property
     def cached_blocks(self) -> int:
-        """Free blocks that still hold a reusable prefix."""
+        """Number of free blocks that still hold a reusable prefix."""
         return len(self._cached)
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the blocks that hold this many tokens."""
+        """Return the number of blocks needed for this many tokens."""
         return -(-tokens // self.block_size)
 
     def match(self, hashes: Sequence[int], limit: int) -> list[int]:
@@ -74,7 +74,7 @@ class BlockPool:
 
         Args:
             hashes: chained hashes of the full blocks of a prompt.
-            limit: upper bound of the blocks.
+            limit: the largest number of blocks to return.
         """
         by_hash = self._by_hash
         hits: list[int] = []
@@ -86,7 +86,7 @@ class BlockPool:
         return hits
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """Return how many of these blocks are free, so that sharing them lowers `free_blocks`."""
+        """Return the number of free blocks among these; sharing them reduces `free_blocks`."""
         references = self._references
         return sum(not references[block] for block in blocks)
 
@@ -111,7 +111,7 @@ class BlockPool:
         return taken
 
     def allocate_one(self) -> int | None:
-        """Allocate one block; None if none is free."""
+        """Allocate one block and return it; None if no block is free."""
         if self._blank:
             block = self._blank.pop()
         elif self._cached:
@@ -122,9 +122,9 @@ class BlockPool:
         return block
 
     def publish(self, blocks: Sequence[int], block_hashes: Sequence[int]) -> None:
-        """Make live blocks that are full and computed available by their hashes.
+        """Make full and computed live blocks available by their hashes.
 
-        A second block with an equal prefix stays private and is blank when freed.
+        A second block with an equal prefix is not published and becomes blank when freed.
         """
         by_hash, hashes = self._by_hash, self._hashes
         before = len(by_hash)
@@ -153,7 +153,7 @@ class BlockPool:
         self.generation += 1
 
     def exclusive(self, table: Iterable[int]) -> int:
-        """Return how many blocks would become free if this table were released."""
+        """Return the number of blocks that releasing this table would free."""
         references = self._references
         return sum(references[block] == 1 for block in table)
 
@@ -162,7 +162,7 @@ class BlockPool:
         return self._references[block] == 1 and self._hashes[block] is None
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless the pool agrees with these tables, which are all."""
+        """Raise AssertionError unless the pool agrees with the complete set of tables."""
         occurrences = Counter(chain.from_iterable(tables))
         for block, references in enumerate(self._references):
             assert references == occurrences[block], f"block {block} is counted wrongly"
@@ -176,7 +176,7 @@ class BlockPool:
         assert sum(h is not None for h in self._hashes) == len(self._by_hash)
 
     def _evict(self, count: int) -> list[int]:
-        """Blank the cached blocks that were freed longest ago."""
+        """Evict the cached blocks that were freed longest ago, and return them."""
         cached, by_hash, hashes = self._cached, self._by_hash, self._hashes
         blocks = list(islice(cached, count))
         for block in blocks:
@@ -192,7 +192,7 @@ class HostPool:
     """Host blocks 0 … total − 1 for copies, each as large as a device block.
 
     Args:
-        total_blocks: the host-memory budget in blocks; 0 for no copies.
+        total_blocks: the host-memory budget in blocks; 0 to allow no copies.
         ns_per_block: time to copy one block, one way.
     """
 
@@ -205,7 +205,7 @@ class HostPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be allocated."""
+        """Number of blocks that can be allocated."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
@@ -219,7 +219,7 @@ class HostPool:
         self._free.extend(blocks)
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
-        """Raise AssertionError unless the pool agrees with these tables, which are all."""
+        """Raise AssertionError unless the pool agrees with the complete set of tables."""
         used = [block for table in tables for block in table]
         assert len(used) == len(set(used)), "a host block is used twice"
         assert sorted(used + self._free) == list(range(self.total_blocks))

@@ -1,7 +1,7 @@
 """Errors in OpenAI's form: as a response body and as the last event of a broken stream.
 
-Server and router answer every request that they do not serve with one of these, so a client
-library reads the same fields everywhere.
+Server and router respond to every request that they do not serve with one of these errors, so a
+client library finds the same fields everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SERVER: Final = "server_error"
 
 
 class APIError(GoodputError):
-    """A response other than the requested one.
+    """An error response.
 
     Args:
         status: HTTP status.
@@ -98,7 +98,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def too_long(message: str, param: str | None = None) -> APIError:
-    """Return the 400 for a prompt and an answer that exceed the model's context."""
+    """Return the 400 for a prompt and an output that exceed the model's context."""
     return bad_request(message, param, "context_length_exceeded")
 
 
@@ -113,10 +113,10 @@ def overloaded(message: str, retry_after_s: int) -> APIError:
 
 
 def unavailable(message: str, code: str) -> APIError:
-    """Return a 503 that asks for a retry after one second."""
+    """Return a 503 with `Retry-After: 1`."""
     return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, retry_after_s=1)
 
 
 def _encodable(text: str) -> str:
-    """Replace lone surrogates, which request lines and headers may hold and JSON may not."""
+    """Replace lone surrogates, which request lines and headers may contain but JSON may not."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
 """Headers of a completion request: SLO class, targets, priority, and a replayed output length.
 
-Server and router read them and the replayer writes them. The true output length of a replayed
-request is kept apart from the rest: only the executor may see it.
+Server and router read them, and the replayer writes them. The true output length of a replayed
+request is a separate field, because only the executor may see it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class RequestHeaders:
         request_id: the client's identifier; None if it sent none.
         slo_class: the requested class; None if the headers name none.
         targets: the request's own targets.
-        priority: larger is more urgent.
-        output_tokens: the true output length of a replayed request, for the executor only.
+        priority: the request's priority; larger is more urgent.
+        output_tokens: the true output length of a replayed request, for the executor only; None
+            if the request is not replayed.
     """
 
     request_id: str | None
@@ -63,7 +64,7 @@ class RequestHeaders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSLO:
-    """The class of a request and the targets that it is judged by.
+    """The class of a request and the targets against which it is judged.
 
     Args:
         slo_class: the class's name.
@@ -79,8 +80,8 @@ class ServiceClasses:
     """The SLO classes of a service.
 
     Args:
-        classes: by name.
-        default: the class of a request that names none.
+        classes: classes by name.
+        default: name of the class of requests that name none.
     """
 
     classes: Mapping[str, SLOClass]
@@ -90,16 +91,16 @@ class ServiceClasses:
         """Return the class and the targets of a request.
 
         Args:
-            targets: the request's own.
-            header: the class that its headers name.
-            body: the body's `slo_class`.
+            targets: the request's own targets.
+            header: the class in the request's headers; None if they name none.
+            body: the body's `slo_class`; None without one.
 
         Raises:
             APIError: 400 for an unknown class, or two different ones.
         """
         if header is not None and body not in {None, header}:
             raise bad_request(
-                f"slo_class is {_shown(body)} but {HEADER_SLO_CLASS} is {_shown(header)}; "
+                f"slo_class is {_quote(body)} but {HEADER_SLO_CLASS} is {_quote(header)}; "
                 "send one of them",
                 "slo_class",
             )
@@ -109,7 +110,7 @@ class ServiceClasses:
             param = "slo_class" if header is None else HEADER_SLO_CLASS
             known = ", ".join(self.classes)
             raise bad_request(
-                f"{param}: {_shown(name)} is not an SLO class of this service; classes are {known}",
+                f"{param}: {_quote(name)} is not an SLO class of this service; classes are {known}",
                 param,
                 "unknown_slo_class",
             )
@@ -158,13 +159,13 @@ def write_headers(
     priority: int | None,
     output_tokens: int | None,
 ) -> dict[str, str]:
-    """Return the headers of a request, texts shortened to what a header may hold.
+    """Return the headers of a request; texts are truncated to the limit of a header.
 
     Args:
         request_id: the request's identifier.
-        slo_class: its class; empty for the service's default.
-        targets: its own targets.
-        priority: larger is more urgent; None for the service's default.
+        slo_class: the request's class; empty for the service's default.
+        targets: the request's own targets.
+        priority: the request's priority, larger is more urgent; None for the service's default.
         output_tokens: the output length to reproduce; None to leave it open.
     """
     headers = {HEADER_REQUEST_ID: _printable(request_id)}
@@ -199,7 +200,7 @@ def _milliseconds(headers: Mapping[str, str], name: str) -> int | None:
     if not 0 < ns <= _MAX_MS * NS_PER_MS:
         raise bad_request(
             f"{name} must be a number of milliseconds above 0, at most {_MAX_MS}, "
-            f"not {_shown(text)}",
+            f"not {_quote(text)}",
             name,
             "invalid_slo_target",
         )
@@ -212,10 +213,10 @@ def _integer(headers: Mapping[str, str], name: str, low: int, high: int) -> int 
         return None
     if not _INTEGER.fullmatch(text) or not low <= int(text) <= high:
         raise bad_request(
-            f"{name} must be a whole number in {low} to {high}, not {_shown(text)}", name
+            f"{name} must be a whole number in {low} to {high}, not {_quote(text)}", name
         )
     return int(text)
 
 
-def _shown(text: str | None) -> str:
+def _quote(text: str | None) -> str:
     return repr(text if text is None or len(text) <= 60 else f"{text[:60]}…")

@@ -1,9 +1,9 @@
 """Server-sent events: the reader of router and replayer, and the writer of the engine.
 
-`SSEReader` cuts a stream of bytes into the data of its events, however the network cut it.
-`TokenObserver` times the tokens of a stream that passes through the router. `EventWriter` builds
-the events of one streamed response. All three run once per token, so the usual chunk, one whole
-event, takes a path without buffers.
+`SSEReader` splits a stream of bytes into the data of its events, regardless of how the network
+split it. `TokenObserver` times the tokens of a stream that the router forwards. `EventWriter`
+builds the events of one streamed response. All three run once per token, so the usual chunk, one
+complete event, takes a path without buffers.
 
 Source: WHATWG HTML, "Parsing an event stream".
 """
@@ -27,20 +27,21 @@ _NULL: Final = msgspec.Raw(b"null")
 
 
 class LineTooLongError(ValueError):
-    """A line, or the lines of one event, above the limit."""
+    """A line, or the data of one event, exceeds the limit."""
 
 
 class SSEReader:
     """Reads the data of events from chunks of bytes; other fields and comments are ignored.
 
-    Memory is bounded by one event, and time is linear in the bytes, whatever a server sends.
+    Memory is bounded by one event, and time is linear in the bytes, for any input.
 
     Args:
-        max_line_bytes: the longest line, and the longest data of one event.
-        skip_long: drop what is longer and count it in `skipped`, instead of an error.
+        max_line_bytes: limit of one line, and of the data of one event.
+        skip_long: True to drop longer lines and events and count them in `skipped`; False to
+            raise an error.
 
     Attributes:
-        skipped: lines of data, or events, that were dropped for their length.
+        skipped: number of lines of data, or events, that were dropped because of their length.
     """
 
     __slots__ = (
@@ -70,20 +71,20 @@ class SSEReader:
 
     @property
     def inside_event(self) -> bool:
-        """True if an event is unfinished; a stream that ends here was cut."""
+        """True if an event is unfinished; a stream that ends in this state was truncated."""
         return bool(self._parts or self._data or self._skipping)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the unfinished line."""
+        """Number of buffered bytes of the unfinished line."""
         return self._parts_bytes
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the data of every event that `chunk` finishes, in order.
 
         Raises:
-            LineTooLongError: a line or an event above the limit, unless these are skipped. The
-                reader is then unusable.
+            LineTooLongError: a line or an event exceeds the limit and `skip_long` is False. The
+                reader cannot be used afterwards.
         """
         if (
             chunk.endswith(b"\n\n")
@@ -128,11 +129,11 @@ class SSEReader:
             if self._skipping:
                 self._skipping = False
                 continue
-            whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            complete = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
             self._parts_bytes = 0
-            if whole:
-                self._take(whole)
+            if complete:
+                self._take(complete)
             elif self._data:
                 events += self._end_event()
         self._hold(rest)
@@ -201,20 +202,20 @@ class _ObservedEvent(msgspec.Struct, gc=False):
 
 
 class TokenObserver:
-    """Times the tokens of a stream of completions that passes by.
+    """Times the tokens of a stream of completions.
 
-    A token is an event with content, reasoning, a refusal or a tool call; if the stream reports
-    `usage`, that count wins. Events that are not in OpenAI's form are ignored. A line above 256
-    KiB counts as one token and is not read.
+    A token is an event with content, reasoning, a refusal or a tool call. If the stream reports
+    `usage`, its count is used instead. Events that are not in OpenAI's form are ignored. A line
+    above 256 KiB counts as one token and is not parsed.
 
     Args:
-        keep_gaps: record the time between consecutive tokens.
+        keep_gaps: True to record the time between consecutive tokens.
 
     Attributes:
-        first_ns, last_ns: times of the first and the last token; None before there is one.
-        gaps_us: microseconds between consecutive tokens, if recorded.
-        finished: the stream reported its end.
-        error: the stream carried an error event.
+        first_ns, last_ns: times of the first and the last token; None before the first token.
+        gaps_us: microseconds between consecutive tokens; empty if not recorded.
+        finished: True if the stream reported its end.
+        error: True if the stream contained an error event.
     """
 
     __slots__ = (
@@ -244,12 +245,12 @@ class TokenObserver:
 
     @property
     def tokens(self) -> int:
-        """Tokens so far, as the stream's `usage` or its events count them."""
+        """Number of tokens so far, from the stream's `usage` or else from its events."""
         return self._usage_tokens or self._events
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept of an unfinished line."""
+        """Number of buffered bytes of an unfinished line."""
         return self._reader.held_bytes
 
     def feed(self, chunk: bytes, now_ns: int) -> None:
@@ -317,8 +318,8 @@ class EventWriter:
     """Builds the events of one streamed response; its constant parts are encoded once.
 
     Args:
-        chat: for the chat endpoint.
-        include_usage: the stream ends with the usage.
+        chat: True for the chat endpoint.
+        include_usage: True if the stream ends with the usage.
         completion_id: the response's `id`.
         created: Unix seconds.
         model: the served name.
@@ -349,7 +350,7 @@ class EventWriter:
 
         Args:
             text: the next text.
-            finish_reason: why the response ends with it; None if it goes on.
+            finish_reason: the finish reason if this is the last text; None otherwise.
         """
         name = b'"content":' if self._delta else b'"text":'
         role = self._role if self._first else b""
@@ -365,5 +366,5 @@ class EventWriter:
         )
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return the event of `stream_options.include_usage`, which has no choice."""
+        """Return the event of `stream_options.include_usage`, which has no choices."""
         return self._head + b',"choices":[],"usage":' + msgspec.json.encode(usage) + b"}\n\n"

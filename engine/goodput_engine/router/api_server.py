@@ -1,7 +1,7 @@
-"""The Kubernetes API server as a pod reaches it: two kinds of read, bounded in size and time.
+"""Client of the Kubernetes API server for a pod: one list and one watch, bounded in size and time.
 
-The engine's package has no Kubernetes client, and one list and one watch need none. This module
-returns bytes and does not interpret them.
+The engine's package does not depend on a Kubernetes client, which these two requests do not need.
+This module returns bytes and does not interpret them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["APIServer", "APIServerError", "in_cluster"]
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_TOKEN_BYTES: Final = 64 << 10
-_MAX_ANSWER_BYTES: Final = 16 << 20
+_MAX_RESPONSE_BYTES: Final = 16 << 20
 _MAX_SHOWN: Final = 300
 
 
@@ -45,9 +45,9 @@ class APIServer:
     """Address and credentials of the API server.
 
     Args:
-        url: its base URL.
-        token_file: the bearer token, read for each request because it changes.
-        ca_file: the certificate authorities; None for no TLS.
+        url: base URL of the API server.
+        token_file: file with the bearer token, read for each request because the token changes.
+        ca_file: file with the certificate authorities; None for the system's authorities.
     """
 
     url: str
@@ -58,7 +58,7 @@ class APIServer:
         """Return a new pool of connections with the current certificates.
 
         Raises:
-            APIServerError: unreadable certificates.
+            APIServerError: the certificates cannot be read.
         """
         secure: ssl.SSLContext | bool = True
         if self.ca_file is not None:
@@ -89,8 +89,8 @@ class APIServer:
                 body = bytearray()
                 while piece := await response.content.readany():
                     body += piece
-                    if len(body) > _MAX_ANSWER_BYTES:
-                        raise APIServerError(f"{path}: over {_MAX_ANSWER_BYTES >> 20} MiB")
+                    if len(body) > _MAX_RESPONSE_BYTES:
+                        raise APIServerError(f"{path}: over {_MAX_RESPONSE_BYTES >> 20} MiB")
                 _require_ok(response, bytes(body))
                 return bytes(body)
         except (aiohttp.ClientError, OSError) as error:  # a time-out is an OSError
@@ -108,14 +108,14 @@ class APIServer:
         """Yield the lines of a watch until the server ends it.
 
         Args:
-            session: from `session`.
-            path: of the request.
-            query: of the request.
-            within_s: for the whole response.
-            silence_s: the longest silence.
+            session: a pool of connections, made by `session`.
+            path: path of the request.
+            query: query of the request.
+            within_s: time limit of the complete response.
+            silence_s: longest time without data.
 
         Raises:
-            APIServerError: it failed, or a line exceeds the limit.
+            APIServerError: the watch failed, or a line exceeds the limit.
         """
         timeout = aiohttp.ClientTimeout(total=within_s, sock_read=silence_s)
         try:
@@ -127,12 +127,12 @@ class APIServer:
                 held = bytearray()
                 while piece := await response.content.readany():
                     held += piece
-                    *whole, rest = held.split(b"\n")
-                    for line in whole:
+                    *complete, rest = held.split(b"\n")
+                    for line in complete:
                         yield bytes(line)
                     held = rest
-                    if len(held) > _MAX_ANSWER_BYTES:
-                        raise APIServerError(f"{path}: a line over {_MAX_ANSWER_BYTES >> 20} MiB")
+                    if len(held) > _MAX_RESPONSE_BYTES:
+                        raise APIServerError(f"{path}: a line over {_MAX_RESPONSE_BYTES >> 20} MiB")
         except (aiohttp.ClientError, OSError) as error:
             raise APIServerError(f"{path}: {_reason(error)}") from error
 
@@ -172,10 +172,10 @@ def _require_ok(response: aiohttp.ClientResponse, body: bytes) -> None:
     if response.status == 200:
         return
     try:
-        said = msgspec.json.decode(body, type=_Status).message
+        detail = msgspec.json.decode(body, type=_Status).message
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        said = body.decode(errors="replace")
-    message = f"{response.url.path}: {response.status} {' '.join(said.split())[:_MAX_SHOWN]}"
+        detail = body.decode(errors="replace")
+    message = f"{response.url.path}: {response.status} {' '.join(detail.split())[:_MAX_SHOWN]}"
     raise APIServerError(message, gone=response.status == 410)
 
 

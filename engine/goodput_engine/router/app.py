@@ -1,7 +1,7 @@
-"""The applications of the router's two ports: the clients' and the operators'.
+"""The applications of the router's serving port and admin port.
 
-A client must never reach metrics or control, the router's or a replica's. So the serving port
-forwards a fixed list of paths and nothing else.
+A client must never reach metrics or control, neither the router's nor a replica's. So the serving
+port forwards only a fixed list of paths.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def admin_app(
     Args:
         registry: the router's metrics.
         llmservice: the service's name.
-        proxy: its `draining` is published.
+        proxy: the proxy, whose `draining` is published.
         replicas: the replicas.
         outcomes: the counts of requests.
-        clock: nanoseconds, monotonic; the router's uptime starts now.
+        clock: returns monotonic nanoseconds; the router's uptime starts now.
     """
     up = Gauge(
         METRIC_ROUTER_REPLICA_UP,

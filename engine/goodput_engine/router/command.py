@@ -80,10 +80,10 @@ def main(argv: list[str]) -> int:
 
 
 async def _serve(options: _Options) -> int:
-    """Serve; a first signal drains, a second one or a closed stdin ends it at once.
+    """Serve until a signal; drain after the first, stop at once after a second or a closed stdin.
 
     Returns:
-        0 after a drain, 130 after Ctrl-C or an end without a drain.
+        0 after a drain; 130 after Ctrl-C or a stop without a drain.
     """
     shutdown = Shutdown(exit_with_parent=options.exit_with_parent)
     service = RouterService(
@@ -105,7 +105,7 @@ async def _serve(options: _Options) -> int:
             await asyncio.wait({starting})
             return shutdown.exit_code
         starting.result()
-        # All objects so far live as long as the process; the collector need not search them.
+        # Later collections skip the objects that live as long as the process.
         gc.collect()
         gc.freeze()
         announce(service.url, service.admin_url, as_json=options.json)
@@ -173,28 +173,28 @@ def make_parser() -> CommandParser:
         type=timeout,
         default=defaults.connect_ns,
         metavar="DURATION",
-        help="for connecting to a replica (2s)",
+        help="time limit for connecting to a replica (2s)",
     )
     parser.add_argument(
         "--first-byte-timeout",
         type=timeout,
         default=defaults.first_byte_ns,
         metavar="DURATION",
-        help="until a response begins, which is its end if it is not streamed (10m)",
+        help="time limit for the first token, or for a complete response if not streamed (10m)",
     )
     parser.add_argument(
         "--idle-timeout",
         type=timeout,
         default=defaults.idle_ns,
         metavar="DURATION",
-        help="between two chunks of a response (2m)",
+        help="time limit between two chunks of a response (2m)",
     )
     parser.add_argument(
         "--grace",
         type=argument_type(parse_duration, "duration"),
         default=30 * NS_PER_S,
         metavar="DURATION",
-        help="for running requests to finish after SIGTERM (30s)",
+        help="time for running requests to finish after SIGTERM (30s)",
     )
     add_connection_arguments(parser)
     parser.add_argument(

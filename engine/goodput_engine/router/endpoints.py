@@ -1,10 +1,10 @@
 """Replicas from the EndpointSlices of a headless Service: a list, then a watch.
 
-Without the API server the last known replicas stay, and the router's probes find those that are
-gone. Every failure is retried with a growing pause.
+If the API server is unavailable, the router keeps the last known replicas, and its probes detect
+those that failed. Every failure is retried with an increasing pause.
 
-Pods that are not ready are replicas too: a probe learns of their readiness sooner than the API
-server. Terminating pods are not.
+Pods that are not ready are included, because a probe detects their readiness sooner than the API
+server. Terminating pods are excluded.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class WatchIntervals:
     """Time limits of lists and watches, in nanoseconds.
 
     Args:
-        request_ns: for one list.
-        watch_ns: after which the API server ends a watch; the next continues from there.
-        silence_ns: the longest silence of a watch. The API server sends a bookmark about once a
-            minute, so a longer silence means a dead connection.
-        resync_ns: after which a new list replaces the watched state.
-        first_ns, most_ns: the pause after the first failure, and the longest; it doubles.
+        request_ns: time limit of one list.
+        watch_ns: time after which the API server ends a watch; the next watch continues there.
+        silence_ns: longest time without an event in a watch. The API server sends a bookmark
+            about once a minute, so a longer silence means a dead connection.
+        resync_ns: time after which a new list replaces the watched state.
+        first_ns, most_ns: pause after the first failure, and the longest pause. The pause doubles
+            after each failure.
     """
 
     request_ns: int = 15 * NS_PER_S
@@ -91,7 +92,7 @@ class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of an EndpointSlice that are used."""
+    """The used fields of an EndpointSlice."""
 
     metadata: _Metadata = _Metadata()
     address_type: str = ""
@@ -123,7 +124,7 @@ _LIST: Final = msgspec.json.Decoder(_SliceList)
 _EVENT: Final = msgspec.json.Decoder(_WatchEvent)
 _SLICE: Final = msgspec.json.Decoder(EndpointSlice)
 _STATUS: Final = msgspec.json.Decoder(_WatchStatus)
-# msgspec raises the last two for bytes that are not UTF-8 and for deeply nested brackets.
+# msgspec raises UnicodeDecodeError for invalid UTF-8 and RecursionError for deep nesting.
 _FAILURES: Final = (APIServerError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -132,9 +133,9 @@ class EndpointsWatch:
 
     Args:
         api: the API server.
-        namespace, service: of the headless Service.
-        rng: of the jitter, which spreads the retries of many routers.
-        clock: nanoseconds, monotonic.
+        namespace, service: namespace and name of the headless Service.
+        rng: random numbers for the jitter, which spreads the retries of many routers.
+        clock: returns monotonic nanoseconds.
         intervals: time limits.
     """
 
@@ -214,17 +215,17 @@ class EndpointsWatch:
             body = await self._api.get(
                 session, self._path, query, within_s=self._intervals.request_ns / NS_PER_S
             )
-            answer = _LIST.decode(body)
-            found |= {one.metadata.name: one for one in answer.items or ()}
+            listed = _LIST.decode(body)
+            found |= {one.metadata.name: one for one in listed.items or ()}
             if len(found) > _MAX_SLICES:
                 raise APIServerError(f"{self._path}: over {_MAX_SLICES} slices")
-            page = answer.metadata.next_page
+            page = listed.metadata.next_page
             if not page:
                 break
-        if not answer.metadata.resource_version:
+        if not listed.metadata.resource_version:
             raise APIServerError(f"{self._path}: a list without a resourceVersion")
         self._slices = found
-        self._version = answer.metadata.resource_version
+        self._version = listed.metadata.resource_version
         self._listed_ns = self._clock()
         self._failures = 0
         self._problem = ""
@@ -251,12 +252,12 @@ class EndpointsWatch:
             async for line in lines:
                 if line.strip() and self._take(_EVENT.decode(line)):
                     publish()
-        # A pause, in case the server ends every watch at once.
+        # Pause, because a server may end every watch at once.
         left_ns = began_ns + intervals.first_ns - self._clock()
         await asyncio.sleep(max(0, left_ns) / NS_PER_S)
 
     def _take(self, event: _WatchEvent) -> bool:
-        """Apply one event; True if it changed a slice."""
+        """Apply one event; return True if it changed a slice."""
         if event.type == "ERROR":
             status = _STATUS.decode(event.object)
             raise APIServerError(f"{self._path}: {status.message[:200]}", gone=status.code == 410)
@@ -272,10 +273,10 @@ class EndpointsWatch:
 
 
 def parse_service(text: str) -> tuple[str, str]:
-    """Return namespace and name of an option: `NAMESPACE/SERVICE`.
+    """Return the namespace and the name from `NAMESPACE/SERVICE`.
 
     Raises:
-        ValueError: another form.
+        ValueError: the text has another form.
     """
     match = _SERVICE.fullmatch(text)
     if match is None:
@@ -288,7 +289,7 @@ _FAMILIES: Final = ("IPv4", "IPv6")
 
 
 def upstreams_of(slices: Iterable[EndpointSlice]) -> tuple[Upstream, ...]:
-    """Return the replicas of a Service by name, at most `MAX_UPSTREAMS`; IPv4 addresses win."""
+    """Return a Service's replicas in order of name, at most `MAX_UPSTREAMS`; prefer IPv4."""
     found: dict[str, Upstream] = {}
     for family in reversed(_FAMILIES):
         for one in slices:

@@ -1,14 +1,14 @@
-"""The ways in which an attempt on a replica ends early; none of them reaches a user.
+"""Errors that end an attempt on a replica early; the user never sees them.
 
 GoodputError
 └── RouterError
-    ├── ReplicaLost            no usable, or no complete, response came
-    ├── FilesExhausted         this process has no file left for a connection
-    ├── Expired                nothing arrived in time
+    ├── ReplicaLost            the replica sent no response, or an incomplete one
+    ├── FilesExhausted         this process cannot open another file for a connection
+    ├── Expired                no data arrived in time
     ├── Stopping               the router's grace period ended
-    └── Rerouted               the replica hangs, and another gets the request
+    └── Rerouted               the replica hangs, and another replica gets the request
 
-What the router answers itself is an `APIError`.
+The router's own error responses are `APIError`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = [
 
 
 class RetryReason(StrEnum):
-    """The reasons of a second attempt; a label of the metric of retries."""
+    """Reason for a second attempt; a label of the metric of retries."""
 
     CONNECT = "connect"
     """No connection to the replica."""
     LOST = "lost"
     """The connection broke before the first token."""
     SERVER_ERROR = "server_error"
-    """The replica answered 5xx."""
+    """The replica responded with 5xx."""
     HUNG = "hung"
-    """The replica stopped answering probes, and nothing of the response had arrived."""
+    """The replica no longer responds to probes, and no part of the response had arrived."""
     SATURATED = "saturated"
-    """The replica answered 429 or 503."""
+    """The replica responded with 429 or 503."""
     STALE_CONNECTION = "stale_connection"
-    """The replica had closed a pooled connection; it gets the request again."""
+    """The replica had closed a pooled connection; the request is sent to it again."""
 
 
 class RouterError(GoodputError):
@@ -66,7 +66,7 @@ class FilesExhausted(RouterError):
 
 
 class Expired(RouterError):
-    """Nothing arrived in time."""
+    """No data arrived in time."""
 
 
 class Stopping(RouterError):
@@ -74,10 +74,10 @@ class Stopping(RouterError):
 
 
 class Rerouted(RouterError):
-    """A request leaves a replica that hangs.
+    """A request moves from a hung replica to another one.
 
     Args:
-        to: the replica that gets it; the retry is already taken from the budget.
+        to: the other replica; the retry is already taken from the budget.
     """
 
     def __init__(self, to: Replica) -> None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutcomeCounts"]
 
-# Seconds. OpenTelemetry's gen_ai buckets, finer where targets usually lie.
+# Bucket bounds in seconds: OpenTelemetry's gen_ai buckets, finer near usual targets.
 _TTFT_S: Final = (
     0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75,
     1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300,
@@ -76,7 +76,7 @@ class _Promises(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(
             METRIC_PROMISES,
-            "Requests by how each of their promises fared.",
+            "Judged TTFT and TPOT targets by result.",
             labels=(LABEL_LLMSERVICE, LABEL_SLO_CLASS, LABEL_PROMISE, LABEL_RESULT),
         )
         for window in self._tally.sums():
@@ -106,18 +106,19 @@ class OutcomeCounts:
     """Outcomes of client requests, by class, since the start and by second.
 
     Args:
-        registry: of the metrics.
+        registry: registry of the metrics.
         llmservice: the service's name.
-        classes: names of its classes.
-        began_ns: now; outcomes are counted by second from here on.
+        classes: names of the service's classes.
+        began_ns: current time, at which counting by second starts.
 
     Attributes:
-        arrivals: requests that arrived, client errors included.
-        in_flight: requests without an outcome.
-        idle: set while there are none.
-        client_errors: requests rejected because of an error of the client.
-        e2e_only: whole answers without timings, judged by their end-to-end time alone.
-        retries: by reason.
+        arrivals: number of received requests, client errors included.
+        in_flight: number of requests without an outcome.
+        idle: set while `in_flight` is 0.
+        client_errors: number of requests rejected because of a client error.
+        e2e_only: number of non-streamed responses without timings, judged only by their
+            end-to-end time.
+        retries: number of retries by reason.
     """
 
     def __init__(
@@ -137,13 +138,16 @@ class OutcomeCounts:
             registry=registry,
         )
         self.ttft: Final = _histogram(
-            METRIC_TTFT, "From a request's arrival to its first token.", _TTFT_S, registry
+            METRIC_TTFT, "Time from a request's arrival to its first token.", _TTFT_S, registry
         )
         self.tpot: Final = _histogram(
             METRIC_TPOT, "Mean time per token after the first.", _TPOT_S, registry
         )
         self.e2e: Final = _histogram(
-            METRIC_E2E, "From a request's arrival to the end of a whole answer.", _E2E_S, registry
+            METRIC_E2E,
+            "Time from a request's arrival to the end of a complete response.",
+            _E2E_S,
+            registry,
         )
         self._in_flight = Gauge(
             METRIC_ROUTER_IN_FLIGHT,
@@ -153,19 +157,19 @@ class OutcomeCounts:
         ).labels(llmservice, ROLE_ROUTER)
         self._arrivals = Counter(
             METRIC_ROUTER_ARRIVALS,
-            "Client requests that came, whatever becomes of them.",
+            "Received client requests, regardless of their outcome.",
             (LABEL_LLMSERVICE,),
             registry=registry,
         ).labels(llmservice)
         self._retries = Counter(
             METRIC_ROUTER_RETRIES,
-            "Requests sent a second time, by why.",
+            "Requests sent a second time, by reason.",
             (LABEL_LLMSERVICE, "reason"),
             registry=registry,
         )
         self._client_errors = Counter(
             METRIC_ROUTER_CLIENT_ERRORS,
-            "Requests refused for the client's own fault; in no outcome.",
+            "Requests rejected because of a client error; they have no outcome.",
             (LABEL_LLMSERVICE, LABEL_STATUS),
             registry=registry,
         )
@@ -217,7 +221,7 @@ class OutcomeCounts:
             self._client_errors.labels(self.llmservice, str(state.client_error)).inc()
             return
         if not state.uploaded and state.outcome is Outcome.CANCELLED:
-            # The client left during its upload; no target applies to that.
+            # The client disconnected during its upload, to which no target applies.
             entry = self._classes[state.slo.slo_class]
             entry.counts["cancelled"] += 1
             entry.outcomes["cancelled"].inc()

@@ -1,7 +1,7 @@
 """Probes every replica about once a second for readiness and load.
 
-Responses of replicas are untrusted: they are bounded in size and time, and an invalid one counts
-as none. A slow replica delays no other. Apart from `replicas` because it does I/O.
+Responses of replicas are untrusted: they are bounded in size and time, and an invalid response
+counts as none. A slow replica does not delay the probes of others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Prober:
     Args:
         session: the router's pool of connections.
         settings: intervals and limits.
-        clock: nanoseconds, monotonic.
+        clock: returns monotonic nanoseconds.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Prober:
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
 
     def follow(self, added: Iterable[Replica], left: Iterable[Replica]) -> None:
-        """Start the probes of new replicas and end those of replicas that left."""
+        """Start the probes of added replicas and stop those of removed replicas."""
         for replica in left:
             task = self._tasks.pop(replica, None)
             if task is not None:
@@ -61,7 +61,7 @@ class Prober:
             self._tasks[replica] = asyncio.create_task(self._watch(replica))
 
     async def close(self) -> None:
-        """End every probe."""
+        """Stop every probe."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
@@ -87,7 +87,7 @@ class Prober:
                     continue
                 replica.mark_gone(f"cannot connect: {_reason(error)}")
             except Exception as error:  # noqa: BLE001 - the probes of a replica must never end
-                # A busy replica may miss one probe.
+                # A busy replica may fail one probe.
                 strikes += 1
                 if strikes >= self._settings.strikes:
                     replica.mark_hung(f"does not answer: {_reason(error)}")
@@ -106,7 +106,7 @@ class Prober:
                 await self._pause(replica, pause_ns)
                 pause_ns = self._settings.quick_ns
             else:
-                # Not woken early, or failing requests would make this a busy loop.
+                # Ignore `wake` here, because failing requests would make this a busy loop.
                 await asyncio.sleep(pause_ns / NS_PER_S)
 
     async def _pause(self, replica: Replica, pause_ns: int) -> None:
@@ -131,9 +131,10 @@ class Prober:
         replica.mark_ready()
 
     async def _probe_load(self, replica: Replica, admin_url: str) -> None:
-        """Take over the replica's report of its load, if it sends one.
+        """Store the replica's load report, if it sends one.
 
-        Its time is that of the request, so a header of a response in between is newer.
+        The report is dated to the start of the request, so a header of a response in between is
+        newer.
         """
         requested_ns = self._clock()
         try:
@@ -156,11 +157,11 @@ class Prober:
 
 
 class _NotReadyError(Exception):
-    """The replica answered that it is not ready."""
+    """The replica responded that it is not ready."""
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of a response, or the first part of one that is too long."""
+    """Return the body of a response, truncated if it is too long."""
     body = bytearray()
     while len(body) < _MAX_STATE_BYTES and (piece := await response.content.readany()):
         body += piece

@@ -1,9 +1,9 @@
 """The keys by which placement recognises the prefix of a prompt.
 
-Token ids are hashed as the engine hashes its blocks, and so is a text if its tokenizer is known
-here. Otherwise the bytes of the JSON are hashed: a request that repeats the messages of the last
-one repeats their bytes. Only the part of a prompt that yields keys is read. An invalid body has
-no keys; the engine reports the error.
+Token ids are hashed in the same way as in the engine. So is a text if its tokenizer is known here.
+Otherwise the bytes of the JSON are hashed: a request that repeats the messages of the previous one
+repeats their bytes. Only the part of a prompt that yields keys is read. An invalid body has no
+keys; the engine reports the error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BYTES_PER_BLOCK: Final = 256
 """Bytes per key of a text with an unknown tokenizer: about 60 tokens of English."""
 
 _MAX_BODY_BYTES: Final = 4 << 20
-"""A larger body has no keys: to read it would take milliseconds, and no model has the context."""
+"""A larger body has no keys: reading it takes milliseconds, and no model has such a context."""
 
 _MAX_ID_BYTES: Final = 16
-"""More than a token id with its comma and spaces needs."""
+"""Upper bound of the bytes of a token id with its comma and spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class PromptForm:
 
     Args:
         block_size: tokens per KV block.
-        counts_words: the tokenizer is that of emulated devices (`goodput_engine.tokens`).
+        counts_words: True if the tokenizer is that of emulated devices (`goodput_engine.tokens`).
     """
 
     block_size: int = 16
@@ -67,15 +67,15 @@ def prompt_keys(body: bytes, form: PromptForm) -> tuple[int, ...]:
 
     Args:
         body: the request's body, not compressed.
-        form: of the replicas' blocks.
+        form: the block form of the replicas' prompts.
     """
     if len(body) > _MAX_BODY_BYTES:
         return ()
     try:
-        asked = _PEEK.decode(body)
-        if len(asked.messages):
-            return _chat_keys(memoryview(asked.messages), form)
-        return _completion_keys(memoryview(asked.prompt), form)
+        fields = _PEEK.decode(body)
+        if len(fields.messages):
+            return _chat_keys(memoryview(fields.messages), form)
+        return _completion_keys(memoryview(fields.prompt), form)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return ()
 

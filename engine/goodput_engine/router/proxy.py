@@ -1,7 +1,7 @@
 """The path of a client request through the router: placement, attempts, response, one outcome.
 
-Every end of a request (a lost replica, a hanging one, a client that leaves, the router's own
-stop) passes through `inference`, the only place that counts outcomes.
+However a request ends, it passes through `inference`, the only place that counts outcomes. Among
+the possible ends are a lost or hung replica, a client that disconnects, and the router's own stop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Proxy"]
 
-# To search a larger body for its class would delay other requests by more than 30 ms.
+# Searching a larger body for its class would delay other requests by more than 30 ms.
 _MAX_CLASS_BODY_BYTES: Final = 4 << 20
 _log: Final = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class Proxy:
         replicas: the replicas.
         upstream_client: sends requests to replicas.
         outcomes: counts requests.
-        clock: nanoseconds, monotonic.
+        clock: returns monotonic nanoseconds.
 
     Attributes:
-        draining: the router stops; each response is the last on its connection.
-        refusing: requests on connections that were opened after the start of the drain get 503.
+        draining: True once the router drains; each response is then the last on its connection.
+        refusing: True if requests on connections opened after the start of the drain get 503.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Proxy:
         self.refusing = False
 
     def begin_drain(self, connections: Iterable[object]) -> None:
-        """Make every response from now on the last on its connection.
+        """Close each connection after its next response.
 
         Args:
             connections: the open connections, whose next request is still served.
@@ -126,17 +126,17 @@ class Proxy:
         self._outcomes.begin()
         try:
             return await self._completion(request, state)
-        except APIError as refusal:
-            if refusal.status in SATURATED:
+        except APIError as rejection:
+            if rejection.status in SATURATED:
                 state.outcome = Outcome.SHED
             else:
-                state.client_error = refusal.status
-            return error_response(refusal)
+                state.client_error = rejection.status
+            return error_response(rejection)
         except (asyncio.CancelledError, ConnectionError):
-            # Many clients leave when they read "[DONE]": they have the whole response.
+            # Many clients disconnect after "[DONE]", when the response is complete.
             state.outcome = Outcome.OK if state.complete else Outcome.CANCELLED
             raise
-        except Exception:  # noqa: BLE001 - a bug too is one outcome and one response
+        except Exception:  # noqa: BLE001 - a bug must also give one outcome and one response
             _log.exception("request failed")
             state.outcome = Outcome.ERROR
             error = APIError(500, "the router failed; see its log", code="internal_error")
@@ -146,7 +146,7 @@ class Proxy:
             self._outcomes.settle(state, self._clock())
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """Pass on a question about the models; it has no outcome."""
+        """Forward a request for the models; it has no outcome."""
         try:
             return await self._forward(request, self._state())
         except APIError as error:
@@ -165,7 +165,7 @@ class Proxy:
         state.uploaded = True
         compressed = "Content-Encoding" in request.headers
         header = request.headers.get(HEADER_SLO_CLASS)
-        # Of a valid body only the class is read; other errors are for the engine to name.
+        # Only the class is read from the body; the engine reports other errors.
         in_body = None if header is not None or compressed else _class_in(state.body)
         state.slo = self._classes.resolve(
             read_targets(request.headers), header=header, body=in_body
@@ -176,10 +176,10 @@ class Proxy:
         return await self._forward(request, state)
 
     async def _forward(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
-        """Send a request to replicas until one answers or no attempt is left.
+        """Send a request to replicas until one responds or no attempt is left.
 
         Raises:
-            APIError: 429 or 503: no replica can take it.
+            APIError: 429 or 503 if no replica can take the request.
         """
         if self.refusing and request.protocol not in self._known:
             raise unavailable("the router is stopping; retry shortly", "draining")
@@ -227,8 +227,8 @@ class Proxy:
 
         Raises:
             ReplicaLost: the replica is lost, and there is no other or no retry is allowed.
-            Rerouted: the replica hangs, and there is another.
-            Expired: nothing arrived in time.
+            Rerouted: the replica hangs, and another replica gets the request.
+            Expired: no data arrived in time.
             FilesExhausted: no connection can be opened.
             Stopping: the router's grace period ended.
         """
@@ -244,7 +244,7 @@ class Proxy:
                 upstream = await self._upstream_client.send(request, state, replica)
                 reported = self._take_report(replica, upstream.headers.get(HEADER_LOAD))
                 if upstream.status >= 500 or upstream.status in SATURATED:
-                    reason = self._note_refusal(replica, upstream.status, reported=reported)
+                    reason = self._note_rejection(replica, upstream.status, reported=reported)
                     other = self._retry_on(state, reason)
                     if other is not None:
                         return other
@@ -254,7 +254,7 @@ class Proxy:
         except ReplicaLost as lost:
             if lost.reason is RetryReason.CONNECT:
                 replica.mark_gone(str(lost))
-            # One broken connection proves little, so a probe checks.
+            # A broken connection alone does not show that the replica failed, so probe it now.
             replica.wake.set()
             if state.response is None:
                 other = self._retry_on(state, lost.reason)
@@ -263,16 +263,16 @@ class Proxy:
             raise
         finally:
             if upstream is not None:
-                # Closes the connection unless the response is complete, which cancels the request
-                # in the engine.
+                # Unless the response is complete, this closes the connection, and the engine
+                # cancels the request.
                 upstream.close()
             self._running.discard(watchdog)
             replica.end(watchdog, served=served)
 
     def _leave(self, state: ProxiedRequest, watchdog: Watchdog) -> None:
-        """Take a request away from a replica that hangs, if nothing of its response arrived.
+        """Move a request off a hung replica if no part of its response has arrived.
 
-        Without another replica or a retry it stays, because the replica may recover.
+        Without another replica or a retry the request stays, because the replica may recover.
         """
         if state.response is None:
             other = self._retry_on(state, RetryReason.HUNG)
@@ -280,9 +280,9 @@ class Proxy:
                 watchdog.end(Rerouted(other))
 
     def _retry_on(self, state: ProxiedRequest, reason: RetryReason) -> Replica | None:
-        """Return the replica for a second attempt, its retry taken from the budget.
+        """Return the replica for a second attempt, and take the retry from the budget.
 
-        None if the failure has to be passed on to the client.
+        None if there must be no second attempt.
         """
         if state.retried:
             return None
@@ -294,16 +294,16 @@ class Proxy:
         return replica
 
     def _take_report(self, replica: Replica, text: str | None) -> bool:
-        """Take over the load that a response's header reports; False if there is none."""
+        """Store the load report of a response's header; return False if there is none."""
         report = None if text is None else read_report(text)
         if report is None:
             return False
         replica.take_report(report, self._clock(), valid_ns=self._report_valid_ns)
         return True
 
-    def _note_refusal(self, replica: Replica, status: int, *, reported: bool) -> RetryReason:
+    def _note_rejection(self, replica: Replica, status: int, *, reported: bool) -> RetryReason:
         if status in SATURATED and not reported:
-            # A replica that reports its load may have refused only this request.
+            # A replica that reports its load may have rejected only this request.
             replica.mark_saturated(self._clock())
         if status >= 500:
             replica.wake.set()
@@ -313,7 +313,7 @@ class Proxy:
     async def _expire(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
         transport = request.transport
         if transport is None or transport.get_write_buffer_size():
-            # The client does not read: its buffers are full and stay so.
+            # The client does not read, so its buffers stay full.
             state.outcome = Outcome.CANCELLED
             if transport is not None:
                 transport.abort()
@@ -327,7 +327,7 @@ def _class_in(body: bytes) -> str | None:
     """Return the class that a body names; None if it names none or is not a JSON object.
 
     Raises:
-        APIError: 400 if it is not a string, or the body is too large to search.
+        APIError: 400 if the class is not a string, or the body is too large to search.
     """
     if b'"slo_class"' not in body:
         return None
@@ -340,7 +340,7 @@ def _class_in(body: bytes) -> str | None:
     try:
         raw = _CLASS_FIELD.decode(body).slo_class
     except (ValueError, RecursionError):
-        return None  # the engine names the problem
+        return None  # the engine reports the problem
     try:
         return _CLASS.decode(raw)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """The state of the replicas and the placement of requests on them.
 
-The only mutable owner of that state: probes and requests report to it. The placement laws are
-those of `goodput_core.placement`. It does no I/O.
+This module is the only owner of that state; probes and requests report to it. The placement laws
+are those of `goodput_core.placement`. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineReport", "Replica", "ReplicaPool", "read_report"]
 
-# A replica that answered 429 gets no request for this time, unless one of its requests ends
-# sooner, which frees a place in its queue. A longer pause would leave a busy replica idle.
+# A replica that responded with 429 gets no request for this time, unless one of its requests ends
+# sooner and frees a place in its queue. A longer pause would leave a busy replica idle.
 _SATURATED_NS: Final = 250 * NS_PER_MS
 
 
 class EngineReport(msgspec.Struct, frozen=True):
     """The load of an engine, from its `GET /control/state` or the header of a response.
 
-    `block_size` and `tokenizer` are part of the former only.
+    Only `GET /control/state` has `block_size` and `tokenizer`.
     """
 
     running: int = 0
@@ -70,13 +70,13 @@ class Replica:
     """The router's view of one replica; not ready until a probe succeeds.
 
     Args:
-        upstream: its addresses.
+        upstream: the replica's addresses.
 
     Attributes:
-        base: its URL without a path.
-        detail: why it is not ready; empty if it is.
-        wake: set to probe it at once.
-        form: the block form of its prompts, as far as known.
+        base: the replica's URL without a path.
+        detail: reason why the replica is not ready; empty if it is ready.
+        wake: event that triggers a probe at once.
+        form: the block form of the replica's prompts; a default before the first report.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -95,26 +95,26 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        """True if it may get new requests."""
+        """True if the replica may get new requests."""
         return self._ready and not self._report.draining
 
     @property
     def in_flight(self) -> int:
-        """Requests of this router that have not ended there."""
+        """Number of this router's requests that have not ended on the replica."""
         return len(self._visits)
 
     @property
     def saturated(self) -> bool:
-        """True if it last reported or showed saturation."""
+        """True if the replica's last report or response indicated saturation."""
         return self._saturated_until_ns > 0
 
     @property
     def report(self) -> EngineReport:
-        """Its last report."""
+        """The replica's last report."""
         return self._report
 
     def load(self, now_ns: int) -> ReplicaLoad:
-        """Return its load for placement, built again only after a change."""
+        """Return the replica's load for placement, cached until it changes."""
         if self._saturated_until_ns and now_ns >= self._saturated_until_ns:
             self._saturated_until_ns = 0
             self._load = None
@@ -133,52 +133,52 @@ class Replica:
         return self._load
 
     def begin(self, visit: object, leave: Callable[[], None]) -> None:
-        """Note that a request is sent there.
+        """Record that a request is sent to the replica.
 
         Args:
             visit: identifies the request until its `end`.
-            leave: called each time the replica is found to hang.
+            leave: called each time the replica is found to be hung.
         """
         self._visits[visit] = leave
         self._load = None
 
     def end(self, visit: object, *, served: bool) -> None:
-        """Note the end of a request; `served` if it held a place in the replica until now."""
+        """Record the end of a request; `served` is True if the replica had accepted it."""
         del self._visits[visit]
         if served:
             self._saturated_until_ns = 0
         self._load = None
 
     def mark_ready(self) -> None:
-        """Note a successful probe."""
+        """Record a successful probe."""
         self._ready = True
         self.detail = ""
         self._load = None
 
     def mark_gone(self, detail: str) -> None:
-        """Send it no new requests until a probe succeeds."""
+        """Send the replica no new requests until a probe succeeds."""
         self._ready = False
         self.detail = detail
         self._load = None
 
     def mark_hung(self, detail: str) -> None:
-        """Send it no new requests, and let those without a response leave."""
+        """Send the replica no new requests, and move those without a response."""
         self.mark_gone(detail)
         for leave in tuple(self._visits.values()):
             leave()
 
     def mark_saturated(self, now_ns: int) -> None:
-        """Note that it rejected a request because of load."""
+        """Record that the replica rejected a request because of load."""
         self._saturated_until_ns = max(self._saturated_until_ns, now_ns + _SATURATED_NS)
         self._load = None
 
     def take_report(self, report: EngineReport, at_ns: int, *, valid_ns: int) -> None:
-        """Take over a report, unless a newer one is known.
+        """Store a report, unless a newer one is known.
 
         Args:
             report: the report.
-            at_ns: its time.
-            valid_ns: for how long reported saturation counts.
+            at_ns: time of the report.
+            valid_ns: time for which reported saturation counts.
         """
         if 0 < report.block_size <= _MAX_BLOCK_SIZE:
             words = report.tokenizer == TOKENIZER_EMULATED
@@ -213,10 +213,10 @@ class ReplicaPool:
     def set_upstreams(
         self, upstreams: Iterable[Upstream]
     ) -> tuple[Sequence[Replica], Sequence[Replica]]:
-        """Use these replicas from now on; requests on others continue.
+        """Replace the replicas; requests on removed replicas continue.
 
         Returns:
-            The new replicas and those that left; one with a new address is both.
+            The added and the removed replicas; a replica with a new address is in both.
         """
         before = self._replicas
         self._replicas = {}
@@ -229,7 +229,7 @@ class ReplicaPool:
         return added, left
 
     def keys_of(self, body: bytes) -> Sequence[int]:
-        """Return the prompt keys of a request for `place`; none if the law does not use them.
+        """Return the prompt keys of a request for `place`; empty if the law does not use them.
 
         Replicas of one service have the same block form, so the first one's is used.
         """
@@ -241,7 +241,7 @@ class ReplicaPool:
     def place(
         self, now_ns: int, keys: Sequence[int] = (), *, but: Collection[str] = ()
     ) -> tuple[Replica | None, Placement]:
-        """Choose a replica for one request, none of those in `but`."""
+        """Choose a replica for one request, except those in `but`."""
         loads = [r.load(now_ns) for r in self._replicas.values() if r.name not in but]
         self._state, placement = self._place(self._state, loads, keys, now_ns)
         if placement.replica is None:

@@ -23,7 +23,7 @@ __all__ = ["ProxiedRequest", "Timings", "read_timings"]
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """An engine's timings of a response that it did not stream, in ms from its arrival there."""
+    """An engine's timings of a non-streamed response, in milliseconds from the arrival there."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -49,23 +49,23 @@ class ProxiedRequest:
     """The mutable state of one client request; only its handler writes it.
 
     Args:
-        received_ns: time of its arrival, which is "scheduled" for the router.
-        slo: its class and targets; the default class's until its own is known.
-        memory: counts the bytes of its body.
+        received_ns: arrival time, which the router uses as the scheduled time.
+        slo: class and targets; those of the default class until its own are known.
+        memory: reservation that counts the bytes of the body.
 
     Attributes:
-        body: the request's bytes, while they may have to be sent again.
-        keys: of its prompt, while it may have to be placed again.
-        uploaded: the whole request arrived.
-        sent_ns: time of the last attempt.
-        tried: names of the replicas that were asked.
-        retried: the one retry is used.
-        met_stale: it was sent again because a pooled connection was closed.
-        response: the response to the client, once it has begun.
-        observer: observes the stream; None for a response that is not streamed.
-        timings: the engine's, of a response that is not streamed.
+        body: bytes of the request, as long as they may have to be sent again.
+        keys: keys of the prompt, as long as the request may have to be placed again.
+        uploaded: True if the complete request was received.
+        sent_ns: time of the last attempt; None before the first.
+        tried: names of the replicas that got the request.
+        retried: True if the single retry is used.
+        met_stale: True if the request was sent again because a pooled connection was closed.
+        response: the response to the client; None before it begins.
+        observer: observer of the stream; None for a response that is not streamed.
+        timings: the engine's timings of a non-streamed response; None without them.
         outcome: the outcome so far.
-        client_error: the HTTP status of a response that blames the client, else None.
+        client_error: HTTP status of a response to a client error; None otherwise.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class ProxiedRequest:
 
     @property
     def complete(self) -> bool:
-        """True if the stream reported its end and no error."""
+        """True if the stream reported its end and contained no error."""
         observer = self.observer
         return observer is not None and observer.finished and not observer.error
 
@@ -132,9 +132,9 @@ class ProxiedRequest:
             first_ns, last_ns = self.observer.first_ns, self.observer.last_ns
             tokens, gaps_us = self.observer.tokens, self.observer.gaps_us
         elif self.timings is not None and self.timings.ttft_ms is not None:
-            # The engine's clock starts when it receives the request, ours when the router does.
+            # The engine's times start when the engine receives the request.
             first_ns = (self.sent_ns or self.received_ns) + ms_to_ns(self.timings.ttft_ms)
-            # Only the mean is known, so two tokens one mean apart stand for the response.
+            # Only the mean is known, so represent the response by two tokens one mean apart.
             tokens = 1 if self.timings.tpot_ms is None else 2
             last_ns = first_ns + ms_to_ns(self.timings.tpot_ms or 0)
             if self.timings.tbt_p99_ms is not None:
@@ -155,7 +155,7 @@ class ProxiedRequest:
 
     @property
     def measurable(self) -> Targets:
-        """The targets that can be judged: E2E only, if a whole response came without timings."""
+        """The targets that can be judged: only E2E for a non-streamed response without timings."""
         targets = self.slo.targets
         blind = self.observer is None and (self.timings is None or self.timings.ttft_ms is None)
         if self.outcome is Outcome.OK and blind:

@@ -1,9 +1,8 @@
-"""Forwards a replica's response to the client, byte for byte, and notes its outcome.
+"""Forwards a replica's response to the client, byte for byte, and records its outcome.
 
-A response is held back until its first token, so that another replica can take over without the
-client noticing. Then each chunk is forwarded as it arrives. One chunk is written before the next
-is read and both buffers are bounded, so a client that reads slowly slows the reading from the
-replica.
+A response is held back until its first token, so that another replica can still serve the request.
+Then each chunk is forwarded as it arrives. Each chunk is written before the next one is read, and
+both buffers are bounded, so a client that reads slowly slows the reading from the replica.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class ResponseStream:
 
     Args:
         settings: time-outs and limits.
-        clock: nanoseconds, monotonic.
+        clock: returns monotonic nanoseconds.
     """
 
     def __init__(self, settings: RouterSettings, clock: Callable[[], int]) -> None:
@@ -59,11 +58,12 @@ class ResponseStream:
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
-        """Forward a response to its end and note its outcome.
+        """Forward a response to its end and record its outcome.
 
         Raises:
-            ReplicaLost: it broke; `state.response` is set if the client has seen a part of it.
-            ClientConnectionResetError: the client left.
+            ReplicaLost: the response broke off; `state.response` is set if a part of it was
+                already forwarded.
+            ClientConnectionResetError: the client disconnected.
         """
         good = 200 <= upstream.status < 300
         readable = good and "Content-Encoding" not in upstream.headers
@@ -100,7 +100,7 @@ class ResponseStream:
                 return response
             except TimeoutError:
                 pass
-        # No error fits into the middle of a body, so the connection is cut.
+        # An error cannot be sent in the middle of a body, so abort the connection.
         if request.transport is not None:
             request.transport.abort()
         return response
@@ -166,7 +166,7 @@ class ResponseStream:
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
-        """Send the response's head; from now on the request cannot be retried."""
+        """Send the response's head, after which the request cannot be retried."""
         headers = end_to_end(upstream.headers)
         headers.popall(HEADER_LOAD, None)  # for the router only
         response = web.StreamResponse(

@@ -1,4 +1,4 @@
-"""The budget of retries, which keeps the router from multiplying an overload."""
+"""The budget of retries, which prevents the router from amplifying an overload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RetryBudget:
     In n requests there are at most `burst + n · percent / 100` retries.
 
     Args:
-        percent: of a retry that each request adds, 0 to 100.
+        percent: percentage of a retry that each request adds, 0 to 100.
         burst: capacity of the bucket in retries; it starts full.
     """
 
@@ -27,7 +27,7 @@ class RetryBudget:
         self._balance = min(self._capacity, self._balance + self._percent)
 
     def spend(self) -> bool:
-        """Take one retry; False if there is none."""
+        """Take one retry; return False if none is left."""
         if self._balance < 100:
             return False
         self._balance -= 100

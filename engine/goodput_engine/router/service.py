@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RouterService"]
 
-# After the grace period, for the last error events to be written.
+# Time to write the last error events after the grace period.
 _LAST_EVENTS_S: Final = 1.0
 _POLL_S: Final = 0.05
 _log: Final = logging.getLogger(__name__)
@@ -44,16 +44,16 @@ class RouterService:
     Args:
         settings: classes, policy, time-outs and limits.
         upstreams: replicas that never change.
-        source: of replicas that may change.
+        source: source of the replicas that may change; None if there are none.
         host: address of both ports.
-        port, admin_port: 0 takes a free one.
-        clock: nanoseconds, monotonic.
+        port, admin_port: port numbers; 0 takes any free port.
+        clock: returns monotonic nanoseconds.
 
     Attributes:
-        vital: tasks that must not end while it serves.
+        vital: tasks that must not end while the router serves.
 
     Raises:
-        UsageError: a port cannot be opened, or a name is given twice.
+        UsageError: a port cannot be opened, or two replicas have the same name.
         InputError: the source's replicas cannot be used.
     """
 
@@ -106,15 +106,15 @@ class RouterService:
         await self._stack.aclose()
 
     async def drain(self, grace_ns: int, *, hurry: asyncio.Event | None = None) -> None:
-        """Refuse new requests, let running ones finish, and end the rest.
+        """Reject new requests, let running ones finish, and end the rest.
 
-        A client with an open connection may be sending a request just now. So each connection is
-        served one more response, which announces the close; an unused one is closed after
+        A client with an open connection may already be sending a request. So each connection is
+        served one more response, which announces the close. An unused connection is closed after
         `parting_ns`.
 
         Args:
             grace_ns: the grace period.
-            hurry: ends the grace period when it is set.
+            hurry: event that ends the grace period early.
         """
         hurry = hurry or asyncio.Event()
         server, parting_ns = self._server, self._settings.timeouts.parting_ns
@@ -161,7 +161,7 @@ class RouterService:
             clock=self._clock,
         )
         host, port, admin_port = self._address
-        # Bodies are forwarded as they are, and a client that leaves ends its request at once.
+        # Forward bodies as they are, and cancel the request of a client that disconnects.
         self.url, self._server = await listen(
             self._stack,
             serving_app(self._proxy, self.replicas),

@@ -18,12 +18,12 @@ class Timeouts:
     """Time limits in nanoseconds.
 
     Args:
-        connect_ns: for a TCP connection to a replica; then another replica is used.
-        first_byte_ns: from the placement to the first token, or to the first byte of a response
-            that is not streamed, which comes when it is complete; then 504.
-        idle_ns: between two chunks of a response, and for a client that reads nothing.
-        body_ns: for the body of a request to arrive.
-        parting_ns: from the start of a drain, for clients to leave idle connections.
+        connect_ns: limit for a TCP connection to a replica; then another replica is used.
+        first_byte_ns: limit from the placement to the first token; then 504. For a response that
+            is not streamed, the limit is to the first byte, which is sent when it is complete.
+        idle_ns: limit between two chunks of a response, and for a client that reads nothing.
+        body_ns: limit for receiving the body of a request.
+        parting_ns: time from the start of a drain after which idle connections are closed.
     """
 
     connect_ns: int = 2 * NS_PER_S
@@ -38,12 +38,12 @@ class RouterLimits:
     """Limits of memory and retries.
 
     Args:
-        body_bytes: of one request, kept until its first token for a retry.
-        all_bodies_bytes: of all bodies together; then 429.
-        held_bytes: of a response before its first token. A longer one is forwarded as it is and
-            cannot be retried.
-        retry_percent: retries per hundred requests, in the long run.
-        retry_burst: consecutive retries after a quiet time.
+        body_bytes: largest body of one request, stored until its first token for a retry.
+        all_bodies_bytes: largest total of all bodies; then 429.
+        held_bytes: most bytes of a response to hold back before its first token. A longer response
+            is forwarded without waiting for the token and cannot be retried.
+        retry_percent: long-run number of retries per hundred requests.
+        retry_burst: most consecutive retries after a time without any.
     """
 
     body_bytes: int = 32 << 20
@@ -58,13 +58,13 @@ class ProbeSettings:
     """Probing of replicas.
 
     Args:
-        interval_ns: between two probes of a replica.
-        quick_ns: the first pause before a failed replica is probed again; it doubles up to
-            `interval_ns`.
-        timeout_ns: for one probe.
-        strikes: consecutive probes without an answer after which a replica counts as gone. A
-            refused connection or the answer "not ready" counts at once.
-        concurrency: simultaneous probes.
+        interval_ns: interval between two probes of a ready replica.
+        quick_ns: initial pause before a failed replica is probed again. Each further pause is
+            twice as long, up to `interval_ns`.
+        timeout_ns: time limit of one probe.
+        strikes: number of consecutive probes without a response after which a replica counts as
+            hung. A refused connection or the response "not ready" counts at once.
+        concurrency: largest number of simultaneous probes.
     """
 
     interval_ns: int = NS_PER_S
@@ -75,22 +75,22 @@ class ProbeSettings:
 
     @property
     def report_valid_ns(self) -> int:
-        """How long a report of saturation is valid: until the next probe's end."""
+        """Time for which a report of saturation is valid: until the end of the next probe."""
         return self.interval_ns + self.timeout_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
-    """A router.
+    """Settings of a router.
 
     Args:
         llmservice: the service's name, a label of every metric.
-        policy: places requests on replicas.
+        policy: placement policy.
         classes: SLO classes by name, in the manifest's order.
         default_class: the class of a request that names none.
         timeouts: time limits.
-        limits: of memory and retries.
-        probe: of replicas.
+        limits: limits of memory and retries.
+        probe: settings of the probes.
         connections: limits of the serving port's connections.
     """
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UpstreamClient", "end_to_end", "out_of_files"]
 
-# RFC 9110, 7.6.1: these belong to one connection. Host and length belong to the new connection,
-# and Expect was answered when the body was read.
+# RFC 9110, 7.6.1: these headers apply to a single connection.
 _HOP_BY_HOP: Final = (
     "Connection",
     "Keep-Alive",
@@ -44,15 +43,16 @@ _HOP_BY_HOP: Final = (
     "Transfer-Encoding",
     "Upgrade",
 )
+# The new connection sets its own Host and Content-Length; Expect was handled with the body.
 _OF_REQUEST: Final = ("Host", "Content-Length", "Expect")
 _AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-# Larger bodies are written in pieces, so that one long prompt does not stall every stream.
+# Larger bodies are written in pieces, so that a long prompt does not stall other streams.
 _WHOLE_BYTES: Final = 256 << 10
 _GONE: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
 
 
 def out_of_files(error: BaseException) -> bool:
-    """True if a connection failed because this machine or process has no file left."""
+    """Return True if a connection failed because the limit of open files is reached."""
     return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
 
 
@@ -71,8 +71,8 @@ class UpstreamClient:
     """The router's pool of connections to replicas.
 
     Args:
-        timeouts: for connecting.
-        on_stale: called when a pooled connection was found closed.
+        timeouts: time limits, of which the one for connecting is used.
+        on_stale: called when a pooled connection turns out to be closed.
     """
 
     def __init__(self, timeouts: Timeouts, on_stale: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class UpstreamClient:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_note_reuse)
         self.session: Final = aiohttp.ClientSession(
-            # No limit: a hidden queue here would delay the replicas' admission.
+            # No limit, because a hidden queue here would delay the replicas' admission.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=5),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_ns / NS_PER_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -100,12 +100,12 @@ class UpstreamClient:
         """Send a request unchanged and wait for the response's head.
 
         If the replica had closed a pooled connection, the request is sent once more to the same
-        replica, at most once in its life.
+        replica, at most once per request.
 
         Raises:
             ReplicaLost: no head arrived.
             FilesExhausted: this process cannot open a connection.
-            APIError: 400, HTTP cannot carry the request.
+            APIError: 400 if the path or the headers cannot be forwarded.
         """
         # Only the path: the request line may name a host of its own ("GET http://… HTTP/1.1").
         url = URL(replica.base + request.rel_url.raw_path_qs, encoded=True)

@@ -1,7 +1,7 @@
 """The list of replicas: the file and the options that name them, and watching the file.
 
 The supervisor of the replicas rewrites the file; the router never writes it. Invalid content
-changes nothing: the last valid list stays. In a cluster EndpointSlices replace the file.
+changes nothing: the last valid list remains in use. In a cluster, EndpointSlices replace the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MAX_UPSTREAMS: Final = 1_000
-"""The most replicas of a router."""
+"""Limit of the number of replicas of a router."""
 _MAX_FILE_BYTES: Final = 1 << 20
 _INTERVAL_NS: Final = NS_PER_S // 2
 _log: Final = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One replica.
 
     Args:
-        name: unique; a label of metrics.
-        url: of its serving port, without a path.
-        admin_url: of its admin port; None if its load is not probed.
+        name: unique name, a label of metrics.
+        url: URL of the serving port, without a path.
+        admin_url: URL of the admin port; None if the load is not probed.
     """
 
     name: str
@@ -71,10 +71,10 @@ _DECODER: Final = msgspec.json.Decoder(list[Upstream])
 
 
 def parse_upstreams(data: bytes, *, source: str) -> tuple[Upstream, ...]:
-    """Return the replicas of a file: a JSON list of `{"name", "url", "admin_url"}`, or empty.
+    """Return the replicas of a file, a JSON list of `{"name", "url", "admin_url"}`.
 
     Raises:
-        InputError: invalid content.
+        InputError: the content is invalid.
     """
     if len(data) > _MAX_FILE_BYTES:
         raise InputError(f"{source}: over {_MAX_FILE_BYTES >> 20} MiB; is this a list of replicas?")
@@ -91,10 +91,10 @@ def parse_upstreams(data: bytes, *, source: str) -> tuple[Upstream, ...]:
 
 
 def parse_upstream(text: str) -> Upstream:
-    """Return the replica of an option: `NAME=URL[,ADMIN_URL]`.
+    """Return the replica from an option `NAME=URL[,ADMIN_URL]`.
 
     Raises:
-        ValueError: another form.
+        ValueError: the text has another form.
     """
     name, equals, urls = text.partition("=")
     url, _, admin_url = urls.partition(",")
@@ -111,7 +111,7 @@ class UpstreamsFile:
 
     Args:
         path: the file.
-        interval_ns: between two checks.
+        interval_ns: interval between two checks.
     """
 
     def __init__(self, path: Path, *, interval_ns: int = _INTERVAL_NS) -> None:
@@ -121,10 +121,10 @@ class UpstreamsFile:
         self._problem = ""
 
     def read(self) -> tuple[Upstream, ...]:
-        """Read it now.
+        """Return the replicas in the file.
 
         Raises:
-            InputError: unreadable or invalid.
+            InputError: the file is unreadable or invalid.
         """
         try:
             self._seen = self._stamp()
@@ -137,7 +137,7 @@ class UpstreamsFile:
         return parse_upstreams(data, source=str(self._path))
 
     async def first(self) -> Sequence[Upstream]:
-        """Return its replicas at the start; raises as `read`."""
+        """Return the first replicas; raises the errors of `read`."""
         return self.read()
 
     async def follow(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
@@ -169,7 +169,7 @@ def merge(listed: Sequence[Upstream], options: Sequence[Upstream]) -> tuple[Upst
     """Return the replicas of the file and of the options.
 
     Raises:
-        UsageError: a name in both.
+        UsageError: two replicas have the same name.
     """
     names = {u.name for u in listed}
     for upstream in options:

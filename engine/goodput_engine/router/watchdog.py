@@ -1,7 +1,7 @@
-"""Ends an attempt on which nothing moves, without a timer per chunk.
+"""Ends an attempt that makes no progress, without a timer per chunk.
 
-The hot path only stores the time of its last chunk. The timer compares it when it fires, and
-cancels the task or sets itself again.
+The hot path only stores the time of the last chunk. When the timer fires, it compares this time
+with the limit and either cancels the task or starts again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["Watchdog"]
 
 
 class Watchdog:
-    """A context that cancels its own task after a silence and raises `Expired`.
+    """A context that cancels its own task and raises `Expired` after a time without progress.
 
-    `end` does the same at once with another error; the task takes no further step before it.
+    `end` cancels the task at once and raises another error.
 
     Args:
-        clock: nanoseconds, monotonic.
-        limit_ns: the longest silence.
+        clock: returns monotonic nanoseconds.
+        limit_ns: longest time without progress.
 
     Attributes:
-        touched_ns: time of the last movement; the guarded code sets it.
+        touched_ns: time of the last progress; the guarded code sets it.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Watchdog:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        # As in asyncio.timeout: a cancellation from outside stays one even when both came.
+        # As in asyncio.timeout, a cancellation from outside takes precedence.
         if (
             self._fired
             and self._task.uncancel() <= self._cancelling
@@ -81,7 +81,7 @@ class Watchdog:
             raise self._error from error
 
     def allow(self, limit_ns: int) -> None:
-        """Set another limit, counted from now."""
+        """Restart the watchdog with another limit."""
         self._limit_ns = limit_ns
         self.touched_ns = self._clock()
         if self._handle is not None:
@@ -89,7 +89,7 @@ class Watchdog:
             self._arm(limit_ns)
 
     def end(self, error: RouterError) -> None:
-        """Leave the context now with an error, unless it is being left already."""
+        """Cancel the task now and raise an error, unless the watchdog has already fired."""
         if not self._fired:
             self._error = error
             self._fire()

@@ -32,8 +32,8 @@ def admin_app(state: ServerState, metrics: EngineMetrics) -> web.Application:
     """Return the application of the admin port.
 
     Args:
-        state: of the HTTP process.
-        metrics: of this replica.
+        state: state of the HTTP process.
+        metrics: metrics of this replica.
     """
     app = web.Application(middlewares=[error_middleware(state)])
     admin = _Admin(state, metrics)

@@ -1,6 +1,6 @@
 """The application of the serving port: OpenAI's API and the health checks.
 
-Every error leaves in OpenAI's form, with the headers that name the replica and its load.
+Every error response has OpenAI's form and the headers with the replica's name and load.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
     """Return the application of the serving port.
 
     Args:
-        state: of the HTTP process.
-        parsers: runs the parsing of large bodies.
+        state: state of the HTTP process.
+        parsers: executor that parses large bodies.
     """
     app = web.Application(middlewares=[error_middleware(state)])
     completions = CompletionHandlers(state, parsers)
@@ -59,7 +59,7 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
 
 
 def error_middleware(state: ServerState) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Return a middleware that answers every error in OpenAI's form."""
+    """Return a middleware that converts every error to a response in OpenAI's form."""
     identity = state.settings.identity
     replica = {HEADER_REPLICA: identity.replica, HEADER_REVISION: identity.revision}
     load = LoadHeader(state)
@@ -79,8 +79,8 @@ def error_middleware(state: ServerState) -> Callable[..., Awaitable[web.StreamRe
                 code="not_found" if raised.status_code == 404 else None,
             )
         except ConnectionError:
-            raise  # the client is gone
-        except Exception:  # noqa: BLE001 - the last stop before a client would see HTML
+            raise  # the client closed the connection
+        except Exception:  # noqa: BLE001 - otherwise aiohttp sends an HTML page
             _log.exception("request_failed", extra={"path": request.path})
             error = APIError(500, "internal error; the engine's log has the details")
         return error_response(error, {**replica, **load.headers()})

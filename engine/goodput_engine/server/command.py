@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     """Run one replica until it is stopped.
 
     Returns:
-        0 after a drain, 130 after Ctrl-C or an end that did not wait for running requests.
+        0 after a drain; 130 after Ctrl-C, or if running requests were cut short.
 
     Raises:
         GoodputError: an invalid manifest, a port in use, a core that cannot start or died.
@@ -163,10 +163,10 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
 
 
 def _in_headers(what: str, name: str | None) -> str | None:
-    """Return a name that response headers carry, or None.
+    """Return a name for response headers; None if there is none.
 
     Raises:
-        UsageError: a header cannot hold it.
+        UsageError: the name is not a valid header value.
     """
     if name and not _HEADER_TEXT.fullmatch(name):
         raise UsageError(f"{what} must be 1 to 253 visible ASCII characters, not {name[:60]!r}")

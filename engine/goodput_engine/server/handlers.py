@@ -1,8 +1,8 @@
 """The handlers of both completion endpoints: parse, submit to the core, write the response.
 
-The head of a response is sent with its first token, so until then an error still has its own
-status and a router may use another replica. A client that reads slowly delays no other: its
-tokens are kept as a count and sent together. A client that leaves has its request cancelled.
+The head of a response is sent with its first token. An error before it has its own status, and a
+router may use another replica. A client that reads slowly does not delay others, because its
+tokens are kept as a count and sent together. If a client disconnects, its request is cancelled.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class CompletionHandlers:
     """Handles completions.
 
     Args:
-        state: of the HTTP process.
-        parsers: runs the parsing of large bodies.
+        state: state of the HTTP process.
+        parsers: executor that parses large bodies.
     """
 
     def __init__(self, state: ServerState, parsers: Executor) -> None:
@@ -76,11 +76,11 @@ class CompletionHandlers:
         }
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/completions`."""
+        """Handle `POST /v1/completions`."""
         return await self._handle(request, chat=False)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/chat/completions`."""
+        """Handle `POST /v1/chat/completions`."""
         return await self._handle(request, chat=True)
 
     async def _handle(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
@@ -98,7 +98,7 @@ class CompletionHandlers:
                     raise self._state.not_serving()
                 if call.stream:
                     return await self._stream(request, call, core, stream)
-                return await self._whole(request, call, core, stream)
+                return await self._respond(request, call, core, stream)
             finally:
                 core.release(call.submit.rid)
 
@@ -198,8 +198,8 @@ class CompletionHandlers:
     ) -> tuple[bytes, str | None]:
         """Return the events of the new tokens, and the finish reason if they are the last.
 
-        Each token is one event, unless the client has not yet read what was written before: then
-        one event holds all new tokens.
+        Each token is one event. If the client has not yet read the earlier events, one event holds
+        all new tokens, up to a limit.
         """
         transport = request.transport
         behind = transport is not None and transport.get_write_buffer_size() > 0
@@ -217,7 +217,7 @@ class CompletionHandlers:
             if reason is not None or text.tokens >= goal:
                 return b"".join(events), reason
 
-    async def _whole(
+    async def _respond(
         self,
         request: web.Request,
         call: CompletionRequest,
@@ -255,7 +255,7 @@ class CompletionHandlers:
         response.content_type = "application/json"
         response.content_length = len(body)
         await response.prepare(request)
-        # In slices, because the time limit for the client is for each write.
+        # Write in slices, because the client's time limit applies to each write.
         last = (len(body) - 1) // _SLICE_BYTES * _SLICE_BYTES
         for at in range(0, last, _SLICE_BYTES):
             await self._write(request, response, body[at : at + _SLICE_BYTES])
@@ -301,8 +301,9 @@ class CompletionText:
         min_tokens: no stop string ends the text before this many tokens.
 
     Attributes:
-        tokens: taken so far; with a stop string, up to the token that completed it.
-        stopped: a stop string was found.
+        tokens: number of tokens taken so far; with a stop string, up to the token that
+            completed it.
+        stopped: True if a stop string was found.
     """
 
     __slots__ = ("_matcher", "_min_tokens", "stopped", "tokens")
@@ -317,8 +318,8 @@ class CompletionText:
         """Return the text of the next tokens that may be sent.
 
         Args:
-            count: tokens to take.
-            last: they are the last, so no text is held back.
+            count: number of tokens to take.
+            last: True if these are the last tokens, so that no text is held back.
         """
         matcher = self._matcher
         if matcher is None:
@@ -347,7 +348,7 @@ class StopMatcher:
     Text that may still become a stop string is held back, so a client never sees part of one.
 
     Args:
-        stops: non-empty strings; the one that ends first in the text wins.
+        stops: non-empty strings; the first one to end in the text applies.
     """
 
     __slots__ = ("_held", "_stops")
@@ -359,7 +360,8 @@ class StopMatcher:
     def feed(self, piece: str) -> tuple[str, bool]:
         """Return the text that may be sent after `piece`, and True if a stop string ended it.
 
-        The stop string itself is never part of it. After a match the matcher is used up.
+        The stop string itself is never part of the text. After a match, do not use the matcher
+        again.
         """
         text = self._held + piece
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
@@ -377,7 +379,7 @@ class StopMatcher:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest proper prefix of `stop` that ends `text`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -385,10 +387,10 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def _timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:
-    """Return the engine's timings of a whole response, as the JSON of `X-Goodput-Timings`.
+    """Return the engine's timings of a complete response, as the JSON of `X-Goodput-Timings`.
 
-    Milliseconds from the arrival at this process, on the core's clock; a token's time is that of
-    its step's results. `tpot_ms` is null for a single token.
+    Times are milliseconds from the arrival at this process, on the core's clock. The time of a
+    token is the time of its step's results. `tpot_ms` is null for a single token.
     """
     arrived, first, last = stream.arrival_ns, stream.first_token_ns, stream.last_token_ns
     gaps = stream.tokens - 1

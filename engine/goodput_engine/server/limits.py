@@ -1,7 +1,7 @@
-"""Changes of the core's limits: `PATCH /control/limits`, and the file that keeps the last ones.
+"""Changes of the core's limits: `PATCH /control/limits`, and the file with the last limits.
 
-A change has a revision that must rise, so a late or repeated message is harmless: with several
-writers the newest decision stays in force, whatever the order of arrival.
+Each change has a revision, which must increase, so a late or repeated message has no effect. With
+several writers the newest decision stays in force, regardless of the order of arrival.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class _Patch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     safety_percent: int | None = None
 
 
-class _KeptLimits(msgspec.Struct, frozen=True):
-    """The fields that are read from a file of limits; others are ignored."""
+class _LastLimits(msgspec.Struct, frozen=True):
+    """The fields read from a file of limits; other fields are ignored."""
 
     revision: _Revision
     token_budget: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -61,18 +61,18 @@ class _KeptLimits(msgspec.Struct, frozen=True):
 
 
 _PATCH: Final = msgspec.json.Decoder(_Patch)
-_KEPT: Final = msgspec.json.Decoder(_KeptLimits)
+_LAST: Final = msgspec.json.Decoder(_LastLimits)
 
 
 def highest_revision(current: int, *, unix_ns: int) -> int:
     """Return the highest revision that may follow another.
 
-    A writer counts up or uses Unix nanoseconds. A number above both is a mistake, and in force it
-    would block every later change.
+    A writer uses a counter or Unix nanoseconds. A revision above both is a mistake: once in force,
+    it would block every later change.
 
     Args:
         current: the revision in force.
-        unix_ns: the time now.
+        unix_ns: the current Unix time.
     """
     return min(MAX_LIMITS_REVISION, max(current + _MAX_STEP, unix_ns + _MAX_AHEAD_NS))
 
@@ -81,7 +81,7 @@ class LimitsHandler:
     """Handles `PATCH /control/limits`.
 
     Args:
-        state: of the HTTP process.
+        state: state of the HTTP process.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -96,7 +96,7 @@ class LimitsHandler:
         )
 
     async def patch(self, request: web.Request) -> web.Response:
-        """Validate a change, send it to the core and answer its revision."""
+        """Validate a change, send it to the core and return its revision."""
         self._gate.authorise(request.headers.get("Authorization"))
         core = self._state.serving()
         memory = self._bodies.reserve()
@@ -108,16 +108,16 @@ class LimitsHandler:
             memory.release()
         change = self._gate.read(body, self._state.configure)
         core.send(change)
-        answer = msgspec.json.encode({"revision": change.revision})
-        return web.Response(body=answer, content_type="application/json")
+        revision = msgspec.json.encode({"revision": change.revision})
+        return web.Response(body=revision, content_type="application/json")
 
 
 class LimitsGate:
-    """Validates changes of limits, each newer than the last.
+    """Validates changes of limits; each must be newer than the last.
 
     Args:
         token: the bearer token; None if limits cannot be changed.
-        revision: of the limits in force at the start.
+        revision: revision of the limits in force at the start.
         unix_ns: returns the Unix time in nanoseconds.
     """
 
@@ -130,7 +130,7 @@ class LimitsGate:
         """Check the `Authorization` header.
 
         Raises:
-            APIError: 403 where no token is configured, 401 for a missing or a wrong one.
+            APIError: 403 if no token is configured, 401 if the token is missing or wrong.
         """
         if not self._token:
             raise APIError(
@@ -153,11 +153,11 @@ class LimitsGate:
             )
 
     def read(self, data: bytes, bounds: Configure) -> SetLimits:
-        """Validate a change and put its revision in force.
+        """Validate a change and record its revision.
 
         Args:
             data: the request's body.
-            bounds: the manifest's bounds as they are now.
+            bounds: the manifest's current bounds.
 
         Raises:
             APIError: 400 for a bad field, a value out of bounds or an implausible revision, 409
@@ -178,8 +178,8 @@ class LimitsGate:
         )
         if not paced and (patch.budget_law or patch.safety_percent):
             raise bad_request(
-                "no token-budget law runs here: control.mode is not Auto, or the policy keeps "
-                "prompts whole or sizes steps itself",
+                "no token-budget law runs here: control.mode is not Auto, or the policy does not "
+                "split prompts, or it sizes steps itself",
                 "budget_law" if patch.budget_law else "safety_percent",
                 "not_paced",
             )
@@ -212,41 +212,41 @@ class LimitsGate:
 
 
 def read_last_limits(path: Path, bounds: Configure, *, unix_ns: int) -> SetLimits | None:
-    """Return the limits that a file keeps, brought within the manifest's bounds.
+    """Return the last limits from a file, clamped to the manifest's bounds.
 
-    The writer of limits may be gone when an engine starts, which then continues with the last
-    ones. A missing or damaged file keeps no engine from starting.
+    An engine that starts while no writer of limits runs continues with the last limits. A missing
+    or damaged file does not prevent the start.
 
     Args:
         path: a JSON object with `revision` and any of `token_budget`, `max_num_seqs` and
             `safety_percent`.
-        bounds: the manifest's.
-        unix_ns: the time now.
+        bounds: the manifest's bounds.
+        unix_ns: the current Unix time.
 
     Returns:
-        The limits; None if there are none that can be used.
+        The limits; None if the file is missing or unusable.
     """
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
-        kept = _KEPT.decode(data)
-        if kept.revision > highest_revision(0, unix_ns=unix_ns):
-            raise ValueError(f"revision {kept.revision} is implausible")
+        last = _LAST.decode(data)
+        if last.revision > highest_revision(0, unix_ns=unix_ns):
+            raise ValueError(f"revision {last.revision} is implausible")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         detail = str(error)[:200]
         _log.warning("last limits unusable", extra={"file": str(path), "detail": detail})
         return None
-    budget, seqs = kept.token_budget, kept.max_num_seqs
+    budget, seqs = last.token_budget, last.max_num_seqs
     if budget is not None:
         budget = min(max(budget, bounds.min_token_budget), bounds.max_token_budget)
     return SetLimits(
-        revision=kept.revision,
+        revision=last.revision,
         limits=Limits(
             token_budget=budget,
             max_num_seqs=None if seqs is None else min(seqs, bounds.max_num_seqs),
-            safety_percent=kept.safety_percent,
+            safety_percent=last.safety_percent,
         ),
     )
 

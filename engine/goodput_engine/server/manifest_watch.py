@@ -1,8 +1,8 @@
 """Watches the manifest's file for the fields that a running engine follows.
 
-These are the classes and their targets, the bounds of the token budget and the token-budget law:
-in a cluster, all fields whose change makes no new revision. Other fields are read once. A file
-that cannot be used changes nothing.
+These are the classes and their targets, the bounds of the token budget, and the token-budget law.
+In a cluster, changes of these fields do not create a new revision. Other fields are read once. An
+invalid file changes nothing.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ async def watch_manifest(
         manifest: the file.
         known: the fields as last read.
         apply: called with the new fields.
-        every_s: between two looks at the file.
+        every_s: interval between checks of the file.
     """
-    # The file may have changed while the engine started, so the first look reads it again.
+    # The file may have changed while the engine started, so the first check reads it again.
     seen: tuple[int, ...] | None = ()
     problem = ""
     while True:

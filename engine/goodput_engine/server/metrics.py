@@ -1,7 +1,7 @@
 """Measurements of a replica: Prometheus metrics and its load.
 
-The core's snapshot already counts from its start, so a scrape only translates it; a step costs
-one histogram observation.
+The counters of the core's snapshot run since its start, so a scrape only converts the snapshot.
+Each step costs one histogram observation.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _LABELS: Final = (LABEL_LLMSERVICE, LABEL_REVISION, LABEL_ROLE)
 
 _COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_STEPS, "steps", "Steps that the core committed."),
-    (METRIC_SCHEDULED_TOKENS, "scheduled_tokens", "Tokens computed: prompts and answers."),
-    (METRIC_OUTPUT_TOKENS, "output_tokens", "Tokens of answers."),
-    (METRIC_PREEMPTIONS, "preemptions", "Requests sent back to wait for want of KV blocks."),
+    (METRIC_SCHEDULED_TOKENS, "scheduled_tokens", "Tokens computed: prompt and output."),
+    (METRIC_OUTPUT_TOKENS, "output_tokens", "Output tokens."),
+    (METRIC_PREEMPTIONS, "preemptions", "Requests preempted because of a lack of KV blocks."),
     (
         METRIC_RECOMPUTED_TOKENS,
         "recomputed_tokens",
@@ -79,8 +79,8 @@ _COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     (METRIC_PREFIX_QUERIED, "prefix_queried_tokens", "Prompt tokens looked up in the cache."),
     (METRIC_PREFIX_HIT, "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
-    (METRIC_SHED, "shed", "Requests that the core refused for load."),
-    (METRIC_PREDICTED_LENGTHS, "predicted_lengths", "Ended answers whose length was predicted."),
+    (METRIC_SHED, "shed", "Requests that the core rejected because of load."),
+    (METRIC_PREDICTED_LENGTHS, "predicted_lengths", "Finished outputs whose length was predicted."),
 )
 _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_RUNNING, "running", "Requests that hold KV blocks."),
@@ -89,7 +89,7 @@ _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         METRIC_LENGTH_ERROR,
         "length_error",
-        "Mean of |ln(predicted / true length)| over recent answers.",
+        "Mean of |ln(predicted / true length)| over recent outputs.",
     ),
 )
 
@@ -98,8 +98,8 @@ class EngineMetrics:
     """The metrics of one replica, in a registry of their own.
 
     Args:
-        identity: for the labels.
-        state: returns the core's last snapshot; None before there is one.
+        identity: names of the replica, used as labels.
+        state: returns the core's last snapshot; None before the first one.
     """
 
     def __init__(self, identity: ReplicaIdentity, state: Callable[[], EngineState | None]) -> None:
@@ -165,12 +165,12 @@ class _StateCollector(Collector):
 def load_of(core: CoreClient, *, draining: bool) -> dict[str, int | bool]:
     """Return the load of a running core, as of its last step.
 
-    Placement uses it. It stands in `GET /control/state` and in a header of every response, which
-    is fresher than any poll.
+    The router uses it for placement. It is part of `GET /control/state` and of a header of every
+    response, which is more recent than any poll.
 
     Args:
         core: the core.
-        draining: the HTTP process admits no new request.
+        draining: True if the HTTP process admits no new request.
     """
     state = core.state
     saturated = is_saturated(
@@ -193,10 +193,10 @@ def load_of(core: CoreClient, *, draining: bool) -> dict[str, int | bool]:
 
 
 class LoadHeader:
-    """Builds the load header of responses, again only after a change.
+    """Builds the load header of responses and caches it until the load changes.
 
     Args:
-        state: of the HTTP process.
+        state: state of the HTTP process.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -205,7 +205,7 @@ class LoadHeader:
         self._headers: dict[str, str] = {}
 
     def headers(self) -> dict[str, str]:
-        """Return the header by its name, read-only; empty before the core is ready."""
+        """Return the header as a read-only mapping; empty before the core is ready."""
         core = self._state.core
         if core is None:
             return self._headers

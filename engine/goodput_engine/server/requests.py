@@ -1,6 +1,6 @@
-"""From the bytes and headers of a request to the message for the engine core.
+"""Parsing of a request's bytes and headers into the message for the engine core.
 
-Every error of a client is found here, before anything is reserved for the request. The code is
+All client errors are detected here, before any resource is reserved for the request. The code is
 synchronous and stateless, so a long prompt can be parsed in a thread.
 """
 
@@ -41,9 +41,9 @@ class CompletionRequest:
     """A valid request.
 
     Args:
-        chat: for `/v1/chat/completions`.
-        stream: answered as server-sent events.
-        include_usage: the stream ends with the usage.
+        chat: True for `/v1/chat/completions`.
+        stream: True if the response is sent as server-sent events.
+        include_usage: True if the stream ends with the usage.
         stops: strings that end the output.
         min_tokens: no stop string ends the output before this many tokens.
         request_id: the client's identifier; None if it sent none.
@@ -61,11 +61,11 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLimits:
-    """Limits of the device.
+    """Limits of the device on prompts.
 
     Args:
-        vocab_size: token ids are below this.
-        max_model_tokens: prompt and output together.
+        vocab_size: size of the vocabulary; token ids are smaller.
+        max_model_tokens: limit of prompt and output tokens together.
         block_size: tokens per KV block.
     """
 
@@ -81,7 +81,7 @@ class RequestParser:
     Args:
         model: the served model's name.
         slo: the SLO classes.
-        limits: of the device.
+        limits: limits of the device.
     """
 
     model: str
@@ -100,11 +100,11 @@ class RequestParser:
         """Validate a request.
 
         Args:
-            data: its body.
-            headers: its headers, case-insensitive.
-            chat: for `/v1/chat/completions`.
+            data: the request's body.
+            headers: the request's headers, case-insensitive.
+            chat: True for `/v1/chat/completions`.
             rid: the request's number.
-            arrival_ns: the time of its arrival.
+            arrival_ns: the request's arrival time.
 
         Raises:
             APIError: 400 or 404, naming the field or header.
@@ -197,7 +197,7 @@ class RequestParser:
         return ids
 
     def _check_count(self, data: bytes) -> None:
-        """Refuse a list that is too long before it is decoded, which takes ten times its size."""
+        """Reject an overlong list before decoding it, which takes ten times its size."""
         commas = 0
         for at in range(0, len(data), _SLICE_BYTES):
             commas += data.count(b",", at, at + _SLICE_BYTES)

@@ -1,7 +1,7 @@
 """The state of the HTTP process: starting, serving, draining or failed.
 
-The only mutable owner of it. The handlers ask it whether they may go on, and the process's
-lifecycle changes it.
+`ServerState` is the only owner of this state. The handlers check it before they admit a request,
+and the process's lifecycle changes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["ServerPhase", "ServerState"]
 
 
 class ServerPhase(StrEnum):
-    """The phases of a replica's life."""
+    """Phases of a replica's lifecycle."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -46,7 +46,7 @@ class ServerState:
     """The state of one replica's HTTP process.
 
     Args:
-        settings: of the replica.
+        settings: settings of the replica.
 
     Attributes:
         phase: the current phase.
@@ -54,10 +54,10 @@ class ServerState:
         ready: the core's first report; None before it is ready.
         parser: validates requests; None before the core is ready.
         configure: the core's configuration, with the fields followed from a changed manifest.
-        startup_s: from the start of the process to a ready core, seconds.
-        in_flight: requests being read or answered.
-        reading: requests that are admitted but not yet with the core.
-        lengths: lengths of the answered requests.
+        startup_s: seconds from the start of the process until the core was ready.
+        in_flight: number of requests that are being read or served.
+        reading: number of requests that are admitted but not yet submitted to the core.
+        lengths: lengths of the finished requests.
         bodies: bounds the memory of bodies that are being read.
         epoch: identifies this start of the process; counters restart with it.
         idle: set while `in_flight` is 0.
@@ -90,7 +90,7 @@ class ServerState:
 
     @property
     def body_bytes(self) -> int:
-        """The largest body: the general limit, or what the model's context can need if less."""
+        """Limit of a body: the smaller of the general limit and the context-dependent limit."""
         clients = self.settings.clients
         if self.ready is None:
             return clients.body_bytes
@@ -98,7 +98,7 @@ class ServerState:
         return min(clients.body_bytes, needed)
 
     def serve(self, core: CoreClient, ready: Ready, *, startup_s: float) -> None:
-        """Admit requests from now on."""
+        """Start to admit requests."""
         self.core = core
         self.ready = ready
         self.startup_s = startup_s
@@ -114,7 +114,7 @@ class ServerState:
         self.phase = ServerPhase.SERVING
 
     def follow(self, found: FollowedFields) -> None:
-        """Apply a changed manifest to the requests from now on."""
+        """Apply a changed manifest to later requests."""
         assert self.parser is not None, "the manifest is followed once the core is ready"
         assert self.core is not None
         self.parser = replace(self.parser, slo=found.slo)
