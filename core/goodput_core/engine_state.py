@@ -1,9 +1,9 @@
-"""The state of one engine: declared once, from the scheduler to the control loop.
+"""The state of one engine, declared once for scheduler, server and control loop.
 
-The scheduler fills `EngineStatistics`; the engine core completes it to an `EngineState`, which
-its process sends with each step and the server shows, flat, in `GET /control/state` and in its
-metrics. The operator decodes the same class from that JSON, and an emulated fleet reads it without
-a process in between. Fields are part of the HTTP contract: add, but do not rename.
+The scheduler fills `EngineStatistics`, and the engine core extends it to an `EngineState`. The core
+process sends that state with each step. The server returns its fields at the top level of
+`GET /control/state` and in its metrics. The operator decodes the same class from that JSON, and an
+emulated fleet reads it directly. Fields are part of the HTTP contract: add, but do not rename.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class EngineStatistics:
     Args:
         steps: committed steps that computed tokens.
         step_ns: their summed device time.
-        scheduled_tokens: tokens computed: prompts, answers and recomputation.
+        scheduled_tokens: computed tokens, including recomputed ones.
         output_tokens: tokens emitted.
         preemptions: evictions of running requests.
         recomputed_tokens: computed tokens discarded by evictions, to be computed again.
         swapped_tokens: computed tokens copied to host memory by evictions.
         prefix_queried_tokens: tokens of admitted requests looked up in the prefix cache.
-        prefix_hit_tokens: of these, tokens found there.
+        prefix_hit_tokens: tokens found in the prefix cache.
         shed: requests rejected because of load.
     """
 
@@ -59,7 +59,7 @@ class EngineState(EngineStatistics):
 
     Args:
         at_ns: time of the snapshot, monotonic clock of the engine's machine.
-        running: admitted requests, those whose blocks are still in use included.
+        running: admitted requests, including those whose blocks are still in use.
         waiting: requests in the queue.
         kv_total_blocks, kv_free_blocks: KV blocks on the device; `free` includes the cached ones.
         kv_cached_blocks: free blocks that hold a reusable prefix.
@@ -69,7 +69,7 @@ class EngineState(EngineStatistics):
         token_budget, max_num_seqs, max_waiting: the limits in force.
         draining: True if new requests are rejected.
         behind_ns: how far an emulated device's clock trails real time; 0 for a real device.
-        predicted_lengths: finished answers whose length was predicted.
+        predicted_lengths: finished requests whose output length was predicted.
         length_error: recent mean of |ln(predicted / true length)|; 0 if the policy predicts none.
         step_time_error: recent mean of |measured / predicted − 1| of step times; 0 without a
             step-time model.

@@ -1,7 +1,7 @@
-"""Histograms in bounded memory: of durations, and of the lengths of requests.
+"""Histograms of durations and of request lengths, in bounded memory.
 
-They can be added and compared long after the single values are gone. Verdicts never use them:
-they read request records.
+They can be added and compared without the single values. Verdicts do not use them;
+they are computed from request records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DurationHistogram:
 
     Attributes:
         count: durations added.
-        max_ns: the longest of them, exactly.
+        max_ns: the exact maximum.
     """
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ class LengthBin:
 class LengthHistogram:
     """Lengths of requests in bins: powers of two of the mean prompt and of the mean output.
 
-    A mean length hides the cost of long prompts beside long outputs, and how much requests
-    differ. The bins keep both, and bound the memory.
+    A mean length hides the cost of long prompts with long outputs and the spread of the requests.
+    The bins retain both in bounded memory.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class LengthHistogram:
         """Add requests of similar lengths.
 
         Args:
-            input_tokens: prompt tokens of all of them together.
+            input_tokens: prompt tokens of all these requests together.
             cached_tokens: prompt tokens found in a prefix cache.
             output_tokens: output tokens.
             requests: at least 1.
@@ -124,14 +124,14 @@ class LengthMix:
     """A frozen `LengthHistogram`.
 
     Args:
-        bins: one for each pair of lengths, shortest first.
+        bins: one bin for each pair of lengths, shortest first.
     """
 
     bins: tuple[LengthBin, ...] = ()
 
     @classmethod
     def of(cls, bins: Iterable[LengthBin]) -> LengthMix:
-        """Merge bins, those of single requests too, by their lengths."""
+        """Merge bins, including those of single requests, by their lengths."""
         histogram = LengthHistogram()
         for one in bins:
             histogram.add(

@@ -1,9 +1,9 @@
 """Requests to end a process: SIGINT, SIGTERM, SIGHUP and the end of its standard input.
 
-The only module that installs signal handlers. By default SIGTERM and SIGHUP end a process between
-two instructions and leave its temporary files and children behind. A signal that is ignored when
-a handler is installed stays ignored: `nohup` leaves SIGHUP so. asyncio is imported where it is
-used, because every command imports this module and most need no event loop.
+Only this module installs signal handlers. By default SIGTERM and SIGHUP end a process between two
+instructions, and its temporary files and children remain. A signal that is ignored when a handler
+is installed stays ignored, as SIGHUP under `nohup`. asyncio is imported inside functions, because
+every command imports this module and most need no event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class StopCause(StrEnum):
-    """Why a process was asked to end; the value completes "interrupted by …"."""
+    """Cause of a request to end the process; the value completes "interrupted by …"."""
 
     CTRL_C = "Ctrl-C"
     SIGTERM = "SIGTERM"
@@ -43,7 +43,7 @@ class StopCause(StrEnum):
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 if a supervisor ended the process, 130 if a person interrupted it."""
+        """0 if a supervisor ended the process, 130 if a user interrupted it."""
         supervised = self in {StopCause.SIGTERM, StopCause.STDIN_CLOSED}
         return ExitCode.PASS if supervised else ExitCode.INTERRUPTED
 
@@ -87,9 +87,9 @@ def interrupt_by_signals() -> None:
 def handle_stop_signals(handle: Callable[[StopCause], object]) -> Iterator[None]:
     """Call `handle` on each SIGINT, SIGTERM and SIGHUP inside the block; main thread only.
 
-    Unlike an event loop's handlers these run at once, between any two instructions, also while
-    the loop is blocked by a computation. Only the first SIGHUP is handled, since a shell repeats
-    to its jobs the one that the system has sent them.
+    Unlike an event loop's handlers, these run at once, between any two instructions, even while a
+    computation blocks the loop. Only the first SIGHUP is handled, because a shell sends its jobs a
+    second one after that of the system.
     """
     before = _install([n for n in _CAUSES if signal.getsignal(n) is not signal.SIG_IGN], handle)
     try:
@@ -113,7 +113,7 @@ def defer_signals(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore SIGINT, SIGTERM and SIGHUP, in a child that its parent ends by other means."""
+    """Ignore SIGINT, SIGTERM and SIGHUP in a child process that its parent ends by other means."""
     for number in _CAUSES:
         signal.signal(number, signal.SIG_IGN)
 
@@ -124,9 +124,9 @@ def watch_stop_requests(
     """Call `handle` on the running event loop for each signal, and for the end of stdin.
 
     Args:
-        handle: called with the cause, once for each request. Repeated SIGHUPs count once.
-        exit_with_parent: whether the end of stdin is a request too. A parent that holds the other
-            end and goes away, even by `kill -9`, causes it.
+        handle: called with the cause, once for each request; repeated SIGHUPs count once.
+        exit_with_parent: True to treat the end of stdin as a request. It occurs when the parent
+            process that holds the other end exits, even by `kill -9`.
     """
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
@@ -150,17 +150,17 @@ def watch_stop_requests(
 
 
 class Shutdown:
-    """The shutdown of a server: a first request asks for a drain, a second one ends it at once.
+    """The shutdown of a server: the first request starts a drain, the second one ends it at once.
 
-    The end of stdin ends it at once, since the parent is gone. Created inside a running event
-    loop.
+    The end of stdin ends the server at once, because the parent process has exited. Create it
+    inside a running event loop.
 
     Args:
-        exit_with_parent: whether the end of stdin is a request.
+        exit_with_parent: True to treat the end of stdin as a request.
 
     Attributes:
         requested: set by the first request.
-        immediate: set once nothing should be waited for.
+        immediate: set when the server must stop without waiting for requests.
     """
 
     def __init__(self, *, exit_with_parent: bool) -> None:
@@ -178,7 +178,7 @@ class Shutdown:
         return ExitCode.INTERRUPTED if interrupted else ExitCode.PASS
 
     async def wait(self, *tasks: asyncio.Future[None]) -> None:
-        """Wait for a request, or until one of `tasks` ends, which should outlive the server."""
+        """Wait for a stop request or until one of `tasks`, which normally do not end, ends."""
         import asyncio  # noqa: PLC0415 - see the module's docstring
 
         requested = asyncio.ensure_future(self.requested.wait())

@@ -78,5 +78,5 @@ def test_a_name_that_no_file_can_have_is_refused() -> None:
 def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.touch(mode=0)
-    with pytest.raises(InputError, match="may not be read; check its permissions"):
+    with pytest.raises(InputError, match="permission denied; check its permissions"):
         read_manifest(path)

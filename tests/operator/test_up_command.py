@@ -73,7 +73,7 @@ def manifest(tmp_path: Path, change: Callable[[str], str]) -> str:
         ("mode: Manual", "mode: off", "spec.control.mode: must be one of Auto, Recommend, Manual"),
         ("replicas: 2", "replicas: 0", "spec.replicas: must be 1 to 64 on this machine, not 0"),
         ("replicas: 2", "minReplicas: 0", "spec.minReplicas: must be 1 to 64 on this machine"),
-        ("replicas: 2", "replicas: 65", "not 65; write such a number there, or give `goodput up`"),
+        ("replicas: 2", "replicas: 65", "not 65; change the field, or set --replicas N"),
         (
             "replicas: 2",
             "minReplicas: 70\n  maxReplicas: 80",

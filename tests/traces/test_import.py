@@ -334,5 +334,5 @@ def test_notes_list_changed_and_dropped_values(
     outcome = run_trace("import", write_columns(BASETEN), "--out", tmp_path / "o.parquet")
     assert outcome.code == 0
     assert "note: 1 rows with zero output tokens were set to 1\n" in outcome.err
-    assert "note: columns that a trace does not keep: features\n" in outcome.err
+    assert "note: columns that a trace does not contain: features\n" in outcome.err
     assert "2 rows from Parquet in the format baseten" in outcome.out

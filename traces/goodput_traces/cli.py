@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         code = COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of stdout left early, as in `describe | head`. No verdict depends on it.
+        # The reader closed stdout early, as in `describe | head`. No verdict depends on it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PASS
     return code
@@ -91,7 +91,9 @@ def _add_import(commands: Any) -> None:
         help="the source's format (default: recognised from its columns)",
     )
     parser.add_argument(
-        "--sort", action="store_true", help="sort rows by arrival instead of refusing disorder"
+        "--sort",
+        action="store_true",
+        help="sort rows by arrival instead of rejecting an unsorted source",
     )
     parser.add_argument(
         "--block-size",

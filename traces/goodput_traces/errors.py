@@ -41,7 +41,7 @@ class TraceError(InputError):
 
 
 class NotATraceError(TraceError):
-    """A readable file with other content."""
+    """A readable file that is not a trace."""
 
 
 class RowError(TraceError):

@@ -125,7 +125,7 @@ def synthesize(options: SynthesisOptions) -> Iterator[TraceRow]:
 
 
 def _arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
-    """Arrival times in nanoseconds: a Poisson process of the burst rate, thinned when quiet."""
+    """Yield arrival times in nanoseconds of a Poisson process, thinned outside bursts."""
     burst_share = _BURST_S / (_BURST_S + _QUIET_S)
     quiet_rate = options.rate_per_s / (1 + burst_share * (options.burst_factor - 1))
     burst_rate = quiet_rate * options.burst_factor

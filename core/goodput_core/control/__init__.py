@@ -2,8 +2,8 @@
 
 `control_step` is the body of the control loop. Its drivers (over pods, over local processes, and
 over the emulated fleet) call it once per interval with their observation and apply the result.
-`prefill_law` is the engine's own loop inside it, called before each step. Nothing here reads a
-clock, a metric or a file.
+The engine's inner loop calls `prefill_law` before each step. Nothing here reads a clock, a metric
+or a file.
 """
 
 from __future__ import annotations

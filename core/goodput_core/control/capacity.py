@@ -1,12 +1,12 @@
-"""Device time: how much of it traffic demands, and how many requests one replica sustains.
+"""Device time that traffic demands, and the requests that one replica sustains.
 
-Capacity is predicted, because an idle replica shows nothing of it. In the steady state each step
+Capacity is predicted, because an idle replica does not show it. In the steady state each step
 decodes one token for each of B requests, and prompt tokens come in chunks as large as an engine
-makes them. The largest B whose steps keep the tightest TPOT, and that batch width and KV memory
-hold, gives the highest rate. Demand is counted: a count has a standard error, and uneven requests
-enlarge it. A decision that takes effect at once uses conservative bounds of the count.
+makes them. The largest B whose steps meet the tightest TPOT, and that fits into batch width and KV
+memory, gives the highest rate. Demand is a count with a standard error, which grows with the spread
+of the requests. A decision that takes effect at once uses conservative bounds of the count.
 
-It must not know the number of replicas or how targets were met.
+This module must not know the number of replicas or whether targets were met.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SURE: Final = 2.0
 _SPANS: Final = 4
 """A trend must show between all of the last four spans, each half of the horizon."""
 _LEAST_SPAN_NS: Final = 15 * NS_PER_S
-"""No span is shorter: in a few seconds a few requests more or less are chance."""
+"""Minimum length of a span; in shorter spans, differences are mostly chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class ReplicaCapacity:
     Args:
         device_s: predicted device seconds of one request, averaged over the mix.
         spread: mean square of a request's device seconds over the square of their mean, at least
-            1; it measures how uneven requests are.
+            1; a measure of the differences between requests.
         batch: requests that decode at the same time; 0 if fewer than one on average.
-        feasible: False if no number of replicas keeps the TPOT target. The other fields then
+        feasible: False if no number of replicas meets the TPOT target. The other fields then
             describe a replica that misses it.
     """
 
@@ -94,8 +94,8 @@ class _Means:
         if not tokens:
             return decodes
         chunks = math.ceil(prompts)
-        # Whole prompts if there is more than one a step, else a chunk, which reads half of its
-        # prompt on average.
+        # With one prompt per step or more, each step computes complete prompts. Otherwise it
+        # computes a chunk, which reads half of its prompt on average.
         reads = prompts * self.prompt if prompts >= 1 else (self.prompt + tokens) / 2
         return decodes._replace(
             num_requests=decodes.num_requests + chunks,
@@ -109,17 +109,17 @@ class _Means:
 def replica_capacity(
     device: DeviceCapacity, mix: LengthMix, *, tpot_ns: int, max_num_seqs: int, max_tokens: int
 ) -> ReplicaCapacity | None:
-    """Predict what one replica sustains of a mix.
+    """Predict the capacity of one replica for a mix of lengths.
 
     Args:
-        device: its step times and its memory.
+        device: step times and memory of the replica.
         mix: lengths of observed requests.
-        tpot_ns: the time that a step may take.
+        tpot_ns: maximum time of a step.
         max_num_seqs: batch width.
-        max_tokens: tokens that a step may compute.
+        max_tokens: maximum tokens of a step.
 
     Returns:
-        None if the mix is empty.
+        The capacity; None if the mix is empty.
 
     Source: Little's law on the batch; the step that decodes and prefills together is that of
     Agrawal et al., "Sarathi-Serve", OSDI 2024.
@@ -137,8 +137,8 @@ def replica_capacity(
         request_ns = engine.request_ns(batch)
         beside = means.even(batch)
     elif feasible:
-        # So many prompt tokens come with each decoded one that not even one request decodes in
-        # every step: prompts are what takes the time.
+        # Prompts dominate: with so many prompt tokens per decoded one, not even one request
+        # decodes in every step.
         host_ns = device.host_ns_per_step + 2 * device.host_ns_per_request
         tokens = largest_prefill(
             device.form,
@@ -170,7 +170,7 @@ class _EngineModel:
     max_tokens: int
 
     def largest_batch(self, most: int) -> int:
-        """Return the largest batch up to `most` whose mean step is in time; 0 without one."""
+        """Return the largest batch up to `most` whose mean step is in time; 0 if none is."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -258,9 +258,9 @@ class ArrivalSample:
 
     Args:
         at_ns: end of the interval.
-        interval_ns: its length.
+        interval_ns: length of the interval.
         requests: arrivals.
-        finished: lengths of the requests that were answered.
+        finished: lengths of the requests that finished.
     """
 
     at_ns: int
@@ -323,7 +323,7 @@ def growth(
 
 
 def mix_of(samples: Sequence[ArrivalSample], now_ns: int) -> LengthMix:
-    """Return the lengths of the requests answered in the last five minutes."""
+    """Return the lengths of the requests that finished in the last five minutes."""
     recent = (s.finished.bins for s in samples if s.at_ns > now_ns - LONG_NS)
     return LengthMix.of(chain.from_iterable(recent))
 

@@ -1,6 +1,6 @@
 """The law of one service: the token budget first, then the replicas.
 
-A pure function of recorded values, so that a recorded decision can be recomputed from itself.
+`service_law` is a pure function, so a decision can be recomputed from its recorded inputs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ class ServiceDecision:
     """One decision with its inputs; a line of `decisions.jsonl`, so its field names are a contract.
 
     Args:
-        apply_bounds, apply_replicas: to be put in force now.
-        bounds, replicas: decisions of the laws, in force or not; None in mode Manual, which
-            computes nothing.
-        observation, params: the inputs.
+        apply_bounds, apply_replicas: limits and replicas that the driver applies.
+        bounds, replicas: decisions of the laws, applied or not; None in mode Manual.
+        observation, params: inputs of the laws.
         at_ns: time of the decision.
     """
 
@@ -58,14 +57,14 @@ def service_law(
 ) -> tuple[ServiceState, ServiceDecision]:
     """Run both laws for one interval.
 
-    Mode Auto applies the decisions, except that replicas set by a person or another autoscaler
-    stay. Mode Recommend computes and applies nothing, Manual computes nothing: both keep the
+    Mode Auto applies the decisions, unless a user or another autoscaler sets the replicas. Mode
+    Recommend computes decisions and applies none. Mode Manual computes none. Both modes use the
     initial token budget, and `replicas` or `minReplicas`.
 
     Args:
-        state: of the last interval; a new one at the start or after a restart.
-        observation: of this interval.
-        params: of the manifest.
+        state: state after the last interval; a new one at the start or after a restart.
+        observation: observation of this interval.
+        params: parameters from the manifest.
         now_ns: end of the interval on a monotonic clock.
     """
     bounds: TokenBudgetDecision | None = None
@@ -93,10 +92,10 @@ def service_law(
 
 
 def json_value(value: object) -> str:
-    """Return the JSON form of a value of a decision that JSON has no type for: exact fractions.
+    """Encode a value of a decision for which JSON has no type; only exact fractions occur.
 
     Raises:
-        NotImplementedError: a decision contains no value of this type.
+        NotImplementedError: the value has another type.
     """
     if isinstance(value, Fraction):
         return str(value)
@@ -104,7 +103,7 @@ def json_value(value: object) -> str:
 
 
 def decision_summary(decision: ServiceDecision) -> dict[str, Any]:
-    """Return inputs and results of a decision in JSON types, summed over replicas, for logs."""
+    """Return inputs and results of a decision in JSON types for logs, summed over replicas."""
     seen, params = decision.observation, decision.params
     return {
         "interval_seconds": seen.interval_ns / NS_PER_S,

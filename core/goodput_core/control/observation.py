@@ -1,8 +1,8 @@
 """Inputs of the control laws: one interval of one service, and the manifest's parameters.
 
-The operator fills them from metrics, the emulated fleet from its own objects. Counters are
-differences since the last observation. Numbers that could not be read are marked as missing or
-failed, never as zero.
+Drivers fill them from metrics, the emulated fleet from its own objects. Counters are differences
+since the last observation. Values that could not be read are marked as missing or failed and are
+never set to zero.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Signal(StrEnum):
     """State of a measurement."""
 
     FRESH = "fresh"
-    """The numbers are of this interval; zeros mean that nothing arrived."""
+    """The values belong to this interval; zeros mean that no request arrived."""
     MISSING = "missing"
-    """A process answered without the numbers, or this is its first reading."""
+    """A process responded without the values, or this is its first reading."""
     FAILED = "failed"
-    """A process did not answer, or its answer is old."""
+    """A process did not respond in time."""
 
 
 class ReplicaPhase(StrEnum):
-    """Phase of a replica's life."""
+    """Lifecycle phase of a replica."""
 
     STARTING = "starting"
-    """Created and not yet routable."""
+    """Created, but not routable yet."""
     READY = "ready"
     """Routable."""
     DRAINING = "draining"
@@ -60,10 +60,10 @@ class Traffic:
     """Traffic of one interval over all routers.
 
     Args:
-        signal: the rest is valid only if this is FRESH.
+        signal: state of the measurement; the other fields are valid only if this is FRESH.
         arrivals: requests that arrived, rejected ones included.
         in_flight: requests without an outcome.
-        finished: lengths of the requests answered in the interval.
+        finished: lengths of the requests that finished in the interval.
     """
 
     signal: Signal
@@ -78,12 +78,12 @@ class ReplicaWindow:
 
     Args:
         name: unique within the service.
-        phase: of its life.
-        signal: the rest is valid only if this is FRESH.
-        running, waiting: its requests.
-        kv_used_blocks, kv_total_blocks: its KV cache.
-        preemptions: in the interval.
-        settled: False while its token budget adapts to a change of the device.
+        phase: lifecycle phase.
+        signal: state of the measurement; the following fields are valid only if this is FRESH.
+        running, waiting: running and queued requests.
+        kv_used_blocks, kv_total_blocks: blocks of the KV cache.
+        preemptions: preemptions in the interval.
+        settled: False while the replica's token budget adapts to a change of the device.
     """
 
     name: str
@@ -103,7 +103,7 @@ class DeviceCapacity:
 
     Args:
         form: predicts the time of a step.
-        kv_tokens: capacity of its KV cache.
+        kv_tokens: capacity of the KV cache in tokens.
         host_ns_per_step, host_ns_per_request: host time of a step beside the device's time.
     """
 
@@ -123,14 +123,14 @@ class ServiceObservation:
     """One interval of one service.
 
     Args:
-        interval_ns: time over which counters were counted, above 0.
-        traffic: of all routers.
+        interval_ns: length of the interval, above 0.
+        traffic: traffic over all routers.
         classes: met and missed targets of the requests that ended in the interval.
-        replicas: those that exist.
-        replicas_asked: the desired replicas of the workload, which differ from the last decision
-            only if another controller changed them.
-        startups_ns: from created to routable, of the latest replicas that started.
-        device: None if no replica has published it yet.
+        replicas: all existing replicas.
+        replicas_asked: desired replicas of the workload; they differ from the last decision only
+            if another controller changed them.
+        startups_ns: start-up times of the latest replicas, from created to routable.
+        device: the replicas' device; None if no replica has reported it yet.
     """
 
     interval_ns: int
@@ -159,13 +159,13 @@ class ServiceParams:
     Args:
         mode: Auto, Recommend or Manual.
         classes: the SLO classes.
-        replicas: set by a person or another autoscaler, so that the replica law only recommends;
-            None if not set.
+        replicas: number set by a user or another autoscaler, so that the replica law only
+            recommends; None if not set.
         min_replicas, max_replicas: bounds of the replicas.
-        min_tokens, max_tokens, initial_tokens: of the token budget.
+        min_tokens, max_tokens, initial_tokens: bounds and initial value of the token budget.
         max_num_seqs: the initial batch width, and its upper bound.
         stabilization_ns: how long fewer replicas must suffice before the number is lowered.
-        default_startup_ns: start-up time of a replica before the first one was measured.
+        default_startup_ns: assumed start-up time until one has been measured.
     """
 
     mode: ControlMode
@@ -199,7 +199,7 @@ class ServiceParams:
 
     @property
     def initial_replicas(self) -> int:
-        """Replicas outside mode Auto."""
+        """Number of replicas at the start and outside mode Auto."""
         return self.min_replicas if self.replicas is None else self.replicas
 
     @property

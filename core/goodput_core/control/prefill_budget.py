@@ -1,9 +1,9 @@
 """The prefill budget: how many prompt tokens the next step may compute beside its decodes.
 
-The engine asks it before each step. Every decode of a step takes as long as the whole step, so
-prompt tokens are limited to what keeps the tightest TPOT of the decodes; decodes are never cut.
-It must not know about requests, blocks or policies: its inputs are the shape of the step's
-decodes and the tightest target among them.
+The engine calls `prefill_law` before each step. Every decode takes as long as the complete step, so
+the law limits prompt tokens such that the step meets the tightest TPOT of its decodes. Decodes are
+never cut. The module must not know about requests, blocks or policies. Its inputs are the shape of
+the step's decodes and the tightest target among them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 QUANTUM_TOKENS: Final = 64
-"""The budget is a multiple of this, and a step with room for less computes no prompts."""
+"""Unit of the budget. A step with decodes and fewer tokens left computes no prompt tokens."""
 _MOST_SKIPPED: Final = 8
-"""Steps in a row that may compute no prompts while one is past its TTFT target."""
+"""Steps in a row that may compute no prompt tokens while a prompt is past its TTFT target."""
 _FOLLOW: Final = 0.2
 """Weight of the newest step in the moving average."""
 _RISE: Final = 8
@@ -37,22 +37,22 @@ _RISE: Final = 8
 
 
 class PrefillReason(StrEnum):
-    """Why a step may compute so many prompt tokens; a contract of `/control/state`."""
+    """Reason of a prefill budget; a contract of `/control/state`."""
 
     CEILING = "Ceiling"
     """All tokens that the step's budget leaves beside the decodes."""
     UNPROMISED = "Unpromised"
-    """The same, because no decode has a target for the time per token."""
+    """All tokens left, because no decode has a target for the time per token."""
     KEEPS_TPOT = "KeepsTPOT"
-    """The most that keep the tightest TPOT."""
+    """The most tokens that meet the tightest TPOT."""
     RISING = "Rising"
-    """More would keep it, but the budget rises slowly."""
+    """Fewer than would meet the tightest TPOT, because the budget rises slowly."""
     FLOOR = "Floor"
-    """Fewer would keep it, but `tokenBudget.min` keeps prompts progressing."""
+    """More than meet the tightest TPOT, because of `tokenBudget.min`."""
     SKIPPED = "Skipped"
     """No prompt tokens, because fewer than 64 are left."""
     OVERDUE = "Overdue"
-    """64 although fewer are left, since a prompt is past its TTFT target for eight such steps."""
+    """Up to 64 tokens after eight skipped steps, because a prompt is past its TTFT target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,10 @@ class PrefillParams:
     """Parameters, which may change between two steps.
 
     Args:
-        law: which law decides.
+        law: law that decides.
         min_tokens, max_tokens: bounds of the whole step, decodes included.
         safety_percent: share of the tightest TPOT that a step is planned to take.
-        form: predicts step times, corrected by measured ones; only for law `model`.
+        form: step-time model, corrected by measured times; only for law `model`.
     """
 
     law: BudgetLaw
@@ -81,8 +81,8 @@ class PrefillObservation:
         decodes: shape of the step without prompts.
         tightest_ns: the tightest TPOT target among the decodes; None if none has one.
         begun_tokens: computed tokens of the prompt in progress, which its next chunk reads.
-        overdue: whether a prompt is past its TTFT target. Only read if `PrefillState.at_limit`.
-        measured: the latest step that computed prompts, passed once; only for law `ema`.
+        overdue: True if a prompt is past its TTFT target; only read if `PrefillState.at_limit`.
+        measured: latest step that computed prompt tokens, passed once; only for law `ema`.
     """
 
     decodes: StepShape
@@ -97,7 +97,8 @@ class PrefillState:
     """State between two steps.
 
     Args:
-        ns_per_token: moving average over steps that computed prompts; 0 before the first one.
+        ns_per_token: moving average of the time per token over steps with prompt tokens; 0 before
+            the first one.
         share: the latest budget decided by a law; None before the first one.
         skipped: steps in a row that computed no prompt tokens although prompts were unfinished.
     """
@@ -118,8 +119,8 @@ class PrefillDecision:
 
     Args:
         tokens: prompt tokens that the step may compute.
-        reason: why.
-        observation, params: its inputs.
+        reason: reason of the decision.
+        observation, params: inputs of the decision.
         at_ns: time of the decision.
     """
 
@@ -140,8 +141,8 @@ def prefill_law(
     after eight such steps in a row a prompt past its TTFT target gets 64 tokens, as far as the
     upper bound allows.
 
-    Source: sizing chunks by the promised time between tokens is Agrawal et al.,
-    "Sarathi-Serve", OSDI 2024, section 4.3, there once and offline.
+    Source: Agrawal et al., "Sarathi-Serve", OSDI 2024, section 4.3, which sizes chunks by the
+    target for the time between tokens, once and offline.
     """
     beside = observation.decodes
     room = max(0, params.max_tokens - beside.num_decodes)
@@ -179,7 +180,7 @@ def _tokens_in_time(
     params: PrefillParams,
     room: int,
 ) -> tuple[int, PrefillReason]:
-    """Return the prompt tokens with which the step keeps the target, by the law."""
+    """Return the most prompt tokens with which the step meets the target, and the reason."""
     beside = observation.decodes
     if params.law is BudgetLaw.EMA:
         # Before the first step with a prompt there is no average.

@@ -1,9 +1,10 @@
 """The replica law: a chain of checks over demand and capacity; the first that applies decides.
 
 It runs after the token-budget law, because replicas cost money and take minutes to start. The
-capacity of a replica is predicted. An observed load that one served with slack only raises the
-prediction, since an idle replica shows nothing; an observed load at which it missed a target
-lowers it. Both observations expire. The law must not know about pods, metrics or clocks.
+capacity of a replica is predicted. An observed load that a replica served with slack can only raise
+the prediction, because an idle replica does not show its capacity. An observed load at which it
+missed a target lowers the prediction. Both observations expire. The law must not know about pods,
+metrics or clocks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["ReplicaDecision", "ReplicaReason", "ReplicaState", "replica_law"]
 _MIN_STEP_LIMIT: Final = 4
 """One decision at most doubles the replicas, or adds this many."""
 _IDLE: Final = 0.5
-"""Replicas used to less than this share of their capacity are not why a target is missed."""
+"""A lower use of the replicas' capacity cannot be the cause of a missed target."""
 _PATIENCE: Final = 2
 """Start-up times after which a replica that does not start no longer freezes the number."""
 _MIN_PATIENCE_NS: Final = 300 * NS_PER_S
@@ -53,28 +54,28 @@ _STARTUP_QUANTILE: Final = Fraction(9, 10)
 
 
 class ReplicaReason(StrEnum):
-    """Why the replica law decided so; docs/control.md explains each. A contract."""
+    """Reason of a replica decision; a contract that docs/control.md explains."""
 
     BELOW_FLOOR = "BelowFloor"
-    """The workload asks for fewer than `minReplicas`."""
+    """The workload has fewer desired replicas than `minReplicas`."""
     ABOVE_CEILING = "AboveCeiling"
-    """The workload asks for more than `maxReplicas`."""
+    """The workload has more desired replicas than `maxReplicas`."""
     METRICS_MISSING = "MetricsMissing"
-    """Routers answered without numbers: the number stays."""
+    """Routers returned no measurements, so the number stays."""
     SCRAPE_FAILED = "ScrapeFailed"
-    """Routers did not answer: the number stays."""
+    """A router did not respond, so the number stays."""
     WOKEN = "Woken"
     """Requests arrive and there is no replica."""
     STARTING = "Starting"
-    """Some replicas are not routable yet: the number is frozen."""
+    """Some replicas are not routable yet, so the number is frozen."""
     UNSETTLED = "Unsettled"
-    """Token budgets still adapt to a change of their devices: the number is frozen."""
+    """Token budgets still adapt to a change of their devices, so the number is frozen."""
     DEMAND = "Demand"
     """The demanded device time exceeds the capacity of the replicas."""
     TREND = "Trend"
     """The demand will exceed the capacity by the time a new replica has started."""
     MISSED = "Missed"
-    """A target is missed that neither token budget nor batch width can keep: one more."""
+    """A target is missed that the token-budget law cannot meet, so one replica is added."""
     NOT_LOAD = "NotLoad"
     """A target is missed by replicas with little load, so more of them would not help."""
     QUEUE_DRAINING = "QueueDraining"
@@ -82,13 +83,13 @@ class ReplicaReason(StrEnum):
     INFEASIBLE = "Infeasible"
     """A single request alone exceeds the TPOT target."""
     FEWER_SUFFICE = "FewerSuffice"
-    """Fewer replicas would have sufficed during the whole stabilisation window."""
+    """Fewer replicas would have sufficed during the complete stabilisation window."""
     STABILIZING = "Stabilizing"
-    """Fewer suffice now, but have not for the whole window."""
+    """Fewer replicas suffice now, but not yet for the complete window."""
     NO_TRAFFIC = "NoTraffic"
-    """No request arrived during the whole window."""
+    """No request arrived during the complete window."""
     UNKNOWN_CAPACITY = "UnknownCapacity"
-    """The device is not known yet, or no request has been answered yet."""
+    """The device is not known yet, or no request has finished yet."""
     STEADY = "Steady"
     """The number matches the demand."""
 
@@ -99,15 +100,16 @@ class ReplicaState:
 
     Args:
         samples: traffic of the last minutes, oldest first.
-        mix: the latest known lengths.
+        mix: latest known lengths of requests.
         needs: (time, sufficient replicas) within the stabilisation window, oldest first.
         needs_since_ns: start of the window without a gap.
         proven, proven_ns: the highest load, in device seconds per second, that one replica served
-            with slack, and when; 0 if none was observed.
-        failed, failed_ns: the lowest load at which a target was missed, and when; 0 if none.
+            with slack, and its time; 0 if none was observed.
+        failed, failed_ns: the lowest load at which a target was missed, and its time; 0 if none.
         asked: desired replicas at the last interval.
-        short_since_ns: since when fewer are routable; None if all are.
-        unsettled_since_ns: since when token budgets adapt to their devices; None if they do not.
+        short_since_ns: time since which fewer replicas than desired are routable; None if all are.
+        unsettled_since_ns: time since which token budgets adapt to their devices; None if none
+            adapts.
         waiting: queued requests at the last interval.
     """
 
@@ -131,14 +133,14 @@ class ReplicaDecision:
 
     Args:
         replicas: desired replicas, within `minReplicas` and `maxReplicas`.
-        reason: why.
+        reason: reason of the decision.
         current: desired replicas before the decision.
-        limited: whether `maxReplicas` is below the need.
+        limited: True if more replicas than `maxReplicas` are needed.
         load: demanded device seconds per second; None if not known.
         bearable: device seconds per second that one replica sustains.
         needed: replicas that the demand needs now; None if not known.
-        held: replicas that sufficed during the whole stabilisation window; None if it is not
-            known for so long.
+        held: replicas that sufficed during the complete stabilisation window; None if the need
+            has not been known for that long.
         horizon_ns: start-up time of a replica.
         at_ns: time of the decision.
     """
@@ -160,10 +162,10 @@ class ReplicaInputs:
     """Inputs of the checks.
 
     Args:
-        observation, bounds, params: as given to the law.
+        observation, bounds, params: arguments of the law.
         horizon_ns: start-up time of a replica, from created to routable.
-        short_ns, unsettled_ns: how long replicas have been starting, or token budgets adapting to
-            their devices; None if they are not.
+        short_ns, unsettled_ns: duration for which replicas have been starting, or token budgets
+            adapting to their devices; None if none does.
         was_waiting, waiting: queued requests an interval ago and now.
         feasible: False if no number of replicas keeps the tightest TPOT.
         load: demanded device seconds per second; None if not known.
@@ -173,8 +175,8 @@ class ReplicaInputs:
             of the demand exceeds the capacity; None if not known.
         expected: replicas needed once a new replica has started, at least `needed`.
         fewest: replicas that suffice with a margin; None if not known.
-        held: the largest `fewest` within the stabilisation window; None if it is not known for so
-            long.
+        held: the largest `fewest` within the stabilisation window; None if it has not been known
+            for that long.
     """
 
     observation: ServiceObservation
@@ -224,10 +226,10 @@ def replica_law(
     """Run the replica law for one interval.
 
     Args:
-        state: of the last interval.
-        observation: of this interval.
+        state: state after the last interval.
+        observation: observation of this interval.
         bounds: decision of the token-budget law for this interval.
-        params: of the manifest.
+        params: parameters from the manifest.
         now_ns: end of the interval.
     """
     state, inputs = _observe(state, observation, bounds, params, now_ns)
@@ -259,7 +261,7 @@ _SILENCE: Final = {
 
 
 def _bounds(inputs: ReplicaInputs) -> _Outcome | None:
-    """Apply `minReplicas` and `maxReplicas` first, whatever is known."""
+    """Apply `minReplicas` and `maxReplicas`, even without measurements."""
     clamped = _clamped(inputs.current, inputs.params)
     if clamped > inputs.current:
         return clamped, ReplicaReason.BELOW_FLOOR
@@ -322,8 +324,8 @@ def _fewer(inputs: ReplicaInputs) -> _Outcome | None:
         return current, ReplicaReason.STABILIZING
     if not held:
         return least, ReplicaReason.NO_TRAFFIC
-    # At most half, then a new window with the remaining ones: their predicted capacity has not
-    # been observed.
+    # Remove at most half of the replicas. A new window follows, because the predicted capacity of
+    # the remaining ones has not been observed.
     return max(held, least, math.ceil(current / 2)), ReplicaReason.FEWER_SUFFICE
 
 
@@ -376,7 +378,7 @@ def _observe(
     if demanded is not None:
         needed = math.ceil(demanded.least / bearable)
         if needed > observation.replicas_asked:
-            needed = math.ceil(demanded.likely / bearable)  # too few beyond chance: now enough
+            needed = math.ceil(demanded.likely / bearable)  # add enough for the mean
         expected = max(needed, math.ceil((demanded.least + more) / bearable))
         spare = bearable * _MARGIN
         fewest = max(expected, math.ceil((demanded.likely + more) / spare), int(not idle))
@@ -404,7 +406,7 @@ def _observe(
 def _record_failure(state: ReplicaState, each: float, now_ns: int) -> ReplicaState:
     """Record that a target was missed at this load per replica.
 
-    The load is an upper bound: while it grows, the target is missed at more than its mean.
+    The load is an upper bound. While the load grows, the miss occurs above its mean.
     """
     failed = min(each, state.failed) if state.failed else each
     proven = min(state.proven, failed * _BELOW_FAILED)

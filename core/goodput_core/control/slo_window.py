@@ -1,9 +1,9 @@
 """The SLO window of the control laws: met and missed targets of each class, as counts.
 
-The token-budget law needs to know which target is missed and whether the other one has slack. So
-each request counts for TTFT and for TPOT separately, and one that met a target with less than a
-fifth to spare counts as close: a target has slack if the objective would hold with the target a
-fifth tighter.
+The token-budget law needs to know which target is missed and whether the other one has slack.
+Therefore each request counts for TTFT and for TPOT separately. A request that met a target with
+less than a fifth to spare counts as close. A target has slack if the objective would also be met
+with the target a fifth tighter.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _OF_NO_LOAD: Final = frozenset({MissReason.ERROR, MissReason.UNSENT, MissReason.
 _SLOW: Final = frozenset({MissReason.TPOT, MissReason.TBT, MissReason.TIMEOUT})
 _SLACK: Final = Fraction(4, 5)
 LEAST_REQUESTS: Final = 20
-"""Fewer requests give no status."""
+"""Minimum number of requests for a status."""
 WINDOW_NS: Final = 300 * NS_PER_S
 """Requests that ended longer ago are not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseCounts:
-    """Requests by how they met one target.
+    """Numbers of requests that met or missed one target.
 
     Args:
         judged: requests that have the target.
@@ -76,9 +76,11 @@ class ClassWindow:
     """Counts of one class over one interval.
 
     Args:
-        name: of the class.
-        ttft: time to first token; requests shed, or timed out without a token, missed it.
-        tpot: mean time per token, and the p99 of the gaps if the class has that target.
+        name: name of the class.
+        ttft: counts for the time to first token. Requests shed, or timed out without a token,
+            missed it.
+        tpot: counts for the mean time per token, and for the p99 of the gaps if the class has that
+            target.
     """
 
     name: str
@@ -90,7 +92,7 @@ class ClassWindow:
 
 
 class TargetStatus(StrEnum):
-    """TargetStatus of a target within the window."""
+    """Status of a target within the window."""
 
     UNKNOWN = "unknown"
     """Too few requests have the target."""
@@ -99,7 +101,7 @@ class TargetStatus(StrEnum):
     KEPT = "kept"
     """Neither missed nor with slack."""
     SLACK = "slack"
-    """The objective would hold with the target a fifth tighter."""
+    """The objective would also be met with the target a fifth tighter."""
 
 
 def target_status(counts: PromiseCounts, objective: Fraction) -> TargetStatus:
@@ -135,12 +137,12 @@ def counted(record: RequestRecord, targets: Targets, judgement: Judgement) -> Cl
     """Return the counts of one request that ended; None if its outcome is unrelated to load.
 
     A request that missed only its end-to-end target counts as missed for both TTFT and TPOT, so
-    that neither is traded for the other.
+    that the law does not trade one for the other.
 
     Args:
         record: the request.
-        targets: of its class, overridden by its own.
-        judgement: of the request by these targets.
+        targets: targets of the request's class, overridden by its own.
+        judgement: judgement of the request by these targets.
     """
     reasons = judgement.reasons
     if judgement.kind not in _COUNTED or not _OF_NO_LOAD.isdisjoint(reasons):
@@ -167,7 +169,7 @@ class WindowTally:
     def add(
         self, record: RequestRecord, targets: Targets, judgement: Judgement | None = None
     ) -> None:
-        """Count a request that ended; see `counted`. It is judged here unless it was before."""
+        """Count a request that ended; see `counted`. Judge it first unless a judgement is given."""
         window = counted(record, targets, judgement or judge(record, targets))
         if window is not None:
             known = self._classes.get(window.name)

@@ -1,9 +1,9 @@
-"""The token-budget law: raises or lowers the step size by the SLO target that is missed.
+"""The token-budget law, which changes the step size according to the missed SLO target.
 
 It runs once per control interval, before the replica law, because a change takes effect within
 seconds and costs nothing. It sets the maximum tokens of a step, the safety factor of the engine's
-prefill budget and, at the bounds of both, the batch width. It must not know how many replicas
-exist, only whether that number has changed.
+prefill budget and, at the bounds of both, the batch width. It must not know the number of
+replicas, only its changes.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ __all__ = [
 _SETTLE_NS: Final = 30 * NS_PER_S
 """Requests that end within this time after a change were mostly served before it."""
 _CHURN: Final = 10
-"""The number of routable replicas counts as changed from a tenth on."""
+"""A change of the number of routable replicas by a tenth or more counts."""
 _INITIAL_SAFETY_PERCENT: Final = 90
 _MIN_SAFETY_PERCENT: Final = 60
 _MAX_SAFETY_PERCENT: Final = 95
 _SAFETY_STEP: Final = 5
 _STEP_TOKENS: Final = 64
 _FULL_PERCENT: Final = 95
-"""Use of the batch width, or of the KV cache, from which on it counts as full."""
+"""Minimum use of the batch width, or of the KV cache, that counts as full."""
 _MIN_WIDTH_DIVISOR: Final = 8
 """The batch width never falls below an eighth of the manifest's."""
 
 
 class TokenBudgetReason(StrEnum):
-    """Why the token-budget law decided so; docs/control.md explains each. A contract."""
+    """Reason of a token-budget decision; a contract that docs/control.md explains."""
 
     METRICS_MISSING = "MetricsMissing"
-    """Routers answered without numbers: nothing changes."""
+    """Routers returned no measurements, so nothing changes."""
     SCRAPE_FAILED = "ScrapeFailed"
-    """Routers did not answer: nothing changes."""
+    """A router did not respond, so nothing changes."""
     NO_TRAFFIC = "NoTraffic"
-    """No request arrived and none is in flight: nothing changes."""
+    """No request arrived and none is in flight, so nothing changes."""
     SETTLING = "Settling"
     """Requests that ended so far were served, or queued, under earlier bounds or replicas."""
     TOO_FEW = "TooFew"
-    """Too few requests have ended to tell whether a target is missed."""
+    """Too few requests have ended to decide whether a target is missed."""
     KEPT = "Kept"
     """No target is missed."""
     TPOT_MISSED = "TPOTMissed"
-    """TPOT is missed and TTFT has slack: smaller steps."""
+    """TPOT is missed and TTFT has slack, so steps become smaller."""
     TTFT_MISSED = "TTFTMissed"
-    """TTFT is missed and TPOT has slack: larger steps."""
+    """TTFT is missed and TPOT has slack, so steps become larger."""
     BATCH_TOO_WIDE = "BatchTooWide"
-    """TPOT is missed with the smallest steps and a full batch: a narrower batch."""
+    """TPOT is missed with the smallest steps and a full batch, so the batch becomes narrower."""
     BATCH_TOO_NARROW = "BatchTooNarrow"
-    """TTFT is missed with the largest steps and a full batch: a wider batch."""
+    """TTFT is missed with the largest steps and a full batch, so the batch becomes wider."""
     KV_EXHAUSTED = "KVExhausted"
-    """A target is missed while requests preempt each other: a narrower batch."""
+    """Requests are preempted for lack of KV memory, so the batch becomes narrower."""
     NEEDS_REPLICAS = "NeedsReplicas"
-    """A target is missed that neither token budget nor batch width can keep."""
+    """A target is missed that neither token budget nor batch width can meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Bounds:
     Args:
         min_tokens, max_tokens: bounds of the tokens of one step.
         safety_percent: share of the tightest TPOT that a step is planned to take.
-        max_num_seqs: batch width: requests that may run at the same time.
+        max_num_seqs: batch width, the number of requests that may run at the same time.
     """
 
     min_tokens: int
@@ -116,12 +116,13 @@ class TokenBudgetState:
 
     Args:
         bounds: the limits in force; None before the first decision.
-        evidence: (time, counts of the requests that ended until then) since the last change.
+        evidence: counts of the requests that ended in each interval since the last change, with
+            the end of the interval.
         quiet_until_ns: requests that end before this are not counted.
         backlog: the shortest queue since the last change; None once the requests that were queued
             at the change have ended.
-        slack_since_ns: since when every target with enough requests has slack; None if one has
-            not.
+        slack_since_ns: time since which every target with enough requests has had slack; None if
+            one has none.
         ready: routable replicas at the last change of their number.
     """
 
@@ -138,10 +139,10 @@ class TokenBudgetDecision:
     """One decision of the token-budget law.
 
     Args:
-        bounds: the limits from now on.
-        reason: why.
+        bounds: new limits.
+        reason: reason of the decision.
         ttft, tpot: status of the targets over all classes.
-        slack_ns: how long every target with enough requests has had slack.
+        slack_ns: duration for which every target with enough requests has had slack.
         at_ns: time of the decision.
     """
 
@@ -154,7 +155,7 @@ class TokenBudgetDecision:
 
     @property
     def needs_replicas(self) -> bool:
-        """True if only more replicas can keep the missed target."""
+        """True if only more replicas can meet the missed target."""
         return self.reason is TokenBudgetReason.NEEDS_REPLICAS
 
     @property
@@ -225,7 +226,7 @@ def _update_evidence(
 def _restart_evidence(
     state: TokenBudgetState, observation: ServiceObservation, now_ns: int
 ) -> TokenBudgetState:
-    """Discard the evidence, and collect none until the queue of now has been served."""
+    """Discard the evidence, and collect none until the current queue has been served."""
     return replace(
         state,
         evidence=(),
@@ -259,7 +260,7 @@ def _worst(statuses: set[TargetStatus]) -> TargetStatus:
 
 
 def _silence(state: TokenBudgetState, observation: ServiceObservation) -> TokenBudgetReason | None:
-    """Return why no decision is possible; None if one is."""
+    """Return the reason why no decision is possible; None if one is."""
     traffic = observation.traffic
     if traffic.signal is Signal.MISSING:
         return TokenBudgetReason.METRICS_MISSING

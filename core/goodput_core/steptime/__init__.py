@@ -1,4 +1,4 @@
-"""Step time: forms of device profiles, fitting from logs, and learning while serving.
+"""Step time: forms of device profiles, fitting to logs, and learning while serving.
 
 The emulated executor, the engine's budget law and the operator's capacity law predict with these
 objects, so they agree on the cost of a step. Nothing here reads a file.

@@ -1,12 +1,12 @@
 """Fitting of a roofline to timed steps, and least squares without negative coefficients.
 
-A log does not say which steps are bound by memory and which by arithmetic: every place of the
-bend is tried, and on each side of it the law is linear. Errors are relative, so that a short step
-counts as much as a long one.
+A log does not state which steps are bound by memory and which by arithmetic. Therefore every
+position of the bend is tried; on each side of it the law is linear. Errors are relative, so that a
+short step counts as much as a long one.
 
 A negative cost of a token would be noise that a budget law acts upon, so no coefficient is
-negative. With at most four unknowns the exact solution is found by trying which of them are zero,
-from sums alone, so an engine can fit while it serves without a numerical library.
+negative. The exact solution for at most four unknowns is found by trying all sets of zero
+coefficients. It needs only sums and no numerical library, so an engine can fit while it serves.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["StepSample", "errors_ppm", "fit_roofline", "hold_out", "nonnegative_
 
 _BLOCKS: Final = 25
 _FINALISTS: Final = 8
-# At the largest step arithmetic must take this many times what reading the weights takes, and at
-# the smallest the other way round, or the bend is not in the log.
+# In the largest step, arithmetic must take this many times as long as reading the weights, and in
+# the smallest step the reverse. Otherwise the bend is not in the log.
 _CLEARLY: Final = 1.1
 # Columns scaled to length one are dependent if a pivot is smaller than this.
 _SINGULAR: Final = 1e-10
 
 
 class StepSample(NamedTuple):
-    """A step that was timed.
+    """A timed step.
 
     Args:
-        shape: what it computed.
-        step_ns: device time it took, at least 1.
+        shape: shape of the step.
+        step_ns: device time, at least 1.
     """
 
     shape: StepShape
@@ -85,16 +85,16 @@ class _Group:
 def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> RooflineForm:
     """Return the roofline with the least squared relative error.
 
-    For every place of the bend, non-negative least squares give c0 from the steps before it, c1
-    from those after it, c2 and c4 from all. Among the best places, the one whose complete law,
-    with its max, is nearest to the steps is selected.
+    For every position of the bend, non-negative least squares give c0 from the steps before it,
+    c1 from those after it, and c2 and c4 from all steps. Among the best positions, the one whose
+    complete law, including the maximum, is nearest to the steps is selected.
 
     Args:
         samples: steps, in any order.
         least_per_side: steps that must lie before the bend, and after it.
 
     Raises:
-        ValueError: the steps cover only one side of the bend; the sentence says which.
+        ValueError: the steps are too few or cover only one side of the bend; the message names it.
     """
     groups = _grouped(samples)
     total = sum(group.sums.steps for group in groups)
@@ -134,7 +134,7 @@ def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> 
 def hold_out(samples: Sequence[StepSample]) -> tuple[list[StepSample], list[StepSample]]:
     """Split steps into four fifths to fit and one fifth to evaluate the fit.
 
-    Neighbouring steps are alike, so whole stretches are held out: every fifth of 25 equal ones.
+    Neighbouring steps are alike, so every fifth of 25 equal sections is held out.
     """
     bounds = [len(samples) * i // _BLOCKS for i in range(_BLOCKS + 1)]
     fit: list[StepSample] = []
@@ -162,7 +162,7 @@ def _grouped(samples: Iterable[StepSample]) -> list[_Group]:
 
 
 def _fit_sides(low: _Sums, high: _Sums) -> tuple[RooflineForm, float]:
-    """Return the best coefficients for one place of the bend, and their part of Σ 1."""
+    """Return the best coefficients for one position of the bend, and the explained part of Σ 1."""
     gram = [
         [low.one_one, 0, low.one_x, low.one_b],
         [0, high.one_one, high.one_x, high.one_b],

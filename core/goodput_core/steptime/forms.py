@@ -1,8 +1,8 @@
-"""Forms of step time: how long a device takes for a step of a given shape.
+"""Forms of step time: laws from the shape of a step to its device time.
 
-A form is a law with a few coefficients. Device profiles have one, the emulated executor runs by
-it, and the engine and the operator size steps with its inverse (`largest_prefill`). Nothing here
-reads a file or learns.
+A form has a few coefficients. Each device profile contains one, and the emulated executor takes its
+step times from it. The engine and the operator size steps with its inverse (`largest_prefill`).
+Nothing here reads a file or learns.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = [
 
 
 class StepShape(NamedTuple):
-    """The shape of a step: what it computes, summed over its requests.
+    """The shape of a step, summed over its requests.
 
     A request either decodes, one token on top of a known context, or has a *chunk*: some tokens
     of its prompt (or, after a preemption, of the tokens to recompute).
 
     Args:
         num_requests: requests with at least one token in the step, B.
-        num_tokens: tokens computed, prompt chunks and decodes together, N.
-        context_tokens: context read by every request of the step, prefills included: for each,
-            the tokens already in the KV cache plus those computed now.
-        max_chunk_tokens: the largest number of tokens of any one request.
-        num_decodes: of the requests, those that decode.
-        decode_context_tokens: of the context, theirs.
+        num_tokens: computed tokens of prompt chunks and decodes together, N.
+        context_tokens: tokens that attention reads, summed over all requests: those already in the
+            KV cache plus those computed in the step.
+        max_chunk_tokens: the largest number of tokens of one request.
+        num_decodes: requests that decode.
+        decode_context_tokens: their part of `context_tokens`.
         prefill_squares: for each chunk, end² − start²: twice the pairs of tokens that attend.
             Over the chunks of a prompt it adds up to the square of the prompt's length.
     """
@@ -68,8 +68,9 @@ class StepShape(NamedTuple):
 
         Args:
             decodes: requests that decode.
-            decode_context_tokens: context of all of them, with the tokens computed now.
-            chunks: (tokens computed before, tokens computed now) of every other request.
+            decode_context_tokens: context of these requests, including the tokens computed in the
+                step.
+            chunks: (tokens computed before, tokens computed in the step) of every other request.
         """
         context, longest = decode_context_tokens, 1 if decodes else 0
         shape = cls(decodes, decodes, context, longest, decodes, context, 0)

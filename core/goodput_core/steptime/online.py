@@ -1,11 +1,11 @@
 """A step-time law learned while an engine serves, for budgets and deadlines of the next step.
 
-Each timed step is one equation for the law. Old equations fade, and from time to time the law
-that fits the remaining ones best is computed exactly. In between, and before enough is known, the
-previous law is multiplied by a correction: measured over predicted time of the last steps. So a
-device that slows down is followed at once, and the cost of a token is learned more slowly.
+Each timed step is one equation for the law. The weight of old equations decays, and every 32 steps
+the best fit to all equations is computed exactly. Between two fits, predictions are multiplied by a
+correction, the recent ratio of measured to predicted times. The law therefore adapts to a device
+that slows down at once, and learns the cost of a token more slowly.
 
-It reads no clock and no device: the caller supplies the times.
+The caller supplies the times; this module reads no clock and no device.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _INERTIA: Final = 1e-3
 _FIT_EVERY: Final = 32
 _FIRST_FITS: Final = frozenset({1, 2, 4, 8, 16})
 
-# 1 − 0.85²⁰ = 96 % of a change is followed within 20 steps.
+# Within 20 steps the correction covers 1 − 0.85²⁰ = 96 % of a change.
 _FOLLOW: Final = 0.15
 _LEAST_CORRECTION: Final = 0.25
 _MOST_CORRECTION: Final = 4.0
@@ -88,9 +88,9 @@ class ArithmeticTime:
 class RegimesForm:
     """Two linear laws: memory for decoding, max(memory, arithmetic) for steps with prompts.
 
-    It is the form that can be learned while a device serves. A roofline is such a form while
-    steps that only decode stay before its bend, and so is DistServe's while each step with
-    prompts also decodes. No coefficient is negative.
+    This form can be learned while a device serves. A roofline has this form while steps that only
+    decode stay before its bend. DistServe's form has it while each step with prompts also decodes.
+    No coefficient is negative.
 
     Args:
         memory: time of a step that reads weights, keys and values, and computes little.
@@ -167,13 +167,13 @@ class OnlineStepTime:
     Errors are relative. A timed step updates the law that explains it: the memory law for a step
     that only decodes, the arithmetic law for one with prompts, unless memory took as long.
 
-    A step that was delayed by the host moves the law little: its relative error is at most 1, and
-    the correction counts it as at most four times as slow.
+    A step that was delayed by the host has little effect on the law. Its relative error is at most
+    1, and the correction counts it as at most four times as slow.
 
     Args:
-        prior: law before the first observation, for example the form of a device profile. None
-            for proportions usual on accelerators, scaled to the first observed step, and at least
-            1 ms before that one.
+        prior: law before the first observation, for example the form of a device profile. If None,
+            use proportions that are usual on accelerators, scaled to the first observed step, and
+            at least 1 ms before that step.
 
     Source: Ljung, "System Identification", 1999, chapter 11, recursive least squares with
     forgetting; the correction is Goodput's own.
@@ -220,11 +220,11 @@ class OnlineStepTime:
         return self._law.chunk_within(beside, start, limit_ns / self._correction)
 
     def observe(self, shape: StepShape, step_ns: int) -> None:
-        """Learn from a timed step; one that computed nothing is ignored.
+        """Learn from a timed step; ignore a step without requests.
 
         Args:
-            shape: its shape.
-            step_ns: its device time, at least 1.
+            shape: shape of the step.
+            step_ns: device time of the step, at least 1.
         """
         if not shape.num_requests:
             return
@@ -247,8 +247,8 @@ class OnlineStepTime:
             fit = line.observe(_memory_features(shape), step_ns, self.steps)
         if fit:
             line.fit()
-            # The fitted law now includes the correction; for the other law it is kept, since the
-            # device is assumed to be slower, not this kind of step.
+            # The fitted law now includes the correction. The other law is scaled by it, because the
+            # device is assumed to be slower, not only steps of this kind.
             kept = correction * predicted_ns / max(self._lines().time_ns(shape), 1.0)
             if correction > 1:
                 self._correction = min(correction, max(1.0, kept))
@@ -258,17 +258,18 @@ class OnlineStepTime:
             self._law = self._lines()
 
     def _is_arithmetic(self, shape: StepShape, time_ns: float, predicted_ns: float) -> bool:
-        """Return True if a step is bound by arithmetic.
+        """True if a step is bound by arithmetic.
 
         Args:
-            shape: its shape.
-            time_ns: its time divided by the correction.
-            predicted_ns: the fitted law.
+            shape: shape of the step.
+            time_ns: measured time divided by the correction.
+            predicted_ns: time predicted by the fitted law.
         """
         if shape.num_tokens == shape.num_decodes:
             return False
         memory_ns = self._law.memory_ns(shape)
-        # If arithmetic was predicted to dominate, its law was right or wrong.
+        # A step for which arithmetic was predicted to dominate updates the arithmetic law, even if
+        # that prediction was too high.
         return predicted_ns > memory_ns or time_ns > _CLEARLY * memory_ns
 
     def _begin(self, form: StepTimeForm, *, scale: float) -> RegimesForm:
@@ -308,13 +309,13 @@ def _arithmetic_features(shape: StepShape) -> tuple[int, ...]:
 
 
 class _Line:
-    """The fading sums of one linear law, and the coefficients that fit them best.
+    """The decaying sums of one linear law, and the coefficients that fit them best.
 
-    Sums are of products of features, each feature over the time of its step. Instead of every old
-    equation losing weight at each step, the new one weighs more.
+    The sums are of products of features, each feature over the time of its step. Instead of
+    reducing all old weights at each step, the weight of new equations grows.
 
     Args:
-        width: features.
+        width: number of features.
     """
 
     __slots__ = ("_gram", "_last_step", "_right", "_seen", "_weight", "coefficients")
@@ -328,7 +329,7 @@ class _Line:
         self._seen = 0
 
     def observe(self, features: tuple[int, ...], time_ns: float, step: int) -> bool:
-        """Add a step, given its number; return True if the law should be fitted again."""
+        """Add a step with its number; return True if the law should be fitted again."""
         gap = min(step - self._last_step, _LONGEST_GAP_STEPS)
         self._last_step = step
         self._weight *= _GROWTH**gap

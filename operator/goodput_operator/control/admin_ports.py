@@ -1,8 +1,7 @@
 """HTTP to the admin ports of routers and engines: scraping their state and pushing limits.
 
-Answers are bounded in size and time and redirects are not followed. The number of concurrent
-requests is bounded over all services, so a process that hangs occupies one of many places for
-seconds.
+Responses are bounded in size and time, and redirects are not followed. The number of concurrent
+requests is bounded over all services. A process that hangs occupies one of them for a few seconds.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _CONNECT_S: Final = 1.0
 _TOTAL_S: Final = 3.0
 _MAX_CONCURRENT: Final = 64
 _KEPT_S: Final = 60.0
-"""Connections outlast a long interval, since reconnecting to every pod would make a busy operator
-busier. Shorter than the 75 seconds after which engines and routers close them."""
+"""Connections outlast a long interval, which avoids reconnecting to every pod. The time is shorter
+than the 75 seconds after which engines and routers close them."""
 _MAX_STATE_BYTES: Final = 1 << 20
 _PUSH_NS: Final = 5 * NS_PER_S
 _MAX_ERROR_BYTES: Final = 4096
@@ -42,15 +41,15 @@ class _Error(msgspec.Struct, frozen=True):
     message: str
 
 
-class _Refusal(msgspec.Struct, frozen=True):
+class _Rejection(msgspec.Struct, frozen=True):
     error: _Error
 
 
-_REFUSAL: Final = msgspec.json.Decoder(_Refusal)
+_REJECTION: Final = msgspec.json.Decoder(_Rejection)
 
 
 class ScrapeError(Exception):
-    """A process did not answer usably; the text is for people."""
+    """A process sent no usable response; the message is for users."""
 
 
 def session_for_pods() -> aiohttp.ClientSession:
@@ -62,9 +61,9 @@ class Scraper:
     """Scrapes the state of routers and engines.
 
     Args:
-        session: its own limit of connections must not be lower than `concurrent`.
-        concurrent: maximum number of requests at a time.
-        connect_s, total_s: time limits of a connection, and of one answer.
+        session: HTTP session; its limit of connections must not be lower than `concurrent`.
+        concurrent: maximum number of concurrent requests.
+        connect_s, total_s: time limits of a connection attempt and of a complete response.
 
     Attributes:
         session: the HTTP session.
@@ -89,8 +88,8 @@ class Scraper:
 
         Args:
             sources: the routers.
-            since: asks for per-second counts too, of each router from this second of its clock
-                on, by uid; from the first one that it holds if the uid is missing.
+            since: first second of the requested per-second counts, on the router's clock, by uid.
+                A router without an entry returns all its seconds. None to request no such counts.
         """
         queries = [
             None if since is None else {QUERY_SECONDS_SINCE: str(since.get(one.uid, 0))}
@@ -141,37 +140,37 @@ async def fetch(
     max_bytes: int,
     params: dict[str, str] | None = None,
 ) -> bytes:
-    """Return the body of an answer with status 200.
+    """Return the body of a response with status 200.
 
     Args:
-        session: of HTTP.
-        url: to get.
+        session: HTTP session.
+        url: requested URL.
         within: time limits.
         max_bytes: maximum length of the body.
-        params: of the query.
+        params: query parameters.
 
     Raises:
-        ScrapeError: no answer in time, another status, or a longer body.
+        ScrapeError: no response in time, another status, or a longer body.
     """
     try:
         async with session.get(
             url, params=params, timeout=within, allow_redirects=False
         ) as response:
             if response.status != 200:
-                raise ScrapeError(f"{url} answered {response.status}")
+                raise ScrapeError(f"{url} returned status {response.status}")
             body = bytearray()
             while piece := await response.content.readany():
                 body += piece
                 if len(body) > max_bytes:
-                    raise ScrapeError(f"{url} answered more than {max_bytes} bytes")
+                    raise ScrapeError(f"{url} returned more than {max_bytes} bytes")
     except TimeoutError as error:
-        raise ScrapeError(f"{url} did not answer within {within.total:g} s") from error
+        raise ScrapeError(f"{url} did not respond within {within.total:g} s") from error
     except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
-        # These errors quote the answer, which must not reach conditions.
-        raise ScrapeError(f"{url} sent no answer of HTTP that can be read") from error
+        # These errors quote the response, which must not reach conditions.
+        raise ScrapeError(f"{url} sent an invalid HTTP response") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         detail = str(error)[:200] or type(error).__name__
-        raise ScrapeError(f"{url} cannot be asked: {detail}") from error
+        raise ScrapeError(f"{url} cannot be reached: {detail}") from error
     return bytes(body)
 
 
@@ -186,14 +185,14 @@ async def push_limits(
     """Patch the limits of one engine; takes at most five seconds.
 
     Args:
-        session: of HTTP.
-        url: of the engine's admin port.
+        session: HTTP session.
+        url: URL of the engine's admin port.
         token: bearer token of that port.
-        limits: the body, `revision` included.
-        within_ns: a shorter time limit.
+        limits: request body, including `revision`.
+        within_ns: time limit, if shorter than five seconds.
 
     Returns:
-        The problem, for people; empty on success.
+        A message for users if the push failed; empty on success.
     """
     seconds = min(within_ns, _PUSH_NS) / NS_PER_S
     try:
@@ -209,11 +208,11 @@ async def push_limits(
             body = await response.content.read(_MAX_ERROR_BYTES)
             status = response.status
     except TimeoutError:
-        return f"limits not pushed: no answer within {seconds:g} s"
+        return f"limits not pushed: no response within {seconds:g} s"
     except (aiohttp.ClientError, OSError) as error:
         return f"limits not pushed: {error}"
     try:
-        message = decoded(_REFUSAL, body).error.message
+        message = decoded(_REJECTION, body).error.message
     except ValueError:
         message = f"HTTP status {status}"
-    return f"limits refused: {message}"
+    return f"limits rejected: {message}"

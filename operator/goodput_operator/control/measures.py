@@ -1,9 +1,9 @@
 """Measures: one interval of a service, as the difference of two readings. Pure.
 
-Counters start at zero with each process, and a process that is silent now may answer later with
-everything that it counted meanwhile. So a reading of the routers is used completely or not at
-all: while a ready router does not answer, nothing is counted, and the next complete reading
-covers the longer interval. Engines are independent of each other.
+Counters start at zero with each process. A process that does not respond now may later return all
+its counts of the meantime. Therefore a reading of the routers is used completely or not at all.
+While a ready router does not respond, nothing is counted, and the next complete reading covers the
+longer interval. Engines are independent of each other.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _AT_START: Final = RouterCounters(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attained:
-    """Outcomes of one class in an interval, as the routers counted them.
+    """Outcomes of one class in an interval, as counted by the routers.
 
     Args:
-        name: of the class.
+        name: name of the class.
         good: requests that attained.
         total: requests in the denominator: attained, missed, shed, error and timeout.
     """
@@ -50,13 +50,13 @@ class Attained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A ready pod without numbers.
+    """A ready pod without measurements.
 
     Args:
-        role: of the pod.
-        pod: its name.
-        signal: FAILED if it did not answer, MISSING if it answered without them.
-        detail: the problem, for people.
+        role: role of the pod.
+        pod: name of the pod.
+        signal: FAILED if the pod did not respond, MISSING if it responded without measurements.
+        detail: message for users.
     """
 
     role: str
@@ -70,14 +70,14 @@ class Measures:
     """One interval of one service.
 
     Args:
-        interval_ns: time over which counters were counted, above 0.
-        traffic: of all routers.
+        interval_ns: length of the interval, above 0.
+        traffic: traffic over all routers.
         classes: met and missed targets of the requests that ended in the interval.
         attained: outcomes of each class of the manifest.
         seconds: judged requests of the last hour by class and second; None if a ready router did
-            not deliver them.
+            not return them.
         engines: one reading for each engine that has an address.
-        silent: ready pods without numbers, routers first.
+        silent: ready pods without measurements, routers first.
     """
 
     interval_ns: int
@@ -106,12 +106,12 @@ class LastReading:
 def measure_interval(
     last: LastReading | None, reading: ServiceReading, *, classes: Sequence[str], interval_ns: int
 ) -> tuple[LastReading | None, Measures]:
-    """Return the difference of a reading to the last one.
+    """Return the difference between a reading and the last one.
 
     Args:
-        last: as returned with the last reading; None at the first one.
-        reading: the new one.
-        classes: of the manifest; others are not counted.
+        last: the last complete reading; None at the first one.
+        reading: the new reading.
+        classes: classes of the manifest; other classes are not counted.
         interval_ns: the configured interval, used without a last reading.
 
     Returns:
@@ -184,9 +184,9 @@ def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
             if (counters := _largest(routers.get(scrape.source.uid), scrape.counters)) is not None
         },
         engines={
-            scrape.source.uid: told
+            scrape.source.uid: latest
             for scrape in reading.engines
-            if (told := scrape.counters or engines.get(scrape.source.uid)) is not None
+            if (latest := scrape.counters or engines.get(scrape.source.uid)) is not None
         },
     )
 
@@ -194,8 +194,8 @@ def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
 def _largest(was: RouterCounters | None, now: RouterCounters | None) -> RouterCounters | None:
     """Return the largest known counters of a router.
 
-    A Prometheus server ingests series one by one and may lack some for a moment. Within one start
-    no counter decreases, so the earlier value still holds.
+    A Prometheus server ingests series one by one and may lack some for a moment. No counter
+    decreases while the router runs, so the earlier value is still a lower bound.
     """
     if was is None or now is None or not _same_run(was, now):
         return now or was
@@ -221,7 +221,7 @@ def _largest_of_class(was: ClassCounters, now: ClassCounters) -> ClassCounters:
 
 
 def _same_run(was: RouterCounters, now: RouterCounters) -> bool:
-    """True if the router has not restarted in between."""
+    """True if both counters belong to the same start of the router."""
     return was.epoch == now.epoch and was.arrivals <= now.arrivals
 
 
@@ -233,11 +233,11 @@ def _before(last: LastReading, uid: str, now: RouterCounters, interval_ns: int) 
     began_since = was is not None or (now.uptime_ns is not None and now.uptime_ns <= interval_ns)
     if began_since:
         return _AT_START
-    return now  # how much of it belongs to this interval is not known
+    return now  # the part that belongs to this interval is not known
 
 
 def _arrived(counters: RouterCounters) -> int:
-    """Return the arrivals without client errors, which cost nearly nothing."""
+    """Return the arrivals without client errors, which cause nearly no load."""
     return counters.arrivals - counters.client_errors
 
 
@@ -283,13 +283,13 @@ def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
 
 
 def _same_start(last: LastReading | None, uid: str, now: EngineCounters) -> EngineCounters | None:
-    """Return the last counters of this start of an engine; None if not known."""
+    """Return the last counters if they belong to the same start of the engine, else None."""
     was = None if last is None else last.engines.get(uid)
     return was if was is not None and was.epoch == now.epoch else None
 
 
 def _finished(last: LastReading, engines: Iterable[EngineScrape]) -> LengthMix:
-    """Return the lengths of answers since the last reading, of engines known then."""
+    """Return the lengths of the requests that finished since the last reading."""
     bins = (
         _bins_since(now.answered, was.answered)
         for scrape in engines

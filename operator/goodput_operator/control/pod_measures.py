@@ -1,7 +1,7 @@
-"""Measures of services over pods: at the end of a service's interval its pods are scraped.
+"""Measures of services over pods, which are scraped at the end of each interval.
 
-It owns the last reading of each service and decides nothing. A service whose spec cannot be
-decoded is not measured.
+This module owns the last reading of each service and makes no decisions. A service whose spec
+cannot be decoded is not measured.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class _MeasuredService:
     """State of one service.
 
     Args:
-        generation: of the spec that the interval was read from.
+        generation: generation of the spec that contains the interval.
         interval_ns: the configured interval.
         scraped_ns: time of the last scrape; None before the first one.
-        server: the Prometheus server scraped instead of the routers; None without one.
+        server: URL of the Prometheus server that is scraped instead of the routers; None if the
+            routers are scraped.
         last: the last complete reading.
         window: judged requests of the last hour by second.
     """
@@ -60,8 +61,8 @@ class PodMeasures:
     """Measures services once per interval.
 
     Args:
-        scraper: of the pods.
-        prometheus_urls: servers that may be scraped instead of routers; others are not.
+        scraper: scrapes the pods.
+        prometheus_urls: allowed Prometheus servers.
     """
 
     def __init__(self, scraper: Scraper, *, prometheus_urls: Container[str]) -> None:
@@ -72,12 +73,12 @@ class PodMeasures:
     async def measure(
         self, service: Object, pods: Sequence[Object], now_ns: int
     ) -> Measures | None:
-        """Measure the interval that has just ended; None if it has not, or nothing is measured.
+        """Measure the interval that has just ended; None if none has ended or the spec is unusable.
 
         Args:
-            service: the LLMService as it is stored.
-            pods: of its routers and engines.
-            now_ns: on a monotonic clock.
+            service: the stored LLMService.
+            pods: pods of its routers and engines.
+            now_ns: time on a monotonic clock.
         """
         metadata = service["metadata"]
         uid, generation = str(metadata["uid"]), metadata.get("generation")
@@ -101,7 +102,7 @@ class PodMeasures:
         server = spec.control.prometheus
         url = None if server is None else server.url
         if url != known.server:
-            # Another clock: earlier readings are not comparable.
+            # The new source has another clock, so earlier readings are not comparable.
             known.server, known.last, known.window = url, None, ServiceWindow()
         (at_ns, routers), engines = await asyncio.gather(
             self._routers(service, pods, url, now_ns, known.window.since()),
@@ -119,7 +120,7 @@ class PodMeasures:
             ready = [one.counters for one in routers if one.source.ready]
             complete = bool(ready) and all(c is not None and c.seconds is not None for c in ready)
         else:
-            # A Prometheus server has counters only.
+            # A Prometheus server has no per-second counts.
             complete = measures.traffic.signal is Signal.FRESH
             if complete:
                 known.window.add_interval(measures.attained, measures.interval_ns, at_ns)
@@ -148,7 +149,7 @@ class PodMeasures:
         )
 
     def forget(self, uid: str) -> None:
-        """Forget a service that was deleted."""
+        """Remove the state of a deleted service."""
         self._services.pop(uid, None)
 
 
@@ -160,7 +161,7 @@ def _spec(service: Object) -> LLMServiceSpec | None:
 
 
 def router_sources(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
-    """Return the routers that have an address; the ready ones have to answer."""
+    """Return the routers that have an address; ready routers must respond."""
     return _sources(pods, ROLE_ROUTER)
 
 

@@ -1,10 +1,10 @@
 """Routers' counters from a Prometheus server that scrapes them, instead of from each router.
 
-The server holds each router's series since its start, so they equal the router's own counters at
-the time of the last scrape; intervals run from scrape to scrape. A series belongs to a router by
-its pod's name, or by its address as `instance`, within the service's namespace. Only samples of a
-router's last scrape count: series of a process before a restart remain visible for minutes, and
-two jobs that scrape one router duplicate all of its numbers.
+The server's series equal the router's counters at the time of the last scrape, so intervals extend
+from scrape to scrape. A series belongs to a router by pod name, or by the address in `instance`,
+within the service's namespace. Only samples of a router's last scrape count, because series of a
+process before a restart remain visible for minutes, and two jobs that scrape one router duplicate
+its series.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _COUNTED: Final = (
 )
 _MAX_COUNT: Final = 2**53
 _MAX_BYTES: Final = 16 << 20
-"""Twice an answer with as many classes and routers as a manifest may have, scraped every ten
+"""Twice the size of a response with the maximum number of classes and routers, scraped every ten
 seconds."""
 
 
@@ -127,7 +127,7 @@ class _Sums:
 
 
 def query_of(llmservice: str) -> str:
-    """Return PromQL for the latest samples of a service's routers, with their timestamps."""
+    """Return the PromQL query for the latest samples of a service's routers with timestamps."""
     return f'{{{_NAME}=~"{"|".join(_COUNTED)}",{LABEL_LLMSERVICE}="{llmservice}"}}[{_WINDOW}]'
 
 
@@ -142,15 +142,15 @@ async def scrape_prometheus(
     """Scrape all routers of a service through the server.
 
     Args:
-        session: of HTTP.
-        url: the server's base URL.
-        llmservice: the service's name.
-        namespace: the service's.
-        sources: its routers.
+        session: HTTP session.
+        url: base URL of the server.
+        llmservice: name of the service.
+        namespace: namespace of the service.
+        sources: routers of the service.
 
     Returns:
         The oldest of the routers' last scrapes, in nanoseconds since 1970, and a scrape for each
-        router: FAILED if the server does not answer, MISSING if it has no numbers.
+        router: FAILED if the server does not respond, MISSING if it lacks the router's series.
     """
     query = {"query": query_of(llmservice)}
     try:
@@ -177,10 +177,10 @@ def failed_scrapes(sources: Sequence[ScrapeTarget], detail: str) -> tuple[Router
 def decode_answer(
     body: bytes, *, namespace: str, sources: Sequence[ScrapeTarget]
 ) -> tuple[int, tuple[RouterScrape, ...]]:
-    """Decode the server's answer; see `scrape_prometheus`.
+    """Decode the server's response; see `scrape_prometheus`.
 
     Raises:
-        ValueError: it is not an answer to the query; in one sentence.
+        ValueError: the body is not a response to the query.
     """
     by_pod: dict[str, list[_Series]] = {source.name: [] for source in sources}
     by_address = {URL(source.url).authority: by_pod[source.name] for source in sources}
@@ -201,13 +201,13 @@ def decode_answer(
             # A router that stops or starts may lag behind.
             ends_s.append(at_s)
         signal = Signal.MISSING if counters is None else Signal.FRESH
-        detail = "" if counters else f"Prometheus has no numbers of {source.name}"
+        detail = "" if counters else f"Prometheus has no current series of {source.name}"
         scrapes.append(Scrape(source=source, signal=signal, counters=counters, detail=detail))
     return round(min(ends_s, default=0) * NS_PER_S), tuple(scrapes)
 
 
 def _latest(series: Sequence[_Series]) -> tuple[float, RouterCounters | None]:
-    """Return the time of a router's last scrape and its counters; None without them."""
+    """Return the time of a router's last scrape, and its counters or None if series are missing."""
     at_s = max((one.values[-1][0] for one in series), default=0.0)
     sums = _Sums()
     for one in series:
@@ -221,8 +221,8 @@ def _series(body: bytes) -> Iterable[_Series]:
     try:
         return decoded(_RESPONSE, body).data.result
     except ValueError as error:
-        # The decoder's error may quote the answer, which must not reach conditions.
-        raise ValueError("not an answer to the query") from error
+        # The decoder's error may quote the response, which must not reach conditions.
+        raise ValueError("the response does not match the query") from error
 
 
 def _count(text: str) -> int:
@@ -231,5 +231,5 @@ def _count(text: str) -> int:
     except ValueError:
         value = -1
     if not 0 <= value <= _MAX_COUNT:  # nor NaN
-        raise ValueError("not a count in the answer")
+        raise ValueError("a value in the response is not a count")
     return round(value)

@@ -1,8 +1,8 @@
-"""Readings: the counters of a service's routers and engines at one instant, and their decoding.
+"""Readings: the counters of a service's routers and engines at one time, and their decoding.
 
-An answer of another process is not trusted: every number is bounded, and one that is out of
-bounds makes the whole answer unusable, not a zero. Nothing here knows whether the counters came
-from the processes themselves or from a Prometheus server.
+Responses of other processes are not trusted. Every number is bounded, and a number out of bounds
+makes the complete response unusable. The counters may come from the processes themselves or from a
+Prometheus server.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class ScrapeTarget:
     """A process that can be scraped.
 
     Args:
-        name: of its pod or process.
-        uid: differs from that of a successor of the same name.
-        url: of its admin port.
-        ready: whether it has to answer; a process that starts or stops may be silent.
+        name: name of the pod or process.
+        uid: unique id, which a successor of the same name does not share.
+        url: URL of the admin port.
+        ready: True if the process must respond; one that starts or stops need not.
     """
 
     name: str
@@ -87,12 +87,12 @@ class ScrapeTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCounters:
-    """One class at one router, since its start.
+    """Counters of one class since the start of a router.
 
     Args:
         good: requests that attained.
         total: requests in the denominator: attained, missed, shed, error and timeout.
-        ttft, tpot: met and missed targets.
+        ttft, tpot: counts of met and missed targets.
     """
 
     good: int = 0
@@ -103,16 +103,16 @@ class ClassCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterCounters:
-    """One router, since its start.
+    """Counters of one router since its start.
 
     Args:
-        epoch: differs between starts; empty if not known.
-        uptime_ns: since its start; None if not known.
+        epoch: identifier of the start; empty if not known.
+        uptime_ns: time since the start; None if not known.
         arrivals: requests that arrived.
         client_errors: arrivals rejected because of an error of the client.
         in_flight: requests without an outcome.
-        classes: by name.
-        seconds: judged requests of the last hour by second; None if they were not asked for.
+        classes: counters of each class by name.
+        seconds: judged requests of the last hour by second; None if not requested.
     """
 
     epoch: str
@@ -126,15 +126,15 @@ class RouterCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """One engine, since its start.
+    """Counters and state of one engine since its start.
 
     Args:
-        epoch: differs between starts.
-        state: its counters, requests and limits.
-        answered: histogram of the lengths of its answers; each bin once.
-        token_bounds: bounds of its token budget in its manifest; None if not known.
-        max_width: upper bound of its batch width, likewise.
-        device: its step-time law; None if not known.
+        epoch: identifier of the start.
+        state: counters, requests and limits.
+        answered: length histogram of the finished requests; each bin occurs once.
+        token_bounds: bounds of the token budget in the engine's manifest; None if not known.
+        max_width: upper bound of the batch width in that manifest; None if not known.
+        device: step-time law and memory of the device; None if not known.
     """
 
     epoch: str
@@ -156,9 +156,10 @@ class Scrape(Generic[_Counters]):
 
     Args:
         source: the process.
-        signal: FRESH with counters; MISSING if it answered without them; FAILED if it did not.
-        counters: None unless FRESH.
-        detail: the problem, for people; empty if FRESH.
+        signal: FRESH with counters, MISSING if the process responded without them, FAILED if it
+            did not respond.
+        counters: the counters; None unless FRESH.
+        detail: message for users; empty if FRESH.
     """
 
     source: ScrapeTarget
@@ -173,11 +174,11 @@ EngineScrape = Scrape[EngineCounters]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReading:
-    """All processes of a service at one instant.
+    """All processes of a service at one time.
 
     Args:
         at_ns: time of the counters, on one clock for all readings of the service.
-        routers, engines: one scrape each.
+        routers, engines: one scrape of each process.
     """
 
     at_ns: int
@@ -262,10 +263,10 @@ _ENGINE_STATE: Final = msgspec.json.Decoder(EngineState)
 
 
 def decode_router(body: bytes) -> RouterCounters:
-    """Decode a router's answer.
+    """Decode a router's response.
 
     Raises:
-        ValueError: it has no usable counters; in one sentence.
+        ValueError: the response has no usable counters.
     """
     state = _state(_ROUTER, body)
     names = state.outcomes.keys() | state.promises.keys()
@@ -289,12 +290,12 @@ def decode_router(body: bytes) -> RouterCounters:
 def _recent(seconds: _SecondsBody) -> RecentSeconds:
     length_s = seconds.end_s - seconds.first_s
     if not 0 <= length_s <= RING_S:
-        raise ValueError(f"not a state that can be used: {length_s} seconds")
+        raise ValueError(f"the state cannot be used: {length_s} seconds")
     for name, counts in seconds.classes.items():
         pairs = zip(counts.good, counts.total, strict=False)
         lengths = {len(counts.good), len(counts.total)}
         if lengths != {length_s} or any(good > total for good, total in pairs):
-            raise ValueError(f"not a state that can be used: the seconds of {name[:64]!r}")
+            raise ValueError(f"the state cannot be used: the seconds of {name[:64]!r}")
     return RecentSeconds(
         first_s=seconds.first_s,
         end_s=seconds.end_s,
@@ -319,17 +320,17 @@ def class_counters(
 
 
 def decode_engine(body: bytes) -> EngineCounters:
-    """Decode an engine's answer.
+    """Decode an engine's response.
 
     Raises:
-        ValueError: it has no usable state, as while the engine starts; in one sentence.
+        ValueError: the response has no usable state, for example while the engine starts.
     """
     extra, state = _state(_ENGINE, body), _state(_ENGINE_STATE, body)
     for name in _BOUNDED:
         if not 0 <= getattr(state, name) <= _MAX_COUNT:
-            raise ValueError(f"not a state that can be used: {name} is out of bounds")
+            raise ValueError(f"the state cannot be used: {name} is out of bounds")
     if not 0 <= state.limits_revision <= MAX_LIMITS_REVISION or len(state.budget_law) > _MAX_TEXT:
-        raise ValueError("not a state that can be used: limits_revision or budget_law")
+        raise ValueError("the state cannot be used: limits_revision or budget_law")
     width = extra.bounds.max_num_seqs
     return EngineCounters(
         epoch=extra.epoch,
@@ -353,7 +354,7 @@ def _state(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
     try:
         return decoded(decoder, body)
     except ValueError as error:
-        raise ValueError(f"not a state that can be used: {error}") from error
+        raise ValueError(f"the state cannot be used: {error}") from error
 
 
 def _device(body: _DeviceBody, *, kv_tokens: int) -> DeviceCapacity | None:
@@ -375,7 +376,7 @@ def _device(body: _DeviceBody, *, kv_tokens: int) -> DeviceCapacity | None:
 
 
 def _sane(value: Any) -> bool:
-    """True if all numbers can be a time, a token count or a coefficient."""
+    """True if all numbers are in the range of times, token counts and coefficients."""
     if isinstance(value, dict):
         return all(map(_sane, value.values()))
     if isinstance(value, list):

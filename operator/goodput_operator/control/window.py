@@ -1,8 +1,8 @@
-"""The last hour of one service: its routers' per-second counts, summed on the operator's clock.
+"""The last hour of one service: per-second counts of its routers on the operator's clock.
 
 A router numbers seconds on its own monotonic clock. The offset to the operator's clock is taken
-from the first answer after the router's start and kept, so that no second is counted twice. A
-router that was silent for a while delivers the missed seconds with its next answer.
+from the first response after the router's start and does not change, so no second is counted twice.
+After a gap, the next response of a router contains the missing seconds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class _Router:
     """Position in the counts of one router.
 
     Args:
-        epoch: of its start.
+        epoch: identifier of the router's start.
         offset_s: the operator's second minus the router's.
-        next_s: the first of the router's seconds that was not added yet.
+        next_s: first second of the router that has not been added yet.
     """
 
     epoch: str
@@ -47,15 +47,15 @@ class ServiceWindow:
         self._routers: dict[str, _Router] = {}
 
     def since(self) -> dict[str, int]:
-        """Return the second to ask each known router from, by uid; others are asked for all."""
+        """Return the first second to request from each known router, by uid."""
         return {uid: router.next_s for uid, router in self._routers.items()}
 
     def add(self, scrapes: Iterable[RouterScrape], now_ns: int) -> None:
-        """Add the answers of the routers.
+        """Add the responses of the routers.
 
         Args:
-            scrapes: one for each router that exists; others are forgotten.
-            now_ns: on the operator's clock.
+            scrapes: one for each existing router; the state of other routers is removed.
+            now_ns: time on the operator's clock.
         """
         routers: dict[str, _Router] = {}
         for scrape in scrapes:
@@ -67,7 +67,7 @@ class ServiceWindow:
             epoch, seconds = scrape.counters.epoch, scrape.counters.seconds
             offset_s = now_ns // NS_PER_S - seconds.end_s
             if known is not None and known.epoch != epoch:
-                # It was asked from a second of its former start on: ask for all of them next.
+                # The request named a second of the former start; request all seconds next.
                 routers[uid] = _Router(epoch=epoch, offset_s=offset_s, next_s=0)
                 continue
             if known is None:
@@ -83,12 +83,12 @@ class ServiceWindow:
             self._ring.advance(now_ns // NS_PER_S)
 
     def add_interval(self, attained: Iterable[Attained], interval_ns: int, now_ns: int) -> None:
-        """Add the counts of an interval evenly to its seconds, where no finer ones are known.
+        """Distribute the counts of an interval evenly over its seconds.
 
         Args:
             attained: outcomes of the interval by class.
-            interval_ns: its length.
-            now_ns: its end, on a clock that is the same for all intervals.
+            interval_ns: length of the interval.
+            now_ns: end of the interval, on the same clock for all intervals.
         """
         end_s, length_s = now_ns // NS_PER_S, max(1, interval_ns // NS_PER_S)
         ring = self._reaching(end_s - length_s)
@@ -120,7 +120,7 @@ class ServiceWindow:
         ring.advance(seconds.end_s + router.offset_s)
 
     def _reaching(self, first_s: int) -> SecondRing:
-        """Return the ring, which counts from this second or an earlier one on."""
+        """Return the ring, extended back to this second if it starts later."""
         if self._ring is None:
             self._ring = SecondRing(first_s)
         self._ring.extend_back(first_s)

@@ -1,4 +1,4 @@
-"""`goodput up`: checks the manifest, options and ports, then runs the local fleet."""
+"""`goodput up`: check the manifest, options and ports, then run the local fleet."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ __all__ = ["main", "require_free", "run_up"]
 
 
 def main(argv: list[str]) -> int:
-    """Run a service until it is asked to stop.
+    """Run a service until a stop request.
 
     Returns:
         0 after SIGTERM or the end of the parent process, 130 after Ctrl-C or a closed terminal.
 
     Raises:
-        GoodputError: the service cannot run as asked.
+        GoodputError: the service cannot run with this manifest or these options.
     """
     return run_up(parse_options(argv), _real_commands)
 
@@ -152,24 +152,24 @@ async def _serve(
 
 
 def require_free(port: int, option: str) -> None:
-    """Refuse a port that something else listens on.
+    """Reject a port that is in use.
 
     Args:
-        port: 0 means any free port and always passes.
-        option: the command-line option that chose it.
+        port: the port; 0, any free port, always passes.
+        option: command-line option that sets the port.
 
     Raises:
-        UsageError: the port is taken, or needs rights that this user lacks.
+        UsageError: the port is in use, or the user lacks the permission to use it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the router itself binds: connections of an earlier run may still linger.
+        # The router binds with this option too: connections of an earlier run may still linger.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
             problem = {
                 errno.EADDRINUSE: "is in use",
-                errno.EACCES: "needs more rights than this user has",
+                errno.EACCES: "needs privileges that this user lacks",
             }.get(error.errno or 0, f"cannot be used ({error.strerror})")
             raise UsageError(
                 f"port {port} on {HOST} {problem}; choose another with {option}, "
@@ -183,7 +183,7 @@ def _desired(service: LLMService, options: UpOptions) -> Desired:
         field = "spec.minReplicas" if service.spec.replicas is None else "spec.replicas"
         raise UsageError(
             f"{options.manifest}: {field}: must be 1 to {MAX_REPLICAS} on this machine, not "
-            f"{replicas}; write such a number there, or give `goodput up` --replicas N"
+            f"{replicas}; change the field, or set --replicas N"
         )
     return Desired(
         service=service.metadata.name,

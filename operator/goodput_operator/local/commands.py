@@ -52,12 +52,12 @@ class ChildCommands:
 
     Args:
         service: the service's name.
-        manifest: the manifest that both read.
+        manifest: manifest that engines and router read.
         upstreams: the router's file of upstreams.
         token: bearer token of the admin ports.
-        device: device profile instead of the model's source.
-        grace_ns: how long running requests may take to finish after SIGTERM.
-        environment: inherited by the processes.
+        device: device profile that replaces the model's source; None to use the source.
+        grace_ns: time for running requests to finish after SIGTERM.
+        environment: environment variables that the processes inherit.
     """
 
     service: str

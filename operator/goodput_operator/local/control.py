@@ -41,11 +41,11 @@ class FleetControl:
     """The control loop of one fleet of processes.
 
     Args:
-        params: of the manifest.
-        interval_ns: between two steps.
-        token: of the engines' admin ports.
+        params: parameters from the manifest.
+        interval_ns: time between two steps.
+        token: bearer token of the engines' admin ports.
         reporter: reports each step.
-        clock: nanoseconds, monotonic.
+        clock: monotonic clock in nanoseconds.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class FleetControl:
         """Control the fleet until cancelled.
 
         Args:
-            session: of HTTP.
-            supervisor: of the processes.
+            session: HTTP session.
+            supervisor: supervisor of the processes.
         """
         next_ns = self._clock()
         while True:

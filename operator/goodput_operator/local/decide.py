@@ -1,7 +1,7 @@
 """The state of the local fleet, and the decision about it: pure and level-triggered.
 
-`decide` maps a snapshot of the processes to actions. The operator decides over pods in the same
-shape; the control laws set the replicas in `Desired`. No clock, no process, no I/O.
+`decide` maps a snapshot of the processes to actions. The operator decides about pods in the same
+way. The control laws set the replicas in `Desired`. The module uses no clock, processes or I/O.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _EXIT_MARGIN_NS: Final = 2 * NS_PER_S
-"""Processes bound their own drain by the grace period, and then need a moment to exit."""
+"""Time for a process to exit after its own drain, which the grace period bounds."""
 
 
 class Role(StrEnum):
@@ -47,7 +47,7 @@ class Role(StrEnum):
 
 
 class ProcessPhase(StrEnum):
-    """ProcessPhase of a process."""
+    """Phase of the latest start of a process."""
 
     STARTING = "starting"  # its address is not known yet
     LISTENING = "listening"  # a router without all replicas
@@ -84,19 +84,19 @@ class ProcessView:
     Args:
         name: `chat-0`, or `chat-router`.
         role: replica or router.
-        phase: of the latest start.
+        phase: phase of the latest start.
         started_ns: time of the latest start.
-        ready_ns: when that start became ready; None if it has not.
-        exited_ns: when it ended; None while it runs.
-        exit_code: of its last end, as `subprocess` gives it: −9 for SIGKILL.
-        failures: ends in a row without a stable run between them.
-        ever_ready: whether any of its starts became ready.
-        terminated_ns: when SIGTERM was sent; None if it was not.
-        killed: whether SIGKILL was sent.
-        silent_ns: since when it fails its liveness checks; None if it passes them.
-        address: None until it listens.
-        error: the last sentence after `error:` on its stderr, if there is one.
-        last_line: the last line of its log, of any start.
+        ready_ns: time at which that start became ready; None if it has not.
+        exited_ns: time at which the process ended; None while it runs.
+        exit_code: code of the last end, as in `subprocess`: −9 for SIGKILL.
+        failures: consecutive ends without a stable run between them.
+        ever_ready: True if any start became ready.
+        terminated_ns: time at which SIGTERM was sent; None if it was not.
+        killed: True if SIGKILL was sent.
+        silent_ns: time since which liveness checks have failed; None if they pass.
+        address: addresses of the process; None until it listens.
+        error: last sentence after `error:` on stderr; None if there is none.
+        last_line: last line of the log of any start.
     """
 
     name: str
@@ -122,7 +122,7 @@ class ProcessView:
 
     @property
     def serving(self) -> bool:
-        """True if it is ready and was not asked to end."""
+        """True if the process is ready and has received no SIGTERM."""
         return self.phase is ProcessPhase.READY and self.terminated_ns is None
 
 
@@ -131,8 +131,8 @@ class Stop:
     """A request to end the whole fleet.
 
     Args:
-        reason: for people and for the `stopping` event.
-        at_once: kill now instead of finishing running requests.
+        reason: reason in the log and in the `stopping` event.
+        at_once: True to kill all processes instead of finishing running requests.
     """
 
     reason: str
@@ -141,14 +141,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSnapshot:
-    """The fleet at one instant.
+    """State of the fleet at one time.
 
     Args:
         began_ns: start of the fleet.
         processes: every process that was started and not forgotten.
         published: the replicas in the router's file.
-        announced: whether readiness was reported.
-        stop: the request to end; None without one.
+        announced: True if readiness was reported.
+        stop: the stop request; None if there is none.
     """
 
     began_ns: int
@@ -166,8 +166,8 @@ class Desired:
         service: name of the service, a prefix of the processes' names.
         replicas: desired replicas.
         ready_timeout_ns: time limit of a start.
-        liveness_timeout_ns: how long a process may fail its liveness checks.
-        grace_ns: how long running requests may take to finish after SIGTERM.
+        liveness_timeout_ns: time of failed liveness checks after which a process is killed.
+        grace_ns: time for running requests to finish after SIGTERM.
         back_off: delays restarts.
     """
 
@@ -207,7 +207,7 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Send SIGKILL to a process and everything that it started."""
+    """Send SIGKILL to a process and its children."""
 
     name: str
     reason: str
@@ -215,7 +215,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Forget a process that has ended and is not desired."""
+    """Remove a process that has ended and is not desired."""
 
     name: str
 
@@ -245,7 +245,7 @@ Action = Start | Terminate | Kill | Forget | Publish | Announce | GiveUp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDecision:
-    """Actions, and when to decide again.
+    """Actions, and the time of the next decision.
 
     Args:
         actions: in this order.
@@ -259,12 +259,12 @@ class FleetDecision:
 
 
 def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecision:
-    """Decide what to do about the fleet.
+    """Decide the next actions.
 
     Args:
         snapshot: the observed fleet.
         desired: the desired fleet.
-        now_ns: on the clock of the snapshot's times.
+        now_ns: current time on the clock of the snapshot.
     """
     if snapshot.stop is not None:
         # Before readiness was reported there are no requests to finish.
@@ -319,7 +319,7 @@ def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Deadline:
-    """When to kill a running process, and why."""
+    """Return the time and the reason to kill a running process."""
 
     at_ns: int
     reason: str
@@ -404,7 +404,7 @@ def _give_up(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> GiveUp |
     for process in snapshot.processes:
         if process.exit_code == ExitCode.USAGE and not process.ever_ready:
             # An invalid manifest or option: a restart would end in the same way.
-            sentence = process.error or f"{process.name} refused its arguments{_last(process)}"
+            sentence = process.error or f"{process.name} rejected its arguments{_last(process)}"
             return GiveUp(sentence=sentence, exit_code=ExitCode.USAGE)
     if now_ns < snapshot.began_ns + desired.ready_timeout_ns:
         return None

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["ignored_here", "read_manifest"]
 
 _WEIGHTS = "an emulated device has no weights"
-_PODS = "it is for a cluster's pods"
+_PODS = "it applies to pods of a cluster only"
 
 
 def read_manifest(path: Path) -> tuple[LLMService, str]:
     """Read and validate the one `LLMService` in a YAML or JSON file.
 
     Returns:
-        The service, and the text it was read from.
+        The service, and the text of its manifest.
 
     Raises:
-        InputError: the file cannot be read, is too large, is no UTF-8 text or no YAML.
-        SpecError: a field that breaks a rule, by file and path.
+        InputError: the file cannot be read, is too large, or is not UTF-8 text or YAML.
+        SpecError: a field breaks a rule; the message names file and path.
     """
     text = _read_text(path)
     service = parse_manifest(text, source=str(path), parse_documents=strict_documents(yaml))
@@ -55,7 +55,7 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; name a manifest file with -f") from error
     except PermissionError as error:
-        raise InputError(f"{path}: may not be read; check its permissions") from error
+        raise InputError(f"{path}: permission denied; check its permissions") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     return manifest_text(content, source=str(path))
@@ -65,8 +65,8 @@ def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
     """Return a sentence for each field of the manifest without effect on this machine.
 
     Args:
-        service: of the manifest.
-        device: the profile that replaces `spec.model.source`; None without one.
+        service: service of the manifest.
+        device: profile that replaces `spec.model.source`; None to use the source.
     """
     emulated = device is not None or service.spec.model.scheme == "emulated"
     notes = [f"{path} is ignored: {why}" for path, why in _ignored(service, emulated=emulated)]
@@ -88,7 +88,7 @@ def _ignored(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]
     if spec.model.offline:
         yield "spec.model.offline", weights
     if spec.engine.startup_deadline_seconds != EngineSpec().startup_deadline_seconds:
-        yield "spec.engine.startupDeadlineSeconds", "--ready-timeout says how long to wait"
+        yield "spec.engine.startupDeadlineSeconds", "use --ready-timeout"
     yield from _of_pods("spec.engine", spec.engine)
     yield from _of_pods("spec.router", spec.router)
     if spec.suspend:
@@ -99,10 +99,10 @@ def _ignored(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]
 
 def _of_pods(path: str, part: EngineSpec | RouterSpec) -> Iterator[tuple[str, str]]:
     if part.image is not None:
-        yield f"{path}.image", "processes are of this installation"
+        yield f"{path}.image", "processes run this installation"
     if part.resources != ResourcesSpec():
-        yield f"{path}.resources", "processes take what this machine has"
+        yield f"{path}.resources", "processes have no resource limits"
     if part.drain_seconds != type(part)().drain_seconds:
-        yield f"{path}.drainSeconds", "--grace says how long to drain"
+        yield f"{path}.drainSeconds", "use --grace"
     if part.pod != PodSpec():
         yield f"{path}.pod", _PODS

@@ -28,16 +28,16 @@ class UpOptions:
     """Parsed arguments of `goodput up`.
 
     Args:
-        manifest: the manifest's file.
-        device: device profile instead of `spec.model.source`.
-        port: the router's serving port, 0 for any free one.
-        admin_port: the router's admin port, 0 for any free one.
-        replicas: instead of the manifest's.
-        json: events on stdout.
-        exit_with_parent: stop when stdin closes.
-        ready_timeout_ns: how long the service may take to become ready.
-        liveness_timeout_ns: how long a process may fail its liveness checks before it is killed.
-        grace_ns: how long running requests may take to finish at the end.
+        manifest: file of the manifest.
+        device: device profile that replaces `spec.model.source`; None to use the source.
+        port: serving port of the router, 0 for any free one.
+        admin_port: admin port of the router, 0 for any free one.
+        replicas: number of replicas; None to use the manifest's.
+        json: True to write events to stdout.
+        exit_with_parent: True to stop when stdin closes.
+        ready_timeout_ns: time limit for the service to become ready.
+        liveness_timeout_ns: time of failed liveness checks after which a process is killed.
+        grace_ns: time for running requests to finish when the service stops.
     """
 
     manifest: Path
@@ -72,30 +72,33 @@ def make_parser() -> CommandParser:
     )
     port = argument_type(parse_port, "port")
     parser.add_argument(
-        "--port", type=port, default=8000, help="the router's port; 0: any free one (%(default)s)"
+        "--port",
+        type=port,
+        default=8000,
+        help="the router's port, 0 for any free one (%(default)s)",
     )
     parser.add_argument(
         "--admin-port", type=port, default=0, metavar="PORT",
-        help="the router's port for metrics and control (%(default)s: any free one)",
+        help="the router's port for metrics and control, 0 for any free one (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--replicas", type=argument_type(_replicas, "replicas"), metavar="N",
-        help="start this many replicas, instead of the manifest's number",
+        help="number of replicas, instead of the manifest's",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print events as JSON lines on stdout")
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when stdin is closed")
     duration = argument_type(parse_some_duration, "duration")
     parser.add_argument(
         "--ready-timeout", type=duration, default="60s", metavar="TIME",
-        help="give up when the service is not ready by then (%(default)s)",
+        help="stop with an error if the service is not ready within this time (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--liveness-timeout", type=duration, default="30s", metavar="TIME",
-        help="a process that fails its liveness checks for this long restarts (%(default)s)",
+        help="restart a process that fails its liveness checks for this long (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--grace", type=duration, default="30s", metavar="TIME",
-        help="at the end, how long running requests may take to finish (%(default)s)",
+        help="time for running requests to finish when the service stops (%(default)s)",
     )  # fmt: skip
     return parser
 

@@ -1,9 +1,9 @@
-"""One start of one process of the fleet: the only module that creates and signals processes.
+"""One start of one process of the fleet. Only this module creates and signals processes.
 
-A process leads a process group, so that Ctrl-C reaches it only through the supervisor and SIGKILL
-reaches everything that it started. Its stdin is a pipe that the supervisor holds: it ends with the
-supervisor, even by `kill -9`. Its output is untrusted: lines are bounded and control characters
-escaped. When and why a process is started or stopped is decided elsewhere.
+A process leads a process group, so that Ctrl-C reaches it only through the supervisor, and SIGKILL
+reaches its child processes too. Its stdin is a pipe of the supervisor, so the process ends with the
+supervisor, even by `kill -9`. Its output is untrusted: lines are bounded and control characters are
+escaped. Other modules decide when to start or stop a process.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _LIVENESS_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 
 
 class ChildProcess:
-    """One start of a process. Created and used inside a running event loop.
+    """One start of a process. Create and use it inside a running event loop.
 
     Args:
-        name: of the process.
+        name: name of the process.
         role: replica or router.
-        earlier: its last start, which ended; None for the first start.
-        back_off: counts failures in a row.
-        clock: nanoseconds, monotonic.
+        earlier: the last start, which has ended; None for the first start.
+        back_off: counts consecutive failures.
+        clock: monotonic clock in nanoseconds.
         log: called with the name and each line that the process writes.
         changed: called when the process became ready or ended.
         answers: checks the liveness of the process at this address.
@@ -100,7 +100,7 @@ class ChildProcess:
         self._killed = False
         self._silent_ns: int | None = None
         self._address: Address | None = None
-        # Those of the last start, until this one reports its own.
+        # Values of the last start, until this one reports its own.
         self._exit_code = earlier.exit_code if earlier else None
         self._error = earlier.error if earlier else None
         self._error_logged = True
@@ -127,7 +127,7 @@ class ChildProcess:
         )
 
     def terminate(self) -> None:
-        """Send SIGTERM; without effect on a process that has ended."""
+        """Send SIGTERM unless the process has ended."""
         self._terminated_ns = self._clock()
         if self._transport is not None:
             try:
@@ -136,15 +136,15 @@ class ChildProcess:
                 pass
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and everything that it started."""
+        """Send SIGKILL to the process and its children."""
         self._killed = True
         if self._transport is not None:
             _kill_group(self._transport)
 
     async def run(self, command: Command) -> None:
-        """Start the process and wait for its end; cancelling this kills it.
+        """Start the process and wait for its end; a cancellation kills it.
 
-        A failed start or a bad end is not raised; `view` shows it.
+        A failed start or end is not raised; `view` returns it.
         """
         try:
             transport, output = await asyncio.get_running_loop().subprocess_exec(
@@ -158,7 +158,7 @@ class ChildProcess:
             self._ended(None)
             return
         self._transport = transport
-        # Requests that came while the process was being created.
+        # Requests received while the process was being created.
         if self._killed:
             self.kill()
         elif self._terminated_ns is not None:
@@ -173,8 +173,8 @@ class ChildProcess:
                 for watch in watches:
                     watch.cancel()
         finally:
-            # Remaining children would hold its pipes and its port. The id of a group is not reused
-            # while it has a member.
+            # Remaining children would hold its pipes and its port. The id of a process group is not
+            # reused while the group has a member.
             _kill_group(transport)
             await output.wait_closed()
             transport.close()
@@ -209,8 +209,8 @@ class ChildProcess:
         self._failures = self._back_off.failures(
             self._failures, ready_ns=self._ready_ns, exited_ns=self._exited_ns
         )
-        refused = code == ExitCode.USAGE or self._terminated_ns is not None
-        if self._ever_ready or not refused:
+        rejected = code == ExitCode.USAGE or self._terminated_ns is not None
+        if self._ever_ready or not rejected:
             self._log_error()
         self._changed(self.view())
 
@@ -243,9 +243,10 @@ class ChildProcess:
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """Output of a process as lines, and its end even while another process holds its pipes.
+    """Reads the output of a process as lines, and observes its end.
 
-    `asyncio.subprocess` reports an end only once every holder has closed them.
+    The end is observed even while another process holds the pipes; `asyncio.subprocess` reports it
+    only once all holders have closed them.
     """
 
     def __init__(self, takers: Mapping[int, Callable[[str], None]]) -> None:
@@ -297,7 +298,7 @@ def _kill_group(transport: asyncio.SubprocessTransport) -> None:
     try:
         os.killpg(transport.get_pid(), signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # no process left; some systems answer EPERM for a group of zombies
+        pass  # no process left; some systems return EPERM for a group of zombies
 
 
 class LineSplitter:
@@ -368,7 +369,7 @@ def _base_url(value: object) -> str | None:
 
 
 async def answers(session: aiohttp.ClientSession, address: Address) -> bool:
-    """Check liveness: True if the process answers, with any status."""
+    """True if the process is alive, that is, if it responds with any status."""
     try:
         async with session.get(address.url + PATH_LIVE, timeout=_LIVENESS_TIMEOUT):
             return True

@@ -1,7 +1,7 @@
-"""Output of `goodput up`: logs with a prefix, sentences for people, JSON lines for machines.
+"""Output of `goodput up`: logs with a prefix, sentences for users, JSON lines for programs.
 
-Stdout carries the report that the service is ready or, with `--json`, only events, one object a
-line; everything else goes to stderr. `docs/local.md` documents both.
+Stdout carries the report that the service is ready. With `--json` it carries only events, one
+object per line. All other output goes to stderr. `docs/local.md` documents both.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _MAX_QUEUED_BYTES: Final = 1 << 20
 
 
 class Reporter:
-    """Reports what happens to a running fleet.
+    """Reports the events of a running fleet.
 
     Args:
         out: stdout.
         err: stderr.
-        machine: whether stdout carries JSON events.
-        colour: whether prefixes on stderr are coloured.
-        names: of the processes, to align and colour their lines.
-        model: name of the model in requests, for the example.
+        machine: True if stdout carries JSON events.
+        colour: True if prefixes on stderr are coloured.
+        names: names of the processes, to align and colour their lines.
+        model: name of the model in the example request.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Reporter:
         self._event("replica_left", name=process.name)
 
     def decided(self, step: ControlStep) -> None:
-        """Report a control step: changes with their inputs to people, decisions to a parent."""
+        """Report a control step: changes in the log, and the decision as a JSON event."""
         # The same inputs as in the operator's log.
         inputs = json.dumps(decision_summary(step.decision)) if step.changes else ""
         for change in step.changes:
@@ -151,13 +151,13 @@ class Reporter:
         self.say(f"{name} is killed: {reason}")
 
     def stopping(self, reason: str, grace_ns: int | None) -> None:
-        """Report a shutdown; running requests have this long to finish, None if there are none."""
+        """Report a shutdown; `grace_ns` is the time for running requests, None without any."""
         grace = f": running requests have {format_duration(grace_ns)} to finish" if grace_ns else ""
         self.say(f"stopping ({reason}){grace}")
         self._event("stopping", reason=reason)
 
     def close(self) -> None:
-        """Write the queued lines, for a short time at most."""
+        """Write the queued lines, for one second at most."""
         self._out.close()
         self._err.close()
 
@@ -169,12 +169,12 @@ class Reporter:
 class Outlet:
     """Writes lines to one file descriptor without waiting for its reader.
 
-    A thread writes, since a terminal held by Ctrl-S, or a parent that does not read, must not
-    stop the supervisor. Lines that do not fit the bounded queue are dropped and counted.
+    A thread writes, because a terminal held by Ctrl-S, or a parent that does not read, must not
+    stop the supervisor. Lines that do not fit into the bounded queue are dropped and counted.
 
     Args:
-        fd: to write to; it stays open.
-        max_queued_bytes: further lines are dropped until the reader has caught up.
+        fd: file descriptor to write to; it stays open.
+        max_queued_bytes: size of the queue.
     """
 
     def __init__(self, fd: int, *, max_queued_bytes: int = _MAX_QUEUED_BYTES) -> None:
@@ -185,7 +185,8 @@ class Outlet:
         self._dropped = 0
         self._closed = False
         self._changed = threading.Condition()
-        # A daemon, and no buffered stream: a reader that never reads cannot delay the exit.
+        # A daemon thread without a buffered stream: a reader that never reads cannot delay the
+        # exit.
         self._thread = threading.Thread(target=self._write_all, name=f"outlet-{fd}", daemon=True)
         self._thread.start()
 
@@ -228,7 +229,7 @@ class Outlet:
             try:
                 self._write(batch)
             except OSError:
-                pass  # the reader is gone or the disk is full: the service goes on without its log
+                pass  # the pipe is closed or the disk is full; the service continues without a log
             with self._changed:
                 self._queued_bytes -= len(batch)
 

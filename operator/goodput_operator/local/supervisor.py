@@ -1,7 +1,7 @@
 """The supervisor of the local fleet: observe, decide, apply, until every process has ended.
 
-It owns the tasks of the processes, so that no process outlives it whatever happens, and the
-fleet's private folder. `decide` decides; `ChildProcess` starts and stops processes.
+It owns the tasks of the processes, so that no process outlives it, and the fleet's private folder.
+`decide` makes the decisions, and `ChildProcess` starts and stops processes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Workspace:
     """Files of one running fleet, in a private folder.
 
     Args:
-        manifest: a copy of the manifest, so that a restarted process reads the same settings
-            after the file was edited.
+        manifest: copy of the manifest, so that restarted processes do not read later changes of
+            the file.
         upstreams: the router's file of upstreams.
     """
 
@@ -73,7 +73,7 @@ class Workspace:
 
 @contextmanager
 def open_workspace(service: str, manifest_name: str, manifest_text: str) -> Iterator[Workspace]:
-    """Make a folder that only this user can read, and remove it at the end."""
+    """Create a folder that only this user can read, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix=f"goodput-{service}-") as folder:
         root = Path(folder)
         workspace = Workspace(manifest=root / manifest_name, upstreams=root / ".upstreams.json")
@@ -83,19 +83,19 @@ def open_workspace(service: str, manifest_name: str, manifest_text: str) -> Iter
 
 
 class Supervisor:
-    """Supervises a service's replicas and router. Created inside a running event loop.
+    """Supervises a service's replicas and router. Create it inside a running event loop.
 
     Args:
         desired: the initial desired fleet.
         commands: command lines of the processes.
-        port: of the router, 0 for any free one; a restarted router keeps it.
-        admin_port: of the router, likewise.
+        port: serving port of the router, 0 for any free one; a restarted router keeps it.
+        admin_port: admin port of the router, 0 for any free one; a restarted router keeps it.
         publish: writes the router's file of upstreams.
         routable: returns once the router at this address is ready.
         answers: checks the liveness of the process at this address.
-        reporter: reports to people and to a parent process.
+        reporter: reports to users and to a parent process.
         control: the control loop, started when the service is ready; None in mode Manual.
-        clock: nanoseconds, monotonic.
+        clock: monotonic clock in nanoseconds.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class Supervisor:
 
     @property
     def processes(self) -> tuple[ProcessView, ...]:
-        """Every process that was started and not forgotten."""
+        """All processes that were started and not removed."""
         return tuple(child.view() for child in self._children.values())
 
     def scale(self, replicas: int) -> None:
-        """Set the desired replicas: the last ones drain, or new ones start."""
+        """Set the desired replicas; excess ones drain, missing ones start."""
         if replicas != self._desired.replicas:
             self._desired = replace(self._desired, replicas=replicas)
             self._woken.set()
@@ -246,7 +246,7 @@ class Supervisor:
 
     def _start(self, name: str, role: Role, group: asyncio.TaskGroup) -> None:
         old = self._children.get(name)
-        # A process that was asked to end restarts as if for the first time.
+        # After SIGTERM, a process restarts like one that starts for the first time.
         earlier = old.view() if old and old.view().terminated_ns is None else None
         child = ChildProcess(
             name,
@@ -267,7 +267,7 @@ class Supervisor:
         if role is Role.REPLICA:
             return self._commands.replica(name)
         if earlier is not None and earlier.address is not None:
-            # Clients know the router's port: it restarts on the same one.
+            # Clients use the router's port, so it restarts on the same one.
             self._ports = (port_of(earlier.address.url), port_of(earlier.address.admin_url))
         port, admin_port = self._ports
         return self._commands.router(name, port=port, admin_port=admin_port)
@@ -302,9 +302,9 @@ async def until_routable(
     """Wait until the router at this address is ready and has enough replicas, without a limit.
 
     Args:
-        session: of HTTP.
-        address: of the router.
-        replicas: returns the required number, which may change while the router starts.
+        session: HTTP session.
+        address: address of the router.
+        replicas: returns the required number of replicas, which may change while the router starts.
     """
     while not await _routable(session, address, replicas()):  # noqa: ASYNC110 - another process's state
         await asyncio.sleep(_POLL_S)
@@ -312,10 +312,10 @@ async def until_routable(
 
 async def _routable(session: aiohttp.ClientSession, address: Address, replicas: int) -> bool:
     try:
-        async with session.get(address.url + PATH_READY, timeout=_READY_TIMEOUT) as answer:
-            if answer.status != 200:
+        async with session.get(address.url + PATH_READY, timeout=_READY_TIMEOUT) as response:
+            if response.status != 200:
                 return False
-            body: Any = await answer.json(content_type=None)
+            body: Any = await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return False
     counted = body.get("ready_replicas") if isinstance(body, dict) else None

@@ -87,4 +87,4 @@ async def test_a_push_is_given_up_when_the_lease_ends(memory: Any) -> None:
         pusher = LimitsPusher(session, fence=memory.fence, key=KEY)
         said = await pusher.push("uid", pushes(url, 1))
         ended.set()
-    assert said == {"pod-0": "limits not pushed: no answer within 0.05 s"}
+    assert said == {"pod-0": "limits not pushed: no response within 0.05 s"}

@@ -118,9 +118,9 @@ async def test_each_answer_is_fresh_missing_or_failed(
         "endless": "failed",
     }
     assert told["good"].counters is not None
-    assert told["secretive"].detail.endswith("sent no answer of HTTP that can be read")
+    assert told["secretive"].detail.endswith("sent an invalid HTTP response")
     assert "503" in told["unready"].detail
-    assert "did not answer within 0.3 s" in told["hanging"].detail
+    assert "did not respond within 0.3 s" in told["hanging"].detail
     assert "more than" in told["endless"].detail
     assert all(scrape.counters is None for name, scrape in told.items() if name != "good")
 

@@ -41,7 +41,7 @@ async def test_limits_arrive_with_the_token() -> None:
 async def test_a_rejection_quotes_the_engine() -> None:
     error = {"error": {"message": "an older revision", "type": "conflict"}}
     words, _ = await pushed(409, json.dumps(error).encode())
-    assert words == "limits refused: an older revision"
+    assert words == "limits rejected: an older revision"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ async def test_a_rejection_quotes_the_engine() -> None:
 )
 async def test_an_unreadable_answer_is_reported_by_its_status(body: bytes) -> None:
     words, _ = await pushed(500, body)
-    assert words == "limits refused: HTTP status 500"
+    assert words == "limits rejected: HTTP status 500"
 
 
 async def test_an_engine_that_is_gone_is_a_sentence_too() -> None:

@@ -181,11 +181,11 @@ def test_a_router_that_starts_or_ends_may_be_silent() -> None:
 def test_a_ready_process_without_numbers_is_named() -> None:
     hung = replace(router(uid="r1", signal=SILENT), detail="did not answer")
     starting = router(uid="r2", ready=False, signal=SILENT)
-    empty = replace(engine(None, Signal.MISSING), detail="not a state that can be used")
+    empty = replace(engine(None, Signal.MISSING), detail="the state cannot be used")
     measures = run(read(0, router(1)), read(10, router(1), hung, starting, engines=(empty,)))
     assert [(one.role, one.pod, one.signal, one.detail) for one in measures.silent] == [
         ("router", "r1", Signal.FAILED, "did not answer"),
-        ("engine", "chat-0", Signal.MISSING, "not a state that can be used"),
+        ("engine", "chat-0", Signal.MISSING, "the state cannot be used"),
     ]
 
 

@@ -183,7 +183,7 @@ def test_an_engine_is_settled_when_steps_take_what_was_predicted(
     ],
 )
 def test_a_router_s_answer_that_cannot_be_used_is_refused_whole(body: bytes) -> None:
-    with pytest.raises(ValueError, match="not a state that can be used"):
+    with pytest.raises(ValueError, match="the state cannot be used"):
         decode_router(body)
 
 
@@ -200,5 +200,5 @@ def test_a_router_s_answer_that_cannot_be_used_is_refused_whole(body: bytes) -> 
     ],
 )
 def test_an_engine_s_answer_that_cannot_be_used_is_refused_whole(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="not a state that can be used"):
+    with pytest.raises(ValueError, match="the state cannot be used"):
         decode_engine(encoded(ENGINE, **changes))

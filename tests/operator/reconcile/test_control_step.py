@@ -148,7 +148,7 @@ def test_what_is_only_recommended_stands_in_status_and_events_and_nowhere_else(
 
 
 def test_engines_that_refuse_their_limits_are_named(running: Cluster) -> None:
-    running.failures = {("Pod", "chat-1"): "limits refused: wrong token"}
+    running.failures = {("Pod", "chat-1"): "limits rejected: wrong token"}
     running.round()
     assert running.events[-1].reason == "LimitsNotTaken"
     assert "chat-1" in running.events[-1].message
@@ -163,13 +163,13 @@ def test_engines_that_keep_refusing_are_reported_once(running: Cluster) -> None:
 
     def refused() -> None:
         running.round(running.measured(300, 300, limits=0))
-        running.failures = {("Pod", name): "limits refused: no" for name in names}
+        running.failures = {("Pod", name): "limits rejected: no" for name in names}
         running.round()
 
     for _ in range(3):
         refused()
     assert len(running.pushed) == 6, "they are asked again"
-    assert told() == [f"pod {names[0]}: limits refused: no; and 1 more"]
+    assert told() == [f"pod {names[0]}: limits rejected: no; and 1 more"]
     running.round(running.measured(300, 300, limits=1))
     refused()
     assert len(told()) == 2, "they had taken them in between"

@@ -44,7 +44,7 @@ def check_columns(columns: Mapping[str, Any], *, path: Path | str, first_row: in
     batch = _Batch(columns=columns, path=path, first_row=first_row)
     for name in (*REQUIRED_COLUMNS, COLUMN_NS, COLUMN_MS):
         if name in columns and columns[name].null_count:
-            batch.refuse(
+            batch.reject(
                 pc.is_null(columns[name]), name, "the value is missing; every row needs one"
             )
     for name, (low, high) in INT_BOUNDS.items():
@@ -57,7 +57,7 @@ def check_columns(columns: Mapping[str, Any], *, path: Path | str, first_row: in
         if name in columns:
             _check_text(batch, name, longest)
     if "request_id" in columns and pc.any(pc.equal(columns["request_id"], "")).as_py():
-        batch.refuse(
+        batch.reject(
             pc.equal(columns["request_id"], ""),
             "request_id",
             "the id is empty; give every row its own",
@@ -72,7 +72,7 @@ class _Batch:
     path: Path | str
     first_row: int
 
-    def refuse(self, bad: Any, name: str, problem: str) -> NoReturn:
+    def reject(self, bad: Any, name: str, problem: str) -> NoReturn:
         """Raise for the first row of a mask; `{value}` in the problem becomes the row's value."""
         at = int(pc.index(pc.fill_null(bad, False), True).as_py())
         text = problem.replace("{value}", str(self.columns[name][at].as_py()))
@@ -86,13 +86,13 @@ def _check_int(batch: _Batch, name: str, low: int, high: int) -> None:
     if least is None:
         return
     if least < low:
-        batch.refuse(
+        batch.reject(
             pc.less(column, low),
             name,
             f"{{value}} is out of bounds, it must be at least {low}; correct or remove the row",
         )
     if most > high:
-        batch.refuse(
+        batch.reject(
             pc.greater(column, high),
             name,
             f"{{value}} is out of bounds, it must be at most {high:,}; correct or remove the row",
@@ -107,19 +107,19 @@ def _check_float(batch: _Batch, name: str, bounds: tuple[float, float], *, close
         return
     lowest, highest = bounds
     if pc.any(pc.is_nan(column)).as_py():
-        batch.refuse(
+        batch.reject(
             pc.is_nan(column), name, "NaN is not a number of milliseconds; leave it empty instead"
         )
     if least < lowest or (least == lowest and not closed):
         below = pc.less(column, lowest) if closed else pc.less_equal(column, lowest)
         bound = "not be negative" if closed else "be above 0"
-        batch.refuse(
+        batch.reject(
             below,
             name,
             f"{{value}} is out of bounds, it must {bound}; correct it or leave it empty",
         )
     if most > highest:
-        batch.refuse(
+        batch.reject(
             pc.greater(column, highest),
             name,
             "{value} ms is longer than a year; give it in milliseconds",

@@ -53,7 +53,7 @@ TRACE_SCHEMA: Final[pa.Schema] = pa.schema(
 
 
 def arrivals_ns(columns: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Arrivals of a batch in nanoseconds, `[rows]`; the nanosecond column wins."""
+    """Return arrivals in nanoseconds, `[rows]`; the nanosecond column overrides milliseconds."""
     if COLUMN_NS in columns:
         return np.asarray(columns[COLUMN_NS].to_numpy(zero_copy_only=False), dtype=np.int64)
     ms = np.asarray(columns[COLUMN_MS].to_numpy(zero_copy_only=False), dtype=np.int64)
@@ -61,7 +61,7 @@ def arrivals_ns(columns: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64
 
 
 def rows_from_columns(columns: Mapping[str, Any]) -> Iterator[TraceRow]:
-    """The rows of one checked batch; zero output tokens become 1.
+    """Return the rows of one checked batch; zero output tokens become 1.
 
     Args:
         columns: Arrow arrays by column name, as `check_columns` passed them.
@@ -93,7 +93,7 @@ def _python_values(column: Any, name: str) -> list[Any]:
 
 def _hash_tuples(column: Any) -> list[tuple[int, ...]]:
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    # `flatten` skips what nulls hide, so offsets are rebuilt from the lengths.
+    # `flatten` skips values below nulls, so offsets are rebuilt from the lengths.
     flat: list[int] = column.flatten().to_numpy(zero_copy_only=False).tolist()
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     starts = [0, *ends[:-1]]

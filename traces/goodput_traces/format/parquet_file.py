@@ -63,20 +63,20 @@ class ParquetTrace:
 
     @property
     def names(self) -> list[str]:
-        """The names of all columns."""
+        """Names of all columns."""
         return list(self.file.schema_arrow.names)
 
     @property
     def key_values(self) -> dict[bytes, bytes]:
-        """The file's key-value metadata."""
+        """Key-value metadata of the file."""
         return dict(self.file.metadata.metadata or {})
 
     def group_rows(self, group: int) -> int:
-        """Number of rows in a row group."""
+        """Return the number of rows in a row group."""
         return int(self.file.metadata.row_group(group).num_rows)
 
     def batches(self, columns: Collection[str], groups: Iterable[int]) -> Iterator[pa.RecordBatch]:
-        """Record batches of some columns in some row groups, each of a bounded size.
+        """Yield record batches of bounded size of some columns in some row groups.
 
         Raises:
             TraceError: the decoded size exceeds the limit.
@@ -200,7 +200,7 @@ def first_line(error: BaseException) -> str:
 
 
 def require_columns(trace: ParquetTrace) -> None:
-    """Refuse a file that lacks a column of the trace format or has one of another type.
+    """Reject a file that lacks a column of the trace format or has one of another type.
 
     Raises:
         TraceError: names the column.
@@ -238,7 +238,7 @@ def require_columns(trace: ParquetTrace) -> None:
 
 
 def typed_columns(batch: pa.RecordBatch, path: Path, first_row: int) -> dict[str, Any]:
-    """The arrays of a batch by name, cast to the types of `TRACE_SCHEMA`.
+    """Return the arrays of a batch by name, cast to the types of `TRACE_SCHEMA`.
 
     Args:
         batch: columns of a trace.
@@ -298,7 +298,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _expanded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with plain columns instead of dictionaries."""
+    """Return the batch with plain columns instead of dictionaries."""
     return pa.RecordBatch.from_arrays(
         [
             column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

@@ -68,7 +68,7 @@ class Trace:
     max_decoded_bytes: int | None = None
 
     def rows(self, *, start_ns: int | None = None, end_ns: int | None = None) -> Iterator[TraceRow]:
-        """The rows in the file's order; each call makes a new pass.
+        """Yield the rows in the file's order; each call makes a new pass.
 
         Args:
             start_ns: skip arrivals before this; of row groups that end before it only the
@@ -101,7 +101,7 @@ class Trace:
         end_ns: int | None = None,
         only: Sequence[str] | None = None,
     ) -> Iterator[tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.int64]]]]:
-        """Checked Arrow columns by name, and arrivals in nanoseconds, batch by batch.
+        """Yield checked Arrow columns by name and arrivals in nanoseconds for each batch.
 
         Args:
             start_ns: row groups that end before this are skipped.
@@ -233,7 +233,7 @@ def _arrival_bounds(file: ParquetTrace, groups: Iterable[int]) -> tuple[int, int
 def _columns_to_read(file: ParquetTrace, only: Sequence[str] | None) -> list[str]:
     names = [name for name in TRACE_SCHEMA.names if name in file.names]
     if COLUMN_NS in names and COLUMN_MS in names:
-        names.remove(COLUMN_MS)  # nanoseconds win
+        names.remove(COLUMN_MS)  # the nanosecond column overrides it
     if only is None:
         return names
     needed = {*only, *REQUIRED_COLUMNS, COLUMN_NS, COLUMN_MS, "provided_session_id"}

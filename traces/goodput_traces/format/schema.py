@@ -96,7 +96,7 @@ class TraceRow:
         timestamp_start_unix_ns: arrival, nanoseconds. Since the Unix epoch for an absolute
             clock, since the start of the trace or the session for a relative one.
         input_tokens: prompt length, at least 1.
-        output_tokens: answer length, at least 1 (zeros are read as 1 and counted).
+        output_tokens: output length, at least 1; zeros are read as 1 and counted.
         max_output_tokens: the limit that the client set; policies see no other length.
         prompt: the prompt's text, if the trace has it.
         total_hashes: one hash per block of the prompt, in order; equal hashes are equal
@@ -106,8 +106,8 @@ class TraceRow:
         provided_session_id: the session id given by the source.
         poor_man_session_id: a session id that the source derived because none was given.
         turn: position within the session, from 0.
-        parent_request_id: the request whose answer this request follows.
-        delay_ms: think time between the parent's answer and this request, milliseconds.
+        parent_request_id: the request whose response precedes this request.
+        delay_ms: think time between the parent's response and this request, milliseconds.
         slo_class: the SLO class.
         ttft_target_ms: the row's own TTFT target, milliseconds.
         tpot_target_ms: the row's own TPOT target, milliseconds.
@@ -205,7 +205,7 @@ class Clock(StrEnum):
     TRACE_RELATIVE = "trace-relative"
     """The start of the trace."""
     SESSION_RELATIVE = "session-relative"
-    """The start of each session. Sessions share no clock, so a replay refuses the trace."""
+    """The start of each session. Sessions share no clock, so a replay rejects the trace."""
 
 
 class HashSemantics(StrEnum):

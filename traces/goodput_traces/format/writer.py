@@ -73,7 +73,7 @@ def write_trace(
         metadata: the file's metadata. A callable is called again after the last row, for counts
             that are known only then.
         overwrite: replace an existing file.
-        ordered: refuse rows that are not in the format's order.
+        ordered: reject rows that are not in the format's order.
         locate: moves an error to the row's place in the file that the rows come from.
 
     Returns:
@@ -153,7 +153,7 @@ def _new_parquet(path: Path, *, overwrite: bool) -> Iterator[pq.ParquetWriter]:
 
 
 def _groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
-    """Row groups, bounded in rows and in bytes: prompts and hashes can be megabytes a row."""
+    """Yield row groups bounded in rows and bytes: prompts and hashes can take megabytes per row."""
     group: list[TraceRow] = []
     size = 0
     for row in rows:

@@ -63,7 +63,7 @@ class AzureImporter(Importer):
         )
 
     def metadata(self) -> TraceMetadata:
-        """An absolute clock with the finest tick found."""
+        """Return the metadata: an absolute clock with the finest tick found."""
         return TraceMetadata(
             source=self.options.source,
             licence=self.options.licence,
@@ -85,7 +85,7 @@ class AzureImporter(Importer):
             return record.integer("TIMESTAMP", "timestamp_start_unix_ns")
         match = _TIME.fullmatch(text)
         if match is None:
-            record.refuse(
+            record.reject(
                 "TIMESTAMP",
                 f"{text[:60]!r} is not a time; write it like 2023-11-16 18:15:46.6805900",
             )
@@ -93,7 +93,7 @@ class AzureImporter(Importer):
         try:
             moment = datetime.fromisoformat(f"{day}T{clock}{zone or 'Z'}")
         except ValueError as error:
-            record.refuse("TIMESTAMP", f"{text[:60]!r} is not a time ({error}); correct it")
+            record.reject("TIMESTAMP", f"{text[:60]!r} is not a time ({error}); correct it")
         # Ticks of 100 ns do not fit a datetime, so the digits are read separately.
         self._digits = max(self._digits, len(fraction))
         seconds = (moment - _EPOCH) // timedelta(seconds=1)
@@ -105,5 +105,5 @@ def _bounded(record: Record, arrival_ns: int) -> int:
     if not low <= arrival_ns <= high:
         side = "before 1970" if arrival_ns < low else "after 2262"
         shown = str(record.values["TIMESTAMP"])[:60]
-        record.refuse("TIMESTAMP", f"{shown!r} lies {side}; correct it")
+        record.reject("TIMESTAMP", f"{shown!r} lies {side}; correct it")
     return arrival_ns

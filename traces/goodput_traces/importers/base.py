@@ -1,6 +1,6 @@
-"""The base class of importers: records of one format in, rows of a trace and notes out.
+"""Base class of importers, which convert records of one format to rows of a trace and notes.
 
-An importer interprets a source's columns. It must not know files, compression or Parquet.
+An importer interprets a source's columns. It must not depend on files, compression or Parquet.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Importer(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     fingerprint: ClassVar[frozenset[str]]
-    """Columns that every record of the format has; the format is recognised by them."""
+    """Columns of every record of the format, by which the format is recognised."""
     ordered_by: ClassVar[str]
     """The column that determines the order of records."""
     known: ClassVar[frozenset[str]]
-    """Columns that are read; the others are dropped, and named in a note."""
+    """Columns that are read. A note names the others, which are dropped."""
     id_column: ClassVar[str] = "request_id"
-    """The column that makes request ids."""
+    """Column from which request ids are built."""
     several_files: ClassVar[bool] = False
     """True if sessions have clocks of their own, so that files can be joined."""
 
@@ -62,7 +62,7 @@ class Importer(ABC):
     def rows(
         self, records: Iterable[Record], *, ordered: bool = False
     ) -> Iterator[tuple[Record, TraceRow]]:
-        """The rows with their records, streamed in the source's order.
+        """Yield the rows with their records in the source's order.
 
         Args:
             records: of the source.
@@ -82,33 +82,33 @@ class Importer(ABC):
                     now = (session, row.timestamp_start_unix_ns)
                     problem = order_problem(before, now, _SORT_REMEDY)
                     if problem is not None:
-                        record.refuse(self.order_column(record), problem)
+                        record.reject(self.order_column(record), problem)
                     before = now
                 yield record, row
 
     def order_column(self, record: Record) -> str:  # noqa: ARG002 - some formats have two clocks
-        """The column that determines the order of this record."""
+        """Return the column that determines the order of this record."""
         return self.ordered_by
 
     @abstractmethod
     def convert(self, record: Record) -> Iterable[TraceRow]:
-        """The rows of one record."""
+        """Convert one record to rows."""
 
     @abstractmethod
     def metadata(self) -> TraceMetadata:
-        """The trace's metadata; final after the last row."""
+        """Return the trace's metadata; final after the last row."""
 
     def notes(self) -> list[str]:
-        """Sentences for the user about changed or lost values."""
+        """Return sentences for the user about changed or lost values."""
         notes = []
         if self.floored_output_rows:
             notes.append(f"{self.floored_output_rows:,} rows with zero output tokens were set to 1")
         if self._dropped:
-            notes.append(f"columns that a trace does not keep: {', '.join(self._dropped)}")
+            notes.append(f"columns that a trace does not contain: {', '.join(self._dropped)}")
         return notes
 
     def output_tokens(self, record: Record, column: str) -> int:
-        """Output tokens, with zero floored to 1 and counted."""
+        """Return the output tokens; replace zero with 1 and count the replacement."""
         tokens = record.integer(column, "output_tokens")
         if tokens == 0:
             self.floored_output_rows += 1

@@ -1,4 +1,4 @@
-"""AIPerf's `baseten_trace` columns, and every other column of our own format.
+"""Import AIPerf's `baseten_trace` columns and all other columns of Goodput's format.
 
 Meanings follow AIPerf's reader. Columns that only our format has are imported if they exist, so a
 trace that was exported, edited or left unsorted is restored.
@@ -54,14 +54,14 @@ class BasetenImporter(Importer):
             self._kept = TraceMetadata.from_key_values(pairs, has_ns=True)
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
-        """One request per record."""
+        """Convert a record to one request."""
         self._rows += 1
         hashes = record.hashes("total_hashes")
         block = record.optional_integer("block_size", "block_size") or self.options.block_size
         if hashes and block is None:
-            record.refuse(
+            record.reject(
                 "block_size",
-                "it is missing although the row has total_hashes; give the tokens per hash with "
+                "it is missing although the row has total_hashes; set the tokens per hash with "
                 "--block-size",
             )
         self._hashed = self._hashed or bool(hashes)
@@ -106,11 +106,11 @@ class BasetenImporter(Importer):
         )
 
     def order_column(self, record: Record) -> str:
-        """The finer clock if a record has both, as for its arrival."""
+        """Return the finer clock if a record has both, as for its arrival."""
         return super().order_column(record) if record.values.get(COLUMN_NS) is None else COLUMN_NS
 
     def metadata(self) -> TraceMetadata:
-        """An absolute clock unless the source's metadata states another."""
+        """Return the metadata: an absolute clock unless that of the source states another."""
         kept = self._kept
         return TraceMetadata(
             source=self.options.source if kept is None else kept.source,

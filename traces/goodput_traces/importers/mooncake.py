@@ -56,7 +56,7 @@ class MooncakeImporter(Importer):
         hashes = record.hashes("hash_ids")
         blocks = -(-prompt_tokens // self._block)
         if hashes and len(hashes) != blocks:
-            record.refuse(
+            record.reject(
                 "hash_ids",
                 f"the row has {len(hashes)} hashes, but {prompt_tokens} tokens in blocks of "
                 f"{self._block} need {blocks}; set --block-size to the trace's",
@@ -90,13 +90,13 @@ class MooncakeImporter(Importer):
     def _arrival_ns(self, record: Record) -> int:
         ms = record.optional_number("timestamp")
         if ms is None:
-            record.refuse(
+            record.reject(
                 "timestamp",
                 "the value is missing; a row with only a delay depends on an earlier response, "
                 "so its arrival is unknown",
             )
         if not 0 <= ms <= _MAX_TIMESTAMP_MS:
-            record.refuse(
+            record.reject(
                 "timestamp",
                 f"{ms:g} is out of bounds, it must be 0 to {_MAX_TIMESTAMP_MS} milliseconds",
             )

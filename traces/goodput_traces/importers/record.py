@@ -49,7 +49,7 @@ class Record:
     prefix: str = ""
     namespace: str = ""
 
-    def refuse(self, column: str, problem: str) -> NoReturn:
+    def reject(self, column: str, problem: str) -> NoReturn:
         """Raise a `RowError` for a column of this record."""
         raise RowError(self.path, self.number, self.prefix + column, problem, unit=self.unit)
 
@@ -60,11 +60,11 @@ class Record:
             RowError: the value is not an object.
         """
         if not isinstance(values, dict):
-            self.refuse(prefix, "expected an object")
+            self.reject(prefix, "expected an object")
         return replace(self, values=values, prefix=f"{self.prefix}{prefix}.")
 
     def optional_integer(self, column: str, kind: str | None = None) -> int | None:
-        """A whole number, or None if absent.
+        """Return a whole number, or None if absent.
 
         Args:
             column: the source's name.
@@ -76,22 +76,22 @@ class Record:
         number = self._whole(column, value)
         low, high = _INT64 if kind is None else INT_BOUNDS.get(kind, _INT64)
         if number < low:
-            self.refuse(column, f"{number} is out of bounds, it must be at least {low}; {_CORRECT}")
+            self.reject(column, f"{number} is out of bounds, it must be at least {low}; {_CORRECT}")
         if number > high:
-            self.refuse(
+            self.reject(
                 column, f"{number} is out of bounds, it must be at most {high:,}; {_CORRECT}"
             )
         return number
 
     def integer(self, column: str, kind: str | None = None) -> int:
-        """A required whole number."""
+        """Return a required whole number."""
         number = self.optional_integer(column, kind)
         if number is None:
-            self.refuse(column, _MISSING)
+            self.reject(column, _MISSING)
         return number
 
     def optional_number(self, column: str, kind: str | None = None) -> float | None:
-        """A finite number, or None if absent; `kind` as in `optional_integer`."""
+        """Return a finite number, or None if absent; `kind` as in `optional_integer`."""
         value = self.values.get(column)
         if value is None:
             return None
@@ -100,11 +100,11 @@ class Record:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            self.refuse(column, f"{_shown(value)} is not a number; correct it or leave it empty")
+            self.reject(column, f"{_shown(value)} is not a number; correct it or leave it empty")
         lowest, closed, highest = _ANY_NUMBER if kind is None else FLOAT_BOUNDS[kind]
         if number < lowest or (number == lowest and not closed) or number > highest:
             allowed = "not be negative" if closed else "be above 0"
-            self.refuse(
+            self.reject(
                 column,
                 f"{number:g} is out of bounds, it must {allowed} and be at most {highest:.0f}; "
                 f"{_CORRECT}",
@@ -112,14 +112,14 @@ class Record:
         return number
 
     def time_ns(self, column: str) -> int:
-        """A required time in seconds since a session's start, as nanoseconds."""
+        """Return a required time in seconds since a session's start, as nanoseconds."""
         ns = self._seconds_ns(column, _MAX_TIME_S)
         if ns is None:
-            self.refuse(column, _MISSING)
+            self.reject(column, _MISSING)
         return ns
 
     def duration_ns(self, column: str) -> int | None:
-        """A duration in seconds, as nanoseconds, or None if absent; at most 366 days."""
+        """Return a duration in seconds, as nanoseconds, or None if absent; at most 366 days."""
         return self._seconds_ns(column, _MAX_DURATION_S)
 
     def _seconds_ns(self, column: str, most_s: float) -> int | None:
@@ -127,42 +127,42 @@ class Record:
         if number is None:
             return None
         if not 0 <= number <= most_s:
-            self.refuse(
+            self.reject(
                 column, f"{number:g} is out of bounds, seconds lie between 0 and {most_s:g}"
             )
         return round(number * NS_PER_S)
 
     def optional_text(self, column: str, kind: str) -> str | None:
-        """Text, or None if absent; numbers become text, since ids often are numbers."""
+        """Return text, or None if absent; numbers become text, because ids often are numbers."""
         value = self.values.get(column)
         if value is None:
             return None
         if isinstance(value, bool | float | list | dict | bytes):
-            self.refuse(column, f"expected text, not {_shown(value)}")
+            self.reject(column, f"expected text, not {_shown(value)}")
         text = str(value)
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            self.refuse(column, "the text holds half a surrogate pair; it is not valid Unicode")
+            self.reject(column, "the text holds half a surrogate pair; it is not valid Unicode")
         if size > TEXT_BOUNDS[kind]:
-            self.refuse(column, f"the text is longer than {TEXT_BOUNDS[kind]:,} bytes")
+            self.reject(column, f"the text is longer than {TEXT_BOUNDS[kind]:,} bytes")
         return text
 
     def hashes(self, column: str) -> tuple[int, ...]:
-        """Block hashes as 63-bit numbers; empty if absent. Accepts numbers and numbers as text."""
+        """Return block hashes, given as numbers or text, as 63-bit numbers; empty if absent."""
         value = self.values.get(column)
         if value is None:
             return ()
         if isinstance(value, str):
             value = value.strip("[] ").replace(",", " ").split()
         if not isinstance(value, list):
-            self.refuse(column, f"expected a list of hashes, not {_shown(value)}")
+            self.reject(column, f"expected a list of hashes, not {_shown(value)}")
         if len(value) > MAX_HASHES:
-            self.refuse(column, f"the list is longer than {MAX_HASHES:,}")
+            self.reject(column, f"the list is longer than {MAX_HASHES:,}")
         if all(type(block) is int and 0 <= block <= _HASH_MASK for block in value):
             return tuple(value)
-        # Some exporters write unsigned 64-bit numbers; the format holds signed ones, and
-        # AIPerf wants none below 0.
+        # Some exporters write unsigned 64-bit numbers. The format has signed ones, and AIPerf
+        # rejects negative ones.
         return tuple(self._whole(column, block) & _HASH_MASK for block in value)
 
     def _whole(self, column: str, value: Any) -> int:
@@ -172,7 +172,7 @@ class Record:
             return int(value)
         if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
             return int(value.strip().partition(".")[0])
-        return self.refuse(column, f"{_shown(value)} is not a whole number; correct it")
+        return self.reject(column, f"{_shown(value)} is not a whole number; correct it")
 
 
 def _shown(value: Any) -> str:

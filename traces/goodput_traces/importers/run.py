@@ -65,7 +65,7 @@ class ImportResult:
 def import_trace(
     request: ImportRequest, on_bytes: Callable[[int], None] | None = None
 ) -> ImportResult:
-    """Read the sources, check every record, write the trace.
+    """Read the sources, check every record and write the trace.
 
     Args:
         request: the arguments.
@@ -123,7 +123,7 @@ def import_trace(
 
 
 class _Rows:
-    """The rows of an import, with the place in a source of each."""
+    """The rows of an import, each with its place in a source."""
 
     def __init__(self, importer: Importer, sources: Sequence[Source], ids: DuplicateIds) -> None:
         self._importer = importer
@@ -133,7 +133,7 @@ class _Rows:
         self._places = array("q")
 
     def checked(self, records: Iterable[Record], *, ordered: bool) -> Iterator[TraceRow]:
-        """Yield the rows, then refuse a request id that occurs twice."""
+        """Yield the rows, then reject a request id that occurs twice."""
         for record, row in self._importer.rows(records, ordered=ordered):
             place = (self._paths.index(record.path) << _LINE_BITS) + record.number
             self._unit = record.unit
@@ -153,7 +153,7 @@ class _Rows:
             )
 
     def locate(self, error: RowError) -> RowError:
-        """The same error at the row's place in its source."""
+        """Return the error with the row's place in its source."""
         path, line = self._split(self._places[error.row - 1])
         return RowError(path, line, error.column, error.reason, unit=self._unit)
 
@@ -183,7 +183,7 @@ def _joined(
     kind: type[Importer],
     on_bytes: Callable[[int], None] | None,
 ) -> Iterator[Record]:
-    """The records of all files, each with its file's label as namespace."""
+    """Yield the records of all files, each with its file's label as namespace."""
     done = 0
 
     def report(position: int) -> None:
@@ -203,7 +203,7 @@ def _joined(
 
 
 def _labelled(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """The files with distinct labels, in the order of session ids that begin with them."""
+    """Return the files with distinct labels, ordered by the session ids that begin with them."""
     labelled: dict[str, Path] = {}
     for path in paths:
         name = path.name.partition(".")[0] or path.name

@@ -75,7 +75,7 @@ class Source:
     def records(
         self, known: Collection[str], on_bytes: Callable[[int], None] | None = None
     ) -> Iterator[Record]:
-        """The records in the file's order.
+        """Yield the records in the file's order.
 
         Args:
             known: columns of a Parquet file to read; every record has None for the others.
@@ -96,7 +96,7 @@ class Source:
                 yield from _csv_records(lines, self.path)
 
     def key_values(self) -> dict[bytes, bytes]:
-        """The key-value metadata of a Parquet source.
+        """Return the key-value metadata of a Parquet source.
 
         Raises:
             TraceError: the file is damaged.
@@ -126,7 +126,7 @@ class Source:
             compressed = isinstance(stream, _Limited)
             if compressed:
                 limit = _limit_bytes(self.path, limit)
-                while chunk := stream.read(_CHUNK):  # Parquet is read from its end
+                while chunk := stream.read(_CHUNK):  # a Parquet footer is at the end
                     spool.write(chunk)
             with open_parquet(
                 self.path,
@@ -211,7 +211,7 @@ def _damaged(path: Path, kind: str | None, error: BaseException) -> TraceError:
 
 
 class _Limited:
-    """A decompressed stream that ends in an error after a number of bytes."""
+    """A decompressed stream that raises an error after a number of bytes."""
 
     def __init__(self, stream: IO[bytes], path: Path, limit_bytes: int) -> None:
         self._stream = stream
@@ -257,7 +257,7 @@ class _Watched:
 
 
 def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends, within the limits on long and on blank lines."""
+    """Yield numbered lines without line ends; reject long lines and many blank lines."""
     pending = bytearray()
     number = blank = 0
     while True:
@@ -398,7 +398,7 @@ def _python_rows(batch: pa.RecordBatch, path: Path, first_row: int) -> Iterator[
                 try:
                     column[at].as_py()
                 except ValueError as wrong:
-                    Record(path=path, number=first_row + at, unit="row", values={}).refuse(
+                    Record(path=path, number=first_row + at, unit="row", values={}).reject(
                         name, f"the value cannot be read ({first_line(wrong)}); correct it"
                     )
         raise TraceError(path, f"the rows from {first_row} on cannot be read") from error

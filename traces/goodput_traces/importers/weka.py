@@ -52,7 +52,7 @@ class WekaImporter(Importer):
         """Convert a session to its requests by time; ties keep the order of the source."""
         session = record.optional_text("id", "provided_session_id")
         if not session:
-            record.refuse("id", "the session has no id; give every session its own")
+            record.reject("id", "the session has no id; give every session its own")
         if record.namespace:
             session = f"{record.namespace}/{session}"
         block = record.integer("block_size", "block_size")
@@ -64,7 +64,7 @@ class WekaImporter(Importer):
             yield self._row(session, turn, arrival_ns, agent, request, salt=salt, block=block)
 
     def metadata(self) -> TraceMetadata:
-        """A session-relative clock; hashes cover full blocks."""
+        """Return the metadata: a session-relative clock, and hashes of full blocks."""
         return TraceMetadata(
             source=self.options.source,
             licence=self.options.licence,
@@ -75,7 +75,7 @@ class WekaImporter(Importer):
         )
 
     def notes(self) -> list[str]:
-        """Notes on markers and on the clock in addition to the common ones."""
+        """Return the common notes and those on markers and the clock."""
         notes = super().notes()
         if self._markers:
             notes.append(f"{self._markers:,} subagent markers are not requests")
@@ -115,7 +115,7 @@ class WekaImporter(Importer):
         prompt_tokens = request.integer("in", "input_tokens")
         hashes = request.hashes("hash_ids")
         if len(hashes) > -(-prompt_tokens // block):
-            request.refuse(
+            request.reject(
                 "hash_ids",
                 f"{len(hashes)} hashes for {prompt_tokens} tokens in blocks of {block}; "
                 "there are more hashes than blocks",
@@ -143,9 +143,9 @@ class WekaImporter(Importer):
 def _listed(record: Record, column: str) -> list[Any]:
     value = record.values.get(column)
     if not isinstance(value, list):
-        record.refuse(column, "expected a list of requests")
+        record.reject(column, "expected a list of requests")
     if len(value) > _MAX_REQUESTS:
-        record.refuse(column, f"more than {_MAX_REQUESTS:,} requests; split the session")
+        record.reject(column, f"more than {_MAX_REQUESTS:,} requests; split the session")
     return value
 
 

@@ -143,7 +143,9 @@ def _comparison(match: re.Match[str], text: str) -> Comparison:
     column, op, raw = match["column"], match["op"], match["value"]
     if column in _NUMBER_COLUMNS:
         if not _NUMBER.fullmatch(raw):
-            raise ValueError(f"{column} in {text!r} is compared with {raw!r}, which is no number")
+            raise ValueError(
+                f"{column} in {text!r} is compared with {raw!r}, which is not a number"
+            )
         return Comparison(column=column, op=op, value=Fraction(raw))
     if column in _TEXT_COLUMNS:
         return Comparison(column=column, op=op, value=raw.strip("\"'"))

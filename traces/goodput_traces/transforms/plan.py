@@ -1,4 +1,4 @@
-"""Everything that a replay can do to a trace, as one value, and the function that applies it."""
+"""All transforms of a replay as one value, and the function that applies them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TransformPlan:
         return first_ns + (0 if self.window is None else self.window.start_ns)
 
     def empty_problem(self, span_ns: int) -> str:
-        """Explain why no row is left of a trace.
+        """Return a message for a trace of which no row is left.
 
         Args:
             span_ns: time from the trace's first to its last arrival.
@@ -100,7 +100,7 @@ class TransformPlan:
 
 
 def apply(rows: Iterable[TraceRow], plan: TransformPlan) -> Iterator[TraceRow]:
-    """Apply the transforms to streamed rows; the order of arrival is kept.
+    """Apply the transforms to streamed rows; the order of arrival does not change.
 
     Args:
         rows: a trace's rows, in order of arrival.
@@ -186,7 +186,7 @@ def warp_time(rows: Iterable[TraceRow], speed: Fraction, *, zero_ns: int) -> Ite
     Args:
         rows: in order of arrival.
         speed: above 1 is faster.
-        zero_ns: the instant that does not move.
+        zero_ns: the time that does not change.
     """
     up, down = speed.numerator, speed.denominator
     for row in rows:

@@ -1,7 +1,7 @@
 """Scale the number of requests with unchanged timestamps, so that bursts keep their length.
 
 Dividing timestamps would shorten a burst of 40 seconds to 20; here its height changes instead.
-Above 1, rows get copies at the same instant; below 1, whole sessions are dropped.
+Above 1, rows get copies at the same time; below 1, complete sessions are dropped.
 
 One number per session (or per row without a session), drawn from its id and the seed, decides for
 every scale: instance `k` exists if the number is below `scale − k`. A session kept at 0.3 is kept
