@@ -72,7 +72,9 @@ def mentioned() -> dict[str, set[str]]:
     return {where: set(pattern.findall(text)) for where, text in texts.items()}
 
 
-@pytest.mark.parametrize(("where", "names"), mentioned().items(), ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("where", "names"), [pytest.param(*item, id=item[0]) for item in mentioned().items()]
+)
 def test_a_mentioned_file_is_shipped(where: str, names: set[str]) -> None:
     missing = [
         name
