@@ -138,13 +138,13 @@ def test_a_choice_for_an_illustrative_device_has_to_be_asked_for(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--policies", "slow"], "'slow' is none of dynamic, "),
-        (["--placements", "random"], "'random' is none of least-loaded, "),
+        (["--policies", "slow"], "'slow' is not one of dynamic, "),
+        (["--placements", "random"], "'random' is not one of least-loaded, "),
         (["--budgets", "0"], "is not a token budget in 1 to "),
         (["--replicas", "two"], "is not a number of replicas in 1 to 1000"),
         (["--class-by", "nonsense"], "--class-by"),
         (["--plot", "it.bmp"], "--plot it.bmp: the name must end in .png or .svg or .pdf"),
-        (["--plot", "nowhere/it.png"], "nowhere is no folder; make it first"),
+        (["--plot", "nowhere/it.png"], "nowhere is not a folder; create it first"),
         (["--window", "20m..30m"], "window"),
         (["--topology", "nowhere.yaml"], "nowhere.yaml"),
         (["--device", "h1000"], "h1000"),
