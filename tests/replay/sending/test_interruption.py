@@ -175,7 +175,7 @@ async def test_a_terminal_that_closes_takes_no_record_with_it(
     terminal, end = pty.openpty()
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", ON_A_TERMINAL, os.ttyname(end), "-m", "goodput_core", "replay",
-        "--trace", trace, "--target", url, "--out", "run", "--no-report",
+        "--trace", trace, "--target", url, "--out", "run", "--no-report", "--no-probe",
         cwd=tmp_path, start_new_session=True,
     )  # fmt: skip
     await target.busy.wait()
