@@ -1,7 +1,7 @@
 """The client of the engine core: starts its process, sends messages, distributes its outputs.
 
-One frame arrives per step, with an entry for every request that gained a token, so distributing
-only counts and wakes. This module knows nothing of HTTP and nothing of text.
+One frame arrives per step, with an entry for every request that gained a token. Distributing it
+only updates counts and wakes readers. This module does not handle HTTP or text.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["CoreClient", "RequestStream"]
 
 _END_S: Final = 5.0
-# Submissions that the core has not read yet; the core reads between two steps.
+# Limit of the submitted bytes that the core has not read yet; the core reads between two steps.
 _UNREAD_BYTES: Final = 32 * 1024 * 1024
-# A core sends a message every second, so one that is silent for this time hangs.
+# A core sends a message every second, so a core without a message for this time is hung.
 _SILENCE_S: Final = 30.0
 _CHECKS: Final = 5
 
@@ -50,16 +50,16 @@ class RequestStream:
     """The outputs of one request so far.
 
     Args:
-        arrival_ns: time of its arrival.
-        each: wake the reader for each output, not only at the end.
+        arrival_ns: arrival time of the request.
+        each: True to wake the reader for each output, False to wake it only at the end.
 
     Attributes:
-        tokens: output tokens so far.
-        cached_tokens: prompt tokens taken from the prefix cache.
-        first_scheduled_ns, first_token_ns, last_token_ns: 0 before the event.
-        finish_reason: "stop" or "length" once all tokens arrived, else None.
-        rejected: the core's rejection; None if it was admitted.
-        lost: the core is gone, or the request was abandoned.
+        tokens: number of output tokens so far.
+        cached_tokens: number of prompt tokens taken from the prefix cache.
+        first_scheduled_ns, first_token_ns, last_token_ns: time of the event; 0 before it.
+        finish_reason: "stop" or "length" once all tokens have arrived; None before.
+        rejected: the core's rejection; None if the request was not rejected.
+        lost: True if the core has ended, or the request was abandoned.
     """
 
     __slots__ = (
@@ -114,12 +114,12 @@ class RequestStream:
             self._wake()
 
     def reject(self, rejected: Rejected) -> None:
-        """Note that it was not admitted, and wake the reader."""
+        """Record that the request was not admitted, and wake the reader."""
         self.rejected = rejected
         self._wake()
 
     def lose(self) -> None:
-        """Note that no more output will arrive, and wake the reader."""
+        """Record that no more output will arrive, and wake the reader."""
         self.lost = True
         self._wake()
 
@@ -130,15 +130,15 @@ class RequestStream:
 
 
 class CoreClient(asyncio.Protocol):
-    """A running core; made by `start`.
+    """A running core, created by `start`.
 
     Args:
-        process: the core's.
+        process: the core's process.
         on_step: called with every step, for metrics.
-        silence_s: a ready core that is silent for this time is killed.
+        silence_s: time after which a ready core that sends no message is killed.
 
     Attributes:
-        state: the core after its last step; None before it is ready.
+        state: the core's state after its last step; set once the core is ready.
         gone: done when the core's process has ended or closed its connection.
     """
 
@@ -192,20 +192,20 @@ class CoreClient(asyncio.Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Requests that were submitted and have not ended."""
+        """Number of requests that were submitted and have not ended."""
         return len(self._streams)
 
     @property
     def full(self) -> bool:
-        """True if the core is so far behind with reading that no request should be submitted."""
+        """True if too many submitted bytes are unread, so that no request should be submitted."""
         return self._full
 
     async def await_ready(self) -> Ready:
-        """Wait until the core steps.
+        """Wait until the core is ready.
 
         Raises:
-            UsageError: it cannot start, for a reason that the user can correct.
-            InternalError: it cannot start for another reason, or died.
+            UsageError: the core cannot start, for a reason that the user can correct.
+            InternalError: the core cannot start for another reason, or died.
         """
         await asyncio.wait((self.ready, self.gone), return_when=asyncio.FIRST_COMPLETED)
         if not self.ready.done():
@@ -213,7 +213,7 @@ class CoreClient(asyncio.Protocol):
         return self.ready.result()
 
     def submit(self, request: Submit, *, each: bool) -> RequestStream:
-        """Submit a request; `each` as of `RequestStream`."""
+        """Submit a request; see `RequestStream` for `each`."""
         stream = RequestStream(arrival_ns=request.arrival_ns, each=each)
         if self.gone.done():
             stream.lose()
@@ -223,7 +223,7 @@ class CoreClient(asyncio.Protocol):
         return stream
 
     def release(self, rid: int) -> None:
-        """Forget a request; cancel it in the core if it has not ended there."""
+        """Remove a request; cancel it in the core if it has not ended there."""
         if self._streams.pop(rid, None) is not None and not self.gone.done():
             self.send(Cancel(rid=rid))
 
@@ -246,10 +246,10 @@ class CoreClient(asyncio.Protocol):
             await self._process.wait()
 
     async def failure(self) -> GoodputError:
-        """Return why the core is gone."""
+        """Return the error that describes why the core ended."""
         if self._failed is not None:
-            mendable = self._failed.exit_code == ExitCode.USAGE
-            return (UsageError if mendable else InternalError)(self._failed.detail)
+            correctable = self._failed.exit_code == ExitCode.USAGE
+            return (UsageError if correctable else InternalError)(self._failed.detail)
         try:
             async with asyncio.timeout(_END_S):
                 code = await self._process.wait()
@@ -296,7 +296,7 @@ class CoreClient(asyncio.Protocol):
         self._full = False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Part of `asyncio.Protocol`: the core is gone."""
+        """Part of `asyncio.Protocol`: the core has closed the connection."""
         self.gone.set_result(None)
         if self._check is not None:
             self._check.cancel()
@@ -309,10 +309,10 @@ class CoreClient(asyncio.Protocol):
         self._check = loop.call_later(self._silence_s / _CHECKS, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Kill a core that hangs; its end is then reported like any other.
+        """Kill a hung core; its end is then reported like any other.
 
-        Silent checks are counted, not seconds: if both processes were suspended, only one check
-        is missed.
+        The code counts silent checks instead of seconds, so that a suspension of both processes
+        counts as one silent check.
         """
         self._silent_checks += 1
         if self._silent_checks <= _CHECKS:
@@ -335,7 +335,7 @@ class CoreClient(asyncio.Protocol):
                     del streams[output.rid]
 
     def send(self, message: FrontMessage) -> None:
-        """Send a message to the core; without effect once it is gone."""
+        """Send a message to the core; do nothing after it has ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
 

@@ -1,8 +1,8 @@
 """The HTTP server under every port: listening, limits of connections, error responses.
 
-aiohttp bounds neither the time for a request's head nor the number of connections, and answers a
-malformed request in plain text. This module adds both limits and OpenAI's error form, so that
-half-sent requests cannot use up a port. It knows no path and no metric.
+aiohttp limits neither the time for a request's head nor the number of connections, and its
+response to a malformed request is plain text. This module adds both limits, so that incomplete
+requests cannot exhaust a port, and OpenAI's error form. It has no paths and no metrics.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class ConnectionLimits:
     """Limits of one port.
 
     Args:
-        connections: open at once. A further one takes the place of the connection that has
-            waited longest for a request; if each has a request, the new one gets 503.
-        head_s: from the first byte of a request's head to its last; then 408.
-        idle_s: a connection without a request is closed after this time.
+        connections: largest number of open connections. A further connection replaces the one
+            that has waited longest for a request. If each has a request, the new one gets 503.
+        head_s: limit from the first byte of a request's head to its last; then 408.
+        idle_s: time after which a connection without a request is closed.
     """
 
     connections: int = 8192
@@ -69,7 +69,7 @@ class ConnectionLimits:
     idle_s: float = 75.0
 
     def within(self, open_files: int, *, files_each: int) -> ConnectionLimits:
-        """Return the limits with no more connections than the process has files for.
+        """Return the limits with no more connections than the open files allow.
 
         Args:
             open_files: the limit of open files of this process.
@@ -92,7 +92,7 @@ class ConnectionLimits:
 
 CLIENT_CONNECTIONS: Final = ConnectionLimits()
 ADMIN_CONNECTIONS: Final = ConnectionLimits(connections=64)
-"""The admin port has limits of its own: a full serving port leaves it reachable."""
+"""Separate limits of the admin port, so that it stays reachable if the serving port is full."""
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +103,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument_type(_parse_connections, "number"),
         default=defaults.connections,
         metavar="N",
-        help="connections of clients at once; the limit of open files may allow fewer "
-        "(%(default)s)",
+        help="most open client connections; the limit of open files may allow fewer (%(default)s)",
     )
     duration = argument_type(parse_some_duration, "duration")
     parser.add_argument(
@@ -112,14 +111,14 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=round(defaults.head_s * NS_PER_S),
         metavar="DURATION",
-        help="for the head of a request to arrive, from its first byte (10s)",
+        help="time limit for the head of a request, from its first byte (10s)",
     )
     parser.add_argument(
         "--keepalive-timeout",
         type=duration,
         default=round(defaults.idle_s * NS_PER_S),
         metavar="DURATION",
-        help="after which a connection without a request is closed (75s)",
+        help="time after which a connection without a request is closed (75s)",
     )
 
 
@@ -153,9 +152,9 @@ async def listen(
         address: host and port, or a bound socket. The host is an address, or a name whose first
             address is used; `::` is every address, of both families if the kernel has both. Port
             0 takes any free one.
-        limits: of the connections.
-        shutdown_s: for running handlers to end after the stack is closed.
-        options: of aiohttp's `AppRunner`.
+        limits: limits of the connections.
+        shutdown_s: time for running handlers to end after the stack is closed.
+        options: options of aiohttp's `AppRunner`.
 
     Returns:
         The URL, with the actual port, and the server, for its open connections.
@@ -180,9 +179,9 @@ def announce(url: str, admin_url: str, *, as_json: bool) -> None:
     """Log the URLs of a process and, for a parent process, print them as one line of JSON.
 
     Args:
-        url: of the serving port.
-        admin_url: of the admin port.
-        as_json: print the line on stdout.
+        url: URL of the serving port.
+        admin_url: URL of the admin port.
+        as_json: True to print the line on stdout.
     """
     _log.info("listening", extra={"url": url, "admin_url": admin_url})
     if as_json:
@@ -196,7 +195,7 @@ def error_response(error: APIError, headers: Mapping[str, str] | None = None) ->
 
     Args:
         error: the error.
-        headers: to send beside the error's own.
+        headers: headers to send in addition to the error's own.
     """
     response = web.Response(
         status=error.status,
@@ -210,7 +209,7 @@ def error_response(error: APIError, headers: Mapping[str, str] | None = None) ->
 
 
 class _Connection(web.RequestHandler):
-    """One client connection: a time limit for heads, and errors in OpenAI's form."""
+    """One client connection, with a time limit for heads and errors in OpenAI's form."""
 
     __slots__ = ("_head_timer", "_server")
 
@@ -221,14 +220,14 @@ class _Connection(web.RequestHandler):
 
     @property
     def waiting_since_s(self) -> float | None:
-        """Loop time since when it waits for a request; None while a request runs."""
+        """Loop time at which the wait for a request began; None while a request runs."""
         waiter = self._waiter
         if waiter is None or waiter.done():
             return None
         return self._next_keepalive_close_time - self._server.limits.idle_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuse the connection if the port has too many that are busy."""
+        """Reject the connection if the port has too many busy connections."""
         super().connection_made(transport)
         if not self._server.make_room():
             self._send_last(_TOO_MANY_CONNECTIONS)
@@ -245,7 +244,7 @@ class _Connection(web.RequestHandler):
             self._head_timer = self._loop.call_later(self._server.limits.head_s, self._expire_head)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Drop the timer."""
+        """Cancel the timer."""
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -258,7 +257,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the response for a request that cannot be parsed, or to a handler's bug."""
+        """Return the response to a request that cannot be parsed, or to a bug in a handler."""
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun; no error fits into it") from exc
         if isinstance(exc, APIError):
@@ -279,7 +278,7 @@ class _Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send a response, aiohttp's own errors in OpenAI's form."""
+        """Send a response; convert aiohttp's own errors to OpenAI's form."""
         if isinstance(resp, web.HTTPException):
             error = APIError(resp.status, f"{request.method} {request.path[:200]}: {resp.reason}")
             resp = error_response(error)
@@ -295,8 +294,8 @@ class _Connection(web.RequestHandler):
     def _send_last(self, response: bytes) -> None:
         """Send a response outside HTTP processing and end the connection.
 
-        To close at once while the client still sends would reset the connection and could
-        discard the response, so only this side's end is closed first.
+        Closing at once while the client still sends would reset the connection and could discard
+        the response. So only this side's end is closed first.
         """
         self._force_close = True  # nothing more is parsed
         transport = self.transport
@@ -327,7 +326,7 @@ class _Server(web.Server):
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
     def make_room(self) -> bool:
-        """Bring the number of connections within the limit; False if all are busy."""
+        """Reduce the connections to the limit; return False if all are busy."""
         excess = len(self._connections) - self.limits.connections
         if excess <= 0:
             return True
@@ -337,7 +336,7 @@ class _Server(web.Server):
             if isinstance(connection, _Connection)
             and (since_s := connection.waiting_since_s) is not None
         ]
-        # A few at once, so that a flood does not search all connections for each new one.
+        # Close a few at once, so that a flood does not search all connections for each new one.
         count = excess + self.limits.connections // 64
         oldest = heapq.nsmallest(count, waiting, key=itemgetter(0))
         for _, connection in oldest:
@@ -378,7 +377,7 @@ def _bind(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except (OSError, UnicodeError) as error:  # a name may be one that IDNA cannot encode
+    except (OSError, UnicodeError) as error:  # UnicodeError: IDNA cannot encode the name
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another") from error
     return listener

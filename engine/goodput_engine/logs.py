@@ -1,7 +1,7 @@
-"""Logs: one line per event on stderr, a constant name and then fields that a program can split.
+"""Logs: one line per event on stderr, with a constant name and fields that a program can parse.
 
-The processes of the engine log start, stop and errors, never a request: metrics count those, and
-a prompt must not appear in a log.
+The processes of the engine log start, stop and errors, but no requests: metrics count requests,
+and a prompt must not appear in a log.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z INFO listening url=http://127.0.0.1:8001` and so on."""
+    """Formats lines such as `2026-01-31T12:00:00.123Z INFO listening url=http://127.0.0.1:8001`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info and record.exc_info[1] is not None:
-            # Escaped to one line: a log collector must not see a traceback as fifty events.
+            # Escape the traceback to one line, so that a log collector sees a single event.
             fields["traceback"] = self.formatException(record.exc_info)
         rest = "".join(f" {key}={_value(value)}" for key, value in fields.items())
         return f"{seconds}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}{rest}"
 
 
 class EventCounter:
-    """Log what may happen thousands of times a second as counts, one line in an interval.
+    """Logs frequent events as counts, at most one line per interval.
 
-    The first occurrence is logged at once. Needs a running event loop when something occurs.
+    The first event is logged at once. `add` requires a running event loop.
 
     Args:
         log: the logger.
         event: the event's name.
-        interval_s: between two lines.
+        interval_s: interval between two lines.
     """
 
     def __init__(self, log: logging.Logger, event: str, *, interval_s: float = _INTERVAL_S) -> None:
@@ -57,7 +57,7 @@ class EventCounter:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, reason: str) -> None:
-        """Count one occurrence."""
+        """Count one event."""
         self._counts[reason] += 1
         if self._timer is None:
             self._flush()
@@ -78,17 +78,17 @@ def _value(value: object) -> str:
 
 
 def configure_logging() -> None:
-    """Send every logger's events to stderr, one line each; for a command's process only."""
+    """Configure all loggers to write one line per event to stderr; only commands call this."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     handler.addFilter(_is_ours)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # From libraries only errors, and none that a client caused.
+    # Log only the errors of libraries, and none that a client caused.
     for name in ("aiohttp", "asyncio"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """True unless a client caused the record by invalid HTTP or by leaving."""
+    """Return True unless a client caused the record by invalid HTTP or by disconnecting."""
     error = record.exc_info[1] if record.exc_info and record.name == "aiohttp.server" else None
     return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))

@@ -1,6 +1,6 @@
-"""Reading the manifest that `goodput engine`, `goodput router` and `replay` are given.
+"""Reading of manifest files for `goodput engine`, `goodput router` and `replay`.
 
-The only module of this package that opens a manifest; core defines its fields.
+This is the only module of the package that opens a manifest; core defines its fields.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["read_document", "read_manifest"]
 
 
 def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMService:
-    """Return the one `LLMService` of a file, if this version can run it.
+    """Return the single `LLMService` of a file, if this version can run it.
 
     Args:
         path: a YAML or JSON file.
@@ -38,8 +38,8 @@ def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMSe
 
     Raises:
         InputError: the file cannot be read, is too large, or is not YAML.
-        SpecError: an invalid field, with file and path.
-        NotBuiltError: a field that requires an unimplemented feature.
+        SpecError: a field is invalid; the error has the file and the field's path.
+        NotBuiltError: a field requires a feature that is not implemented.
     """
     service = parse_manifest(
         _read_text(path), source=str(path), parse_documents=strict_documents(yaml)
@@ -55,7 +55,7 @@ def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMSe
 
 
 def read_document(path: Path) -> object:
-    """Return the one document of a YAML or JSON file, which may be less than a whole manifest.
+    """Return the single document of a YAML or JSON file, which may be a part of a manifest.
 
     Raises:
         InputError: the file cannot be read, is too large, or is not YAML.

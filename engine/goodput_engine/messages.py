@@ -1,8 +1,8 @@
 """The messages between the HTTP process and the engine core, exchanged once per step.
 
 They are `msgspec` structs because they cross a process boundary on the hot path: tagged, compact
-MessagePack without pickle. The scheduler never sees a message's
-`executor` part, so a replayed row's true length cannot reach a policy.
+MessagePack without pickle. The scheduler never sees a message's `executor` part, so a replayed
+row's true length cannot reach a policy.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Configure(_Message, frozen=True, kw_only=True):
-    """The core's configuration: the first message, answered by `Ready` or `Failed`.
+    """The core's configuration: the first message. The reply is `Ready` or `Failed`.
 
     Args:
         device: a shipped device profile's name, or the path of a profile's YAML.
         policy: a name of `goodput_core.spec.choices.Policy`.
         preemption: a name of `goodput_core.spec.choices.Preemption`.
-        token_budget: tokens that one step may compute, at the start.
-        min_token_budget, max_token_budget: a later budget is kept within these.
-        max_num_seqs: requests that may run at once, at the start.
-        max_waiting: requests that may wait, at the start.
+        token_budget: initial number of tokens that one step may compute.
+        min_token_budget, max_token_budget: bounds of a later budget, which is clamped to them.
+        max_num_seqs: initial number of requests that may run at once.
+        max_waiting: initial number of requests that may wait.
         budget_law: a name of `goodput_core.spec.choices.BudgetLaw`, the law that sizes the prefill
             budget; None if only the token budget limits a step.
         batch_timeout_ns: longest wait of a policy that collects batches; None for its default.
@@ -85,7 +85,7 @@ class FollowManifest(_Message, frozen=True, kw_only=True):
     The budget in force is clamped to the bounds, and the law becomes the manifest's.
 
     Args:
-        min_token_budget, max_token_budget, budget_law: as of `Configure`.
+        min_token_budget, max_token_budget, budget_law: see `Configure`.
     """
 
     min_token_budget: int
@@ -98,9 +98,10 @@ class ExecutorInput(_Value, frozen=True, kw_only=True):
 
     Args:
         output_tokens: the true output length of a replayed request; None if the executor decides.
-        min_tokens: no end of sequence before this many tokens.
-        ignore_eos: run to the limit.
-        token_ids: the prompt, for executors that compute; empty on an emulated device.
+        min_tokens: number of tokens before which the output does not stop.
+        ignore_eos: True to run to the limit.
+        token_ids: token ids of the prompt, for executors that compute; empty on an emulated
+            device.
     """
 
     output_tokens: int | None = None
@@ -113,15 +114,15 @@ class Submit(_Message, frozen=True, kw_only=True):
     """A new request.
 
     Args:
-        rid: its number, never reused within a process.
-        arrival_ns: time of its arrival, on the machine's monotonic clock.
-        input_tokens: prompt tokens.
+        rid: the request's number, never reused within a process.
+        arrival_ns: arrival time, on the machine's monotonic clock.
+        input_tokens: number of prompt tokens.
         max_output_tokens: the client's limit; None for the model's.
-        block_hashes: of the prompt's full blocks, in order.
-        slo_class: its class's name.
-        ttft_ns, tpot_ns, tbt_p99_ns, e2e_ns: its targets, the request's own already applied.
-        priority: larger is more urgent; 0 by default.
-        executor: for the executor alone.
+        block_hashes: hashes of the prompt's full blocks, in order.
+        slo_class: name of the request's class.
+        ttft_ns, tpot_ns, tbt_p99_ns, e2e_ns: the request's targets, its own ones already applied.
+        priority: the request's priority; larger is more urgent.
+        executor: input for the executor only.
     """
 
     rid: int
@@ -145,12 +146,12 @@ class Cancel(_Message, frozen=True, kw_only=True):
 
 
 class Limits(_Value, frozen=True, kw_only=True):
-    """Limits that may change between any two steps; None keeps one as it is.
+    """Limits that may change between any two steps; a limit that is None does not change.
 
     Args:
-        token_budget: tokens that one step may compute.
-        max_num_seqs: requests that may run at once.
-        max_waiting: requests that may wait.
+        token_budget: number of tokens that one step may compute.
+        max_num_seqs: number of requests that may run at once.
+        max_waiting: number of requests that may wait.
         budget_law: the law that sizes the prefill budget.
         safety_percent: share of the tightest TPOT that a step is planned to take.
     """
@@ -163,7 +164,7 @@ class Limits(_Value, frozen=True, kw_only=True):
 
 
 class SetLimits(_Message, frozen=True, kw_only=True):
-    """New limits, already authorised and of a higher revision than the last."""
+    """New limits, already authorised and with a higher revision than the last ones."""
 
     revision: int
     limits: Limits
@@ -181,10 +182,10 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
     """The result of one step for one request.
 
     Args:
-        rid: the request.
-        new_tokens: tokens that it gained.
-        token_ids: their ids; empty on an emulated device.
-        finish_reason: "stop" or "length" with the last tokens, else None.
+        rid: the request's number.
+        new_tokens: number of tokens that the request gained.
+        token_ids: ids of these tokens; empty on an emulated device.
+        finish_reason: "stop" or "length" with the last tokens; None before.
         cached_tokens: prompt tokens taken from the prefix cache, with the first token.
         first_scheduled_ns: time when it was first part of a plan, with the first token.
     """
@@ -198,13 +199,13 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """The core steps from now on; with the device facts that the HTTP process needs.
+    """The core is ready; includes the device facts that the HTTP process needs.
 
     Args:
         device: the profile's name.
-        vocab_size: token ids are below this.
-        max_model_tokens: prompt and answer together.
-        state: the core before its first step, with block size and limits.
+        vocab_size: size of the vocabulary; token ids are smaller.
+        max_model_tokens: limit of prompt and output tokens together.
+        state: the core's state before its first step, with block size and limits.
     """
 
     device: str
@@ -218,7 +219,8 @@ class Failed(_Message, frozen=True, kw_only=True):
 
     Args:
         detail: one sentence for the user.
-        exit_code: of `goodput_core.errors.ExitCode`: 64 if the user can correct it, else 70.
+        exit_code: a value of `goodput_core.errors.ExitCode`: 64 if the user can correct the
+            problem, else 70.
     """
 
     detail: str
@@ -226,13 +228,13 @@ class Failed(_Message, frozen=True, kw_only=True):
 
 
 class StepOutputs(_Message, frozen=True, kw_only=True):
-    """The outputs of one step; also sent when an idle core changes, and as a heartbeat.
+    """The outputs of one step; also sent when an idle core's state changes, and as a heartbeat.
 
     Args:
         at_ns: time when the step's results were available, on the machine's monotonic clock.
         step_ns: device time of the step; 0 if there was none.
         outputs: one entry per request that gained tokens or finished.
-        state: the core after the step.
+        state: the core's state after the step.
     """
 
     at_ns: int
@@ -245,7 +247,7 @@ class Rejected(_Message, frozen=True, kw_only=True):
     """A request that was not admitted.
 
     Args:
-        rid: the request.
+        rid: the request's number.
         reason: "queue_full", "memory_full", "unattainable", "too_long", "draining" or "invalid".
         detail: one sentence for the client.
         retry_after_s: seconds after which to retry; 0 if a retry cannot help.

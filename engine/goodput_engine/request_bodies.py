@@ -1,4 +1,4 @@
-"""Reading of request bodies, bounded in size, time and memory; the same for server and router."""
+"""Reading of request bodies, bounded in size, time and memory, for server and router."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["MemoryLimit", "MemoryReservation", "read_body"]
 
 
 class MemoryLimit:
-    """Bounds the bytes that all request bodies of a process hold together.
+    """Limit of the bytes that all request bodies of a process hold together.
 
     Args:
-        limit_bytes: the bound.
+        limit_bytes: the limit.
     """
 
     __slots__ = ("_limit_bytes", "held_bytes")
@@ -34,7 +34,7 @@ class MemoryLimit:
         """Count bytes as held.
 
         Raises:
-            APIError: 429 if they exceed the limit; none is counted.
+            APIError: 429 if the total exceeds the limit; then no byte is counted.
         """
         if self.held_bytes + count > self._limit_bytes:
             raise overloaded("the bodies of running requests fill the memory limit; retry later", 1)
@@ -42,7 +42,7 @@ class MemoryLimit:
 
 
 class MemoryReservation:
-    """The bytes that one body holds; `release` returns them."""
+    """The bytes that one body holds; `release` returns them to the limit."""
 
     __slots__ = ("_held_bytes", "_limit")
 
@@ -51,7 +51,7 @@ class MemoryReservation:
         self._held_bytes = 0
 
     def add(self, count: int) -> None:
-        """Hold further bytes.
+        """Reserve further bytes.
 
         Raises:
             APIError: 429 if all bodies together exceed the limit.
@@ -68,24 +68,24 @@ class MemoryReservation:
 async def read_body(
     request: web.BaseRequest, *, limit_bytes: int, timeout_s: float, memory: MemoryReservation
 ) -> bytes:
-    """Read the whole body of a request, bounded in size, time and memory.
+    """Read the complete body of a request, bounded in size, time and memory.
 
     Args:
         request: a request whose body was not read.
-        limit_bytes: the largest body.
-        timeout_s: for the whole body to arrive.
-        memory: counts the bytes that are held.
+        limit_bytes: size limit of the body.
+        timeout_s: time limit for receiving the complete body.
+        memory: reservation that counts the body's bytes.
 
     Raises:
         APIError: 400 for bad framing or a bad `Content-Encoding`, 408 for a body that is too
-            slow, 413 for one that is too large, 429 if `memory` is exhausted.
-        ConnectionError: the client left.
+            slow, 413 for a body that is too large, 429 if `memory` is exhausted.
+        ConnectionError: the client disconnected.
     """
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
     content = request.content
     try:
-        if content.is_eof():  # the usual case: the body came with the head
+        if content.is_eof():  # the usual case: the body arrived with the head
             body = content.read_nowait()
             if len(body) > limit_bytes:
                 raise _too_large(limit_bytes)

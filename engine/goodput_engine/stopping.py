@@ -1,4 +1,4 @@
-"""Checks that the background tasks of a process still run when it ends."""
+"""Check that the background tasks of a process still run when it stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["require_running"]
 
 
 def require_running(*tasks: asyncio.Future[None]) -> None:
-    """Raise the error of a task that ended, which should outlive the process's service.
+    """Raise the error of a background task that ended too early.
 
     Raises:
         InternalError: a task ended without an error.

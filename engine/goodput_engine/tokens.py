@@ -1,20 +1,20 @@
-"""The tokenizer of an emulated device: a rule simple enough to state in one sentence.
+"""The tokenizer of an emulated device.
 
-**A text is split at ASCII white space into words, and a word is cut into pieces of at most
-`TOKEN_BYTES` UTF-8 bytes; each piece is one token and its id is the piece's CRC-32.** White
-space itself is no token. English takes about 1.4 tokens a word, near what it takes with the
-tokenizers of current models. Equal texts have equal ids, and a text that continues another
-after a space continues its ids, so prefix reuse behaves as on a real engine.
+A text is split at ASCII white space into words, and a word is split into pieces of at most
+`TOKEN_BYTES` UTF-8 bytes. Each piece is one token, whose id is the CRC-32 of the piece. White
+space has no token. English takes about 1.4 tokens a word, similar to the tokenizers of current
+models. Equal texts have equal ids. If a text continues another one after a space, its ids start
+with the ids of the other text, so prefix reuse behaves as on a real engine.
 
-A chat is counted as `encode_chat` builds it: `CHAT_MESSAGE_TOKENS` around every message and
-`CHAT_REPLY_TOKENS` that open the answer. The next turn of a conversation begins with exactly
-the tokens of the last turn and its answer.
+A chat has `CHAT_MESSAGE_TOKENS` additional tokens per message and `CHAT_REPLY_TOKENS` that open
+the output. The next turn of a conversation starts with exactly the tokens of the previous turn and
+its output.
 
 The output is harmless text with one word per token.
 
-The replayer imports this module to synthesise prompts of an exact length, so it knows
-nothing of HTTP. Encoding a long text holds the interpreter for about 30 ms per megabyte, in
-slices, so that a thread which does it does not stop the event loop for that long.
+The replayer imports this module to synthesise prompts of an exact length, so the module does not
+depend on HTTP. Encoding a long text takes about 30 ms per megabyte. It is done in slices, so that
+a thread which encodes does not block the event loop for that time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 TOKEN_BYTES: Final = 6
-"""The most UTF-8 bytes of one word in a token."""
+"""Largest number of UTF-8 bytes of a word in one token."""
 
 CHAT_MESSAGE_TOKENS: Final = 4
 """Tokens that the chat template adds to a message: start, role, line break and end."""
@@ -50,12 +50,12 @@ _PIECES: Final = re.compile(rb"[^ \t-\r]{1,%d}" % TOKEN_BYTES).findall
 _WHITE_SPACE: Final = (b" ", b"\n", b"\t", b"\r", b"\v", b"\f")
 _SLICE_BYTES: Final = TOKEN_BYTES * 10_000
 
-# Each mark is longer than a token may be, so no text has its id except by a CRC's chance.
+# Each mark is longer than a token, so a text has its id only by a collision of the CRC.
 _START: Final = crc32(b"<|start|>")
 _END: Final = crc32(b"<|end of message|>")
 _LINE_BREAK: Final = crc32(b"<|line break|>")
 
-# At most TOKEN_BYTES ASCII letters each: a word of the answer is one token.
+# Each word has at most TOKEN_BYTES ASCII letters, so it is one token.
 _WORDS: Final = (
     *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
     *("and", "then", "goes", "home", "for", "some", "tea"),
@@ -72,7 +72,8 @@ def encode(text: str, *, limit: int | None = None) -> list[int]:
 
     Args:
         text: any text.
-        limit: stop soon after this many tokens; the caller refuses a longer text.
+        limit: number of tokens soon after which to stop, because the caller rejects a longer
+            text; None to encode the complete text.
     """
     ids: list[int] = []
     for part in _slices(text):
@@ -87,7 +88,7 @@ def encode_chat(messages: Iterable[tuple[str, str]], *, limit: int | None = None
 
     Args:
         messages: role and content, in order.
-        limit: as of `encode`.
+        limit: see `encode`.
     """
     ids: list[int] = []
     for role, content in messages:
@@ -110,8 +111,8 @@ def count_chat_tokens(messages: Iterable[tuple[str, str]]) -> int:
 def answer_text(start: int, count: int) -> str:
     """Return tokens `start` to `start + count` of an output as text.
 
-    Each token is a word, after a space unless it is the first. However an output is cut, its
-    parts join to the same text and count to the same number of tokens.
+    Each token is a word, preceded by a space unless it is the first. Any split of an output gives
+    parts that join to the same text and have the same total number of tokens.
     """
     words = len(_WORDS)
     text = " ".join([_WORDS[i % words] for i in range(start, start + count)])
@@ -123,12 +124,12 @@ def _role(role: str) -> int:
 
 
 def _slices(text: str) -> Iterator[bytes]:
-    """Yield the text's bytes in slices whose cuts change no token."""
+    """Yield the text's bytes in slices whose boundaries do not change the tokens."""
     data = text.encode(errors="surrogatepass")
     at, end = 0, len(data)
     while end - at > _SLICE_BYTES:
         limit = at + _SLICE_BYTES
-        # After the last white space; in one endless word, at a multiple of a token's bytes.
+        # Cut after the last white space, or within a word at a multiple of TOKEN_BYTES.
         cut = 1 + max(data.rfind(space, at, limit) for space in _WHITE_SPACE)
         yield data[at : cut or limit]
         at = cut or limit

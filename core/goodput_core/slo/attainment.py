@@ -24,7 +24,7 @@ __all__ = ["Attainment", "AttainmentTally", "ClassCounts", "SecondCounts", "good
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attainment:
-    """Number of judged requests, and of those that attained.
+    """Counts of judged requests and of requests that attained.
 
     Args:
         good: requests that attained.
@@ -43,7 +43,7 @@ class Attainment:
 
     @property
     def share(self) -> Fraction | None:
-        """Exactly good / total; None if nothing was judged."""
+        """The exact fraction good / total; None if no request was judged."""
         return Fraction(self.good, self.total) if self.total else None
 
     def __add__(self, other: Attainment) -> Attainment:
@@ -56,10 +56,10 @@ class SecondCounts:
 
     Args:
         good: requests that attained, one entry per second.
-        total: requests that attained or missed, as many entries; at least one.
+        total: requests that attained or missed, one entry per second; at least one entry.
 
     Raises:
-        ValueError: no entries, or not as many of one as of the other.
+        ValueError: the sequences are empty or differ in length.
     """
 
     good: Sequence[int]
@@ -73,7 +73,7 @@ class SecondCounts:
 
     @property
     def attainment(self) -> Attainment:
-        """Counts of the whole window."""
+        """Counts of the complete window."""
         return Attainment(good=sum(self.good), total=sum(self.total))
 
 
@@ -83,9 +83,10 @@ class ClassCounts:
 
     Args:
         name: the class; empty for requests without one, and for all classes together.
-        attainment: attained of judged.
-        excluded: cancelled by the trace itself in time.
-        unjudged: without a target, or with one that the record does not suffice to judge.
+        attainment: counts of attained and judged requests.
+        excluded: number of requests that the trace itself cancelled in time.
+        unjudged: number of requests without a target, or with a target that the record does not
+            suffice to judge.
         outcomes: requests by outcome; adds up to `rows`.
         misses: missed requests by reason; one request may have several reasons.
     """

@@ -1,10 +1,11 @@
 """Confidence bounds of an attainment from per-second counts, without resampling.
 
-Misses come in bursts, so a thousand requests are worth fewer independent ones. The variance of
-the number of misses is estimated from blocks of seconds at several scales, and a gamma
-distribution with that variance bounds the true number; the widest scale is used. With misses far
-apart the bounds are those of independent requests, and they are never narrower than the exact
-(Clopper–Pearson) bounds. docs/verdicts.md has the formula, an example and the measured coverage.
+Misses come in bursts, so a thousand requests carry the information of fewer independent ones. The
+variance of the number of misses is estimated from blocks of seconds at several scales. A gamma
+distribution with that variance bounds the true number, and the scale with the widest bound is
+used. If misses are far apart, the bounds are those of independent requests. They are never
+narrower than the exact (Clopper–Pearson) bounds. docs/verdicts.md has the formula, an example and
+the measured coverage.
 
 Source: Fay and Feuer, "Confidence intervals for directly standardized rates: a method based on
 the gamma distribution", Statistics in Medicine, 1997, for the bounds.
@@ -64,12 +65,13 @@ class Interval:
     """Two one-sided bounds of an attainment, each holding with the stated confidence.
 
     Args:
-        lower: the attainment is at least this.
-        uppers: the attainment is at most `uppers[0]`; `uppers[k]` is the same bound when its
-            chance of error is shared by k + 1 classes (Holm's step-down tests need these).
-        confidence: of each bound alone, 0.5 … 1: the two together hold less often.
-        effective: effective sample size: as many independent requests with the same attainment
-            would have the same variance.
+        lower: lower bound of the attainment.
+        uppers: upper bounds of the attainment. `uppers[0]` is the bound for one class;
+            `uppers[k]` is the bound if k + 1 classes share the error probability, for Holm's
+            step-down tests.
+        confidence: confidence of each bound alone, 0.5 … 1; both together hold less often.
+        effective: effective sample size, the number of independent requests with the same
+            attainment that would have the same variance.
         method: the source of the bounds.
 
     Raises:
@@ -98,10 +100,10 @@ class _Scale:
     """The misses of a window, cut into blocks of one length.
 
     Args:
-        blocks: number of blocks; 1 if the window cannot be cut, or need not be: without both
-            kinds of requests there are no residuals.
-        variance: of the window's number of misses, from the spread between blocks.
-        worst: the largest number of misses beyond its share in any block, at any offset.
+        blocks: number of blocks; 1 if the window is a single second, or if all requests attained
+            or all missed, so that there are no residuals.
+        variance: variance of the window's number of misses, from the spread between blocks.
+        worst: the largest excess of misses over the expected share in any block, at any offset.
     """
 
     blocks: int
@@ -136,10 +138,9 @@ class WindowEstimate:
         """Return both bounds of the attainment.
 
         Args:
-            confidence: of each one-sided bound, at least 0.5 and below 1.
-            classes: how many classes may share the error of the upper bound.
-            outage_s: the longest outage that may have gone unseen; the lower bound includes one
-                of that length.
+            confidence: confidence of each one-sided bound, at least 0.5 and below 1.
+            classes: largest number of classes that may share the error of the upper bound.
+            outage_s: length of the longest unobserved outage, which the lower bound includes.
 
         Raises:
             ValueError: the confidence is out of bounds.
@@ -159,10 +160,11 @@ class WindowEstimate:
     def excluded_outage_s(
         self, objective: Fraction, confidence: float = DEFAULT_CONFIDENCE
     ) -> float:
-        """Return the longest unseen outage with which the lower bound still meets the objective.
+        """Return the longest unobserved outage with which the objective would still be met.
 
-        During an outage every request is missed, at the window's mean rate. Without misses this
-        is about window · (1 − objective) / 3. 0 if the objective is not met even without one.
+        During an outage every request is missed, at the window's mean rate. Without misses the
+        result is about window · (1 − objective) / 3. It is 0 if the objective is not met even
+        without an outage.
         """
         low, high = 0.0, self._seconds * float(1 - objective)
         if not self._missed:
@@ -184,7 +186,7 @@ class WindowEstimate:
         least = max(1.0, outage_s * self._total / self._seconds)
         most_missed = 0.0
         for scale in self._scales:
-            # The worst block is counted once more: another one may have been missed by luck.
+            # Count the worst block once more: the window may have missed another one by chance.
             unseen = max(scale.worst, least)
             mean = self._missed + unseen
             variance = self._variance(scale, confidence) + unseen**2
@@ -192,7 +194,7 @@ class WindowEstimate:
         return min(max(0.0, 1 - most_missed / self._total), self._good / self._total)
 
     def _exact_lower(self, confidence: float) -> float:
-        """Return the exact bound, which the gamma bound may exceed at confidences near 50 %."""
+        """Return the exact bound; the gamma bound may exceed it at confidences near 50 %."""
         if not self._good:
             return 0.0
         return beta_quantile(1 - confidence, self._good, self._missed + 1)
@@ -246,7 +248,7 @@ def _scales(counts: SecondCounts) -> Iterator[_Scale]:
     finest = count_blocks(seconds)
     for blocks in (finest, *(b for b in _BLOCK_COUNTS if b < finest)):
         length = seconds // blocks
-        around = [*sums[length:], *sums[1:length]]  # residuals add up to 0: a circle closes
+        around = [*sums[length:], *sums[1:length]]  # the residuals add up to 0, so the window wraps
         block_sums = [(sums[(b + 1) * length] - sums[b * length]) / total for b in range(blocks)]
         yield _Scale(
             blocks=blocks,
@@ -263,7 +265,7 @@ def _sum_variance(values: Sequence[float]) -> float:
 
 
 def _inflation(blocks: int, confidence: float) -> float:
-    """Return (t/z)²: few blocks leave the variance itself uncertain."""
+    """Return (t/z)², which corrects for the uncertainty of a variance from few blocks."""
     if blocks < 2:
         return 1.0
     level = max(confidence, _LEAST_INFLATED)

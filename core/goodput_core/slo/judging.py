@@ -1,8 +1,8 @@
 """Judging one request: attained or missed, and the reasons of a miss.
 
-Live displays, reports, verdicts, routers and control laws all judge with this function, so they
-cannot disagree. It uses one record and one set of targets; objectives, windows and statistics
-are elsewhere.
+Live displays, reports, verdicts, routers and control laws all use `judge`, so they cannot
+disagree. It uses one record and one set of targets. Objectives, windows and statistics are
+elsewhere.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ class JudgementKind(StrEnum):
     """The result of judging a request."""
 
     ATTAINED = "attained"
-    """Every target was met: in the numerator and the denominator."""
+    """Every target was met. Counts in the numerator and the denominator."""
     MISSED = "missed"
-    """In the denominator only."""
+    """At least one target was missed. Counts in the denominator only."""
     EXCLUDED = "excluded"
-    """The trace itself cancelled it in time: in neither, counted apart."""
+    """The trace itself cancelled the request in time. Counted separately."""
     UNJUDGED = "unjudged"
-    """It has no target, or the record does not suffice: in neither, counted apart."""
+    """There is no target, or the record does not suffice to judge. Counted separately."""
 
 
 class MissReason(StrEnum):
-    """Reason of a miss. A finished answer can miss for several reasons at once."""
+    """Reason of a miss. A finished request can miss for several reasons at once."""
 
     TTFT = "ttft"
     TPOT = "tpot"
     TBT = "tbt"
     E2E = "e2e"
     SHORT = "short"
-    """The answer has fewer tokens than the replayed row."""
+    """The output has fewer tokens than the replayed row."""
     SHED = "shed"
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -57,7 +57,7 @@ class Judgement:
 
     Args:
         kind: the result.
-        reasons: of a miss, in the order of `MissReason`; empty unless it missed.
+        reasons: reasons of a miss, in the order of `MissReason`; empty unless it missed.
     """
 
     kind: JudgementKind
@@ -87,15 +87,15 @@ def targets_for(record: RequestRecord, classes: Mapping[str, SLOClass]) -> Targe
 def judge(record: RequestRecord, targets: Targets) -> Judgement:
     """Judge one request against its targets; a target is met when the measure is ≤ the bound.
 
-    - Empty targets: unjudged, whatever happened.
-    - `shed`, `error`, `timeout`, `unsent`: missed, for that reason alone.
+    - No targets: unjudged, regardless of the outcome.
+    - `shed`, `error`, `timeout`, `unsent`: missed, with that single reason.
     - `cancelled`: excluded, unless the TTFT target had passed without a token before the
       cancellation.
-    - A one-token answer has no TPOT and no gaps: it is judged by the other targets. An
-      answer without any token misses its TTFT.
-    - Fewer tokens than pinned: missed (`short`), beside any other reason.
-    - A TBT target on an answer of which neither gaps nor `tbt_p99_us` were kept: unjudged,
-      unless another target was missed.
+    - An output of one token has no TPOT and no gaps, so it is judged by the other targets. An
+      output without tokens misses its TTFT target.
+    - Fewer tokens than pinned: missed (`short`), in addition to any other reason.
+    - A TBT target, but neither gaps nor `tbt_p99_us` recorded: unjudged, unless another target was
+      missed.
     """
     if targets.empty:
         return _UNJUDGED
@@ -104,7 +104,7 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
     failure = _FAILURES.get(record.outcome)
     if failure is not None:
         return Judgement(kind=JudgementKind.MISSED, reasons=(failure,))
-    reasons = tuple(_broken(record, targets))
+    reasons = tuple(_missed_targets(record, targets))
     if reasons:
         return Judgement(kind=JudgementKind.MISSED, reasons=reasons)
     if targets.tbt_p99_ns is not None and record.output_tokens > 1 and _tbt_ns(record) is None:
@@ -115,8 +115,8 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
 def without_lag(record: RequestRecord) -> RequestRecord:
     """Return the same request as if the client had sent it on time.
 
-    Its scheduled arrival becomes its actual send. A request that misses with lag and attains
-    without was missed by the client.
+    The scheduled arrival becomes the actual send time. If a request misses with the send lag and
+    attains without it, the client caused the miss.
     """
     lag_ns = record.lag_ns
     if lag_ns is None or lag_ns <= 0:
@@ -142,13 +142,13 @@ def _judge_cancelled(record: RequestRecord, targets: Targets) -> Judgement:
     return Judgement(kind=JudgementKind.MISSED, reasons=(MissReason.TTFT,))
 
 
-def _broken(record: RequestRecord, targets: Targets) -> Iterator[MissReason]:
-    """Yield the targets that a finished answer missed."""
+def _missed_targets(record: RequestRecord, targets: Targets) -> Iterator[MissReason]:
+    """Yield the targets that a finished request missed."""
     if targets.ttft_ns is not None:
         ttft_ns = record.ttft_ns
         if ttft_ns is None or ttft_ns > targets.ttft_ns:
             yield MissReason.TTFT
-    if targets.tpot_ns is not None and _tpot_broken(record, targets.tpot_ns):
+    if targets.tpot_ns is not None and _misses_tpot(record, targets.tpot_ns):
         yield MissReason.TPOT
     if targets.tbt_p99_ns is not None:
         tbt_ns = _tbt_ns(record)
@@ -163,7 +163,7 @@ def _broken(record: RequestRecord, targets: Targets) -> Iterator[MissReason]:
         yield MissReason.SHORT
 
 
-def _tpot_broken(record: RequestRecord, bound_ns: int) -> bool:
+def _misses_tpot(record: RequestRecord, bound_ns: int) -> bool:
     """Return True if (last − first) / (n − 1) exceeds the bound, compared in integers."""
     if record.first_token_ns is None or record.last_token_ns is None or record.output_tokens < 2:
         return False

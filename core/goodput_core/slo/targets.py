@@ -23,7 +23,7 @@ class Targets:
         ttft_ns: time to first token, from the scheduled arrival.
         tpot_ns: mean time per output token after the first.
         tbt_p99_ns: nearest-rank p99 of the request's own gaps between tokens.
-        e2e_ns: the whole request, from the scheduled arrival.
+        e2e_ns: time to the end of the response, from the scheduled arrival.
     """
 
     ttft_ns: int | None = None
@@ -43,7 +43,7 @@ class Targets:
 
     @property
     def pace_ns(self) -> int | None:
-        """Longest step that keeps the targets: the smaller of TPOT and TBT; None without either."""
+        """Longest step that meets the targets: the smaller of TPOT and TBT; None without either."""
         tpot_ns, tbt_ns = self.tpot_ns, self.tbt_p99_ns
         if tpot_ns is None or (tbt_ns is not None and tbt_ns < tpot_ns):
             return tbt_ns
@@ -64,11 +64,11 @@ class SLOClass:
     """A class of traffic with its targets and its objective.
 
     Args:
-        name: a DNS label.
+        name: name of the class, a DNS label.
         ttft_ms: target of the time to first token, milliseconds.
         tpot_ms: target of the time per output token, milliseconds.
         tbt_p99_ms: target of the p99 of the gaps within a request, milliseconds.
-        e2e_ms: target of the time for the whole request, milliseconds.
+        e2e_ms: target of the time to the end of the response, milliseconds.
         objective: share of requests that must attain, exact; None if the class is reported and
             not judged.
     """
@@ -95,8 +95,8 @@ def parse_objective(text: str) -> Fraction:
     """Return the exact fraction of a percentage such as `99%` or `99.95%`.
 
     Raises:
-        ValueError: not a percentage above 0 % and below 100 %; no number of requests can show an
-            objective of 100 %.
+        ValueError: the text is not a percentage above 0 % and below 100 %. No number of requests
+            can show an objective of 100 %.
     """
     if not _OBJECTIVE.fullmatch(text):
         raise ValueError(f"{text!r} is not a percentage; write for example '99%' or '99.9%'")

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 WINDOWS_S: Final = (300, 900, 3600)
-"""The windows that are tried, shortest first."""
+"""Windows in seconds, tried in this order."""
 RING_S: Final = WINDOWS_S[-1]
 _MOST: Final = 2**32 - 1  # of an unsigned 32-bit count
 _ZEROS: Final = array("I", [0]) * RING_S
@@ -54,11 +54,11 @@ class RecentSeconds:
 class SecondRing:
     """Counts of judged requests per class for each of the last 3,600 seconds.
 
-    Seconds are numbered on any one clock. The ring advances to the newest second that was
-    counted or asked for; counts older than an hour before it are dropped.
+    Seconds are numbered on one clock of the caller. The ring advances to the newest second that
+    was counted or read. Counts more than an hour older are dropped.
 
     Args:
-        first_s: the first second that is counted.
+        first_s: number of the first second.
     """
 
     def __init__(self, first_s: int) -> None:
@@ -68,7 +68,7 @@ class SecondRing:
 
     @property
     def first_s(self) -> int:
-        """The oldest second that is still held."""
+        """The oldest second in the ring."""
         return max(self._first_s, self._end_s - RING_S)
 
     @property
@@ -77,7 +77,7 @@ class SecondRing:
         return self._end_s
 
     def advance(self, end_s: int) -> None:
-        """Make room up to, and without, a second; drop what is an hour older."""
+        """Advance the ring up to, but excluding, `end_s`; drop counts older than an hour."""
         if end_s <= self._end_s:
             return
         new = min(end_s - self._end_s, RING_S)
@@ -87,7 +87,7 @@ class SecondRing:
         self._end_s = end_s
 
     def extend_back(self, first_s: int) -> None:
-        """Count from an earlier second on, as far as the ring reaches."""
+        """Move the first second back, as far as the ring reaches."""
         self._first_s = min(self._first_s, first_s)
 
     def add(self, name: str, second: int, *, good: int, total: int) -> None:
@@ -95,9 +95,9 @@ class SecondRing:
 
         Args:
             name: the class.
-            second: in which their outcomes were known.
-            good: requests that attained.
-            total: requests that attained or missed.
+            second: number of the second in which their outcomes became known.
+            good: number of requests that attained.
+            total: number of requests that attained or missed.
         """
         self.advance(second + 1)
         if second < self.first_s:
@@ -109,10 +109,10 @@ class SecondRing:
             counts[place] = min(counts[place] + more, _MOST)
 
     def counts(self, name: str, first_s: int, end_s: int) -> SecondCounts:
-        """Return the counts of the seconds from `first_s` up to, and without, `end_s`.
+        """Return the counts of the seconds from `first_s` up to, but excluding, `end_s`.
 
         Args:
-            name: the class; one that was never counted has zeros.
+            name: the class; a class that was never counted has zeros.
             first_s: at least `self.first_s`.
             end_s: above `first_s` and at most `self.end_s`.
         """
@@ -125,9 +125,9 @@ class SecondRing:
         return SecondCounts(good=good, total=total)
 
     def recent(self, since_s: int, end_s: int) -> RecentSeconds:
-        """Return the seconds from `since_s` up to, and without, `end_s`, as far as they are held.
+        """Return the seconds in the ring from `since_s` up to, but excluding, `end_s`.
 
-        Classes without requests in them are left out.
+        Classes without requests in these seconds are left out.
         """
         self.advance(end_s)
         first_s = min(max(since_s, self.first_s), end_s)
@@ -135,7 +135,7 @@ class SecondRing:
         for name in self._classes if first_s < end_s else ():
             counts = self.counts(name, first_s, end_s)
             if any(counts.total):
-                # Lists, which can be encoded.
+                # Convert to lists, which can be encoded.
                 classes[name] = SecondCounts(good=list(counts.good), total=list(counts.total))
         return RecentSeconds(first_s=first_s, end_s=end_s, classes=classes)
 
@@ -145,7 +145,7 @@ class RollingVerdict:
     """The verdict on the last minutes of a service.
 
     Args:
-        window_s: the length of the window that it rests on.
+        window_s: length of the window on which the verdict is based.
         classes: the evidence about each class in that window.
         verdict: PASS, FAIL or INCONCLUSIVE.
     """
@@ -165,15 +165,15 @@ def judge_rolling(
 ) -> RollingVerdict:
     """Judge the shortest of the last 5, 15 and 60 minutes that decides; the longest if none does.
 
-    Each window may err with a third of the probability, so that three tries do not make an error
-    likelier. A window is cut where the counts begin.
+    Each window has a third of the error probability, so that three attempts do not make an error
+    likelier. If the counts begin later than a window, the window is shortened.
 
     Args:
-        seconds: counts of each class, all of one length, ending now.
+        seconds: counts of each class up to the present, all of the same length.
         classes: the classes with their objectives; at least one.
-        confidence: of each one-sided bound, over the three windows together.
+        confidence: confidence of each one-sided bound, over the three windows together.
         outage_s: the longest outage that a PASS must exclude.
-        windows_s: those of `WINDOWS_S` to try.
+        windows_s: the windows to try, a subset of `WINDOWS_S`.
     """
     each = 1 - (1 - confidence) / len(WINDOWS_S)
     sharers = max(1, sum(c.objective is not None for c in classes))
@@ -201,7 +201,7 @@ def _last(counts: SecondCounts, window_s: int) -> SecondCounts:
 
 
 def _put(ring: array[int], first_s: int, values: array[int]) -> None:
-    """Write consecutive seconds, at most a whole ring of them."""
+    """Write consecutive seconds, at most as many as the ring has."""
     start = first_s % RING_S
     until_wrap = min(len(values), RING_S - start)
     ring[start : start + until_wrap] = values[:until_wrap]

@@ -1,4 +1,4 @@
-"""`goodput device`: which device profiles there are, where their numbers are from, and new ones."""
+"""`goodput device`: list, show and fit device profiles."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["main", "make_parser"]
 
 
 def main(argv: list[str]) -> int:
-    """List, show or fit device profiles; the answer is on stdout.
+    """List, show or fit device profiles; the result is printed on stdout.
 
     Raises:
-        UsageError: an unknown subcommand or option.
-        InputError: no such profile or step log, or one that breaks a rule.
+        UsageError: the subcommand or an option is unknown.
+        InputError: the profile or the step log is missing or invalid.
     """
     args = _parse(argv)
     if args.action == "list":
@@ -97,7 +97,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.action == "fit":
         if (args.out is None) != (args.base is None):
             raise UsageError(
-                "goodput device fit: --out and --base go together: a step log tells nothing of "
+                "goodput device fit: --out and --base go together: a step log has no figures for "
                 "memory and bandwidths, so a profile takes those from another one"
             )
         if args.out is not None and args.out.suffix not in {".yaml", ".yml"}:
@@ -146,7 +146,9 @@ def _show(profile: DeviceProfile, *, as_json: bool) -> None:
     console = Console(markup=False, highlight=False)
     console.print(f"{profile.name}: {profile.description}")
     if profile.illustrative:
-        console.print("Illustrative: these figures stand for no device; don't buy by them.")
+        console.print(
+            "Illustrative: these figures describe no real device; do not plan capacity with them."
+        )
     numbers = Table(box=None, pad_edge=False)
     numbers.add_column("number")
     numbers.add_column("value", justify="right")
@@ -202,4 +204,4 @@ def _fit(args: argparse.Namespace) -> None:
 
 
 def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))  # noqa: T201 - the command's answer
+    print(json.dumps(value, indent=2))  # noqa: T201 - the command's output

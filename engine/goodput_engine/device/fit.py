@@ -32,8 +32,8 @@ class DeviceFit:
 
     Args:
         form: the law, fitted to four fifths of the steps.
-        steps: steps of the log.
-        held_out_steps: the other fifth.
+        steps: number of steps in the log.
+        held_out_steps: number of steps in the other fifth.
         p50_error_ppm, p95_error_ppm: absolute errors of predictions of the held-out steps, in
             millionths of the measured time.
     """
@@ -61,7 +61,7 @@ def fit_device(log: Path) -> DeviceFit:
     """Fit a roofline to a step log.
 
     Raises:
-        InputError: it is no step log, or its steps do not determine the law.
+        InputError: the file is not a step log, or its steps do not determine the law.
         UsageError: pyarrow is not installed.
     """
     samples = read_step_log(log)
@@ -83,16 +83,16 @@ def fit_device(log: Path) -> DeviceFit:
 
 
 def write_profile(fit: DeviceFit, *, log: Path, base: DeviceProfile, out: Path) -> None:
-    """Write the fitted law as a profile with all other numbers from another one.
+    """Write the fitted law as a profile; take all other numbers from another profile.
 
     Args:
         fit: the law.
         log: the step log.
-        base: profile with the numbers that no step log has, such as the KV capacity.
+        base: profile with the numbers that a step log lacks, such as the KV capacity.
         out: the file to write; it must not exist.
 
     Raises:
-        InputError: it exists or cannot be written.
+        InputError: the file exists or cannot be written.
     """
     origin = (
         f"fitted to {fit.steps:,} steps of {log.name}; held-out step error p50 "

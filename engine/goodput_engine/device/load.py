@@ -1,8 +1,8 @@
 """Reading of device profiles: the shipped ones by name, others by path.
 
-A profile is small, flat YAML in which every number has its origin. It is external input: bounded
-in size, strict in its keys, and rejected with one sentence that begins with the file and the
-field. A profile's form decides which numbers it has and which law they make.
+A profile is small, flat YAML in which every number has its origin. It is external input, so its
+size is bounded and its keys are checked. An error message starts with the file and the field. The
+form of a profile determines its numbers and the law that they define.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class FormRules:
     """The numbers of one form in a profile.
 
     Args:
-        numbers: its own numbers, beside those of every profile.
-        build: makes the law of them; None for a form that is written as a table.
+        numbers: rules of the form's own numbers, in addition to those of every profile.
+        build: builds the law from the numbers; None for a form that is written as a table.
     """
 
     numbers: Mapping[str, NumberRule]
@@ -164,10 +164,12 @@ def list_profiles() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:
-    """Load a shipped profile by name, or a file: anything with a slash or ending in .yaml.
+    """Load a shipped profile by name, or a file by path.
+
+    An argument with a slash, or ending in .yaml or .yml, is a path.
 
     Raises:
-        InputError: there is no such profile or file, or a field breaks a rule.
+        InputError: the profile or file does not exist, or a field is invalid.
     """
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
         return _parse(_read(Path(name_or_path)), name_or_path)
@@ -281,7 +283,7 @@ def _read_table(value: object, source: str) -> tuple[TableForm, str]:
     """Return the `table` of a profile and its origin.
 
     Raises:
-        InputError: a field breaks a rule.
+        InputError: a field is invalid.
     """
     table = _read_mapping(value, source, "table")
     _read_known(table, ["decodes", "prefill_tokens", "step_ms", "from"], source, "table.")
@@ -330,7 +332,7 @@ def _read_known(given: dict[Any, Any], known: list[str], source: str, prefix: st
     """Check the keys.
 
     Raises:
-        InputError: one is unknown.
+        InputError: a key is unknown.
     """
     for key in given:
         if key not in known:
@@ -343,7 +345,7 @@ def _read_text(top: dict[Any, Any], key: str, source: str) -> str:
     """Return a text.
 
     Raises:
-        InputError: it is no text, empty or too long.
+        InputError: the value is not a text, is empty or is too long.
     """
     value = top.get(key)
     if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT:
@@ -355,7 +357,7 @@ def _read_choice(top: dict[Any, Any], key: str, allowed: list[str], source: str)
     """Return one of the allowed words.
 
     Raises:
-        InputError: it is another.
+        InputError: the value is not one of them.
     """
     value = top.get(key)
     if value not in allowed:
@@ -367,7 +369,7 @@ def _read_flag(top: dict[Any, Any], key: str, source: str) -> bool:
     """Return a boolean, false if absent.
 
     Raises:
-        InputError: it is no boolean.
+        InputError: the value is not a boolean.
     """
     value = top.get(key, False)
     if not isinstance(value, bool):
@@ -379,7 +381,7 @@ def _read_origin(value: object, source: str, path: str) -> str:
     """Return the origin of a number or a table.
 
     Raises:
-        InputError: it is missing.
+        InputError: the origin is missing, or is too long.
     """
     if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT:
         raise InputError(
@@ -392,7 +394,7 @@ def _read_number(value: object, rule: NumberRule, source: str, path: str) -> flo
     """Return a number within its bounds.
 
     Raises:
-        InputError: it is no number, or out of bounds.
+        InputError: the value is not a number, or is out of bounds.
     """
     kinds = int if rule.whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):

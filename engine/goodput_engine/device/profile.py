@@ -13,7 +13,7 @@ __all__ = ["DeviceProfile", "Overlap"]
 
 
 class Overlap(StrEnum):
-    """How the host time and the device time of a step combine."""
+    """Combination of the host time and the device time of a step."""
 
     ADD = "add"
     """The host plans the next step after the result of this one."""
@@ -26,28 +26,29 @@ class DeviceProfile:
     """A model on a device.
 
     Args:
-        name: a DNS label.
+        name: name of the profile, a DNS label.
         description: one sentence for a list.
         illustrative: True if its figures show a mechanism and describe no existing device.
         form_name: name of the form.
-        form: from the shape of a step to its device time.
-        overlap: how host time and device time combine.
+        form: law that maps the shape of a step to its device time.
+        overlap: combination of host time and device time.
         host_ns_per_step, host_ns_per_request: host time of the modelled engine for each step and
             for each request in it.
         kv_blocks: KV blocks that the device's memory holds.
         block_size: tokens per block.
         kv_bytes_per_token: keys and values of one token, all layers.
-        max_model_tokens: prompt and answer together.
-        vocab_size: token ids are below this.
-        tensor_parallel: devices that compute each layer together.
-        pipeline_parallel: stages of as many devices each, with an equal share of the layers.
-            `form` is the time in all stages together; what is in memory is of all devices.
-        handover_ns_per_token: from one stage to the next, for each token of a step.
-        swap_bytes_per_s: between device and host memory, one way.
-        link_bytes_per_s: between two such devices.
-        startup_seconds: time from creation to readiness, in a fleet in virtual time; a process
+        max_model_tokens: limit of prompt and output tokens together.
+        vocab_size: size of the vocabulary; token ids are smaller.
+        tensor_parallel: number of devices that compute each layer together.
+        pipeline_parallel: number of stages, each with `tensor_parallel` devices and an equal share
+            of the layers. `form` is the time of all stages together, and the memory figures are
+            those of all devices together.
+        handover_ns_per_token: time to transfer one token's activations from a stage to the next.
+        swap_bytes_per_s: bandwidth between device and host memory, one way.
+        link_bytes_per_s: bandwidth between two such devices.
+        startup_seconds: time from creation to readiness of a replica in virtual time. A process
             that emulates this device in real time is ready as soon as it has started.
-        numbers: every number of the file, by its name and in its unit there.
+        numbers: every number of the file, by its name and in the unit of the file.
         provenance: the origin of each number, and of a table.
     """
 
@@ -75,18 +76,18 @@ class DeviceProfile:
 
     @property
     def default_depth(self) -> int:
-        """Plans that wait beside the one that runs: one if the host works ahead, else none.
+        """Number of plans queued behind the running one: one if host and device overlap, else 0.
 
-        This is what overlap means: with a plan waiting, a step takes the longer of host and
-        device time and a stop is noticed one step late; without, their sum. Each further
-        pipeline stage needs one more plan, up to two.
+        With a queued plan, a step takes the longer of host time and device time, and a stop is
+        noticed one step late. Without one, a step takes the sum of both times. Each further
+        pipeline stage needs one more queued plan, up to two in total.
         """
         ahead = 1 if self.overlap is Overlap.MAX else 0
         return min(2, ahead + self.pipeline_parallel - 1)
 
     @property
     def devices(self) -> int:
-        """Physical devices of this profile."""
+        """Number of physical devices of this profile."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
@@ -96,9 +97,9 @@ class DeviceProfile:
         return max(1, round(block_bytes * NS_PER_S / self.swap_bytes_per_s))
 
     def host_ns(self, num_requests: int) -> int:
-        """Host time of a step with this many requests, nanoseconds."""
+        """Return the host time of a step with this many requests, in nanoseconds."""
         return self.host_ns_per_step + self.host_ns_per_request * num_requests
 
     def handover_ns(self, num_tokens: int) -> int:
-        """Time for one pipeline stage to hand a step's activations to the next, nanoseconds."""
+        """Return the time to transfer a step's activations to the next stage, in nanoseconds."""
         return round(self.handover_ns_per_token * num_tokens)

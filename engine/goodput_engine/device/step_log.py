@@ -1,7 +1,7 @@
 """The step log: shape and device time of each step, to fit a device profile.
 
-A Parquet file of integers. pyarrow is not a dependency of an engine: it is imported only for a
-log, with an error that names the extra.
+The log is a Parquet file of integers. pyarrow is not a dependency of the engine: it is imported
+only for a log. If it is missing, the error names the extra to install.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _log = logging.getLogger(__name__)
 _SHAPE: Final = StepShape._fields
 _shape_of: Final = attrgetter(*_SHAPE)
 STEP_COLUMNS: Final = ("at_ns", "step_ns", *_SHAPE)
-"""All int64: end of a step on the engine's monotonic clock, its device time, its shape."""
+"""Columns, all int64: a step's end on the engine's monotonic clock, its device time, its shape."""
 
 MAX_STEPS: Final = 1_000_000
-"""Upper bound of a log: hours of steps, in at most 72 MB."""
+"""Most steps in a log; this is hours of steps, in at most 72 MB."""
 
 _FLUSH_STEPS: Final = 1024
 
 
 class StepLog:
-    """Writes steps as they end; the file gets its name when it is closed or full.
+    """Writes steps as they end, and renames the file to its final name when it is closed or full.
 
-    A step costs a row in memory, and every 1,024th a write. If the log cannot be written, it ends
-    and the engine continues. A log without a step leaves no file.
+    Each step adds a row in memory, and every 1,024 steps are written at once. If a write fails,
+    the log ends and the engine continues. A log without steps leaves no file.
 
     Args:
         path: the file; it must not exist.
-        max_steps: upper bound of the steps.
+        max_steps: the largest number of steps.
 
     Raises:
-        InputError: it exists, or its folder cannot be written.
+        InputError: the file exists, or its folder cannot be written.
         UsageError: pyarrow is not installed.
     """
 
@@ -77,7 +77,7 @@ class StepLog:
         self._empty = True
 
     def add(self, outcome: StepOutcome) -> None:
-        """Add a step, unless it copied blocks: its time may be that of the copy."""
+        """Add a step, unless it copied blocks, because its time may be that of the copy."""
         if not self._room or outcome.plan.copies:
             return
         result = outcome.result
@@ -91,7 +91,7 @@ class StepLog:
             self._write()
 
     def close(self) -> None:
-        """Write the rest and give the file its name; later steps are ignored."""
+        """Write the remaining steps and rename the file to its final name; ignore later steps."""
         self._room = 0
         self._write()
         writer, self._writer = self._writer, None
@@ -132,10 +132,10 @@ class StepLog:
 
 
 def read_step_log(path: Path) -> list[StepSample]:
-    """Return the steps of a log, in their order.
+    """Return the steps of a log, in order.
 
     Raises:
-        InputError: the file cannot be read, or is no step log.
+        InputError: the file cannot be read, or is not a step log.
         UsageError: pyarrow is not installed.
     """
     arrow, parquet = _arrow("reading")
