@@ -51,7 +51,7 @@ class _List:
 
     Attributes:
         version: resourceVersion of the last list; None before the first list.
-        objects: by uid.
+        objects: objects by uid.
     """
 
     __slots__ = ("objects", "version")
@@ -97,7 +97,7 @@ class Cache:
         return tuple(body for body in self._objects(key) if body["kind"] == POD.name)
 
     def replace(self, kind: str, namespace: str, content: Object) -> set[Key]:
-        """Take a list: cached objects that it lacks have been deleted, unless they are newer.
+        """Apply a list; remove cached objects that it lacks unless they are newer.
 
         Args:
             kind: of the objects; items of a list do not name it.
@@ -123,7 +123,7 @@ class Cache:
         return {key for body in deleted if (key := _owner(body)) is not None}
 
     def update(self, body: Object, *, deleted: bool) -> None:
-        """Take an event.
+        """Apply an event.
 
         Args:
             body: the object's current or last state.

@@ -54,13 +54,13 @@ _MAX_MESSAGE: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A call that had no effect.
+    """A rejected or failed call.
 
     Args:
         status: HTTP status, or `UNREACHABLE`.
         reason: the API server's CamelCase reason, such as `AlreadyExists`.
         message: the API server's message.
-        conflicts: of a server-side apply.
+        conflicts: conflicts of a server-side apply.
     """
 
     status: int
@@ -98,7 +98,7 @@ def parse_response(status: int, body: bytes) -> ApiResponse:
 
     Args:
         status: HTTP status.
-        body: of the response.
+        body: body of the response.
     """
     try:
         content = json.loads(body)
@@ -214,7 +214,7 @@ class _BoundedClient:
 
 
 class LeaseClient(_BoundedClient):
-    """Calls of the leader election. They are not fenced, since they move the fence."""
+    """Calls of the leader election. They are not fenced, because they extend the fence."""
 
     async def create_lease(self, namespace: str, body: Object) -> ApiResponse:
         """Create the Lease."""
@@ -300,7 +300,7 @@ class Client(_BoundedClient):
         steps = [
             {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
             {"op": "replace", "path": "/metadata/managedFields", "value": managed_fields},
-            # The API server refuses a resourceVersion other than the latest.
+            # The API server rejects a resourceVersion other than the latest.
             {
                 "op": "replace",
                 "path": "/metadata/resourceVersion",

@@ -48,9 +48,9 @@ class LeaseTimes:
     keeps the Lease if the API server is unavailable for less than `renew_s`.
 
     Args:
-        duration_s: how long other operators wait after the last renewal that they observed.
-        renew_s: how long the leader tries to renew before it gives up.
-        retry_s: between two attempts, and between two renewals.
+        duration_s: time that other operators wait after the last renewal that they observed.
+        renew_s: time after which a leader that cannot renew stops.
+        retry_s: time between two attempts, and between two renewals.
     """
 
     duration_s: int = 20
@@ -99,7 +99,7 @@ async def hold_lease(lock: FencingLock, *, leading: Callable[[], None]) -> None:
 
 
 async def _nothing() -> None:
-    """The election calls it after a loss; `hold_lease` raises the error."""
+    """Do nothing: the election calls this after a loss, and `hold_lease` raises the error."""
 
 
 class FencingLock(BaseLock):
@@ -107,8 +107,8 @@ class FencingLock(BaseLock):
 
     Args:
         client: unfenced calls to the API server.
-        name: of the Lease.
-        namespace: of the Lease.
+        name: name of the Lease.
+        namespace: namespace of the Lease.
         identity: of this process, unique among running operators. A Lease that carries it already
             was left by an earlier process of the same pod, and is taken over at once.
         fence: extended by each renewal.
@@ -202,7 +202,7 @@ class FencingLock(BaseLock):
         """Close the fence: another holder may write, even before our own deadline."""
         self.fence.close()
         if self._has_held:
-            # The memory of services is out of date; a new process starts without any.
+            # The state of services in memory is out of date; a new process starts without it.
             raise LeaseLostError(
                 f"this operator held the Lease {self.namespace}/{self.name}, which was {how}"
             )

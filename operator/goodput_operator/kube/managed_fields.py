@@ -39,7 +39,7 @@ class Conflict:
     """A field that another manager set to another value.
 
     Args:
-        manager: its name as the API server reports it.
+        manager: name of the manager as reported by the API server.
         field: path of the field.
     """
 
@@ -52,7 +52,7 @@ class ManagedField:
     """A field that a manager owns.
 
     Args:
-        manager: its name.
+        manager: name of the manager.
         path: keys of `fieldsV1` from the root.
     """
 
@@ -153,7 +153,7 @@ def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paths(fields: Mapping[str, Any], at: Path = ()) -> Iterator[Path]:
-    """Yield the owned fields; a list item or map that was set as a whole is one field."""
+    """Yield the owned fields; a list item or map that was set completely is one field."""
     below = {key: value for key, value in fields.items() if key != "."}
     if at and (not below or "." in fields):
         yield at
