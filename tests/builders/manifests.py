@@ -12,7 +12,7 @@ from goodput_core.spec.llmservice import LLMService
 __all__ = ["EXAMPLES", "llmservice", "manifest", "manifest_path", "manifest_text", "write_manifest"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-_FOLDER = Path(__file__).with_name("manifests")
+_FOLDER = Path(__file__).with_name("manifest_files")
 
 
 def manifest_path(name: str = "least") -> Path:
