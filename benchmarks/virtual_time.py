@@ -51,7 +51,7 @@ REPLICAS = 4
 ROWS = ("library", "unfolded", "twice", "command", "command, no gaps, no report")
 
 
-def library(trace: str, policy: str, *, folds: bool, times: int) -> dict[str, object]:
+def library(trace: str, policy: str, *, fast_forward: bool, times: int) -> dict[str, object]:
     service = read_manifest(MANIFEST)
     promise = slo_classes(service.spec.slo)
     settings = fleet_settings(
@@ -64,7 +64,7 @@ def library(trace: str, policy: str, *, folds: bool, times: int) -> dict[str, ob
     settings = replace(
         settings,
         replicas=REPLICAS,
-        folds=folds,
+        fast_forward=fast_forward,
         configure=msgspec.structs.replace(settings.configure, policy=policy),
     )
     opened = open_trace(sample_path() if trace == "sample" else trace)
@@ -121,7 +121,9 @@ def measure(row: str, trace: str, policy: str) -> dict[str, object]:
     elif row.startswith("command"):
         found = command(trace, policy, ["--no-gaps", "--no-report"])
     else:
-        found = library(trace, policy, folds=row != "unfolded", times=2 if row == "twice" else 1)
+        found = library(
+            trace, policy, fast_forward=row != "unfolded", times=2 if row == "twice" else 1
+        )
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"row": row, **found, "peak_mib": round(peak_mib)}
 

@@ -1,4 +1,4 @@
-"""The arguments of `replay`: parser, checks of their combinations, and the parsed options."""
+"""Arguments of `replay`: parser, checks of option combinations, and parsed options."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ __all__ = ["ReplayOptions", "make_parser", "parse_options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """The options of one `replay` command; `--help` describes those not listed here.
+    """Options of one `replay` command; `--help` describes those not listed here.
 
     Args:
-        trace: a file, or `sample`.
-        max_decoded_bytes: decoded size at which reading the trace stops; None for the default.
-        target: a running server; None to start `manifest`, or to send nothing.
-        manifest: the service to start and stop around the run.
-        emulate: the service to emulate in virtual time, in place of a target.
-        slo: file with the SLO classes, for a bare target.
+        trace: trace file, or `sample`.
+        max_decoded_bytes: maximum decoded size of the trace; None for the default.
+        target: running server; None with `manifest` or `emulate`, or if no request is sent.
+        manifest: manifest of the service to start before the run and stop afterwards.
+        emulate: manifest of the service to emulate in virtual time.
+        slo: file with the SLO classes, used with `target`.
         probe: send one probe request per class before the run.
         model: served model for rows that `models` does not map.
-        models: served model by the trace's name.
-        pinning: how answers get the trace's length; None to ask the target.
+        models: served model by the trace's model name.
+        seed: seed of rate scaling and of an emulated fleet's random placement.
+        pinning: how output lengths are pinned to the trace; None to detect it from the target.
         timeout_ns: time limit of a request from its scheduled arrival.
-        salt: separates this run's prompts from others; None to draw one at random.
-        out: the run's folder; None for a new one in `runs/`.
-        gate: exit by the verdict.
-        gaps: keep every gap between tokens.
-        confidence: one-sided, of each bound.
+        salt: makes this run's prompts differ from other runs'; None for a random salt.
+        out: run folder; None for a new one in `runs/`.
+        gate: True if the exit code depends on the verdict.
+        gaps: True if every gap between tokens is recorded.
+        confidence: one-sided confidence of each bound.
     """
 
     trace: str
@@ -93,10 +94,10 @@ class ReplayOptions:
 
 
 def parse_options(argv: Sequence[str]) -> ReplayOptions:
-    """Check the arguments.
+    """Parse the arguments and check their combinations.
 
     Raises:
-        UsageError: an option, or a combination of options, that cannot be.
+        UsageError: an option or a combination of options is invalid.
     """
     given = make_parser().parse_args(argv)
     _check_combinations(given)
@@ -104,7 +105,8 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     plain = [text for text in given.model if "=" not in text]
     if len(plain) > 1:
         raise UsageError(
-            f"replay: --model {plain[1]} follows --model {plain[0]}; map by TRACE=SERVED"
+            f"replay: --model {plain[0]} and --model {plain[1]} are mutually exclusive; "
+            "map each with TRACE=SERVED"
         )
     return ReplayOptions(
         trace=given.trace,
@@ -150,50 +152,50 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
 def _check_combinations(given: Any) -> None:
     if given.target is not None and given.file is not None:
         raise UsageError(
-            "replay: --target and -f exclude each other; a service is running or is started"
+            "replay: --target and -f are mutually exclusive; use --target for a running service"
         )
     if given.emulate is not None:
         _check_emulation(given)
         return
     if given.topology is not None:
-        raise UsageError("replay: --topology is for --emulate; it is not built in real time")
+        raise UsageError("replay: --topology is only supported with --emulate")
     if given.oracle:
-        raise UsageError("replay: --oracle is for --emulate; no server knows true lengths")
+        raise UsageError("replay: --oracle is only supported with --emulate")
     if given.target is None and given.file is None and not given.dry_run:
         raise UsageError(
-            "replay: nowhere to send; give --target URL, -f MANIFEST to start a service, "
+            "replay: no target; give --target URL, -f MANIFEST to start a service, "
             "--emulate MANIFEST for virtual time, or --dry-run"
         )
     if given.file is not None and given.slo is not None:
-        raise UsageError("replay: --slo is for --target; with -f the manifest's spec.slo holds")
-    if given.device is not None and given.file is None:
         raise UsageError(
-            "replay: --device is for -f and --emulate; a running target has a device already"
+            "replay: --slo is only supported with --target; -f uses the manifest's spec.slo"
         )
+    if given.device is not None and given.file is None:
+        raise UsageError("replay: --device is only supported with -f and --emulate")
 
 
 def _check_emulation(given: Any) -> None:
-    """Refuse options about sending: in virtual time nothing is sent."""
-    for option, asked, why in (
-        ("--target", given.target is not None, "a run is sent to a target or emulated"),
-        ("-f", given.file is not None, "a service is started or emulated"),
-        ("--slo", given.slo is not None, "the manifest's spec.slo holds"),
-        ("--abort-on", given.abort_on is not None, "there is no target to be spared"),
-        ("--header", bool(given.header), "nothing is sent"),
-        ("--api-key-env", given.api_key_env is not None, "nothing is sent"),
-        ("--model", bool(given.model), "every row goes to the manifest's model"),
-        ("--yes", given.yes, "no machine is loaded"),
-        ("--no-probe", given.no_probe, "nothing is sent"),
-        ("--endpoint", given.endpoint != Endpoint.COMPLETIONS, "nothing is sent"),
+    """Reject options about sending, which virtual time does not support."""
+    for option, given_too, why in (
+        ("--target", given.target is not None, "choose one of them"),
+        ("-f", given.file is not None, "choose one of them"),
+        ("--slo", given.slo is not None, "the manifest's spec.slo applies"),
+        ("--abort-on", given.abort_on is not None, "no target is under load"),
+        ("--header", bool(given.header), "no request is sent"),
+        ("--api-key-env", given.api_key_env is not None, "no request is sent"),
+        ("--model", bool(given.model), "every request uses the manifest's model"),
+        ("--yes", given.yes, "no target is under load"),
+        ("--no-probe", given.no_probe, "no request is sent"),
+        ("--endpoint", given.endpoint != Endpoint.COMPLETIONS, "no request is sent"),
         ("--salt", given.salt is not None, "prompts have no text"),
         (
             "--length-pinning",
             given.length_pinning not in {"auto", "header"},
-            "true lengths are the executor's alone",
+            "only the executor receives true lengths",
         ),
     ):
-        if asked:
-            raise UsageError(f"replay: {option} and --emulate exclude each other: {why}")
+        if given_too:
+            raise UsageError(f"replay: {option} and --emulate are mutually exclusive: {why}")
 
 
 def _pinning(text: str) -> LengthPinning | None:
@@ -227,62 +229,63 @@ def make_parser() -> CommandParser:
     """Build the parser of `replay`."""
     parser = CommandParser(
         "replay",
-        summary="Fire a trace at a service at its real timestamps, or at a model of it in "
-        "virtual time, and judge every request. `replay report DIR` rebuilds a run's report; "
-        "`replay capacity` finds the highest rate that holds.",
+        summary="Replay a trace against a service at its original timestamps, or emulate the "
+        "service in virtual time, and judge every request against its SLO. `replay report DIR` "
+        "rebuilds a run's report; `replay capacity` finds the highest rate that meets the SLO.",
         usage="replay --trace TRACE (--target URL | -f MANIFEST | --emulate MANIFEST) "
         "[OPTION ...]\n"
         "       replay report DIR\n"
         "       replay capacity --trace TRACE … [OPTION ...]",
         examples=_EXAMPLES,
     )
-    _add_what(parser)
+    _add_input(parser)
     _add_transforms(parser)
     _add_sending(parser)
     _add_judging(parser)
     return parser
 
 
-def _add_what(parser: CommandParser) -> None:
-    group = parser.add_argument_group("what and where")
-    group.add_argument("--trace", required=True, help="a trace (Parquet), or `sample`")
+def _add_input(parser: CommandParser) -> None:
+    group = parser.add_argument_group("input and target")
+    group.add_argument("--trace", required=True, help="trace file (Parquet), or `sample`")
     group.add_argument(
         "--target",
         metavar="URL",
         type=argument_type(parse_target, "URL"),
-        help="a running server with OpenAI's API",
+        help="URL of a running server with an OpenAI-compatible API",
     )
     group.add_argument(
         "-f",
         "--file",
         metavar="MANIFEST",
         type=Path,
-        help="an LLMService: start it here, replay, stop it",
+        help="LLMService manifest: start the service locally, replay, and stop it",
     )
     group.add_argument(
         "--emulate",
         metavar="MANIFEST",
         type=Path,
-        help="an LLMService: its scheduler and placement in virtual time, far faster than the "
-        "clock; nothing is sent",
+        help="LLMService manifest: run its scheduler and placement in virtual time, without "
+        "sending requests",
     )
     group.add_argument(
         "--topology",
         metavar="FILE",
         type=Path,
-        help="with --emulate: replicas that prefill and others that decode, or requests that move "
-        "between replicas while they decode",
+        help="with --emulate: separate prefill and decode replicas, or live migration of "
+        "decoding requests",
     )
     group.add_argument(
         "--oracle",
         action="store_true",
-        help="with --emulate: the shortest answer first by true lengths, whatever the policy: a "
-        "bound that no server reaches",
+        help="with --emulate: schedule by true output length, shortest first, in place of the "
+        "policy; an upper bound that no real server reaches",
     )
     group.add_argument(
         "--device",
         metavar="PROFILE",
-        help="with -f and --emulate: emulate this device in place of the manifest's model.source",
+        help="with -f and --emulate: device profile to emulate, in place of the manifest's "
+        "model.source",
     )
     group.add_argument(
         "--model",
@@ -290,8 +293,8 @@ def _add_what(parser: CommandParser) -> None:
         action="append",
         default=[],
         type=argument_type(_model, "MODEL"),
-        help="the model to ask for, or a mapping from the trace's name; repeatable "
-        "(default: the one model that is served)",
+        help="model name to send, or a mapping from the trace's model name; repeatable "
+        "(default: the only served model)",
     )
     group.add_argument(
         "--header",
@@ -299,7 +302,7 @@ def _add_what(parser: CommandParser) -> None:
         action="append",
         default=[],
         type=argument_type(parse_header, "HEADER"),
-        help="send this with every request; repeatable",
+        help="header to send with every request; repeatable",
     )
     group.add_argument(
         "--api-key-env",
@@ -311,118 +314,120 @@ def _add_what(parser: CommandParser) -> None:
         "--endpoint",
         choices=[e.value for e in Endpoint],
         default="completions",
-        help="completions sends token ids, exact on every server; chat sends text "
+        help="completions sends token ids, so prompt lengths are exact; chat sends text "
         "(default: completions)",
     )
     group.add_argument(
         "--no-probe",
         action="store_true",
-        help="skip the probe request of each class, which finds a wrong model, key or parameter",
+        help="skip the probe request per class, which detects a wrong model, key or parameter",
     )
-    group.add_argument("--yes", action="store_true", help="the target may be another machine")
+    group.add_argument("--yes", action="store_true", help="allow a target on another machine")
 
 
 def _add_transforms(parser: CommandParser) -> None:
-    group = parser.add_argument_group("which part of the trace")
+    group = parser.add_argument_group("trace selection")
     group.add_argument(
         "--window",
         metavar="FROM..TO",
         type=argument_type(parse_window, "WINDOW"),
-        help="only arrivals in this time since the first, such as 10m..20m",
+        help="replay only arrivals in this range of time since the first, such as 10m..20m",
     )
     group.add_argument(
-        "--limit", metavar="N", type=argument_type(_positive, "N"), help="at most N requests"
+        "--limit", metavar="N", type=argument_type(_positive, "N"), help="replay at most N requests"
     )
     group.add_argument(
         "--max-decoded-size",
         metavar="SIZE",
         type=argument_type(parse_size, "SIZE"),
-        help="stop when the trace decodes to more, for example 4GiB (default: 256 times the file's "
-        "size, at least 256MiB)",
+        help="maximum decoded size of the trace, such as 4GiB (default: 256 times the file size, "
+        "at least 256MiB)",
     )
     group.add_argument(
         "--speed",
         metavar="X",
         type=argument_type(parse_factor, "X"),
         default=Fraction(1),
-        help="time warp: 2 replays an hour in 30 minutes",
+        help="speed factor: 2 replays an hour in 30 minutes",
     )
     group.add_argument(
         "--rate-scale",
         metavar="X",
         type=argument_type(parse_factor, "X"),
         default=Fraction(1),
-        help="more or fewer requests with bursts preserved: 2 doubles every burst's height",
+        help="rate factor that preserves bursts: 2 doubles the number of requests",
     )
     group.add_argument(
         "--class-by",
         metavar="RULE",
         action="append",
         default=[],
-        help="give rows a class, such as 'batch: input_tokens >= 4000'; the first match wins; "
-        "repeatable",
+        help="assign an SLO class, such as 'batch: input_tokens >= 4000'; the first matching rule "
+        "applies; repeatable",
     )
     group.add_argument(
         "--seed",
         metavar="N",
-        type=argument_type(_whole, "N"),
+        type=argument_type(_non_negative, "N"),
         default=0,
-        help="seed of the rows that --rate-scale adds or drops, and of an emulated fleet's random "
-        "placement (default: 0)",
+        help="seed of rate scaling and of an emulated fleet's random placement (default: 0)",
     )
 
 
 def _add_sending(parser: CommandParser) -> None:
     group = parser.add_argument_group("sending")
     group.add_argument(
-        "--dry-run", action="store_true", help="say what would be sent; send nothing"
+        "--dry-run", action="store_true", help="print the plan without sending requests"
     )
     group.add_argument(
         "--max-rate",
         metavar="N",
         type=argument_type(_positive, "N"),
-        help="refuse if the busiest second of the plan holds more than N requests",
+        help="reject a plan with more than N requests in any second",
     )
     group.add_argument(
         "--abort-on",
         metavar="RULE",
         type=argument_type(parse_abort_rule, "RULE"),
-        help="give up, such as error-rate=5%%/30s (exit 3)",
+        help="abort the run when RULE holds, such as error-rate=5%%/30s (exit 3)",
     )
     group.add_argument(
         "--timeout",
         metavar="TIME",
         type=argument_type(_timeout, "TIME"),
         default=_TIMEOUT,
-        help=f"how long a request may take from its scheduled arrival (default: {_TIMEOUT})",
+        help=f"time limit of a request from its scheduled arrival (default: {_TIMEOUT})",
     )
     group.add_argument(
         "--warmup",
         metavar="N",
-        type=argument_type(_whole, "N"),
+        type=argument_type(_non_negative, "N"),
         default=0,
-        help="the first N rows are sent and not judged",
+        help="exclude the first N requests from all results",
     )
     group.add_argument(
         "--length-pinning",
         choices=["auto", "header", "max-tokens", "none"],
         default="auto",
-        help="how answers get the trace's length: header (our engine: no policy sees it) or "
-        "max-tokens (any server: disclosed to it); auto asks the target",
+        help="how to pin output lengths: header (Goodput only, hidden from its policies) or "
+        "max-tokens (any server, visible to its scheduler); auto selects by target",
     )
     group.add_argument(
         "--salt",
         metavar="TEXT",
         type=argument_type(_salt, "TEXT"),
-        help="make prompts equal to those of another run with this salt (default: random, so "
-        "that no run finds another's prefix cache)",
+        help="salt of the prompts; runs with equal salts send equal prompts (default: random, so "
+        "that no run hits another run's prefix cache)",
     )
 
 
 def _add_judging(parser: CommandParser) -> None:
     group = parser.add_argument_group("judging and results")
     group.add_argument(
-        "--slo", metavar="FILE", type=Path, help="promises for --target: a manifest or its spec.slo"
+        "--slo",
+        metavar="FILE",
+        type=Path,
+        help="SLO targets for --target: a manifest or its spec.slo",
     )
     group.add_argument(
         "--gate",
@@ -441,19 +446,21 @@ def _add_judging(parser: CommandParser) -> None:
         "--out",
         metavar="DIR",
         type=Path,
-        help="the run's folder (default: a new one in runs/)",
+        help="run folder (default: a new one in runs/)",
     )
-    group.add_argument("--force", action="store_true", help="replace an earlier run in --out")
+    group.add_argument("--force", action="store_true", help="replace the existing run in --out")
     group.add_argument("--json", action="store_true", help="print the summary as JSON")
     group.add_argument(
-        "--no-gaps", action="store_true", help="keep no gaps between tokens, for very long runs"
+        "--no-gaps",
+        action="store_true",
+        help="do not record gaps between tokens; for very long runs",
     )
-    group.add_argument("--no-report", action="store_true", help="write no report.html")
+    group.add_argument("--no-report", action="store_true", help="do not write report.html")
 
 
 def _bounded(text: str, least: int) -> int:
     if not re.fullmatch(r"\d{1,12}", text) or int(text) < least:
-        raise ValueError(f"{text!r} is not a whole number from {least}")
+        raise ValueError(f"{text!r} must be an integer of at least {least}")
     return int(text)
 
 
@@ -461,31 +468,33 @@ def _positive(text: str) -> int:
     return _bounded(text, 1)
 
 
-def _whole(text: str) -> int:
+def _non_negative(text: str) -> int:
     return _bounded(text, 0)
 
 
 def _timeout(text: str) -> int:
     ns = parse_duration(text)
     if not NS_PER_S // 10 <= ns <= 86_400 * NS_PER_S:
-        raise ValueError(f"{text!r} is out of bounds; a timeout lies between 100ms and 1d")
+        raise ValueError(f"{text!r} is out of range; a timeout must be between 100ms and 1d")
     return ns
 
 
 def _model(text: str) -> str:
     if not text.strip() or text.endswith("=") or len(text) > 512:
-        raise ValueError(f"{text!r} is not a model; write SERVED or TRACE=SERVED")
+        raise ValueError(f"{text!r} is not a valid model; use SERVED or TRACE=SERVED")
     return text
 
 
 def _env_name(text: str) -> str:
     if not _ENV_NAME.fullmatch(text):
-        # What stands here may be the key itself: it is not repeated.
-        raise ValueError("not the name of a variable; put the key into one and name that")
+        # The text may be the key itself, so it is not printed.
+        raise ValueError(
+            "not the name of an environment variable; store the key in one and give its name"
+        )
     return text
 
 
 def _salt(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", text):
-        raise ValueError(f"{text!r} is not a salt; use up to 64 letters, digits, - and _")
+        raise ValueError(f"{text!r} is not a valid salt; use up to 64 letters, digits, - and _")
     return text

@@ -1,11 +1,16 @@
-"""The fleet in virtual time: a plain loop over instants, in which everything has its order.
+"""The fleet in virtual time: a deterministic event loop over the replicas of a service.
 
-Between two instants at which something happens from outside (an arrival, a client that gives
-up, an actor's turn) replicas do not touch each other, so each one runs up to the next such
-instant by itself. At an instant the order is: arrivals in the order of the trace, each placed
-on what it finds; then steps that end and plans that are made; then clients that give up (what
-was complete at its deadline is complete); then actors. So a run is a function of its inputs:
-the same requests and settings give the same records, in the same order.
+An external event is an arrival, an expired request or an action of an actor. Between two external
+events replicas do not interact, so each replica runs up to the next event on its own.
+
+Events at the same time are processed in this order:
+
+1. Arrivals, in trace order. Each is placed by the current load of the replicas.
+2. Steps that end, and the plans of the next steps.
+3. Timeouts and cancellations. A request that completed at its deadline counts as complete.
+4. Actors.
+
+The same requests and settings therefore give the same records in the same order.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
 from goodput_replay.emulation.replica import VirtualReplica, Visit
-from goodput_replay.emulation.requests import Deadlines, block_keys, record_of
+from goodput_replay.emulation.requests import Deadlines, block_keys, make_record
 from goodput_replay.emulation.settings import FleetOutcome
 
 if TYPE_CHECKING:
@@ -41,27 +46,27 @@ __all__ = ["Actor", "Totals", "VirtualFleet", "VirtualRouter"]
 
 
 class Actor(Protocol):
-    """Something that acts on a fleet at instants of its own, such as a control law."""
+    """A component that changes a fleet at times it chooses, such as a control law."""
 
     def next_ns(self) -> int:
-        """When it acts next; later than the last time."""
+        """Return the next action time, which is later than the previous one."""
         ...
 
     def act(self, fleet: VirtualFleet, now_ns: int) -> None:
-        """Look at the fleet and change it."""
+        """Observe the fleet and change it."""
         ...
 
 
 class VirtualFleet:
-    """Replicas, the requests on them, and the clock that moves them all.
+    """Replicas, their requests, and the virtual clock.
 
     Args:
-        settings: the fleet.
-        on_record: told of each request that ended.
+        settings: fleet configuration.
+        on_record: called with each completed request and its record.
 
     Attributes:
-        replicas: those that are there, starting and draining ones too, oldest first.
-        arrived: requests that came so far, refused ones too.
+        replicas: current replicas, including starting and draining ones, oldest first.
+        arrived: number of requests received so far, including rejected ones.
     """
 
     def __init__(
@@ -85,138 +90,139 @@ class VirtualFleet:
             self._add(0, 0)
 
     def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
-        """Everything, from zero until the last request has ended; see `emulate`."""
-        self._totals.replicas(len(self._everyone()))
-        coming = next(requests, None)
-        while coming is not None or self._live:
-            now_ns = self._next_instant(coming, actors)
-            for replica in self._everyone():
+        """Run from time zero until the last request has ended; see `emulate`."""
+        self._totals.replicas(len(self._all_replicas()))
+        upcoming = next(requests, None)
+        while upcoming is not None or self._live:
+            now_ns = self._next_event_ns(upcoming, actors)
+            for replica in self._all_replicas():
                 replica.run(now_ns)
-            touched: dict[str, VirtualReplica] = {}
-            while coming is not None and coming.scheduled_ns <= now_ns:
+            affected: dict[str, VirtualReplica] = {}
+            while upcoming is not None and upcoming.scheduled_ns <= now_ns:
                 self.arrived += 1
-                self._arrive(coming, self.arrived, now_ns, touched)
-                coming = next(requests, None)
-            if coming is None and self._input_open:
-                self._close_input(touched)
-            self._settle(touched, now_ns)
-            self._give_up(now_ns)
+                self._arrive(upcoming, self.arrived, now_ns, affected)
+                upcoming = next(requests, None)
+            if upcoming is None and self._input_open:
+                self._close_input(affected)
+            self._settle(affected, now_ns)
+            self._expire(now_ns)
             for actor in actors:
                 if actor.next_ns() <= now_ns:
-                    self._tell()  # it decides on everything that has ended
+                    self._report_completed()  # the actor must see every completed request
                     actor.act(self, now_ns)
                     self._settle({r.name: r for r in self.replicas}, now_ns)
-            self._tell()
-        left = self._everyone()
-        for replica in left:
+            self._report_completed()
+        remaining = self._all_replicas()
+        for replica in remaining:
             self._totals.add(replica, self._totals.end_ns)
         return self._totals.outcome(
-            requests=self.arrived, final_replicas=sum(not r.draining for r in left)
+            requests=self.arrived, final_replicas=sum(not r.draining for r in remaining)
         )
 
     def start_replica(self, now_ns: int) -> VirtualReplica:
-        """One more replica, ready when the device's start-up time has passed."""
+        """Add a replica that becomes ready after the device's start-up time."""
         startup_ns = round(self.settings.profile.startup_seconds * NS_PER_S)
         started = self._add(now_ns, now_ns + startup_ns)
-        self._totals.replicas(len(self._everyone()))
+        self._totals.replicas(len(self._all_replicas()))
         return started
 
     def drain_replica(self, replica: VirtualReplica, now_ns: int) -> None:
-        """It gets nothing new, finishes what it has, and is gone."""
+        """Stop admitting requests to a replica, and remove it after its last request."""
         replica.draining = True
         replica.core.drain()
-        self._part_with(replica, now_ns)
+        self._remove_if_drained(replica, now_ns)
 
-    def submit_of(self, visit: Visit) -> Submit:
-        """What another replica is told of a request that moves there."""
-        targets = self._promised(visit.planned)
+    def make_submit(self, visit: Visit) -> Submit:
+        """Return the submission of a migrating request to its new replica."""
+        targets = self._targets_of(visit.planned)
         assert targets is not None, visit.planned.slo_class
         return self._submit(visit.planned, visit.rid, targets)
 
-    def moved(self, visit: Visit, target: Visit, now_ns: int) -> None:
-        """A request is on another replica from now on; both are to be settled."""
-        visit.replica.let_go(visit)
+    def complete_move(self, visit: Visit, target: Visit, now_ns: int) -> None:
+        """Assign a migrated request to its new replica; the caller settles both replicas."""
+        visit.replica.release(visit)
         self._live[target.rid] = target
-        self._part_with(visit.replica, now_ns)
+        self._remove_if_drained(visit.replica, now_ns)
 
-    def _everyone(self) -> list[VirtualReplica]:
-        """All replicas, whatever they do."""
+    def _all_replicas(self) -> list[VirtualReplica]:
+        """Return the replicas of every pool."""
         return self.replicas
 
-    # --- an instant ------------------------------------------------------------------------
-    def _next_instant(self, coming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
-        instants = [actor.next_ns() for actor in actors]
-        if coming is not None:
-            instants.append(coming.scheduled_ns)
+    # --- events ----------------------------------------------------------------------------
+    def _next_event_ns(self, upcoming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
+        times_ns = [actor.next_ns() for actor in actors]
+        if upcoming is not None:
+            times_ns.append(upcoming.scheduled_ns)
         deadline_ns = self._deadlines.next_ns(self._live)
         if deadline_ns is not None:
-            instants.append(deadline_ns)
-        return min(instants)
+            times_ns.append(deadline_ns)
+        return min(times_ns)
 
     def _arrive(
-        self, planned: PlannedRequest, rid: int, now_ns: int, touched: dict[str, VirtualReplica]
+        self, planned: PlannedRequest, rid: int, now_ns: int, affected: dict[str, VirtualReplica]
     ) -> None:
-        targets = self._promised(planned)
+        targets = self._targets_of(planned)
         if targets is None:
             classes = ", ".join(self._targets)
             detail = (
-                f"{planned.slo_class!r} is not an SLO class of this service; there are {classes}"
+                f"{planned.slo_class!r} is not an SLO class of this service; "
+                f"its classes are {classes}"
             )
-            self._end(rid, planned, record_of(planned, Outcome.ERROR, now_ns, detail=detail))
+            self._end(rid, planned, make_record(planned, Outcome.ERROR, now_ns, detail=detail))
             return
         submit = self._submit(planned, rid, targets)
-        replica = self._router.first(self.replicas, submit.block_hashes, now_ns)
+        replica = self._router.place(self.replicas, submit.block_hashes, now_ns)
         if isinstance(replica, str):
-            self._end(rid, planned, record_of(planned, Outcome.SHED, now_ns, detail=replica))
+            self._end(rid, planned, make_record(planned, Outcome.SHED, now_ns, detail=replica))
             return
-        refused = self._enter(replica, planned, submit, now_ns, touched)
-        if refused is not None and refused.retry_after_s:
-            other = self._router.elsewhere(self.replicas, replica, submit.block_hashes, now_ns)
+        rejected = self._admit(replica, planned, submit, now_ns, affected)
+        if rejected is not None and rejected.retry_after_s:
+            other = self._router.retry(self.replicas, replica, submit.block_hashes, now_ns)
             if other is not None:
                 replica = other
-                refused = self._enter(replica, planned, submit, now_ns, touched)
-        if refused is not None:
-            outcome = Outcome.SHED if refused.retry_after_s else Outcome.ERROR
-            record = record_of(
-                planned, outcome, now_ns, replica=replica.name, detail=refused.detail
+                rejected = self._admit(replica, planned, submit, now_ns, affected)
+        if rejected is not None:
+            outcome = Outcome.SHED if rejected.retry_after_s else Outcome.ERROR
+            record = make_record(
+                planned, outcome, now_ns, replica=replica.name, detail=rejected.detail
             )
             self._end(rid, planned, record)
 
-    def _enter(
+    def _admit(
         self,
         replica: VirtualReplica,
         planned: PlannedRequest,
         submit: Submit,
         now_ns: int,
-        touched: dict[str, VirtualReplica],
+        affected: dict[str, VirtualReplica],
     ) -> Rejected | None:
         visit = Visit(planned, submit.rid, replica)
         self._live[submit.rid] = visit
-        refused = self._submit_to(replica, visit, submit, now_ns)
-        if refused is not None:
+        rejected = self._submit_to(replica, visit, submit, now_ns)
+        if rejected is not None:
             del self._live[submit.rid]
         else:
             self._totals.in_flight(len(self._live))
             self._deadlines.add(planned, submit.rid)
-            touched[replica.name] = replica
-        return refused
+            affected[replica.name] = replica
+        return rejected
 
     def _submit_to(
         self, replica: VirtualReplica, visit: Visit, submit: Submit, now_ns: int
     ) -> Rejected | None:
         return replica.submit(visit, submit, now_ns)
 
-    def _settle(self, touched: dict[str, VirtualReplica], now_ns: int) -> None:
-        for replica in self._everyone():
-            if replica.due_ns == now_ns or replica.name in touched:
+    def _settle(self, affected: dict[str, VirtualReplica], now_ns: int) -> None:
+        for replica in self._all_replicas():
+            if replica.due_ns == now_ns or replica.name in affected:
                 replica.settle(now_ns)
 
-    def _give_up(self, now_ns: int) -> None:
-        given_up = self._deadlines.take(now_ns)
-        if not given_up:
+    def _expire(self, now_ns: int) -> None:
+        expired = self._deadlines.take(now_ns)
+        if not expired:
             return
-        touched: dict[str, VirtualReplica] = {}
-        for rid, outcome in given_up:
+        affected: dict[str, VirtualReplica] = {}
+        for rid, outcome in expired:
             visit = self._live.get(rid)
             if visit is None:
                 continue
@@ -225,35 +231,35 @@ class VirtualFleet:
             if outcome is Outcome.TIMEOUT:
                 detail = f"nothing complete within {self.settings.timeout_ns / NS_PER_S:g} s"
             times, left = self._cancel(visit)
-            record = record_of(
+            record = make_record(
                 planned, outcome, now_ns, times=times, replica=replica.name, detail=detail
             )
-            touched |= {r.name: r for r in left}
+            affected |= {r.name: r for r in left}
             self._end(rid, planned, record)
-            self._part_with(replica, now_ns)
-        self._settle(touched, now_ns)
+            self._remove_if_drained(replica, now_ns)
+        self._settle(affected, now_ns)
 
     def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[VirtualReplica]]:
-        """Give a request up: the times of its tokens, and the replicas that it leaves."""
+        """Cancel a request; return its token times and the replicas it was removed from."""
         return visit.replica.cancel(visit), [visit.replica]
 
-    def _close_input(self, touched: dict[str, VirtualReplica]) -> None:
-        """No request comes any more: nobody needs to wait for company."""
+    def _close_input(self, affected: dict[str, VirtualReplica]) -> None:
+        """Mark the input as ended, so that schedulers stop waiting for larger batches."""
         self._input_open = False
-        for replica in self._everyone():
+        for replica in self._all_replicas():
             replica.core.scheduler.end_input()
-            touched[replica.name] = replica
+            affected[replica.name] = replica
 
     # --- requests --------------------------------------------------------------------------
-    def _promised(self, planned: PlannedRequest) -> Targets | None:
-        """What a request is held to, its own targets applied; None: nobody promised its class."""
-        promised = self._targets.get(planned.slo_class)
-        if promised is None:
+    def _targets_of(self, planned: PlannedRequest) -> Targets | None:
+        """Return a request's SLO targets, its own overriding its class's; None if unknown class."""
+        targets = self._targets.get(planned.slo_class)
+        if targets is None:
             return None if self._targets else planned.targets
-        return promised if planned.targets.empty else promised.overridden_by(planned.targets)
+        return targets if planned.targets.empty else targets.overridden_by(planned.targets)
 
     def _submit(self, planned: PlannedRequest, rid: int, targets: Targets) -> Submit:
-        """What the engine's front would make of this request."""
+        """Return the submission that the engine's HTTP server would create."""
         return Submit(
             rid=rid,
             arrival_ns=planned.scheduled_ns,
@@ -270,13 +276,13 @@ class VirtualFleet:
         )
 
     def _true_length(self, rid: int) -> int:
-        """For the oracle alone: no policy may ask."""
+        """Return a request's true output length. Only the oracle may use it."""
         return self._live[rid].planned.output_tokens
 
     def _finished(self, visit: Visit, times: NDArray[np.int64], cached_tokens: int) -> None:
-        """A replica is done with a request."""
+        """Record a request that a replica completed."""
         replica, end_ns = visit.replica, int(times[-1])
-        record = record_of(
+        record = make_record(
             visit.planned,
             Outcome.OK,
             end_ns,
@@ -285,15 +291,15 @@ class VirtualFleet:
             cached_tokens=cached_tokens,
         )
         self._end(visit.rid, visit.planned, record)
-        self._part_with(replica, end_ns)
+        self._remove_if_drained(replica, end_ns)
 
     def _end(self, rid: int, planned: PlannedRequest, record: RequestRecord) -> None:
         self._live.pop(rid, None)
         assert record.end_ns is not None
         self._ended.append((record.end_ns, rid, planned, record))
 
-    def _tell(self) -> None:
-        """Hand over who ended since the last instant, in the order of the ends."""
+    def _report_completed(self) -> None:
+        """Pass requests that ended since the previous event to `on_record`, by end time."""
         if not self._ended:
             return
         self._ended.sort(key=lambda ended: ended[:2])
@@ -326,15 +332,15 @@ class VirtualFleet:
             build_core(configure, settings.profile, oracle=oracle),
             created_ns=created_ns,
             ready_ns=ready_ns,
-            folds=settings.folds,
+            fast_forward=settings.fast_forward,
             ended=ended,
         )
         if not self._input_open:
             replica.core.scheduler.end_input()
         return replica
 
-    def _part_with(self, replica: VirtualReplica, now_ns: int) -> None:
-        """A draining replica goes with its last request."""
+    def _remove_if_drained(self, replica: VirtualReplica, now_ns: int) -> None:
+        """Remove a draining replica that has no requests left."""
         if replica.draining and not replica.in_flight:
             self.replicas = [r for r in self.replicas if r is not replica]
             self._totals.add(replica, now_ns)
@@ -357,7 +363,7 @@ class Totals:
     """Sums over replicas and requests.
 
     Attributes:
-        end_ns: when the last request so far ended.
+        end_ns: end time of the most recently completed request.
     """
 
     def __init__(self) -> None:
@@ -369,26 +375,26 @@ class Totals:
         self._sums: Counter[str] = Counter()
 
     def in_flight(self, count: int) -> None:
-        """So many requests are on replicas now."""
+        """Update the peak number of requests in flight."""
         self._peak = max(self._peak, count)
 
     def replicas(self, count: int) -> None:
-        """So many replicas exist now."""
+        """Update the peak number of replicas."""
         self._peak_replicas = max(self._peak_replicas, count)
 
     def ended(self, at_ns: int) -> None:
-        """A request ended; in the order of time."""
+        """Record the end of a request; calls are in time order."""
         self.end_ns = at_ns
 
-    def add(self, replica: VirtualReplica, gone_ns: int) -> None:
-        """A replica is gone, or the run is over."""
-        self._replica_ns += max(0, gone_ns - replica.created_ns)
+    def add(self, replica: VirtualReplica, removed_ns: int) -> None:
+        """Add the totals of a replica that was removed or reached the end of the run."""
+        self._replica_ns += max(0, removed_ns - replica.created_ns)
         self._events += replica.events
         stats = replica.core.scheduler.stats
         self._sums.update({name: getattr(stats, name) for name in _SUMMED})
 
     def outcome(self, *, requests: int, final_replicas: int) -> FleetOutcome:
-        """The run's."""
+        """Return the totals of the run."""
         return FleetOutcome(
             end_ns=self.end_ns,
             requests=requests,
@@ -406,34 +412,34 @@ _NONE_READY = "no replica is ready; try again shortly"
 
 
 class VirtualRouter:
-    """Places requests.
+    """Assigns requests to replicas.
 
     Args:
-        policy: by which law.
-        seed: of what the law draws at random.
+        policy: placement policy.
+        seed: seed of the policy's random choices.
     """
 
     def __init__(self, policy: RouterPolicy, *, seed: int) -> None:
         self._place = PLACEMENTS[policy]
         self._state = PlacementState(seed=seed)
-        bounds = RouterLimits()
-        self._budget = RetryBudget(percent=bounds.retry_percent, burst=bounds.retry_burst)
+        limits = RouterLimits()
+        self._budget = RetryBudget(percent=limits.retry_percent, burst=limits.retry_burst)
 
-    def first(
+    def place(
         self, replicas: Iterable[VirtualReplica], keys: Sequence[int], now_ns: int
     ) -> VirtualReplica | str:
-        """Where a new request goes, or why nowhere."""
+        """Return the replica for a new request, or the reason why none can take it."""
         self._budget.earn()
         return self._choose({r.name: r for r in replicas}, keys, now_ns)
 
-    def elsewhere(
+    def retry(
         self,
         replicas: Iterable[VirtualReplica],
         tried: VirtualReplica,
         keys: Sequence[int],
         now_ns: int,
     ) -> VirtualReplica | None:
-        """Where a request goes that was refused for load, if anywhere."""
+        """Return another replica for a request rejected under load; None if it is not retried."""
         others = {r.name: r for r in replicas if r is not tried}
         chosen = self._choose(others, keys, now_ns)
         return None if isinstance(chosen, str) or not self._budget.spend() else chosen

@@ -141,7 +141,7 @@ class Migration:
         earlier = source.times(visit, request.output_tokens).tolist()
         there = Visit(visit.planned, visit.rid, target, earlier)
         first_token_ns = request.first_token_ns
-        submit = fleet.submit_of(visit)
+        submit = fleet.make_submit(visit)
         if not target.take_over(there, submit, now_ns, first_token_ns=first_token_ns):
             return
         there.cached_tokens = visit.cached_tokens if len(visit.earlier) else request.cached_tokens
@@ -207,7 +207,7 @@ class Migration:
         core = target.replica.core
         core.grow_transfer(request.rid, emitted=request.output_tokens)
         core.finish_transfer(request.rid)
-        fleet.moved(visit, target, now_ns)
+        fleet.complete_move(visit, target, now_ns)
         self._moves.remove(move)
         self.completed += 1
 

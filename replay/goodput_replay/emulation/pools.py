@@ -85,7 +85,7 @@ class DisaggregatedFleet(VirtualFleet):
             for i in range(pool.replicas)
         ]
 
-    def _everyone(self) -> list[VirtualReplica]:
+    def _all_replicas(self) -> list[VirtualReplica]:
         return [*self.replicas, *self._decoders]
 
     def _add(self, created_ns: int, ready_ns: int) -> VirtualReplica:
@@ -97,21 +97,21 @@ class DisaggregatedFleet(VirtualFleet):
         return replica
 
     # --- an instant ------------------------------------------------------------------------
-    def _next_instant(self, coming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
+    def _next_event_ns(self, upcoming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
         """Also the end of a transfer or of a prefill's step, and with a queue of any step."""
-        instants = [super()._next_instant(coming, actors)]
+        times_ns = [super()._next_event_ns(upcoming, actors)]
         if self._transfers:
-            instants.append(self._transfers[0][0])
-        watched = self._everyone() if self._queue else self.replicas
-        instants += [replica.due_ns for replica in watched if replica.due_ns is not None]
-        return min(instants)
+            times_ns.append(self._transfers[0][0])
+        watched = self._all_replicas() if self._queue else self.replicas
+        times_ns += [replica.due_ns for replica in watched if replica.due_ns is not None]
+        return min(times_ns)
 
-    def _settle(self, touched: dict[str, VirtualReplica], now_ns: int) -> None:
+    def _settle(self, affected: dict[str, VirtualReplica], now_ns: int) -> None:
         while self._transfers and self._transfers[0][0] <= now_ns:
             _, rid = heapq.heappop(self._transfers)
             if rid in self._journeys:
-                self._arrive_at_decoder(self._journeys.pop(rid), touched)
-        super()._settle(touched, now_ns)
+                self._arrive_at_decoder(self._journeys.pop(rid), affected)
+        super()._settle(affected, now_ns)
         self._pull(now_ns)
         if self._freed:
             freed, self._freed = self._freed, {}
@@ -133,10 +133,10 @@ class DisaggregatedFleet(VirtualFleet):
         prompt = msgspec.structs.replace(
             submit, max_output_tokens=1, executor=ExecutorInput(output_tokens=1)
         )
-        refused = replica.submit(visit, prompt, now_ns, holds_blocks=True)
-        if refused is None:
+        rejected = replica.submit(visit, prompt, now_ns, holds_blocks=True)
+        if rejected is None:
             self._submits[submit.rid] = submit
-        return refused
+        return rejected
 
     def _prefilled(self, visit: Visit, times: NDArray[np.int64], cached_tokens: int) -> None:
         """A prompt is computed, and its first token is there."""
@@ -187,15 +187,15 @@ class DisaggregatedFleet(VirtualFleet):
         self._link_free_ns.update(dict.fromkeys(ends, end_ns))
         heapq.heappush(self._transfers, (end_ns, target.rid))
 
-    def _arrive_at_decoder(self, journey: _Journey, touched: dict[str, VirtualReplica]) -> None:
+    def _arrive_at_decoder(self, journey: _Journey, affected: dict[str, VirtualReplica]) -> None:
         source, target = journey.visit.replica, journey.target
         assert target is not None
-        source.let_go(journey.visit)
+        source.release(journey.visit)
         target.replica.core.finish_transfer(target.rid)
         target.cached_tokens = journey.cached_tokens
         self._live[target.rid] = target
         for replica in (source, target.replica):
-            touched[replica.name] = replica
+            affected[replica.name] = replica
 
     # --- the end ---------------------------------------------------------------------------
     def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[VirtualReplica]]:

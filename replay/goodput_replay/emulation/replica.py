@@ -67,7 +67,7 @@ class VirtualReplica:
         core: its engine; belongs to this replica from now on.
         created_ns: when it was asked for.
         ready_ns: when it takes its first request.
-        folds: whether steps that are known in advance are taken at once; only speed differs.
+        fast_forward: whether steps that are known in advance are taken at once; only speed differs.
         ended: told of each request that ends by itself: it, the times of its tokens, and how
             many prompt tokens came from the cache.
 
@@ -84,7 +84,7 @@ class VirtualReplica:
         *,
         created_ns: int,
         ready_ns: int,
-        folds: bool,
+        fast_forward: bool,
         ended: Callable[[Visit, NDArray[np.int64], int], None],
     ) -> None:
         self.name: Final = name
@@ -94,7 +94,7 @@ class VirtualReplica:
         self.due_ns: int | None = None
         self.draining = False
         self.events = 0
-        self._folds = folds
+        self._fast_forward = fast_forward
         self._ended = ended
         self._visits: dict[int, Visit] = {}
         self._epochs = EpochTimes()
@@ -141,7 +141,7 @@ class VirtualReplica:
         """A request that ended here still takes up room, until it is let go."""
         self._visits[visit.rid] = visit
 
-    def let_go(self, visit: Visit) -> None:
+    def release(self, visit: Visit) -> None:
         """Its room is free; `settle` afterwards."""
         self.core.release_held(visit.rid)
         del self._visits[visit.rid]
@@ -183,7 +183,7 @@ class VirtualReplica:
         """Every step that ends before an instant."""
         core = self.core
         while self.due_ns is not None and self.due_ns < until_ns:
-            skipped = core.fast_forward(until_ns) if self._folds else None
+            skipped = core.fast_forward(until_ns) if self._fast_forward else None
             if skipped is not None:
                 self._take_skipped(skipped)
             elif (outcome := core.advance(self.due_ns)) is not None:

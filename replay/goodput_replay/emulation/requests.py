@@ -1,4 +1,4 @@
-"""From what happened to a request in virtual time to the record that every judge reads."""
+"""Request records, prompt block keys and deadlines in virtual time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from goodput_replay.plan import PlannedRequest, PromptKey
 
-__all__ = ["Deadlines", "block_keys", "record_of"]
+__all__ = ["Deadlines", "block_keys", "make_record"]
 
 _MAX_GAP_US: Final = 2**31 - 1
 _NOTHING: Final[NDArray[np.int64]] = np.empty(0, dtype=np.int64)
 
 
-def record_of(
+def make_record(
     planned: PlannedRequest,
     outcome: Outcome,
     end_ns: int,
@@ -36,16 +36,16 @@ def record_of(
     cached_tokens: int | None = None,
     detail: str = "",
 ) -> RequestRecord:
-    """The record of a request.
+    """Return the record of a request, sent exactly at its scheduled arrival.
 
     Args:
-        planned: it; sent exactly when scheduled.
-        outcome: how it ended.
-        end_ns: when.
-        times: of its tokens, shape `[num_tokens]`.
-        replica: who served it; empty: nobody.
-        cached_tokens: prompt tokens found in the prefix cache; None: unknown.
-        detail: what went wrong.
+        planned: the request.
+        outcome: how the request ended.
+        end_ns: end time.
+        times: token times, shape `[num_tokens]`.
+        replica: replica that served the request; empty if none did.
+        cached_tokens: prompt tokens found in the prefix cache; None if unknown.
+        detail: error message.
     """
     tokens = len(times)
     return RequestRecord(
@@ -70,7 +70,7 @@ def record_of(
 
 
 def _gaps_us(times: NDArray[np.int64]) -> array[int]:
-    """Whole microseconds between tokens, as a client that stamps them would count."""
+    """Return the gaps between tokens in full microseconds, as a client measures them."""
     gaps = np.minimum((times[1:] - times[:-1]) // NS_PER_US, _MAX_GAP_US)
     found = array("i")
     found.frombytes(gaps.astype(np.int32).tobytes())
@@ -78,16 +78,16 @@ def _gaps_us(times: NDArray[np.int64]) -> array[int]:
 
 
 _BYTES: Final = 8
-# Odd, and without structure: positions of one chain stay apart, and so do chains.
+# An odd constant with random bits, so that keys of one chain, and of two chains, differ.
 _STRIDE: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def block_keys(prompt: PromptKey, block_size: int) -> Sequence[int]:
-    """One unsigned 64-bit key for each full block of a prompt.
+    """Return one unsigned 64-bit key for each full block of a prompt.
 
     Args:
-        prompt: its length, its own name and the trace's hashes.
-        block_size: tokens per block of the engine, whatever the trace's is.
+        prompt: length, request id and the trace's prefix hashes.
+        block_size: tokens per block of the engine, which may differ from the trace's.
     """
     blocks = prompt.input_tokens // block_size
     shared = 0
@@ -95,7 +95,7 @@ def block_keys(prompt: PromptKey, block_size: int) -> Sequence[int]:
         hashed = min(prompt.input_tokens, len(prompt.hashes) * prompt.block_size)
         shared = hashed // block_size
     own = int.from_bytes(blake2b(prompt.request_id.encode(), digest_size=_BYTES).digest(), "little")
-    # Its own blocks are found by itself alone, after a preemption: a range costs nothing.
+    # Unshared blocks are only reused by this request after a preemption, so a range suffices.
     own >>= 1
     if not shared:
         return range(own, own + blocks)
@@ -116,12 +116,12 @@ def _shared_keys(prompt: PromptKey, block_size: int, count: int) -> list[int]:
 
 
 class Deadlines:
-    """When requests are given up, unless they have ended.
+    """Timeouts and cancellations of live requests.
 
-    Time-outs come in the order of the arrivals, so they need no sorting; only cancellations do.
+    Timeouts are in the order of the arrivals, so only cancellations need sorting.
 
     Args:
-        timeout_ns: from each scheduled arrival.
+        timeout_ns: time limit from each scheduled arrival.
     """
 
     __slots__ = ("_cancels", "_timeout_ns", "_timeouts")
@@ -132,7 +132,7 @@ class Deadlines:
         self._cancels: list[tuple[int, int]] = []
 
     def add(self, planned: PlannedRequest, rid: int) -> None:
-        """A request arrives; later ones never have an earlier time-out."""
+        """Add a request; requests are added in the order of their arrival."""
         cancel_ns = planned.cancel_after_ns
         if cancel_ns is not None and cancel_ns < self._timeout_ns:
             heapq.heappush(self._cancels, (planned.scheduled_ns + cancel_ns, rid))
@@ -140,9 +140,9 @@ class Deadlines:
             self._timeouts.append((planned.scheduled_ns + self._timeout_ns, rid))
 
     def next_ns(self, live: Container[int]) -> int | None:
-        """The next instant at which one of the live requests is given up.
+        """Return the next timeout or cancellation of a live request; None if there is none.
 
-        Those that have ended are let go of here, as soon as nothing older is live.
+        Entries of ended requests are removed once no older entry is live.
         """
         timeouts, cancels = self._timeouts, self._cancels
         while timeouts and timeouts[0][1] not in live:
@@ -154,7 +154,7 @@ class Deadlines:
         return cancels[0][0] if not timeouts else min(cancels[0][0], timeouts[0][0])
 
     def take(self, now_ns: int) -> list[tuple[int, Outcome]]:
-        """Who is given up now, by rid; some may have ended."""
+        """Remove and return expired and cancelled request ids; some may have ended already."""
         taken: list[tuple[int, Outcome]] = []
         while self._cancels and self._cancels[0][0] <= now_ns:
             taken.append((heapq.heappop(self._cancels)[1], Outcome.CANCELLED))

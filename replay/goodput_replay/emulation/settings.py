@@ -97,7 +97,7 @@ class FleetSettings:
         timeout_ns: how long a request may take from its scheduled arrival.
         seed: of what placement draws at random.
         oracle: schedule the shortest first by true lengths, whatever the policy: a bound.
-        folds: take steps that are known in advance at once; without, the same comes out later.
+        fast_forward: True to compute predictable steps at once; affects speed only.
         decode: with it `replicas` and `configure` are those of replicas that only prefill.
         migration: whether requests move; not with `decode`.
         control: what the manifest says of control; None: its mode is `Manual`. It takes effect
@@ -113,7 +113,7 @@ class FleetSettings:
     timeout_ns: int
     seed: int = 0
     oracle: bool = False
-    folds: bool = True
+    fast_forward: bool = True
     decode: DecodePool | None = None
     migration: MigrationRules | None = None
     control: ControlRules | None = None

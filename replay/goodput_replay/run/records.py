@@ -1,8 +1,8 @@
-"""`records.parquet`: one row per request, written as the run goes and read back row by row.
+"""`records.parquet`: one row per request, written during the run and read in batches.
 
-Any Parquet tool can read the file, so the judgement of each request stands beside what was
-measured. The writer buffers one row group and the reader holds one batch: memory does not grow
-with the run. Where the file lies and what becomes of a full disk is `folder`'s business.
+A row holds the measurements of a request and its judgement, so any Parquet tool can evaluate the
+file. The writer buffers one row group and the reader one batch, so memory use does not grow with
+the run. `folder` chooses the path and handles a full disk.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = [
 ]
 
 _MAX_GAP_US: Final = 2**31 - 1
-# A row group: writing one holds the sender's event loop for about 3 ms (512 requests of 200
-# gaps, measured), which must stay well below the lag that a valid run may have.
+# Writing a row group blocks the sender's event loop for about 3 ms (measured with 512 requests of
+# 200 gaps), which must stay well below the send lag of a valid run.
 _GROUP_ROWS: Final = 512
 _GROUP_GAPS: Final = 1 << 18
 _BATCH_ROWS: Final = 4096
-_FOOTER_BYTES: Final = 4096  # of one row group; 1,750 measured
+_FOOTER_BYTES: Final = 4096  # per row group; 1,750 measured
 
 
 class JudgedRecord(NamedTuple):
-    """A row of the file: the request, what it counted as, and whether it was warm-up."""
+    """A row of the file: a request and its judgement."""
 
     record: RequestRecord
     judgement: Judgement | None
@@ -57,17 +57,17 @@ class JudgedRecord(NamedTuple):
 
     @property
     def warmup(self) -> bool:
-        """Whether the row is outside every figure."""
+        """True if the row is excluded from all results."""
         return self.judgement is None
 
 
 class RecordWriter:
-    """Writes rows in groups; not safe for threads.
+    """Writes rows in groups; not thread-safe.
 
     Args:
         sink: an open binary file; the caller closes it after `close`.
-        keep_gaps: False leaves `gaps_us` empty and keeps their p99 alone.
-        room: how many bytes the sink still takes; None: it is not limited.
+        keep_gaps: if False, write only the p99 of the gaps and leave `gaps_us` empty.
+        room: returns the bytes that still fit into the sink; None if unlimited.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class RecordWriter:
         self._room = room
         self._groups = 0
         self.lost = 0
-        """Rows that there was no room for."""
+        """Number of rows that did not fit."""
         self.whole = False
-        """Whether the footer was written: the sink can be read."""
+        """True if the footer was written, so that the file can be read."""
         self._columns: dict[str, list[Any]] = {}
         self._gaps = array("i")
         self._gap_offsets: list[int] = []
@@ -91,7 +91,7 @@ class RecordWriter:
         self._writer = _parquet_writer(sink)
 
     def append(self, record: RequestRecord, judgement: Judgement | None) -> None:
-        """Keep one request; `judgement` None marks a warm-up row."""
+        """Append one request; `judgement` is None for a warm-up row."""
         kind = None if judgement is None else judgement.kind
         put = self._columns
         put["request_id"].append(record.request_id)
@@ -130,11 +130,11 @@ class RecordWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is buffered as one row group, or count it as lost where it has no room."""
+        """Write the buffered rows as one row group, or count them as lost if they do not fit."""
         columns, gaps, offsets = self._columns, self._gaps, self._gap_offsets
         if len(offsets) == 1:
             return
-        # Emptied first: what fails must not be repeated by the close that follows it.
+        # Empty the buffer first, so that `close` does not repeat a failed write.
         self._reset()
         arrays = [
             pa.array(columns[field.name], type=field.type)
@@ -159,7 +159,7 @@ class RecordWriter:
             self.whole = True
 
     def _fits(self, table: Any) -> bool:
-        """Whether a row group and the footer still fit: half a group would cost the whole file."""
+        """True if a row group and the footer fit; a partial row group corrupts the file."""
         room = self._room()
         if room is None:
             return True
@@ -178,7 +178,7 @@ class RecordWriter:
         try:
             self._gaps.extend(gaps)
         except OverflowError:
-            # A gap of more than 35 minutes: whatever was promised, it is missed at the bound too.
+            # Gaps over 35 minutes are capped; no target is long enough for the cap to matter.
             del self._gaps[start:]
             self._gaps.extend([min(gap, _MAX_GAP_US) for gap in gaps])
 
@@ -200,10 +200,10 @@ _ATTAINED: Final[dict[JudgementKind | None, bool]] = {
 
 
 def open_records(folder: Path) -> Any:
-    """The opened `pyarrow.parquet.ParquetFile` of a run, checked to be ours.
+    """Open the records of a run as a `pyarrow.parquet.ParquetFile` and check its schema.
 
     Raises:
-        InputError: it is missing, truncated, foreign, or of a later version.
+        InputError: the file is missing, truncated, not a run's, or of a later version.
     """
     path = folder / RECORDS_FILE
     try:
@@ -214,7 +214,7 @@ def open_records(folder: Path) -> Any:
         raise InputError(f"{path}: no such file ({why}); give the folder of a run") from error
     except (pa.ArrowException, OSError) as error:
         raise InputError(
-            f"{path}: not a readable Parquet file, perhaps cut short ({_brief(error)}); "
+            f"{path}: not a readable Parquet file, possibly truncated ({_brief(error)}); "
             "restore it or replay again"
         ) from error
     version = (opened.schema_arrow.metadata or {}).get(VERSION_KEY)
@@ -231,12 +231,12 @@ def open_records(folder: Path) -> Any:
 
 
 def read_records(folder: Path, *, gaps: bool = True) -> Iterator[RequestRecord]:
-    """The judged requests of a run, warm-up rows left out, in the order they ended.
+    """Yield the requests of a run without warm-up rows, in the order they ended.
 
     Args:
         folder: the run's folder.
-        gaps: False leaves `gaps_us` empty, with `tbt_p99_us` in their place: several times
-            faster, and judging comes out the same.
+        gaps: if False, leave `gaps_us` empty and set `tbt_p99_us` instead. This is several times
+            faster and gives the same judgements.
 
     Raises:
         InputError: see `open_records`.
@@ -245,7 +245,7 @@ def read_records(folder: Path, *, gaps: bool = True) -> Iterator[RequestRecord]:
 
 
 def read_judged(folder: Path, *, gaps: bool = True) -> Iterator[JudgedRecord]:
-    """Every row of a run with its judgement, warm-up rows too; see `read_records`."""
+    """Yield every row of a run with its judgement, including warm-up rows; see `read_records`."""
     opened = open_records(folder)
     names = [f.name for f in RECORDS_SCHEMA if gaps or f.name != "gaps_us"]
     try:
@@ -277,7 +277,7 @@ def _rows(batch: Any) -> Iterator[JudgedRecord]:
                 e2e_ns=row.pop("e2e_target_ns"),
             ),
             gaps_us=gaps,
-            # Where the gaps tell it, the record itself does not repeat it.
+            # Computed from the gaps if there are any.
             tbt_p99_us=None if gaps else tbt_p99_us,
             **row,
         )
@@ -290,7 +290,7 @@ def _rows(batch: Any) -> Iterator[JudgedRecord]:
 
 
 def _brief(error: BaseException) -> str:
-    """The first line of a library's message, which may go on for pages."""
+    """Return the first line of a library's message, truncated."""
     return str(error).strip().partition("\n")[0][:160] or type(error).__name__
 
 
@@ -306,84 +306,88 @@ LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 
 RECORDS_SCHEMA: Final[Any] = pa.schema(
     [
-        _column("request_id", pa.string(), "The trace's id of the row.", required=True),
-        _column(
-            "slo_class", LABEL, "The class it was judged by; empty: without one.", required=True
-        ),
+        _column("request_id", pa.string(), "Request id in the trace.", required=True),
+        _column("slo_class", LABEL, "SLO class; empty if the request has none.", required=True),
         _column(
             "warmup",
             pa.bool_(),
-            "Sent to warm the service up: outside every figure.",
+            "True for a warm-up request, which is excluded from all results.",
             required=True,
         ),
         _column(
             "scheduled_ns",
             pa.int64(),
-            "When the trace says it arrives, nanoseconds since the run's zero.",
+            "Scheduled arrival, nanoseconds since the run's zero.",
             required=True,
         ),
-        _column("sent_ns", pa.int64(), "When it was handed to the socket; null: never sent."),
-        _column("first_token_ns", pa.int64(), "When the first non-empty token came."),
-        _column("last_token_ns", pa.int64(), "When the last non-empty token came."),
-        _column("end_ns", pa.int64(), "When the answer ended, or failed."),
+        _column("sent_ns", pa.int64(), "Time of the send; null if the request was not sent."),
+        _column("first_token_ns", pa.int64(), "Time of the first non-empty token."),
+        _column("last_token_ns", pa.int64(), "Time of the last non-empty token."),
+        _column("end_ns", pa.int64(), "Time at which the response ended or failed."),
         _column(
             "outcome",
             LABEL,
-            "How it ended: ok, shed, error, timeout, cancelled or unsent.",
+            "Outcome: ok, shed, error, timeout, cancelled or unsent.",
             required=True,
         ),
         _column(
             "judgement",
             LABEL,
-            "What it counts as: attained, missed, excluded (cancelled by the trace in time) or "
-            "unjudged (nothing was promised); null for warm-up rows.",
+            "attained, missed, excluded (cancelled by the trace without a miss) or "
+            "unjudged (no target, or too little data); null for warm-up rows.",
         ),
-        _column("attained", pa.bool_(), "Whether every target held; null where it is not counted."),
+        _column(
+            "attained", pa.bool_(), "True if every target was met; null unless attained or missed."
+        ),
         _column(
             "miss_reasons",
             pa.list_(pa.string()),
-            "Why it missed: ttft, tpot, tbt, e2e, short, shed, error, timeout, unsent.",
+            "Reasons of a miss: ttft, tpot, tbt, e2e, short, shed, error, timeout, unsent.",
             required=True,
         ),
-        _column("input_tokens", pa.int64(), "Tokens of the prompt, as sent.", required=True),
+        _column("input_tokens", pa.int64(), "Prompt tokens.", required=True),
         _column(
             "output_tokens",
             pa.int64(),
-            "Tokens that came back, reasoning tokens included.",
+            "Output tokens received, including reasoning tokens.",
             required=True,
         ),
         _column(
             "pinned_output_tokens",
             pa.int64(),
-            "Tokens the answer had to have; fewer is a miss; null: not pinned.",
+            "Required output tokens; fewer is a miss; null if not pinned.",
         ),
         _column(
             "cached_tokens",
             pa.int64(),
-            "Prompt tokens found in the server's prefix cache; null: it did not say.",
+            "Prompt tokens found in the server's prefix cache; null if not reported.",
         ),
-        _column("ttft_target_ns", pa.int64(), "The row's own TTFT target; wins over its class's."),
-        _column("tpot_target_ns", pa.int64(), "The row's own TPOT target; wins over its class's."),
-        _column("tbt_p99_target_ns", pa.int64(), "The row's own target for the p99 of its gaps."),
-        _column("e2e_target_ns", pa.int64(), "The row's own target for the whole request."),
+        _column(
+            "ttft_target_ns", pa.int64(), "TTFT target of the row, which overrides its class's."
+        ),
+        _column(
+            "tpot_target_ns", pa.int64(), "TPOT target of the row, which overrides its class's."
+        ),
+        _column("tbt_p99_target_ns", pa.int64(), "Target of the row for the p99 of its gaps."),
+        _column("e2e_target_ns", pa.int64(), "End-to-end latency target of the row."),
         _column(
             "cancel_after_ns",
             pa.int64(),
-            "When the trace cancels it, counted from scheduled_ns; null: never.",
+            "Time from scheduled_ns to the cancellation by the trace; null if none.",
         ),
-        _column("status", pa.int32(), "HTTP status; null: none came."),
+        _column("status", pa.int32(), "HTTP status; null if there was no response."),
         _column(
             "detail",
             LABEL,
-            "What went wrong, one short sentence without prompt text.",
+            "Error message without prompt text; empty if there was no error.",
             required=True,
         ),
-        _column("replica", LABEL, "Who served it, when the answer said so.", required=True),
-        _column("revision", LABEL, "The revision that served it, when said.", required=True),
+        _column("replica", LABEL, "Replica that served the request, if reported.", required=True),
+        _column("revision", LABEL, "Revision that served the request, if reported.", required=True),
         _column(
             "tbt_p99_us",
             pa.int64(),
-            "Nearest-rank p99 of the gaps between tokens, microseconds; null: fewer than two "
+            "Nearest-rank p99 of the gaps between tokens, microseconds; null with fewer than two "
             "token times.",
         ),
         _column(
@@ -398,5 +402,5 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
 
 
 def column_help() -> dict[str, str]:
-    """What each column means, in the file's order."""
+    """Return the description of each column, in the file's order."""
     return {f.name: f.metadata[b"description"].decode() for f in RECORDS_SCHEMA}

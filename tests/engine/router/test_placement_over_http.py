@@ -61,7 +61,7 @@ async def test_the_router_decides_as_in_virtual_time_on_the_same_keys_and_loads(
         ids = [random.randrange(5), *range(16 * (1 + index // 6)), index]
         body = json.dumps({"prompt": ids, "user": str(index)}).encode()
         release[body] = asyncio.Event()
-        expected: Any = virtual.first(stubs, block_hashes(ids, 16), 0)
+        expected: Any = virtual.place(stubs, block_hashes(ids, 16), 0)
         answer = asyncio.ensure_future(bench.post(body))
         arrivals = [asyncio.ensure_future(r.arrived.get()) for r in bench.replicas]
         await asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)

@@ -127,7 +127,7 @@ def _fleet(
     timeout_s: float = 600,
     seed: int = 0,
     oracle: bool = False,
-    folds: bool = True,
+    fast_forward: bool = True,
     slo: SLOClasses = SLO,
     profile: dict[str, Any] | None = None,
     **configure: Any,
@@ -153,7 +153,7 @@ def _fleet(
         timeout_ns=round(timeout_s * NS_PER_S),
         seed=seed,
         oracle=oracle,
-        folds=folds,
+        fast_forward=fast_forward,
     )
 
 

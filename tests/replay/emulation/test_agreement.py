@@ -209,7 +209,10 @@ def test_a_folded_run_is_the_unfolded_one(
         "swap_space_bytes": 1 << 30,
         "profile": {"kv_blocks": 400},
     }
-    folded, plain = (run_fleet(requests, fleet(folds=folds, **settings)) for folds in (True, False))
+    folded, plain = (
+        run_fleet(requests, fleet(fast_forward=fast_forward, **settings))
+        for fast_forward in (True, False)
+    )
     assert folded.records == plain.records
     assert replace(folded.outcome, events=0) == replace(plain.outcome, events=0)
     if policy in FOLDED:

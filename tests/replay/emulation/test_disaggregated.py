@@ -124,7 +124,7 @@ def test_a_request_can_be_given_up_at_every_stage_and_everything_is_free_after(
 
 
 def _assert_idle(fleet: DisaggregatedFleet) -> None:
-    for replica in fleet._everyone():
+    for replica in fleet._all_replicas():
         replica.settle(1 << 60)
         scheduler = replica.core.scheduler
         scheduler.check_integrity()
@@ -159,12 +159,12 @@ def test_every_request_ends_and_nothing_is_left_folded_or_not(
         at_ms += wait_ms
         requests.append(planned(f"r{number}", at_ms, prompt, output, cancel_ms=100 + patience_ms))
     found: list[list[RequestRecord]] = []
-    for folds in (True, False):
+    for fast_forward in (True, False):
         plain = fleet(
             replicas=2,
             depth=depth,
             token_budget=64,
-            folds=folds,
+            fast_forward=fast_forward,
             profile={"kv_blocks": blocks, "kv_bytes_per_token": 100_000},
         )
         built = split(plain, decoders=2, max_num_seqs=width)

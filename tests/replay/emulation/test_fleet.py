@@ -219,7 +219,9 @@ def test_a_class_that_nobody_promised_is_an_error(
 ) -> None:
     run = run_fleet([planned("a", 0, 8, 1, slo_class="gold")], fleet())
     assert run["a"].outcome is Outcome.ERROR
-    assert run["a"].detail == "'gold' is not an SLO class of this service; there are fast, slow"
+    assert (
+        run["a"].detail == "'gold' is not an SLO class of this service; its classes are fast, slow"
+    )
 
 
 def test_without_a_replica_everything_is_shed(

@@ -49,41 +49,50 @@ def test_everything_can_be_said() -> None:
 
 WRONG = {
     "no trace": (["--target", "http://h"], "--trace"),
-    "nowhere to send": (["--trace", "t"], "nowhere to send"),
-    "two places": ([*HERE, "-f", "chat.yaml"], "exclude each other"),
-    "promises twice": (["--trace", "t", "-f", "c", "--slo", "s"], "--slo is for --target"),
-    "a device for a target": ([*HERE, "--device", "d"], "--device is for -f"),
-    "a target and an emulation": ([*HERE, "--emulate", "c"], "--target and --emulate exclude"),
+    "no target": (["--trace", "t"], "no target"),
+    "two places": ([*HERE, "-f", "chat.yaml"], "are mutually exclusive"),
+    "promises twice": (
+        ["--trace", "t", "-f", "c", "--slo", "s"],
+        "--slo is only supported with --target",
+    ),
+    "a device for a target": ([*HERE, "--device", "d"], "--device is only supported with -f"),
+    "a target and an emulation": (
+        [*HERE, "--emulate", "c"],
+        "--target and --emulate are mutually exclusive",
+    ),
     "a service and an emulation": (
         ["--trace", "t", "-f", "c", "--emulate", "c"],
         "-f and --emulate",
     ),
-    "promises of an emulation": ([*EMULATED, "--slo", "s"], "the manifest's spec.slo holds"),
+    "promises of an emulation": ([*EMULATED, "--slo", "s"], "the manifest's spec.slo applies"),
     "sparing an emulation": ([*EMULATED, "--abort-on", "error-rate=5%"], "--abort-on and"),
-    "a header into the void": ([*EMULATED, "--header", "A: b"], "nothing is sent"),
+    "a header into the void": ([*EMULATED, "--header", "A: b"], "no request is sent"),
     "a key for nobody": ([*EMULATED, "--api-key-env", "KEY"], "--api-key-env and"),
     "text for nobody": ([*EMULATED, "--endpoint", "chat"], "--endpoint and"),
     "a salt for no prompt": ([*EMULATED, "--salt", "s"], "prompts have no text"),
     "disclosed lengths": (
         [*EMULATED, "--length-pinning", "max-tokens"],
-        "true lengths are the executor's alone",
+        "only the executor receives true lengths",
     ),
     "a model of an emulation": ([*EMULATED, "--model", "m"], "--model and --emulate"),
-    "permission for nothing": ([*EMULATED, "--yes"], "no machine is loaded"),
-    "a topology for a server": ([*HERE, "--topology", "t"], "--topology is for --emulate"),
-    "an oracle for a server": ([*HERE, "--oracle"], "--oracle is for --emulate"),
-    "two models": ([*HERE, "--model", "a", "--model", "b"], "map by TRACE=SERVED"),
+    "permission for nothing": ([*EMULATED, "--yes"], "no target is under load"),
+    "a topology for a server": (
+        [*HERE, "--topology", "t"],
+        "--topology is only supported with --emulate",
+    ),
+    "an oracle for a server": ([*HERE, "--oracle"], "--oracle is only supported with --emulate"),
+    "two models": ([*HERE, "--model", "a", "--model", "b"], "map each with TRACE=SERVED"),
     "no URL": (["--trace", "t", "--target", "http://"], "is not a URL"),
     "a window": ([*HERE, "--window", "5m"], "is not a window"),
     "a duration": ([*HERE, "--timeout", "30"], "is not a duration"),
-    "a timeout of nothing": ([*HERE, "--timeout", "1ms"], "out of bounds"),
+    "a timeout of nothing": ([*HERE, "--timeout", "1ms"], "out of range"),
     "a negative count": ([*HERE, "--limit", "-1"], "--limit"),
-    "no rows": ([*HERE, "--limit", "0"], "whole number from 1"),
+    "no rows": ([*HERE, "--limit", "0"], "must be an integer of at least 1"),
     "a class rule": ([*HERE, "--class-by", "a"], "--class-by: 'a' is not a class rule"),
     "a rate": ([*HERE, "--rate-scale", "0"], "--rate-scale"),
     "a confidence": ([*HERE, "--confidence", "95"], "is not a percentage"),
     "an option": ([*HERE, "--windo", "1m..2m"], "--windo"),
-    "a salt": ([*HERE, "--salt", "a b"], "is not a salt"),
+    "a salt": ([*HERE, "--salt", "a b"], "is not a valid salt"),
 }
 
 
@@ -96,7 +105,7 @@ def test_a_wrong_command_line_is_one_sentence(argv: list[str], sentence: str) ->
 
 
 def test_a_key_on_the_command_line_is_refused_and_not_repeated() -> None:
-    with pytest.raises(UsageError, match="not the name of a variable") as caught:
+    with pytest.raises(UsageError, match="not the name of an environment variable") as caught:
         parse_options([*HERE, "--api-key-env", "sk-hunter2"])
     assert "hunter2" not in str(caught.value)
 

@@ -245,10 +245,11 @@ def test_every_token_is_given_once_and_nothing_is_left_folded_or_not(
         _run_and_check(
             requests,
             replace(
-                moving(plain, below_blocks=below_blocks, blocks_per_ms=blocks_per_ms), folds=folds
+                moving(plain, below_blocks=below_blocks, blocks_per_ms=blocks_per_ms),
+                fast_forward=fast_forward,
             ),
         )[0]
-        for folds in (True, False)
+        for fast_forward in (True, False)
     ]
     assert both[0] == both[1]
     assert len(both[0]) == len(requests)
