@@ -227,7 +227,7 @@ def _a_folder(folder: Path) -> None:
     [
         (_missing, "no such file"),
         (_killed, "the run was killed"),
-        (_truncated, "cut short"),
+        (_truncated, "possibly truncated"),
         (_damaged, "damaged"),
         (_foreign, "not written by `replay`"),
         (_later, "records of version '2'"),

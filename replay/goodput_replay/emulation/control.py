@@ -1,7 +1,7 @@
 """The driver of the control loop over an emulated fleet, and the decisions in the run's folder.
 
-It observes the fleet's own objects where the operator observes metrics, and must not know how the
-laws decide. Each decision is recorded with its inputs, so that it can be recomputed.
+It reads the fleet's objects where the operator reads metrics, and is independent of the control
+laws. Each decision is recorded with its inputs, so that it can be recomputed.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 __all__ = ["ControlLoop", "control_loop", "decision_line"]
 
 _MAX_STARTUPS: Final = 16
-"""The law gets this many of the latest start-up times."""
+"""Number of latest start-up times passed to the law."""
 
 
 class ControlLoop:
-    """The control loop of a fleet of equal replicas; an actor.
+    """Control loop of a fleet of identical replicas; an actor.
 
     Args:
-        params: of the manifest. Mode Recommend decides and changes nothing.
-        interval_ns: between two decisions, above 0.
+        params: parameters from the manifest. Mode Recommend decides without changing the fleet.
+        interval_ns: time between two decisions, above 0.
         decided: called with each decision.
-        signal: state of the routers' numbers at an instant; None if they are always fresh.
-        law: decides.
+        signal: freshness of the router metrics at a time; None if they are always fresh.
+        law: control law.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ControlLoop:
             self._finished.append((planned.prompt.input_tokens, cached, record.output_tokens))
 
     def act(self, fleet: VirtualFleet, now_ns: int) -> None:
-        """Observe, decide, apply."""
+        """Observe the fleet, decide, and apply the decision."""
         self._next_ns = now_ns + self._interval_ns
         step = control_step(self._observe(fleet, now_ns))
         self._state = step.state
@@ -142,7 +142,7 @@ class ControlLoop:
         self, replica: VirtualReplica, device: DeviceCapacity, now_ns: int
     ) -> EngineReading:
         state = replica.core.state(now_ns)
-        # Without requests that have ended and hold their blocks until the step in flight ends.
+        # Exclude ended requests that hold their blocks until the step in flight ends.
         state = replace(state, running=replica.in_flight - state.waiting)
         before = self._preemptions.get(replica.name, 0)
         self._preemptions[replica.name] = state.preemptions
@@ -194,11 +194,11 @@ def control_loop(settings: FleetSettings, folder: Path) -> Iterator[ControlLoop 
     """Open the control loop of a run, whose decisions are written to `decisions.jsonl`.
 
     Args:
-        settings: of the fleet.
-        folder: of the run.
+        settings: fleet configuration.
+        folder: run folder.
 
     Yields:
-        The loop; None if the manifest's control mode has none.
+        The loop; None if the manifest's control mode is `Manual`.
 
     Raises:
         OSError: the file could not be written.

@@ -1,4 +1,4 @@
-"""Serving in virtual time: which kind of fleet the settings ask for is chosen here."""
+"""Serve requests in virtual time with the fleet that the settings describe."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def emulate(
     """Serve requests in virtual time.
 
     Args:
-        requests: in the order of their arrival; taken one at a time, none is kept after its end.
-        settings: the fleet.
-        on_record: told of each request that ended, in the order of the ends.
-        actors: what changes the fleet while it runs.
+        requests: requests in arrival order; read one at a time and released when they end.
+        settings: fleet configuration.
+        on_record: called with each completed request and its record, by end time.
+        actors: components that change the fleet during the run.
 
     Raises:
-        InputError: the settings ask for what cannot be.
+        InputError: the settings are invalid.
     """
     fleet: VirtualFleet
     if settings.decode is None:

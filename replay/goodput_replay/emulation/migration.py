@@ -1,9 +1,10 @@
 """Live migration in virtual time: requests move to another replica while they decode.
 
-All full blocks are copied while decoding goes on, then those that it filled meanwhile, and so on;
-when few are left the request stops, the rest is copied, and it goes on where it went. The
-destination reserves room before each stage. A move is given up when the request has ended, was
-evicted or was cancelled, when the destination has no room, and when it does not converge.
+A move copies all full blocks while decoding continues, then the blocks filled in the meantime, and
+so on. When few blocks are left, the request stops, the rest is copied, and decoding resumes on the
+destination. The destination reserves blocks before each stage. A move is aborted if the request
+ended, was evicted or was cancelled, if the destination has too few free blocks, or if the move
+does not converge.
 
 Source: Sun et al., "Llumnix: Dynamic Scheduling for Large Language Model Serving", OSDI 2024,
 section 4.2. A replica takes part in one move at a time, so a link has one transfer.
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["Migration", "Occupancy", "pair_up", "shrinks_gap"]
 
 _STOP_BELOW_BLOCKS: Final = 16
-"""With at most so many left to copy, the request stops."""
+"""The request stops when at most this many blocks are left to copy."""
 _MAX_STAGES: Final = 3
-"""Stages in which decoding goes on; a move that needs more is given up."""
+"""Maximum number of stages during decoding; a move that needs more is aborted."""
 _DECODES: Final = (RequestState.DECODING, RequestState.READY)
 
 
 class _Move:
-    """A request on its way.
+    """A migration in progress.
 
     Args:
-        visit: on the replica that it leaves.
-        target: on the one that it goes to.
-        request: as the scheduler that it leaves knows it.
+        visit: the request on the source.
+        target: the request on the destination.
+        request: the request in the source's scheduler.
     """
 
     __slots__ = (
@@ -60,16 +61,16 @@ class _Move:
         self.request: Final = request
         self.preemptions: Final = request.preemptions
         self.copied = 0
-        """Blocks that are there, or will be at `due_ns`."""
+        """Blocks copied by `due_ns`."""
         self.stages = 0
         self.complete = False
-        """Whether that is everything, the request having stopped."""
+        """True if the request has stopped and all blocks are copied by `due_ns`."""
         self.due_ns = 0
-        """When what travels is there, or the next step of the replica that it leaves is done."""
+        """End of the current copy, or of the source's next step."""
 
     @property
     def lost(self) -> bool:
-        """Whether there is nothing to move any more."""
+        """True if the request ended, was evicted or was cancelled."""
         request = self.request
         gone = self.visit.replica.visit(request.rid) is not self.visit
         evicted = request.preemptions != self.preemptions
@@ -80,12 +81,12 @@ class Migration:
     """An actor that moves requests between the replicas of a fleet.
 
     Args:
-        rules: when and over what.
-        block_bytes: keys and values of one block.
+        rules: migration rules.
+        block_bytes: size of the keys and values of one block.
 
     Attributes:
-        completed, aborted: moves that came to their end, and that were given up.
-        copied_blocks: of both.
+        completed, aborted: number of completed and of aborted moves.
+        copied_blocks: blocks copied by all moves.
     """
 
     def __init__(self, rules: MigrationRules, *, block_bytes: int) -> None:
@@ -98,11 +99,11 @@ class Migration:
         self._poll_ns = rules.poll_ns
 
     def next_ns(self) -> int:
-        """The next poll, or the next thing to do for a move."""
+        """Return the time of the next poll or of the next event of a move."""
         return min([self._poll_ns, *(move.due_ns for move in self._moves)])
 
     def act(self, fleet: VirtualFleet, now_ns: int) -> None:
-        """Bring the moves forward, and begin new ones when it is time."""
+        """Advance the moves, and start new ones at each poll."""
         for move in list(self._moves):
             self._advance(move, fleet, now_ns)
         if now_ns >= self._poll_ns:
@@ -110,11 +111,11 @@ class Migration:
             self._begin(fleet, now_ns)
 
     def close(self) -> None:
-        """No request is left: what was reserved for those that ended on their way is free."""
+        """Abort the remaining moves, whose requests have ended, to release their reservations."""
         for move in list(self._moves):
             self._abort(move)
 
-    # --- who -------------------------------------------------------------------------------
+    # --- selection -------------------------------------------------------------------------
     def _begin(self, fleet: VirtualFleet, now_ns: int) -> None:
         busy = {visit.replica.name for m in self._moves for visit in (m.visit, m.target)}
         free = {
@@ -124,7 +125,7 @@ class Migration:
         }
         occupancies = [_occupancy(replica, now_ns) for replica in free.values()]
         for source, target in pair_up(occupancies, below_blocks=self._rules.below_blocks):
-            request = _chosen(free[source.name], source, target)
+            request = _choose_request(free[source.name], source, target)
             if request is not None:
                 self._reserve(fleet, free[source.name], free[target.name], request, now_ns)
 
@@ -163,12 +164,12 @@ class Migration:
             self._copy_rest(move, now_ns)
 
     def _next_stage(self, move: _Move, now_ns: int) -> None:
-        """Copy what is full and not there yet; when that is little, stop."""
+        """Copy the full blocks that are not copied yet; stop the request when few are left."""
         request, scheduler = move.request, move.visit.replica.core.scheduler
         tokens = request.input_tokens + request.output_tokens - 1
         size = scheduler.block_size
         stops = -(-tokens // size) - move.copied <= _STOP_BELOW_BLOCKS
-        # Steps in flight may still give it a token each after it has stopped.
+        # Each step in flight may still emit a token after the request has stopped.
         coming = scheduler.num_in_flight if stops else 0
         emitted = min(request.output_tokens + coming, request.output_limit)
         if not move.target.replica.core.grow_transfer(request.rid, emitted=emitted):
@@ -183,7 +184,7 @@ class Migration:
             self._copy(move, tokens // size, now_ns)
 
     def _copy_rest(self, move: _Move, now_ns: int) -> None:
-        """Once the last step that computes for it is done, everything else travels."""
+        """Copy all remaining blocks once the request's last step has ended."""
         core = move.visit.replica.core
         if move.request.state is RequestState.HELD:
             move.complete = True
@@ -191,11 +192,11 @@ class Migration:
             self._copy(move, -(-tokens // core.scheduler.block_size), now_ns)
         else:
             step_ns = core.next_event_ns()
-            assert step_ns is not None, "it waits for a step"
+            assert step_ns is not None, "a step is in flight"
             move.due_ns = step_ns
 
     def _copy(self, move: _Move, blocks: int, now_ns: int) -> None:
-        """Everything up to so many blocks travels."""
+        """Copy up to this number of blocks in total."""
         rest = blocks - move.copied
         move.copied = blocks
         self.copied_blocks += rest
@@ -229,10 +230,10 @@ def _occupancy(replica: VirtualReplica, now_ns: int) -> Occupancy:
     )
 
 
-def _chosen(
+def _choose_request(
     replica: VirtualReplica, source: Occupancy, target: Occupancy
 ) -> ScheduledRequest | None:
-    """The least urgent and shortest that decodes and whose move is worth it, if any."""
+    """Return the least urgent, shortest decoding request that shrinks the gap; None if none."""
     size = replica.core.scheduler.block_size
     found = [
         (request.priority, -(-request.total_tokens // size), request.rid, request)
@@ -247,13 +248,13 @@ def _chosen(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """How full a replica is.
+    """Memory use of a replica.
 
     Args:
-        name: of the replica.
-        free_blocks: KV blocks that can be handed out at once.
-        demanded_blocks: what the head of the queue waits for.
-        requests: that run, and the head of the queue.
+        name: replica name.
+        free_blocks: free KV blocks.
+        demanded_blocks: KV blocks that the head of the queue needs.
+        requests: number of running requests and the head of the queue.
     """
 
     name: str
@@ -263,18 +264,18 @@ class Occupancy:
 
     @property
     def freeness(self) -> float:
-        """Blocks per request; negative where the queue cannot move on."""
+        """Free blocks per request; negative if the queue is blocked."""
         return (self.free_blocks - self.demanded_blocks) / max(1, self.requests)
 
 
 def pair_up(
     replicas: Sequence[Occupancy], *, below_blocks: int
 ) -> list[tuple[Occupancy, Occupancy]]:
-    """The least free with the most free, the second least with the second most, and so on.
+    """Pair the least free replica with the freest, the second least with the second, and so on.
 
     Args:
-        replicas: those that may give or take.
-        below_blocks: a replica gives only while its freeness is less than this.
+        replicas: possible sources and destinations.
+        below_blocks: a replica is a source only if its freeness is below this.
     """
     ranked = sorted(replicas, key=lambda r: (r.freeness, r.name))
     half = len(ranked) // 2
@@ -283,9 +284,9 @@ def pair_up(
 
 
 def shrinks_gap(source: Occupancy, target: Occupancy, blocks: int) -> bool:
-    """Whether a request of so many blocks, moved, brings the two closer.
+    """True if moving a request of this size brings the two replicas closer in freeness.
 
-    Then it is not moved back: that would take them apart again.
+    Such a request is not moved back, as that would widen the gap again.
     """
     given = Occupancy(
         name=source.name,

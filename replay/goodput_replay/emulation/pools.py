@@ -1,10 +1,11 @@
-"""A fleet in which some replicas compute prompts and others decode.
+"""A fleet with separate prefill and decode replicas.
 
-A request is placed on a prefill replica, which gives it its first token and keeps its blocks. The
-decode replicas pull, first come first served: one that has room reserves blocks, the keys and
-values travel over the link of both, one transfer of a replica at a time, and then the prefill
-replica lets go and the decode replica goes on. While none has room the prefill replicas' memory
-is the queue: they stop admitting when it is full, and their queues fill in turn.
+A request is placed on a prefill replica, which computes its first token and keeps its blocks. The
+decode replicas pull requests in order: a replica with enough free blocks reserves them, and the
+keys and values are copied over the links of both replicas. A replica takes part in one transfer at
+a time. After the transfer, the prefill replica releases the blocks and decoding continues. While no
+decode replica has enough free blocks, requests stay on the prefill replicas, which stop admitting
+requests when their memory is full.
 
 Source: Zhong et al., "DistServe", OSDI 2024, section 4.3; Patel et al., "Splitwise", ISCA 2024.
 Unlike Splitwise, a transfer does not overlap with the prompt's own computation.
@@ -39,12 +40,12 @@ __all__ = ["DisaggregatedFleet"]
 
 
 class _Journey:
-    """A request between two replicas.
+    """A request that moves from a prefill to a decode replica.
 
     Args:
-        visit: on the replica that computed its prompt.
-        first_token_ns: when it got its first token.
-        cached_tokens: of its prompt, found in the cache.
+        visit: the request on the prefill replica.
+        first_token_ns: time of the first token.
+        cached_tokens: prompt tokens found in the prefix cache.
     """
 
     __slots__ = ("cached_tokens", "first_token_ns", "target", "visit")
@@ -54,16 +55,16 @@ class _Journey:
         self.first_token_ns: Final = first_token_ns
         self.cached_tokens: Final = cached_tokens
         self.target: Visit | None = None
-        """On the replica that decodes, while its blocks travel there."""
+        """The request on the decode replica during the transfer."""
 
 
 class DisaggregatedFleet(VirtualFleet):
-    """Two pools; `replicas` are those that prefill.
+    """A fleet of two pools; `replicas` are the prefill replicas.
 
     Args:
-        settings: of the fleet.
-        pool: the replicas that decode.
-        on_record: told of each request that ended.
+        settings: fleet configuration.
+        pool: decode replicas.
+        on_record: called with each completed request and its record.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class DisaggregatedFleet(VirtualFleet):
         self.replicas.append(replica)
         return replica
 
-    # --- an instant ------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------
     def _next_event_ns(self, upcoming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
-        """Also the end of a transfer or of a prefill's step, and with a queue of any step."""
+        """Include ends of transfers and prefill steps, and of decode steps if requests wait."""
         times_ns = [super()._next_event_ns(upcoming, actors)]
         if self._transfers:
             times_ns.append(self._transfers[0][0])
@@ -121,13 +122,13 @@ class DisaggregatedFleet(VirtualFleet):
     def _submit_to(
         self, replica: VirtualReplica, visit: Visit, submit: Submit, now_ns: int
     ) -> Rejected | None:
-        """The prompt alone; the rest of the request follows it later."""
+        """Submit only the prompt; the output is computed on a decode replica."""
         longest = self._decoders[0].core.scheduler.max_total_tokens
         asked = submit.max_output_tokens
         if asked is not None and submit.input_tokens + asked > longest:
             detail = (
                 f"{submit.input_tokens} prompt tokens and {asked} output tokens are more than the "
-                f"{longest} that prompt and answer have together here"
+                f"{longest} that prompt and output may have together"
             )
             return Rejected(rid=submit.rid, reason="too_long", detail=detail)
         prompt = msgspec.structs.replace(
@@ -139,7 +140,7 @@ class DisaggregatedFleet(VirtualFleet):
         return rejected
 
     def _prefilled(self, visit: Visit, times: NDArray[np.int64], cached_tokens: int) -> None:
-        """A prompt is computed, and its first token is there."""
+        """Queue a request for decoding after its prompt was computed."""
         replica, rid = visit.replica, visit.rid
         submit = self._submits[rid]
         if submit.executor.output_tokens == 1 or submit.max_output_tokens == 1:
@@ -152,9 +153,9 @@ class DisaggregatedFleet(VirtualFleet):
         self._journeys[rid] = journey
         self._queue.append(journey)
 
-    # --- hand-over -------------------------------------------------------------------------
+    # --- KV transfer -----------------------------------------------------------------------
     def _pull(self, now_ns: int) -> None:
-        """Start the transfers for which there is room, in the order of the queue."""
+        """Start the transfers that fit, in queue order."""
         while self._queue:
             journey = self._queue[0]
             if journey.visit.rid in self._journeys:
@@ -165,9 +166,9 @@ class DisaggregatedFleet(VirtualFleet):
             self._queue.popleft()
 
     def _reserve(self, journey: _Journey, now_ns: int) -> Visit | None:
-        """A place on the decode replica with the fewest requests that has room.
+        """Reserve blocks on the decode replica with the fewest requests; None if none has enough.
 
-        Of equal ones on that whose link has been free longest.
+        Ties go to the replica whose link has been free longest.
         """
         visit, free_ns = journey.visit, self._link_free_ns
         for replica in sorted(self._decoders, key=lambda r: (r.in_flight, free_ns.get(r.name, 0))):
@@ -211,11 +212,11 @@ class DisaggregatedFleet(VirtualFleet):
         super()._end(rid, planned, record)
 
     def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
-        """See `emulate`; actors know of one kind of replica only.
+        """See `emulate`; actors are not supported.
 
         Raises:
             ValueError: there are actors.
         """
         if actors:
-            raise ValueError("actors cannot act on a fleet of two kinds of replicas")
+            raise ValueError("a fleet of two pools does not support actors")
         return super().run(requests, actors)

@@ -1,7 +1,7 @@
-"""One replica of a fleet in virtual time: the engine core that serves, and who is on it.
+"""One replica of a fleet in virtual time: an engine core and its requests.
 
-It is stepped from outside, up to an instant or at one, and hands over each request that ends.
-Nothing in it visits a request because of a token.
+The fleet advances a replica up to a time, and receives each request that ends. The cost per token
+does not depend on the number of requests.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Visit:
     """A request on a replica.
 
     Args:
-        planned: it.
-        rid: its number in the engines.
-        replica: where it is.
-        earlier: when it got the tokens that it brought along from another replica.
+        planned: the request.
+        rid: request id in the engines.
+        replica: replica that serves the request.
+        earlier: times of the tokens emitted by earlier replicas.
 
     Attributes:
-        earlier: grows until it is here for good.
-        spans: when it gets those that it gets here.
-        cached_tokens: of its prompt, found in a cache elsewhere.
+        earlier: updated until a transfer to this replica is complete.
+        spans: token times on this replica.
+        cached_tokens: prompt tokens found in an earlier replica's prefix cache.
     """
 
     __slots__ = ("cached_tokens", "earlier", "planned", "replica", "rid", "spans")
@@ -63,18 +63,18 @@ class VirtualReplica:
     """One replica.
 
     Args:
-        name: unique within the fleet, for ever.
-        core: its engine; belongs to this replica from now on.
-        created_ns: when it was asked for.
-        ready_ns: when it takes its first request.
-        fast_forward: whether steps that are known in advance are taken at once; only speed differs.
-        ended: told of each request that ends by itself: it, the times of its tokens, and how
-            many prompt tokens came from the cache.
+        name: unique within the fleet during the run.
+        core: engine core, owned by the replica.
+        created_ns: creation time.
+        ready_ns: time from which it accepts requests.
+        fast_forward: True to compute predictable steps at once; affects speed only.
+        ended: called with each completed request, its token times and the number of prompt
+            tokens found in the prefix cache.
 
     Attributes:
-        events: how often the engine was called to take steps.
-        due_ns: when it has something to do by itself; None: never.
-        draining: whether it only finishes what it has.
+        events: number of engine calls that took steps.
+        due_ns: time of the next engine event; None if there is none.
+        draining: True if it admits no new requests.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class VirtualReplica:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are on it."""
+        """Number of requests on the replica."""
         return len(self._visits)
 
     def load(self, now_ns: int) -> ReplicaLoad:
-        """What placement may know of it; exact, as if each answer told it."""
+        """Return the exact current load, as placement reads it."""
         scheduler = self.core.scheduler
         waiting, limits = len(scheduler.waiting), scheduler.limits
         total_blocks = scheduler.total_blocks
@@ -131,23 +131,23 @@ class VirtualReplica:
     def submit(
         self, visit: Visit, submit: Submit, now_ns: int, *, holds_blocks: bool = False
     ) -> Rejected | None:
-        """A request comes; `settle` afterwards."""
+        """Submit a request; call `settle` afterwards."""
         rejected = self.core.submit(submit, now_ns, holds_blocks=holds_blocks)
         if rejected is None:
             self._visits[visit.rid] = visit
         return rejected
 
     def hold(self, visit: Visit) -> None:
-        """A request that ended here still takes up room, until it is let go."""
+        """Keep the blocks of a completed request until `release`."""
         self._visits[visit.rid] = visit
 
     def release(self, visit: Visit) -> None:
-        """Its room is free; `settle` afterwards."""
+        """Release the blocks of a request; call `settle` afterwards."""
         self.core.release_held(visit.rid)
         del self._visits[visit.rid]
 
     def take_over(self, visit: Visit, submit: Submit, now_ns: int, *, first_token_ns: int) -> bool:
-        """Reserve room for a request that has got its first tokens, if there is any."""
+        """Reserve blocks for a request from another replica; False if there are too few."""
         taken = self.core.reserve_transfer(
             submit, now_ns, emitted=len(visit.earlier), first_token_ns=first_token_ns
         )
@@ -156,21 +156,21 @@ class VirtualReplica:
         return taken
 
     def cancel(self, visit: Visit) -> NDArray[np.int64]:
-        """Nobody waits for it any more; the times of the tokens it got. `settle` afterwards."""
+        """Cancel a request and return its token times; call `settle` afterwards."""
         self.core.cancel(visit.rid)
         del self._visits[visit.rid]
         return self.times(visit)
 
     def visit(self, rid: int) -> Visit | None:
-        """A request that is here, one for which room is reserved too."""
+        """Return a request on this replica, or with a reservation; None if there is none."""
         return self._visits.get(rid)
 
     def times(self, visit: Visit, output_tokens: int | None = None) -> NDArray[np.int64]:
-        """When a request that is or was here got its tokens, elsewhere too; shape `[num_tokens]`.
+        """Return all token times of a request, also from earlier replicas; shape `[num_tokens]`.
 
         Args:
-            visit: it.
-            output_tokens: how many it got: those computed beyond its end are not its.
+            visit: the request.
+            output_tokens: number of its tokens, as steps may compute more after its end.
         """
         earlier = visit.earlier
         if not len(earlier):
@@ -180,7 +180,7 @@ class VirtualReplica:
         return np.concatenate((np.array(earlier, dtype=np.int64), found))
 
     def run(self, until_ns: int) -> None:
-        """Every step that ends before an instant."""
+        """Run every step that ends before `until_ns`."""
         core = self.core
         while self.due_ns is not None and self.due_ns < until_ns:
             skipped = core.fast_forward(until_ns) if self._fast_forward else None
@@ -192,7 +192,7 @@ class VirtualReplica:
             self.due_ns = core.next_event_ns()
 
     def settle(self, now_ns: int) -> None:
-        """Every step that ends now, and the plans that can be made now."""
+        """Complete every step that ends now, and plan the next steps."""
         core = self.core
         while True:
             outcome = core.advance(now_ns)
@@ -210,7 +210,7 @@ class VirtualReplica:
         self._trim()
 
     def _take_members(self, plan: StepPlan) -> None:
-        """Who joined and who left the cohort with a plan; its own epoch is not counted yet."""
+        """Apply the requests that a plan adds to and removes from the decode batch."""
         visits = self._visits
         last = plan.decode_epoch - 1 if plan.decode_epoch else self._epochs.last
         for rid in plan.left:
@@ -249,24 +249,24 @@ _TRIM_AFTER: Final = 1024
 
 
 class TokenSpans:
-    """Where the tokens of one request are: single ones, and spans of epochs, in order."""
+    """Token times of one request: single tokens and spans of epochs, in order."""
 
     __slots__ = ("parts",)
 
     def __init__(self) -> None:
-        # (time, -1) is a token by itself; (first epoch, last epoch) a span.
+        # (time, -1) is a single token; (first epoch, last epoch) a span.
         self.parts: list[tuple[int, int]] = []
 
     def single(self, at_ns: int) -> None:
-        """A token that a prompt's last chunk gave."""
+        """Add the token of a prompt's last chunk."""
         self.parts.append((at_ns, -1))
 
     def join(self, epoch: int) -> None:
-        """A token in this epoch and in all that follow."""
+        """Start a span: one token in this epoch and in each later one."""
         self.parts.append((epoch, _OPEN))
 
     def leave(self, epoch: int) -> None:
-        """No token after this epoch; one that has got none here left before it came back."""
+        """End the open span after this epoch; does nothing without a token."""
         if not self.parts:
             return
         first, last = self.parts[-1]
@@ -275,15 +275,15 @@ class TokenSpans:
 
     @property
     def first_epoch(self) -> int:
-        """The earliest epoch whose time is needed; far away when none is."""
+        """First epoch whose time is needed; a very large number if none is."""
         return min((first for first, last in self.parts if last >= 0), default=_OPEN)
 
 
 class EpochTimes:
-    """When the epochs of one replica were committed, numbered from 1.
+    """Commit times of the epochs of one replica, numbered from 1.
 
     Attributes:
-        last: the number of the latest.
+        last: number of the latest epoch.
     """
 
     __slots__ = ("_before", "_times", "_trim_at", "last")
@@ -291,41 +291,41 @@ class EpochTimes:
     def __init__(self) -> None:
         self.last = 0
         self._before = 0
-        """Epochs that were let go."""
+        """Number of discarded epochs."""
         self._times = array("q")
         self._trim_at = _TRIM_AFTER
 
     def append(self, at_ns: int) -> None:
-        """The next epoch."""
+        """Append the next epoch."""
         self.last += 1
         self._times.append(at_ns)
 
     def extend(self, ends_ns: array[int]) -> None:
-        """The next epochs."""
+        """Append the next epochs."""
         self.last += len(ends_ns)
         self._times.extend(ends_ns)
 
     @property
     def trim_due(self) -> bool:
-        """Whether it is worth looking for epochs that nobody needs."""
+        """True if `trim` is worth its cost."""
         return len(self._times) >= self._trim_at
 
     def trim(self, live: Iterable[TokenSpans]) -> None:
-        """Let go of what lies before the spans of everyone who is still there."""
+        """Discard epochs before the spans of all live requests."""
         keep_from = min((spans.first_epoch for spans in live), default=_OPEN)
         gone = min(keep_from - 1, self.last) - self._before
         if gone > 0:
             del self._times[:gone]
             self._before += gone
-        # Looked for again only when it has doubled: the search is paid for by what came since.
+        # Trim again only after the size has doubled, which amortises the cost.
         self._trim_at = 2 * len(self._times) + _TRIM_AFTER
 
     def tokens(self, spans: TokenSpans, limit: int | None = None) -> NDArray[np.int64]:
-        """The times of a request's tokens up to now, shape `[num_tokens]`.
+        """Return the token times of a request so far, shape `[num_tokens]`.
 
         Args:
-            spans: of it.
-            limit: tokens at most: those computed beyond its end are not its.
+            spans: spans of the request.
+            limit: maximum number of tokens, as steps may compute more after its end.
         """
         pieces = array("q")
         for first, last in spans.parts:

@@ -1,4 +1,4 @@
-"""What a fleet in virtual time is made of, and what came of it, apart from its requests."""
+"""Configuration and outcome of a fleet in virtual time."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePool:
-    """Replicas that decode what others have prefilled.
+    """Pool of decode replicas.
 
     Args:
-        replicas: how many.
-        configure: what the core of each runs.
-        link_bytes_per_s: at which keys and values come to one, and leave one that prefills.
+        replicas: number of replicas.
+        configure: engine configuration of each replica.
+        link_bytes_per_s: bandwidth of each replica's link for keys and values.
     """
 
     replicas: int
@@ -57,12 +57,12 @@ class DecodePool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationRules:
-    """When running requests move to another replica.
+    """Rules of live migration.
 
     Args:
-        below_blocks: from a replica whose requests could each grow by fewer blocks than this.
-        poll_ns: how often the replicas are compared.
-        link_bytes_per_s: at which keys and values leave one replica and come to another.
+        below_blocks: a replica is a source if it has fewer free blocks per request than this.
+        poll_ns: time between two comparisons of the replicas.
+        link_bytes_per_s: bandwidth of each replica's link for keys and values.
     """
 
     below_blocks: int
@@ -72,11 +72,11 @@ class MigrationRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRules:
-    """What a manifest says of control.
+    """Control settings of a manifest.
 
     Args:
-        params: of the law.
-        interval_ns: between two decisions.
+        params: parameters of the control laws.
+        interval_ns: time between two decisions.
     """
 
     params: ServiceParams
@@ -88,20 +88,20 @@ class FleetSettings:
     """A service on modelled devices.
 
     Args:
-        service: its name; replicas are called `<service>-0`, `<service>-1`, ….
-        profile: the device of every replica.
-        configure: what every replica's core runs.
-        replicas: how many there are at zero, all of them ready.
-        placement: which law spreads the requests.
-        slo: the classes; a request of another class is refused, unless there are none.
-        timeout_ns: how long a request may take from its scheduled arrival.
-        seed: of what placement draws at random.
-        oracle: schedule the shortest first by true lengths, whatever the policy: a bound.
+        service: service name; replicas are named `<service>-0`, `<service>-1`, ….
+        profile: device profile of every replica.
+        configure: engine configuration of every replica.
+        replicas: number of ready replicas at time zero.
+        placement: placement policy.
+        slo: SLO classes; unless empty, requests of other classes are errors.
+        timeout_ns: time limit of a request from its scheduled arrival.
+        seed: seed of random placement.
+        oracle: True to schedule by true output length in place of the policy; a bound.
         fast_forward: True to compute predictable steps at once; affects speed only.
-        decode: with it `replicas` and `configure` are those of replicas that only prefill.
-        migration: whether requests move; not with `decode`.
-        control: what the manifest says of control; None: its mode is `Manual`. It takes effect
-            through a `ControlLoop` among the actors.
+        decode: decode pool; if set, `replicas` and `configure` describe the prefill pool.
+        migration: rules of live migration; not with `decode`.
+        control: control settings; None if the mode is `Manual`. Only applied by a `ControlLoop`
+            among the actors.
     """
 
     service: str
@@ -124,23 +124,24 @@ class FleetOutcome:
     """Totals of a run over all replicas; zeros for a run that did not complete.
 
     Args:
-        end_ns: when the last request ended, at least the last arrival.
-        requests: how many arrived.
-        peak_in_flight: most of them on replicas at once.
-        replica_ns: time for which replicas existed, from created to gone or to the end.
-        peak_replicas: most of them at once, starting and draining ones too.
-        final_replicas: those at the end that were not draining.
-        events: how often an engine was called, for a request that came or for steps to take.
-        steps: steps of all replicas.
-        step_ns: their summed device time.
-        scheduled_tokens: computed, recomputed ones too.
-        output_tokens: emitted.
-        preemptions: requests sent back to wait.
-        recomputed_tokens, swapped_tokens: of these: computed again, or copied to host memory.
-        prefix_queried_tokens, prefix_hit_tokens: of admitted prompts.
-        migrations, migrations_aborted: moves of running requests that came to their end, and that
-            were given up.
-        migrated_blocks: KV blocks copied for both.
+        end_ns: end time of the last request.
+        requests: number of received requests.
+        peak_in_flight: maximum number of requests on replicas.
+        replica_ns: summed lifetime of all replicas, from creation to removal or the end.
+        peak_replicas: maximum number of replicas, including starting and draining ones.
+        final_replicas: replicas at the end, excluding draining ones.
+        events: number of engine calls, for submissions and for steps.
+        steps: number of steps of all replicas.
+        step_ns: summed device time of the steps.
+        scheduled_tokens: computed tokens, including recomputed ones.
+        output_tokens: emitted tokens.
+        preemptions: number of preemptions.
+        recomputed_tokens, swapped_tokens: tokens recomputed, or copied to host memory, after
+            preemptions.
+        prefix_queried_tokens, prefix_hit_tokens: prompt tokens looked up, and found, in the
+            prefix cache.
+        migrations, migrations_aborted: completed and aborted live migrations.
+        migrated_blocks: KV blocks copied by all migrations.
     """
 
     end_ns: int = 0
@@ -174,21 +175,21 @@ def fleet_settings(
     seed: int = 0,
     oracle: bool = False,
 ) -> FleetSettings:
-    """The fleet that a manifest describes.
+    """Return the fleet settings of a manifest.
 
     Args:
         service: the manifest.
-        device: `--device`, in place of `spec.model.source`.
-        source: the manifest's file, for errors.
-        slo: the classes of the manifest.
-        timeout_ns: how long a request may take.
-        seed: of what placement draws at random.
-        oracle: whether true lengths order the requests.
+        device: device profile in place of `spec.model.source`; None to use the manifest's.
+        source: file of the manifest, for error messages.
+        slo: SLO classes of the manifest.
+        timeout_ns: time limit of a request.
+        seed: seed of random placement.
+        oracle: True to schedule by true output length.
 
     Raises:
-        NotBuiltError: real weights, and no device.
-        InputError: no such device profile.
-        SpecError: the profile is of another number of devices than `tensorParallel`.
+        NotBuiltError: the manifest has real weights, and no device is given.
+        InputError: the device profile does not exist.
+        SpecError: the profile's number of devices differs from `tensorParallel`.
     """
     spec = service.spec
     name, profile = choose_device(spec, asked=device, source=source)
@@ -207,7 +208,7 @@ def fleet_settings(
 
 
 def _control(spec: LLMServiceSpec, profile: DeviceProfile) -> ControlRules | None:
-    """The control law in the loop, unless the manifest wants none."""
+    """Return the control settings; None in mode `Manual`."""
     if spec.control.mode is ControlMode.MANUAL:
         return None
     startup_ns = round(profile.startup_seconds * NS_PER_S)
@@ -223,17 +224,17 @@ _BYTES_PER_GB: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """Replicas that do one of the two."""
+    """Replicas that only prefill or only decode."""
 
-    replicas: int = spec_field("How many there are.", minimum=1, maximum=1_000)
+    replicas: int = spec_field("Number of replicas.", minimum=1, maximum=1_000)
     token_budget: int | None = spec_field(
-        "Tokens that one of their steps may compute; the manifest's without it.",
+        "Token budget of a step; defaults to the manifest's.",
         default=None,
         minimum=1,
         maximum=_MAX_TOKENS,
     )
     max_num_seqs: int | None = spec_field(
-        "Most requests that run at once on one; the manifest's without it.",
+        "Maximum number of running requests per replica; defaults to the manifest's.",
         default=None,
         minimum=1,
         maximum=65_536,
@@ -242,10 +243,10 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """What keys and values travel over."""
+    """Link over which keys and values are copied."""
 
     gb_per_second: int | None = spec_field(
-        "Of one replica, 10⁹ bytes; the device profile's without it.",
+        "Bandwidth per replica, 10⁹ bytes/s; defaults to the device profile's.",
         default=None,
         minimum=1,
         maximum=100_000,
@@ -254,39 +255,39 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationSpec:
-    """When requests that decode move to another replica."""
+    """Rules of live migration."""
 
     below_blocks: int = spec_field(
-        "A replica gives requests away while each of its own could grow by fewer blocks than this.",
+        "A replica is a source while it has fewer free blocks per request than this.",
         default=3,
         minimum=0,
         maximum=1_000_000,
     )
     poll_ms: int = spec_field(
-        "How often the replicas are compared.", default=50, minimum=1, maximum=60_000
+        "Time between two comparisons of the replicas.", default=50, minimum=1, maximum=60_000
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
-    """Prefill here and decode there, or replicas that do both and give each other requests."""
+    """Topology: separate prefill and decode pools, or replicas with live migration."""
 
     prefill: PoolSpec | None = spec_field(
         "Replicas that compute prompts and first tokens.", default=None
     )
     decode: PoolSpec | None = spec_field("Replicas that compute all other tokens.", default=None)
     migration: MigrationSpec | None = spec_field(
-        "Requests that decode move between replicas.", default=None
+        "Live migration of decoding requests.", default=None
     )
-    link: LinkSpec = spec_field("Between any two.", factory=LinkSpec)
+    link: LinkSpec = spec_field("Link of each replica.", factory=LinkSpec)
 
 
 def read_topology(path: Path) -> TopologySpec:
-    """The topology of a file.
+    """Read a topology file.
 
     Raises:
-        InputError: the file cannot be read, is too large, or is no YAML.
-        SpecError: a field that breaks a rule, by file and path.
+        InputError: the file cannot be read, is too large, or is not YAML.
+        SpecError: a field is invalid; names the file and the path of the field.
     """
     try:
         topology = decode(TopologySpec, read_document(path), "")
@@ -297,10 +298,10 @@ def read_topology(path: Path) -> TopologySpec:
 
 
 def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSettings:
-    """The same service on that topology; pools stand in place of the manifest's replicas.
+    """Apply a topology to the settings; pools replace the manifest's replicas.
 
     Raises:
-        InputError: two pools under a control law.
+        InputError: two pools with a control law.
     """
     rate = topology.link.gb_per_second
     link = settings.profile.link_bytes_per_s if rate is None else rate * _BYTES_PER_GB
@@ -313,11 +314,10 @@ def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSett
         return replace(settings, migration=rules)
     if settings.control is not None:
         raise InputError(
-            "--topology: the control law knows replicas of one kind only; set spec.control.mode "
-            "to Manual for two pools"
+            "--topology: the control laws do not support two pools; set spec.control.mode to Manual"
         )
-    assert topology.prefill is not None, "it was checked"
-    assert topology.decode is not None, "it was checked"
+    assert topology.prefill is not None, "checked"
+    assert topology.decode is not None, "checked"
     return replace(
         settings,
         replicas=topology.prefill.replicas,
@@ -331,10 +331,10 @@ def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSett
 
 
 def _check(topology: TopologySpec) -> None:
-    """Two pools, or migration.
+    """Check that the topology has either two pools or migration.
 
     Raises:
-        SpecError: both, neither, or one pool.
+        SpecError: it has both, neither, or a single pool.
     """
     pools = {"prefill": topology.prefill, "decode": topology.decode}
     if topology.migration is None:
@@ -346,7 +346,7 @@ def _check(topology: TopologySpec) -> None:
         return
     for name, pool in pools.items():
         if pool is not None:
-            raise SpecError(name, "cannot be together with migration; take one of them out")
+            raise SpecError(name, "is mutually exclusive with migration; remove one of them")
 
 
 def _of_pool(configure: Configure, pool: PoolSpec) -> Configure:

@@ -1,7 +1,7 @@
 """One run in virtual time, from a run plan to a finished run folder: `replay --emulate`.
 
-The folder's bytes are a function of the command: no time and no measurement of this machine is
-recorded. The display reads this machine's clock, and nothing of it reaches a result.
+The run folder is deterministic: it contains no time and no measurement of this machine. Only the
+progress display reads this machine's clock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def emulated_run(
     Raises:
         InputError: the settings contradict each other.
         Interrupted: by a signal before the first request ended.
-        DiskFullError: the disk filled up; what fitted is kept.
+        DiskFullError: the disk is full; the records that fitted are kept.
     """
     outcome = FleetOutcome()
     stopped = ""
@@ -161,7 +161,7 @@ def _emulation_summary(settings: FleetSettings, outcome: FleetOutcome) -> Emulat
 
 
 class Stopped(Exception):
-    """A signal asked to stop."""
+    """Raised after a stop signal."""
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""A run's numbers as arrays: what the summary and the figures compute with.
+"""Numeric columns of a run as arrays, for the summary and the figures.
 
-Everything but texts and gaps is held at once, about a hundred bytes a request; gaps are counted
-while streaming. Judging already happened when the records were written, so nothing here can
-disagree with it.
+Everything except texts and gaps is kept in memory, about a hundred bytes per request; gaps are
+counted in a streaming pass. Judgements are read from the records and not recomputed.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
 class RunColumns:
     """The judged requests of a run, one entry each; every array has the shape [num_requests].
 
-    Times are nanoseconds since the run's zero, as floats that are NaN where nothing happened
-    (exact up to 104 days). `row` is the index in the file, warm-up rows counted.
+    Times are nanoseconds since the run's zero, as floats that are NaN for missing values
+    (exact up to 104 days). `row` is the index in the file, including warm-up rows.
     """
 
     class_names: tuple[str, ...]
@@ -61,12 +60,12 @@ class RunColumns:
 
     @property
     def ttft_ns(self) -> NDArray[np.float64]:
-        """From the scheduled arrival to the first token."""
+        """Time from the scheduled arrival to the first token."""
         return self.first_token_ns - self.scheduled_ns
 
     @property
     def ttft_from_send_ns(self) -> NDArray[np.float64]:
-        """From the actual send to the first token."""
+        """Time from the actual send to the first token."""
         return self.first_token_ns - self.sent_ns
 
     @property
@@ -78,42 +77,42 @@ class RunColumns:
 
     @property
     def e2e_ns(self) -> NDArray[np.float64]:
-        """From the scheduled arrival to the end; NaN for answers that never completed."""
+        """Time from the scheduled arrival to the end; NaN for incomplete responses."""
         return np.where(self.of_outcome(Outcome.OK), self.end_ns - self.scheduled_ns, np.nan)
 
     @property
     def lag_ns(self) -> NDArray[np.float64]:
-        """How late the client sent it; NaN when it never did."""
+        """Send lag; NaN if the request was not sent."""
         return self.sent_ns - self.scheduled_ns
 
     def of_class(self, name: str) -> NDArray[np.bool_]:
-        """Which requests belong to a class."""
+        """Mask of the requests of a class."""
         if name not in self.class_names:
             return np.zeros(len(self.row), dtype=np.bool_)
         return _equal(self.class_code, self.class_names.index(name))
 
     def of_outcome(self, outcome: Outcome) -> NDArray[np.bool_]:
-        """Which requests ended this way."""
+        """Mask of the requests with this outcome."""
         return _equal(self.outcome_code, _OUTCOMES.index(outcome))
 
     def of_first_reason(self, reason: MissReason) -> NDArray[np.bool_]:
-        """Which requests missed for this reason before any other."""
+        """Mask of the requests whose first miss reason is `reason`."""
         return _equal(self.reason_code, _REASONS.index(reason))
 
     def outcome(self, index: int) -> Outcome:
-        """How one request ended."""
+        """Return the outcome of one request."""
         return _OUTCOMES[int(self.outcome_code[index])]
 
     def of_kind(self, kind: JudgementKind) -> NDArray[np.bool_]:
-        """Which requests were judged this way."""
+        """Mask of the requests with this judgement."""
         return _equal(self.kind_code, _KINDS.index(kind))
 
 
 def load_columns(folder: Path) -> RunColumns:
-    """The judged requests of the run in `folder`, warm-up rows left out.
+    """Load the judged requests of the run in `folder`, without warm-up rows.
 
     Raises:
-        InputError: the file is missing, damaged or not ours.
+        InputError: the file is missing, damaged or not a run's.
     """
     names = ["slo_class", "warmup", "outcome", "judgement", "scheduled_ns", *_TIMES]
     try:
@@ -145,7 +144,7 @@ def load_columns(folder: Path) -> RunColumns:
 
 
 def count_gaps(folder: Path) -> dict[str, GapCounts]:
-    """The gaps between tokens of every class, warm-up rows left out, counted while streaming."""
+    """Count the gaps between tokens of each class in a streaming pass, without warm-up rows."""
     counts: dict[str, GapCounts] = {}
     try:
         with open_records(folder) as opened:
@@ -193,7 +192,7 @@ def _equal(codes: NDArray[np.int64], code: int) -> NDArray[np.bool_]:
 
 
 def _texts(column: Any) -> Any:
-    """A dictionary-encoded column as plain strings."""
+    """Return a dictionary-encoded column as plain strings."""
     return pc.cast(column, pa.string())
 
 
@@ -204,7 +203,7 @@ def _codes(column: Any, names: Sequence[str]) -> NDArray[np.int64]:
 
 
 def _first_reasons(column: Any) -> NDArray[np.int64]:
-    """The first reason of each list, by its place in `MissReason`; −1 for an empty one."""
+    """Return the index in `MissReason` of each list's first reason; −1 for an empty list."""
     lists = column.combine_chunks()
     firsts = np.full(len(lists), -1, dtype=np.int64)
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
@@ -235,7 +234,7 @@ class GapCounts:
 
     @classmethod
     def merged(cls, parts: Iterable[GapCounts]) -> GapCounts:
-        """All parts counted together."""
+        """Return the sum of all parts."""
         whole = cls()
         for part in parts:
             whole._counts += part.counts
@@ -244,17 +243,17 @@ class GapCounts:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Gaps in each bucket."""
+        """Number of gaps in each bucket."""
         return self._counts
 
     @property
     def total(self) -> int:
-        """Gaps counted."""
+        """Number of gaps."""
         return int(self._counts.sum())
 
     @property
     def largest_us(self) -> int:
-        """The largest gap, exact; 0 when there were none."""
+        """The exact maximum gap; 0 if there are none."""
         return self._largest_us
 
     def add(self, gaps_us: NDArray[np.int32]) -> None:
@@ -266,7 +265,7 @@ class GapCounts:
         self._counts += np.bincount(_bucket(values), minlength=_BUCKETS)
 
     def quantile_us(self, q: Fraction) -> int:
-        """The nearest-rank quantile, at most 0.1 % above the measured gap.
+        """Return the nearest-rank quantile, at most 0.1 % above the measured gap.
 
         Raises:
             ValueError: nothing was counted.
@@ -279,14 +278,14 @@ class GapCounts:
         return min(int(_upper_us(np.array([at]))[0]), self._largest_us)
 
     def cumulative(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Upper edge of each filled bucket in microseconds, and the share of gaps up to it."""
+        """Return the upper edge of each filled bucket in µs, and the share of gaps up to it."""
         filled = np.flatnonzero(self._counts)
         edges = np.minimum(_upper_us(filled), self._largest_us)
         return edges, np.cumsum(self._counts[filled]) / max(1, self.total)
 
 
 def _bucket(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bucket of each value in 0 … 2³¹−1."""
+    """Return the bucket of each value in 0 … 2³¹−1."""
     _, exponents = np.frexp(values.astype(np.float64))
     shifts = np.maximum(exponents.astype(np.int64) - _BITS, 0)
     above: NDArray[np.int64] = _LINEAR + (shifts - 1) * _HALF + (values >> shifts) - _HALF
@@ -294,7 +293,7 @@ def _bucket(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _upper_us(buckets: NDArray[Any]) -> NDArray[np.int64]:
-    """The largest value that falls into each bucket."""
+    """Return the largest value of each bucket."""
     shifts = np.maximum((buckets - _LINEAR) // _HALF + 1, 0)
     mantissas = np.where(buckets < _LINEAR, buckets, (buckets - _LINEAR) % _HALF + _HALF)
     upper: NDArray[np.int64] = ((mantissas + 1).astype(np.int64) << shifts) - 1

@@ -1,8 +1,8 @@
 """Write a run's folder: records during the run, then the judged summary and the report.
 
 The writer owns the folder during the run. A file gets its final name only when it is complete, so
-a killed run leaves nothing that looks finished. How requests are sent is not known here: the same
-writer serves real time and virtual time. Whoever starts the run passes in how a report is written.
+a killed run never looks finished. The same writer serves real time and virtual time; the caller
+passes in the function that writes the report.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class FinishedRun:
     """A run whose folder is complete.
 
     Args:
-        summary: of what was recorded.
-        ended_by: why it ended before its last answer; None if it did not.
+        summary: summary of the recorded requests.
+        ended_by: cause of an early end; None if the run is complete.
     """
 
     summary: Summary
@@ -65,12 +65,12 @@ class FinishedRun:
 
 
 def default_folder(started: datetime, trace: str, target: str) -> Path:
-    """`runs/<UTC time>-<trace>-<service or host>`, safe as a file name.
+    """Return `runs/<UTC time>-<trace>-<service or host>`, safe as a file name.
 
     Args:
         started: an aware wall-clock time.
-        trace: the trace's name; a `.parquet` at its end is dropped.
-        target: the service's name, or the host of a bare target.
+        trace: the trace's name; a `.parquet` suffix is removed.
+        target: the service's name, or the host of a `--target`.
     """
     stamp = started.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     parts = (trace.removesuffix(".parquet"), target)
@@ -81,9 +81,8 @@ def default_folder(started: datetime, trace: str, target: str) -> Path:
 class RunWriter:
     """Records one run into its folder; a context manager.
 
-    Left without `finish`, the records are closed and kept, and no summary is written: the folder
-    is readable but marked by its absence as unfinished. Left without a record, it leaves nothing
-    behind, and an earlier run in the folder stays.
+    Without `finish`, the records are closed and kept, but no summary is written. Without any
+    record, the folder is removed, or an earlier run in it stays unchanged.
     """
 
     def __init__(
@@ -121,14 +120,14 @@ class RunWriter:
 
         Args:
             path: the folder; must not exist, or be empty, unless `force`.
-            slo: what requests are judged by.
+            slo: SLO classes for judging.
             force: replace an earlier run in `path` once this one is recorded; other files stay.
-            keep_gaps: False keeps the p99 of each request's gaps instead of the gaps.
+            keep_gaps: if False, record only the p99 of each request's gaps.
             write_report: writes the report of the finished run into the folder; None for none.
 
         Raises:
-            InputError: the folder holds something, or cannot be made.
-            DiskFullError: there is no room for even a short run.
+            InputError: the folder is not empty or cannot be created.
+            DiskFullError: the disk has no space for a short run.
         """
         made = False
         try:
@@ -155,39 +154,39 @@ class RunWriter:
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """Run folder."""
         return self._path
 
     @property
     def rows(self) -> int:
-        """Requests recorded so far, warm-up rows too."""
+        """Number of recorded requests, including warm-up rows."""
         return self._rows
 
     @property
     def holds(self) -> str:
-        """What became of the run so far, as the end of a sentence."""
+        """State of the records, as the end of a sentence."""
         if not self._rows:
             return "nothing was recorded"
         return f"{self._path} holds the records of {self._rows} request{'s' * (self._rows != 1)}"
 
     @property
     def _began(self) -> bool:
-        """Whether there is something to keep."""
+        """True if the folder must be kept."""
         return self._finishing or self._rows > 0
 
     def append(self, record: RequestRecord, *, warmup: bool = False) -> Judgement | None:
-        """Judge and keep one request; every 512 requests this writes to the disk.
+        """Judge and record one request; writes to the disk every 512 requests.
 
         Args:
-            record: what happened.
-            warmup: keep it outside every figure.
+            record: record of the request.
+            warmup: True to exclude the request from all results.
 
         Returns:
             The judgement, None for a warm-up row.
 
         Raises:
-            DiskFullError: the disk is full. This record is kept if it fits into what was set
-                aside; stop, then call `finish`.
+            DiskFullError: the disk is full. This record is kept if it fits into the reserve;
+                stop sending, then call `finish`.
         """
         judgement = None if warmup else judge(record, targets_for(record, self._classes))
         self._rows += 1
@@ -200,11 +199,11 @@ class RunWriter:
         """Close the records, judge the run, write the summary and the report.
 
         Args:
-            info: what the sender knows; judged by the classes given to `create`.
+            info: run information from the sender; its classes must be those given to `create`.
 
         Raises:
-            DiskFullError: the disk filled during the run; what could be written is kept, and
-                the run is marked incomplete.
+            DiskFullError: the disk was full during the run; the records that fitted are kept,
+                and the run is marked incomplete.
         """
         assert info.slo == self._slo, "one set of classes judges a run"
         self._finishing = True
@@ -222,7 +221,7 @@ class RunWriter:
         """Judge a run that `failure` ended; its summary is incomplete.
 
         Raises:
-            DiskFullError: the disk is full; says what was kept.
+            DiskFullError: the disk is full; the message states how many records are kept.
         """
         full = isinstance(failure, DiskFullError)
         reason = "because the disk was full" if full else f"as it failed: {failure}"
@@ -234,8 +233,8 @@ class RunWriter:
             pass
 
     def abandon(self) -> None:
-        """Close the records and leave the rest undone; nothing after `finish`, raises nothing."""
-        # Whatever ended the run may have been the disk: closing must not hide it.
+        """Close the records without a summary; does nothing after `finish`, never raises."""
+        # An error on closing must not hide the error that ended the run.
         with suppress(Exception):
             self._close()
         if not self._began:
@@ -255,14 +254,14 @@ class RunWriter:
         self.abandon()
 
     def _close(self) -> None:
-        """End the records; an earlier run gives way to them only now."""
+        """Close the records; only then do they replace an earlier run."""
         if self._file.closed:
             return
         try:
             self._records.close()
         finally:
             self._file.close()
-            if self._records.whole and self._began:
+            if self._records.complete and self._began:
                 for name in _OURS:
                     (self._path / name).unlink(missing_ok=True)
                 self._partial.replace(self._path / RECORDS_FILE)
@@ -309,9 +308,9 @@ def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterato
     def received(cause: StopCause) -> None:
         nonlocal stopping
         if stopping and cause is StopCause.HANG_UP:
-            return  # whoever pressed Ctrl-C may close the terminal before the run is judged
+            return  # the terminal may be closed after Ctrl-C, before the run is judged
         if stopping:
-            # Not by an exception: it would wait for the service, or be lost in a callback.
+            # An exception would wait for the service, or be lost in a callback.
             writer.abandon()
             with suppress(OSError):
                 # Unbuffered: the signal may have interrupted a write to stderr.
@@ -325,7 +324,7 @@ def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterato
 
 
 def _clear(path: Path, *, made: bool) -> None:
-    """Take back what `create` did."""
+    """Undo `create`."""
     if made:
         shutil.rmtree(path, ignore_errors=True)
     for name in (RECORDS_FILE, SUMMARY_FILE):
@@ -334,7 +333,7 @@ def _clear(path: Path, *, made: bool) -> None:
 
 
 def _rehearse() -> None:
-    """Write one row to nowhere: the first costs 30 ms of imports that no run should pay."""
+    """Write one row to memory, as the first one costs 30 ms of imports."""
     writer = RecordWriter(io.BytesIO())
     writer.append(
         RequestRecord(request_id="", slo_class="", scheduled_ns=0, outcome=Outcome.UNSENT), None

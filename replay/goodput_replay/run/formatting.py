@@ -1,4 +1,4 @@
-"""Numbers of a summary as people read them, the same on a terminal and in the report."""
+"""Number formatting shared by the terminal and the report."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = [
 
 
 def count_words(value: int) -> str:
-    """`12,031`."""
+    """Format a count as `12,031`."""
     return f"{value:,}"
 
 
 def percent_words(share: float | None) -> str:
-    """Two decimals, cut off, so that a missed objective never looks met; `–` for None."""
+    """Truncate to two decimals, so that a missed objective never looks met; `–` for None."""
     if share is None:
         return "–"
     # A summary's shares have six decimals; rounding to them undoes the binary fraction.
@@ -33,12 +33,12 @@ def percent_words(share: float | None) -> str:
 
 
 def confidence_words(share: float) -> str:
-    """`95%`, `99.9%`."""
+    """Format a confidence as `95%` or `99.9%`."""
     return f"{share * 100:.6g}%"
 
 
 def ms_words(value: float | None) -> str:
-    """Milliseconds to four digits, `49.98 ms`, and seconds from ten of them on; `–` for None."""
+    """Format as `49.98 ms` with four digits, or in seconds from 10 s; `–` for None."""
     if value is None:
         return "–"
     if value >= 10_000:
@@ -47,12 +47,12 @@ def ms_words(value: float | None) -> str:
 
 
 def rate_words(per_s: float) -> str:
-    """`8.48/s`."""
+    """Format a rate as `8.48/s`."""
     return f"{per_s:,.1f}/s" if per_s >= 100 else f"{per_s:.3g}/s"
 
 
 def duration_words(seconds: float) -> str:
-    """`45 s`, `5 min`, `1 h 10 min`."""
+    """Format a duration as `45 s`, `5 min` or `1 h 10 min`."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -63,7 +63,7 @@ def duration_words(seconds: float) -> str:
 
 
 def emulation_words(one: EmulationSummary) -> str:
-    """That a run was emulated, on what and how, as one sentence."""
+    """Describe the emulated fleet in one sentence."""
     replicas = f"{count_words(one.replicas)} replica{'' if one.replicas == 1 else 's'}"
     if one.peak_replicas and {one.peak_replicas, one.final_replicas} != {one.replicas}:
         replicas += f" at first, {one.peak_replicas} at most, {one.final_replicas} at the end,"

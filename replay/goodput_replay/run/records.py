@@ -82,7 +82,7 @@ class RecordWriter:
         self._groups = 0
         self.lost = 0
         """Number of rows that did not fit."""
-        self.whole = False
+        self.complete = False
         """True if the footer was written, so that the file can be read."""
         self._columns: dict[str, list[Any]] = {}
         self._gaps = array("i")
@@ -91,7 +91,7 @@ class RecordWriter:
         self._writer = _parquet_writer(sink)
 
     def append(self, record: RequestRecord, judgement: Judgement | None) -> None:
-        """Append one request; `judgement` is None for a warm-up row."""
+        """Append one request, without a judgement if it is a warm-up row."""
         kind = None if judgement is None else judgement.kind
         put = self._columns
         put["request_id"].append(record.request_id)
@@ -156,7 +156,7 @@ class RecordWriter:
             self.flush()
         finally:
             self._writer.close()
-            self.whole = True
+            self.complete = True
 
     def _fits(self, table: Any) -> bool:
         """True if a row group and the footer fit; a partial row group corrupts the file."""

@@ -1,4 +1,4 @@
-"""Build a run's summary from its records and what the sender knows of it.
+"""Build a run's summary from its records and the sender's run information.
 
 Counts, intervals and the verdict come from `statistics.evidence` and core's rules. This module
 adds latencies, rates and inputs, and rounds for print: attainments and bounds are truncated, so
@@ -64,27 +64,26 @@ _NO_CLIENT: Final = ClientSummary(cpu_s=0.0, cpus=0, peak_in_flight=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What the sender knows of a run and the records do not contain.
+    """Facts about a run that its records do not contain.
 
-    Everything that the summary repeats is in the summary's own classes. Headers come by name
-    alone, and the command line without secrets.
+    Headers are given by name only, and the command line without secrets.
 
     Args:
-        trace: what was replayed.
-        target: where requests were sent.
-        run: when and how it ran, and whether it is complete.
-        slo: what requests are judged by.
+        trace: replayed trace.
+        target: target server.
+        run: command, start time and completeness.
+        slo: SLO classes for judging.
         window_start_ns: start of the judged window, nanoseconds since the run's zero (the zero
             of every time in the records).
         window_ns: length of the window; goodput is good requests over this.
         rows_planned: rows of the window without warm-up rows. Rows without a record count as
             unsent.
         warmup_rows: rows sent before the window, which are not judged.
-        confidence: one-sided, of each bound of an attainment.
+        confidence: one-sided confidence of each bound of an attainment.
         client: resources that the client used.
-        loop_lag_p99_ns: p99 of how late the client's event loop woke a periodic timer.
-        loop_lag_max_ns: the latest such wake-up.
-        emulation: what was emulated; None if the run was in real time.
+        loop_lag_p99_ns: p99 delay of the client's event loop.
+        loop_lag_max_ns: maximum delay of that event loop.
+        emulation: emulated fleet and its totals; None in real time.
     """
 
     trace: TraceSummary

@@ -1,1 +1,1 @@
-"""When requests leave: deadlines, prepared bodies, the loop that sends, and who may stop it."""
+"""Real-time sending: target checks, timers, prepared bodies, the send loop and its abort."""

@@ -1,4 +1,4 @@
-"""When a run is given up: the error rate that a person set as the limit."""
+"""Abort rule of a run: the maximum error rate of `--abort-on`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["AbortRule", "ErrorRateWatch", "parse_abort_rule"]
 _RULE: Final = re.compile(r"error-rate=(\d{1,3}(?:\.\d{1,6})?)%(?:/(.+))?")
 _DEFAULT_NS: Final = 30 * NS_PER_S
 _MIN_ENDED: Final = 20
-# A refusal for load (shed) is an answer; these are failures.
+# A request shed under load is a valid response, not a failure.
 _FAILURES: Final = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
 
 
@@ -25,8 +25,8 @@ class AbortRule:
     """More than `limit` of the requests that ended in the last `window_ns` failed.
 
     Args:
-        limit: share of failures that is still borne.
-        window_ns: how far back requests count.
+        limit: maximum share of failures.
+        window_ns: length of the sliding window.
     """
 
     limit: Fraction
@@ -34,10 +34,11 @@ class AbortRule:
 
 
 def parse_abort_rule(text: str) -> AbortRule:
-    """A rule as people write it: `error-rate=5%` or `error-rate=5%/60s`.
+    """Parse a rule such as `error-rate=5%` or `error-rate=5%/60s`.
 
     Raises:
-        ValueError: another rule, no percentage below 100 %, or a wrong duration.
+        ValueError: the text is not a rule, the percentage is not below 100 %, or the duration is
+            invalid.
     """
     match = _RULE.fullmatch(text.strip())
     if match is None:
@@ -52,7 +53,7 @@ def parse_abort_rule(text: str) -> AbortRule:
 
 
 class ErrorRateWatch:
-    """Applies a rule to requests as they end; silent below 20 of them, which prove nothing."""
+    """Applies an abort rule to ended requests, once the window has at least 20 of them."""
 
     def __init__(self, rule: AbortRule) -> None:
         self._rule = rule
@@ -60,7 +61,7 @@ class ErrorRateWatch:
         self._failed = 0
 
     def ended(self, outcome: Outcome, now_ns: int) -> str | None:
-        """Count one request; one sentence when the rule is broken, else None."""
+        """Count one request; return a message if the rule holds, else None."""
         failed = outcome in _FAILURES
         self._ended.append((now_ns, failed))
         self._failed += failed

@@ -1,7 +1,7 @@
 """Render a planned request into the bytes and headers that are sent.
 
-Rendering happens ahead of the send, off the hot path. How the true length of an answer is pinned
-is decided here alone.
+Rendering happens ahead of the send, off the hot path. Only this module encodes pinned output
+lengths.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class PreparedRequest:
 
     Args:
         planned: the request in the plan.
-        body: JSON.
-        input_tokens: of the prompt as rendered.
-        headers: its own, added to those of every request.
+        body: JSON request body.
+        input_tokens: tokens of the rendered prompt.
+        headers: headers of this request, in addition to the common ones.
     """
 
     planned: PlannedRequest
@@ -47,7 +47,7 @@ class RequestRenderer:
     Args:
         endpoint: the API to call.
         prompts: renders prompts.
-        pinning: how the answer's length is pinned.
+        pinning: how the output length is pinned.
         model_for: maps a model name of the trace to the served name.
     """
 

@@ -1,8 +1,8 @@
-"""A service of one run: `goodput up` as a child process, ready before and gone after.
+"""A service for one run: `goodput up` as a child process.
 
-The child is found and ended through its standard streams alone: a line on stdout when traffic
-may start, the end of its stdin when it should stop. It ends even when this process is killed.
-It runs in a session of its own, so that Ctrl-C stops the run first and the service after it.
+The child reports readiness on stdout and stops when its stdin is closed, so it also ends when
+this process is killed. It runs in its own session, so that Ctrl-C stops the run first and the
+service afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAIL_BYTES: Final = 8192
 _MAX_LINE: Final = 1 << 20
 
 
-class _Said(msgspec.Struct):
+class _Event(msgspec.Struct):
     event: str
     url: str = ""
     decision: msgspec.Raw = msgspec.Raw()
@@ -44,14 +44,14 @@ async def running_service(
     Args:
         manifest: an LLMService.
         device: device profile in place of the manifest's model source.
-        log: takes what the service says.
-        decisions: takes the decisions of its control laws, one a line; made with the first.
+        log: file for the stderr output of the service.
+        decisions: file for control decisions, one per line; created with the first decision.
 
     Yields:
         The URL of its router.
 
     Raises:
-        GoodputError: the service did not become ready: its own sentence and exit code.
+        GoodputError: the service did not become ready; has its message and exit code.
     """
     command = [sys.executable, "-m", "goodput_core", "up", "-f", str(manifest)]
     command += ["--json", "--exit-with-parent", "--port", "0"]
@@ -69,8 +69,8 @@ async def running_service(
         url = await _ready_url(child)
         if url is None:
             raise _failure(await child.wait(), log)
-        # All that it says on stdout is read, or the child would block on it.
-        reading = asyncio.ensure_future(_keep(child, decisions))
+        # Read all of stdout, or the child would block on a full pipe.
+        reading = asyncio.ensure_future(_record_decisions(child, decisions))
         try:
             yield url
         finally:
@@ -82,30 +82,30 @@ async def running_service(
 async def _ready_url(child: asyncio.subprocess.Process) -> str | None:
     assert child.stdout is not None
     while line := await child.stdout.readline():
-        said = _said(line)
+        said = _parse_event(line)
         if said is not None and said.event == EVENT_READY:
             return said.url
     return None
 
 
-async def _keep(child: asyncio.subprocess.Process, decisions: Path) -> None:
+async def _record_decisions(child: asyncio.subprocess.Process, decisions: Path) -> None:
     assert child.stdout is not None
     with ExitStack() as stack:
         file: BinaryIO | None = None
         while line := await child.stdout.readline():
-            said = _said(line)
+            said = _parse_event(line)
             if said is None or said.event != EVENT_DECISION:
                 continue
-            # A full disk ends the run by its records; here it must not end the reading.
+            # A full disk ends the run through its records; stdout must still be read.
             with suppress(OSError):
                 if file is None:
                     file = stack.enter_context(decisions.open("wb", buffering=0))
                 file.write(bytes(said.decision) + b"\n")
 
 
-def _said(line: bytes) -> _Said | None:
+def _parse_event(line: bytes) -> _Event | None:
     try:
-        return msgspec.json.decode(line, type=_Said)
+        return msgspec.json.decode(line, type=_Event)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -122,14 +122,14 @@ async def _stop(child: asyncio.subprocess.Process) -> None:
         child.kill()
         await child.wait()
     except asyncio.CancelledError:
-        # Somebody is done waiting; while it stops, this kills what it runs.
+        # A second interrupt: SIGINT during the shutdown makes the child kill its processes.
         child.send_signal(signal.SIGINT)
         await child.wait()
         raise
 
 
 def _failure(code: int, log: Path) -> GoodputError:
-    """The child's own sentence, with its exit code."""
+    """Return an error with the child's last error message and exit code."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = file.read().decode("utf-8", "replace").splitlines()

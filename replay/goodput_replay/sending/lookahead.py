@@ -1,8 +1,7 @@
-"""Requests prepared ahead of their instant, in a thread, so that nothing heavy runs at a send.
+"""Prepare requests in a thread ahead of their scheduled time.
 
-The thread stays a bounded time and a bounded number of bytes ahead of what was last taken.
-Distance is measured on the schedule itself, so no clock is needed. It starves only when it
-cannot keep up, and then the send lag says so.
+The thread stays a bounded schedule time and a bounded number of bytes ahead of the last request
+taken. If it cannot keep up, the send lag shows it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ __all__ = ["Lookahead"]
 
 _AHEAD_NS: Final = 5 * NS_PER_S
 _MAX_BYTES: Final = 256 << 20
-# A full queue is refilled once this share of it is gone: waking the thread for every single
-# request would pass the interpreter back and forth at every send.
+# A full queue is refilled once 1/50 of it was taken. Waking the thread for every request would
+# switch threads at every send.
 _REFILL_SHARE: Final = 50
 
 
@@ -34,10 +33,10 @@ class Lookahead:
     """A queue that one thread fills and the event loop empties.
 
     Args:
-        planned: requests in the order of their schedule.
-        render: makes one ready; runs in the thread.
-        ahead_ns: how far the schedule is prepared ahead of what was last taken.
-        max_bytes: how many bytes of bodies may wait.
+        planned: requests in schedule order.
+        render: prepares one request; runs in the thread.
+        ahead_ns: maximum schedule time ahead of the last request taken.
+        max_bytes: maximum size of all prepared bodies.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Lookahead:
         self._taken_ns = 0
         self._ended = False
         self._closed = False
-        self._hungry = False
+        self._starved = False
         self._refill_ns: float = math.inf
         self._refill_bytes: float = math.inf
         self._failure: BaseException | None = None
@@ -71,19 +70,19 @@ class Lookahead:
         self._thread = threading.Thread(target=self._work, name="lookahead", daemon=True)
 
     async def fill(self) -> None:
-        """Start, and return once as much is prepared as may be."""
+        """Start the thread, and return once the queue is full."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         await self._filled.wait()
 
     async def take(self) -> PreparedRequest | None:
-        """The next request; None after the last one.
+        """Return the next request; None after the last one.
 
         Raises:
-            GoodputError: a row that could not be read or rendered, after all before it.
+            GoodputError: a row could not be read or rendered; all earlier requests were taken.
         """
         while True:
-            ended = self._ended  # before looking at the queue: the last row comes before it
+            ended = self._ended  # read before the queue, as the thread sets it after the last row
             if self._ready:
                 request = self._ready.popleft()
                 self._taken_bytes += len(request.body)
@@ -96,13 +95,13 @@ class Lookahead:
                     raise self._failure
                 return None
             self._arrived.clear()
-            self._hungry = True
+            self._starved = True
             if not self._ready and not self._ended:
                 await self._arrived.wait()
-            self._hungry = False
+            self._starved = False
 
     def close(self) -> None:
-        """End the thread; it may be in the middle of a row."""
+        """Stop the thread after the row it is preparing."""
         self._closed = True
         self._room.set()
         if self._thread.is_alive():
@@ -116,17 +115,17 @@ class Lookahead:
                 request = self._render(planned)
                 self._put_bytes += len(request.body)
                 self._ready.append(request)
-                if self._hungry:
-                    self._tell(self._arrived)
+                if self._starved:
+                    self._set(self._arrived)
         except BaseException as error:  # noqa: BLE001 - raised again where rows are taken
             self._failure = error
         finally:
             self._ended = True
-            self._tell(self._arrived)
-            self._tell(self._filled)
+            self._set(self._arrived)
+            self._set(self._filled)
 
     def _wait_for_room(self, scheduled_ns: int) -> bool:
-        """Wait until this instant may be prepared; False when closed."""
+        """Wait until a request at `scheduled_ns` fits; False if closed."""
         while not self._closed:
             self._room.clear()
             early_ns = scheduled_ns - self._taken_ns - self._ahead_ns
@@ -139,19 +138,19 @@ class Lookahead:
             if heavy >= 0:
                 room = self._max_bytes // _REFILL_SHARE
                 self._refill_bytes = self._put_bytes - self._max_bytes + room
-            self._tell(self._filled)
-            # Whatever the loop did since the event was cleared is seen here, or sets it again.
+            self._set(self._filled)
+            # A change since the event was cleared is either visible here or sets the event again.
             if self._ready and not self._due() and not self._closed:
                 self._room.wait()
         return False
 
     def _due(self) -> bool:
-        """Whether enough was taken for the thread to go on."""
+        """True if enough was taken for the thread to continue."""
         return self._taken_ns >= self._refill_ns or self._taken_bytes >= self._refill_bytes
 
-    def _tell(self, event: asyncio.Event) -> None:
+    def _set(self, event: asyncio.Event) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(event.set)
-        except RuntimeError:  # the loop has closed: nobody waits any more
+        except RuntimeError:  # the loop is closed
             self._closed = True

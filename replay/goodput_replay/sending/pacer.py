@@ -1,8 +1,8 @@
-"""Waking at an absolute instant, as exactly as the machine can without burning a core.
+"""Precise timers at absolute times, without busy waiting.
 
-Event loops round timers to a millisecond, which is the size of what is measured here. On Linux
-a timer file descriptor wakes the same loop within some tens of microseconds (measured idle:
-p50 0.03 ms and p99 0.13 ms, against -0.4 to +0.6 ms of a loop timer) and costs no spinning.
+Event loops round timers to a millisecond, which is too coarse for send lag. On Linux a timer file
+descriptor wakes the loop within some tens of microseconds (measured idle: p50 0.03 ms and p99
+0.13 ms, against -0.4 to +0.6 ms with a loop timer).
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ __all__ = ["LoopPacer", "Pacer", "TimerFdPacer", "open_pacer"]
 _CLOCK_MONOTONIC: Final = 1
 _TFD_TIMER_ABSTIME: Final = 1
 _ITIMERSPEC: Final = struct.Struct("qqqq")
-# How many deadlines may pass without giving the loop a turn: a burst at one instant leaves at
-# once, a client that is behind still reads its answers.
+# Past deadlines between two yields to the event loop: a burst is sent without delay, and a late
+# client still reads responses.
 _YIELD_EVERY: Final = 32
 
 
 class Pacer(Protocol):
-    """A monotonic clock and a way to wait for it. Time is nanoseconds of that clock."""
+    """A monotonic clock in nanoseconds, with timers."""
 
     def now_ns(self) -> int:
-        """The clock."""
+        """Return the current time."""
         ...
 
     async def wait_until(self, deadline_ns: int) -> None:
-        """Return at the deadline, or at once when it has passed."""
+        """Wait until the deadline; return immediately if it has passed."""
         ...
 
     def close(self) -> None:
-        """Free what the pacer holds."""
+        """Release the resources of the pacer."""
         ...
 
 
 class LoopPacer:
-    """The event loop's own timers: everywhere available, exact to about a millisecond."""
+    """Event-loop timers: portable, precise to about a millisecond."""
 
     def __init__(self) -> None:
         self._passed = 0
 
     def now_ns(self) -> int:
-        """The machine's monotonic clock."""
+        """Return the time of the system's monotonic clock."""
         return time.monotonic_ns()
 
     async def wait_until(self, deadline_ns: int) -> None:
-        """Sleep on a loop timer; past deadlines yield now and then."""
+        """Sleep on a loop timer; every 32nd past deadline yields to the loop."""
         wait_ns = deadline_ns - time.monotonic_ns()
         if wait_ns > 0:
             await asyncio.sleep(wait_ns / NS_PER_S)
@@ -63,19 +63,19 @@ class LoopPacer:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, as there are no resources."""
 
 
 class TimerFdPacer(LoopPacer):
     """A Linux timer file descriptor in the running loop; one waiter at a time.
 
     Raises:
-        OSError: the system has no timer file descriptors, or no descriptor is left.
+        OSError: timer file descriptors are not available, or no descriptor is free.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # The standard library has these calls from 3.13 on only.
+        # The standard library only has these calls since Python 3.13.
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
@@ -85,7 +85,7 @@ class TimerFdPacer(LoopPacer):
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_until(self, deadline_ns: int) -> None:
-        """Wake when the kernel's timer expires; past deadlines yield now and then."""
+        """Wait for the kernel timer; every 32nd past deadline yields to the loop."""
         if deadline_ns <= time.monotonic_ns():
             await super().wait_until(deadline_ns)
             return
@@ -98,7 +98,7 @@ class TimerFdPacer(LoopPacer):
             self._waiter = None
 
     def close(self) -> None:
-        """Leave the loop and close the descriptor."""
+        """Remove the reader from the loop and close the descriptor."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
@@ -117,8 +117,8 @@ class TimerFdPacer(LoopPacer):
 
 
 def open_pacer() -> Pacer:
-    """The most exact pacer of this machine; call it inside a running loop."""
+    """Open the most precise pacer available; requires a running loop."""
     try:
         return TimerFdPacer()
-    except (OSError, AttributeError):  # AttributeError: a C library without the calls
+    except (OSError, AttributeError):  # AttributeError: missing in the C library
         return LoopPacer()

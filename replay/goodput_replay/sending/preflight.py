@@ -1,6 +1,6 @@
-"""Check the target before the run: which models it serves, and one probe request per class.
+"""Check the target before the run: served models, and one probe request per class.
 
-A wrong URL, model, key or parameter is reported in one sentence, before anything is recorded.
+A wrong URL, model, key or parameter is reported before any request is recorded.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class _Models(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a target serves.
+    """Models served by a target.
 
     Args:
-        models: names, in the target's order.
-        ours: whether all of them are served by our engine, which takes lengths in a header.
+        models: model names, in the target's order.
+        ours: True if a Goodput engine, which reads lengths from a header, serves all of them.
     """
 
     models: tuple[str, ...]
@@ -71,18 +71,18 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNames:
-    """Which model to ask for.
+    """Maps model names of the trace to served model names.
 
     Args:
-        by_name: the served name for a name in the trace.
-        other: for every name that `by_name` does not have; None: there is none.
+        by_name: served name by trace name.
+        other: served name for all other trace names; None to send the trace name unchanged.
     """
 
     by_name: Mapping[str, str]
     other: str | None
 
     def __call__(self, name: str) -> str:
-        """The name to send."""
+        """Return the model name to send."""
         found = self.by_name.get(name, self.other)
         return name if found is None else found
 
@@ -91,7 +91,7 @@ async def ask(session: aiohttp.ClientSession, target: Target) -> Served:
     """Read the target's list of models.
 
     Raises:
-        UnreachableError: it refused, hung, or answered something else; says what.
+        UnreachableError: the connection failed, timed out, or the response is not a model list.
     """
     url = f"{target.url}{PATH_MODELS}"
     try:
@@ -146,16 +146,16 @@ async def ask(session: aiohttp.ClientSession, target: Target) -> Served:
 def choose_models(
     served: Served, *, asked: Mapping[str, str], only: str | None, in_trace: Iterable[str]
 ) -> ModelNames:
-    """Decide which model each row asks for, so that no row can fail for its name.
+    """Choose the model name of each row, so that no row fails because of its name.
 
     Args:
         served: what the target serves.
         asked: `--model TRACE=SERVED`.
         only: `--model SERVED`, for all other rows.
-        in_trace: the names in the trace; an empty one is a row that names none.
+        in_trace: model names in the trace; empty for rows without a name.
 
     Raises:
-        UsageError: a name that the target does not serve; names both sides.
+        UsageError: the target does not serve a requested name.
     """
     shown = ", ".join(served.models[:_SHOWN_MODELS])
     for name in (*asked.values(), *(() if only is None else (only,))):
@@ -191,16 +191,16 @@ def probe_of(planned: PlannedRequest) -> PlannedRequest:
 async def probe(exchange: Exchange, requests: Sequence[PreparedRequest], url: str) -> list[str]:
     """Send one probe request per class; probes are not recorded and not judged.
 
-    A 4xx other than 408 and 429 would be the answer to every request of the class. Everything
-    else, such as a server that is still starting, is for the run to judge.
+    A 4xx status other than 408 and 429 would apply to every request of the class, so it is an
+    error. Other failures, such as 503 from a starting server, are warnings.
 
     Args:
         exchange: sends to the endpoint of the run.
         requests: the probes.
-        url: of the endpoint, for errors.
+        url: URL of the endpoint, for error messages.
 
     Returns:
-        A warning for each probe that failed otherwise.
+        A warning for each probe with another failure.
 
     Raises:
         UsageError: the target rejected a probe; quotes its message.

@@ -71,7 +71,7 @@ def open_file_limit() -> int:
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):  # macOS refuses "unlimited"
+        except (ValueError, OSError):  # macOS rejects "unlimited"
             return soft
     return hard
 
@@ -83,5 +83,5 @@ def cpu_ns() -> int:
 
 def cpus() -> int:
     """Return the number of processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux knows it, macOS does not
+    affinity = getattr(os, "sched_getaffinity", None)  # not available on macOS
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -1,9 +1,8 @@
-"""Prompts of an exact token count that share prefixes exactly where the trace's prompts did.
+"""Prompts with exact token counts that share prefixes as the trace's prompts did.
 
 Token n of the block with hash h is a function of (salt, h, n): equal hashes give equal tokens
-in every row, and a new salt gives a run that finds nothing of an earlier one in a server's
-cache. Tokens beyond the trace's hashes are a function of (salt, request id). Nothing is kept
-between prompts.
+in every row, and a run with a new salt has no hits in a server's prefix cache. Tokens beyond the
+trace's hashes are a function of (salt, request id). Rendering is stateless.
 
 Each token is written at a fixed width, so that a prompt is one table look-up over random
 numbers, and the text is the JSON that goes into a body.
@@ -29,7 +28,7 @@ __all__ = [
     "WordPrompts",
 ]
 
-# Ids that exist, as plain text tokens, in every vocabulary from GPT-2's on.
+# Ids of plain text tokens in every vocabulary since GPT-2.
 FIRST_TOKEN_ID: Final = 10_000
 NUM_TOKEN_IDS: Final = 1 << 14
 _CONSONANTS: Final = "bcdfghklmnprstvz"

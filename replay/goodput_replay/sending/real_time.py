@@ -1,8 +1,7 @@
 """One replay in real time, from a run plan to a finished run folder, on one event loop.
 
-The order matters: everything that can be refused is refused before the first request, the run's
-zero is set once requests are prepared, and however the run ends, its records are closed and
-judged.
+All checks run before the first request. The run's zero is set after the first requests were
+prepared. The records are closed and judged even if the run fails.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _SERVICE_LOG: Final = "service.log"
 
 
 class _StoppedBy(Enum):
-    """What ended a run before its last answer."""
+    """Cause of an early end of a run."""
 
     SIGNAL = "signal"
     RULE = "rule"
@@ -87,7 +86,7 @@ class _Stopper:
 
 
 async def replay(plan: RunPlan, writer: RunWriter, console: Console) -> FinishedRun:
-    """Reach the target, send the plan, judge it.
+    """Connect to the target, send the plan and judge the run.
 
     Args:
         plan: the run.
@@ -95,10 +94,10 @@ async def replay(plan: RunPlan, writer: RunWriter, console: Console) -> Finished
         console: on stderr, for progress.
 
     Raises:
-        UnreachableError: the target did not answer as expected; nothing was sent.
-        UsageError: the target cannot serve the plan; nothing was sent.
-        Interrupted: by a signal, before anything was sent.
-        DiskFullError: the disk filled up; what fitted is kept.
+        UnreachableError: no valid response from the target; no request was sent.
+        UsageError: the target cannot serve the plan; no request was sent.
+        Interrupted: by a signal, before any request was sent.
+        DiskFullError: the disk is full; the records that fitted are kept.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -220,7 +219,7 @@ class _Run:
     async def drive(
         self, exchange: Exchange, renderer: RequestRenderer, console: Console
     ) -> Summary:
-        """Send everything, then judge it, however the run ends."""
+        """Send all requests and judge the run, even if it ends early."""
         plan = self._plan
         pacer = open_pacer()
         sender = OpenLoopSender(exchange.run, pacer, self._ended)

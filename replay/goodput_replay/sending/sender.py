@@ -1,8 +1,7 @@
-"""The open loop: each request leaves at its own instant, whatever the answers do.
+"""Open-loop sending: each request is sent at its scheduled time, independent of responses.
 
-Nothing here waits for an answer before sending: there is no limit on what is in flight, and the
-instants are the plan's alone. It does not know HTTP, files or displays; it calls what it is
-given and keeps count.
+The number of requests in flight is not limited. HTTP, files and the display are handled by the
+callables that the sender receives.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ __all__ = ["OpenLoopSender"]
 
 
 class OpenLoopSender:
-    """Sends a plan and follows every answer.
+    """Sends a plan and waits for every response.
 
     Args:
-        exchange: sends one request at once and returns its record; told the run's zero.
-        pacer: the clock, and the wait for an instant of it.
-        on_record: called in the loop with each request and its record; what it raises ends
-            the run and comes out of `run`.
+        exchange: sends one request and returns its record; receives the request and the run's
+            zero.
+        pacer: clock and timer.
+        on_record: called in the event loop with each request and its record; an exception ends
+            the run and is raised by `run`.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class OpenLoopSender:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were started and have not ended."""
+        """Number of requests sent and not ended."""
         return len(self._tasks)
 
     async def run(self, lookahead: Lookahead, zero_ns: int) -> None:
-        """Send everything at `zero_ns` plus its schedule, and wait for the last answer.
+        """Send each request at `zero_ns` plus its schedule, and wait for the last response.
 
-        Cancelling this stops sending and cancels what is in flight; those requests are still
-        handed to `on_record`.
+        Cancellation stops sending and cancels the requests in flight, which are still passed to
+        `on_record`.
 
         Args:
-            lookahead: the prepared requests, in order.
+            lookahead: prepared requests, in order.
             zero_ns: the run's zero on the pacer's clock.
         """
         self._failed = asyncio.get_running_loop().create_future()
@@ -80,9 +80,9 @@ class OpenLoopSender:
         loop = asyncio.get_running_loop()
         while (request := await lookahead.take()) is not None:
             await self._pacer.wait_until(zero_ns + request.planned.scheduled_ns)
-            work = self._follow(request, zero_ns)
+            work = self._exchange_one(request, zero_ns)
             if sys.version_info >= (3, 12):
-                # Runs up to its first wait at once: the bytes leave without another turn.
+                # An eager task sends its bytes without waiting for another loop iteration.
                 task = asyncio.Task(work, loop=loop, eager_start=True)
             else:
                 task = loop.create_task(work)
@@ -94,7 +94,7 @@ class OpenLoopSender:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _follow(self, request: PreparedRequest, zero_ns: int) -> None:
+    async def _exchange_one(self, request: PreparedRequest, zero_ns: int) -> None:
         try:
             record = await self._exchange(request, zero_ns)
             self._on_record(request, record)

@@ -1,4 +1,4 @@
-"""The server that requests are sent to, checked before anything is sent."""
+"""Target server: URL and header parsing, and permission for remote hosts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def parse_header(text: str) -> tuple[str, str]:
 
 
 def require_permission(target: Target, *, granted: bool) -> None:
-    """Refuse to send load to another machine without permission.
+    """Reject a target on another machine without permission.
 
     Raises:
         UnreachableError: the host has no address.

@@ -217,12 +217,12 @@ def _percent(text: str) -> Fraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The answer.
+    """Result of a capacity search.
 
     Args:
-        level: whether the rate is shown to hold or only seems to.
-        best: the probe with the highest rate that holds; None: none does.
-        above: the probe with the lowest rate above it that does not; None: none was found.
+        level: whether the rate is shown to hold or only seems to hold.
+        best: probe with the highest rate that holds; None if none holds.
+        above: probe with the lowest higher rate that does not hold; None if none was found.
         holes: probes that miss an objective although a higher rate holds.
     """
 

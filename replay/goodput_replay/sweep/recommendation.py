@@ -23,12 +23,12 @@ __all__ = ["Recommendation", "as_json", "label", "ranked", "recommend", "table"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """What to choose.
+    """Recommended candidate.
 
     Args:
         chosen: the candidate and its evaluation.
-        sentence: why, for a person.
-        lines: the lines of the manifest to apply, as YAML; empty for what no manifest can say.
+        sentence: human-readable explanation.
+        lines: manifest fields to apply, as YAML; empty if no manifest can express them.
     """
 
     chosen: Evaluation

@@ -25,7 +25,7 @@ _FURTHER_DOWN: Final = Fraction(1, 2)
 
 
 class RateLevel(IntEnum):
-    """What a probe says of its rate."""
+    """Result of a probe for its rate."""
 
     FAILED = 0
     """The verdict is FAIL: some class is shown to miss its objective."""

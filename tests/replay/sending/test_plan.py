@@ -119,7 +119,7 @@ def test_a_session_relative_trace_is_refused(trace_of: WriteTrace) -> None:
         [row(0, 0, provided_session_id="a"), row(1, 1, provided_session_id="b")],
         clock=Clock.SESSION_RELATIVE,
     )
-    with pytest.raises(InputError, match="session arrivals are not built yet"):
+    with pytest.raises(InputError, match="session arrivals are not implemented yet"):
         survey(plan_of(path))
 
 

@@ -183,7 +183,10 @@ def test_a_topology_says_when_requests_move(tmp_path: Path, fleet: Settings) -> 
     [
         ("link: {gbPerSecond: 25}\n", "prefill: is required"),
         ("prefill: {replicas: 1}\n", "decode: is required"),
-        ("migration: {}\nprefill: {replicas: 1}\n", "prefill: cannot be together with migration"),
+        (
+            "migration: {}\nprefill: {replicas: 1}\n",
+            "prefill: is mutually exclusive with migration",
+        ),
         ("migration: {pollMs: 0}\n", "migration.pollMs: must lie in 1 to 60000, not 0"),
     ],
     ids=["nothing", "one pool", "both", "no poll"],
