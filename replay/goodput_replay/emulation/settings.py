@@ -314,7 +314,8 @@ def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSett
         return replace(settings, migration=rules)
     if settings.control is not None:
         raise InputError(
-            "--topology: the control laws do not support two pools; set spec.control.mode to Manual"
+            "--topology: the control laws do not support two pools; set spec.control.mode "
+            "to Manual for two pools"
         )
     assert topology.prefill is not None, "checked"
     assert topology.decode is not None, "checked"
