@@ -126,8 +126,8 @@ async def test_each_answer_is_fresh_missing_or_failed(
 
 
 async def test_a_refused_connection_is_a_failure(session: aiohttp.ClientSession) -> None:
-    nobody = ScrapeTarget(name="gone", uid="gone", url="http://127.0.0.1:1")
-    assert (await ask(session, nobody))["gone"].signal is Signal.FAILED
+    unreachable = ScrapeTarget(name="gone", uid="gone", url="http://127.0.0.1:1")
+    assert (await ask(session, unreachable))["gone"].signal is Signal.FAILED
 
 
 async def test_a_connection_outlasts_an_interval_that_takes_too_long(

@@ -58,7 +58,7 @@ class LearningStepTime(StepTimeForm, Protocol):
 class SloPolicy(SchedulingPolicy):
     """Spends the device on requests that can still keep their promises, the most urgent first.
 
-    Before each step it looks at everybody (`slack`):
+    Before each step it examines every request (`slack`):
 
     - who waits is ordered by due time; where not all can be in time, as many as possible are;
     - a step takes as many prompt tokens as fit before the first token of a running request is
