@@ -19,7 +19,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_ROLE
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.client import Client, Refusal
+from goodput_operator.kube.client import Client, FailedCall
 from goodput_operator.kube.fence import Fence, SystemClock
 from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, POD
 
@@ -144,7 +144,7 @@ class Cluster:
 
 
 def _done(answer: Any) -> None:
-    if isinstance(answer, Refusal):
+    if isinstance(answer, FailedCall):
         sys.exit(f"the API server refused: {answer.message}")
 
 

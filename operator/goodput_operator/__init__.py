@@ -1,7 +1,7 @@
-"""Operator and local fleet: observe, decide, apply, over pods and over processes.
+"""The operator and the local fleet: observe, decide, apply, over pods and over processes.
 
-Arrows point one way, which an import contract keeps: `cluster` and `local` act on the world;
-`measure` tells them what an interval was like, and `decide` what a cluster's service needs; the
-objects of one are `resources`; below stand the laws of `control` and the values they look at, and
-lowest what knows nothing of services.
+Imports point one way, which an import contract checks. `manager` is the operator's process and
+`local` that of `goodput up`. Both use `control`, which measures routers and engines. `reconcile`
+decides and applies for a service in a cluster, `render` renders its objects, and `kube` calls the
+API server.
 """

@@ -15,10 +15,10 @@ class BackOff:
     """Delays between attempts, reset after a stable run.
 
     Args:
-        first_ns: the delay after the first failure.
-        most_ns: the longest delay, jitter included.
-        stable_ns: a process that was ready for this long has failed once when it ends.
-        seed: of the jitter; the same seed gives the same delays.
+        first_ns: delay after the first failure.
+        most_ns: longest delay, jitter included.
+        stable_ns: time after which a ready process is stable; its end counts as a first failure.
+        seed: seed of the jitter; the same seed gives the same delays.
     """
 
     first_ns: int = 500 * NS_PER_MS
@@ -29,21 +29,21 @@ class BackOff:
     def delay_ns(self, name: object, failures: int) -> int:
         """Return the delay before the next attempt of `name` after consecutive failures.
 
-        It is between three quarters of the exponential delay and all of it, so that attempts that
-        fail together are not repeated together.
+        The jitter shortens the exponential delay by up to a quarter, so that attempts that fail
+        together are not repeated together.
         """
         # The exponent is bounded so that a month of failures does not make a giant integer.
         full = min(self.most_ns, self.first_ns << min(max(failures, 1) - 1, 32))
         draw = random.Random(f"{self.seed}/{name}/{failures}").random()
         return full - int(full * draw / 4)
 
-    def failures(self, before: int, *, ready_ns: int | None, exited_ns: int) -> int:
+    def count_failures(self, before: int, *, ready_ns: int | None, exited_ns: int) -> int:
         """Return the consecutive failures after a process has ended.
 
         Args:
-            before: consecutive failures when it was started.
-            ready_ns: when it became ready; None if it never did.
-            exited_ns: when it ended.
+            before: consecutive failures when the process was started.
+            ready_ns: time at which it became ready; None if it never did.
+            exited_ns: time at which it ended.
         """
         stable = ready_ns is not None and exited_ns - ready_ns >= self.stable_ns
         return 1 if stable else before + 1

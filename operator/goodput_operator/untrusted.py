@@ -1,4 +1,4 @@
-"""Decodes JSON from other processes, which is not trusted."""
+"""Decodes JSON of other processes, which is not trusted."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Final, TypeVar
 if TYPE_CHECKING:
     import msgspec
 
-__all__ = ["decoded"]
+__all__ = ["decode_untrusted"]
 
 _MAX_MESSAGE: Final = 200
 _Content = TypeVar("_Content")
 
 
-def decoded(decoder: msgspec.json.Decoder[_Content], body: bytes) -> _Content:
-    """Decode a body.
+def decode_untrusted(decoder: msgspec.json.Decoder[_Content], body: bytes) -> _Content:
+    """Decode a JSON body.
 
     Args:
-        decoder: of the expected type.
-        body: of bounded length.
+        decoder: decoder of the expected type.
+        body: the body, of bounded length.
 
     Raises:
         ValueError: the body has another type, or is nested too deeply.

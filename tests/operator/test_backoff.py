@@ -45,4 +45,4 @@ def test_the_same_seed_gives_the_same_delay() -> None:
 def test_failures_are_forgotten_after_a_stable_run(
     ready_ns: int | None, exited_ns: int, failures: int
 ) -> None:
-    assert LAW.failures(5, ready_ns=ready_ns, exited_ns=exited_ns) == failures
+    assert LAW.count_failures(5, ready_ns=ready_ns, exited_ns=exited_ns) == failures

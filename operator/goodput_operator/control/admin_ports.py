@@ -16,7 +16,7 @@ from goodput_core.contract import PATH_CONTROL_LIMITS, PATH_CONTROL_STATE, QUERY
 from goodput_core.control import Signal
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.readings import Scrape, decode_engine, decode_router
-from goodput_operator.untrusted import decoded
+from goodput_operator.untrusted import decode_untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -212,7 +212,7 @@ async def push_limits(
     except (aiohttp.ClientError, OSError) as error:
         return f"limits not pushed: {error}"
     try:
-        message = decoded(_REJECTION, body).error.message
+        message = decode_untrusted(_REJECTION, body).error.message
     except ValueError:
         message = f"HTTP status {status}"
     return f"limits rejected: {message}"

@@ -33,7 +33,7 @@ from goodput_core.control import PromiseCounts, Signal
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.admin_ports import ScrapeError, fetch
 from goodput_operator.control.readings import RouterCounters, Scrape, class_counters
-from goodput_operator.untrusted import decoded
+from goodput_operator.untrusted import decode_untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -219,7 +219,7 @@ def _latest(series: Sequence[_Series]) -> tuple[float, RouterCounters | None]:
 
 def _series(body: bytes) -> Iterable[_Series]:
     try:
-        return decoded(_RESPONSE, body).data.result
+        return decode_untrusted(_RESPONSE, body).data.result
     except ValueError as error:
         # The decoder's error may quote the response, which must not reach conditions.
         raise ValueError("the response does not match the query") from error

@@ -27,7 +27,7 @@ from goodput_core.steptime import (
     UnitForm,
 )
 from goodput_core.units import NS_PER_S
-from goodput_operator.untrusted import decoded
+from goodput_operator.untrusted import decode_untrusted
 
 __all__ = [
     "ClassCounters",
@@ -352,7 +352,7 @@ def decode_engine(body: bytes) -> EngineCounters:
 
 def _state(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
     try:
-        return decoded(decoder, body)
+        return decode_untrusted(decoder, body)
     except ValueError as error:
         raise ValueError(f"the state cannot be used: {error}") from error
 

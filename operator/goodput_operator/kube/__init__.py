@@ -1,4 +1,4 @@
 """Access to the Kubernetes API: objects, client, cache, watches and the Lease.
 
-It imports neither the reconciliation nor the rendering.
+It imports neither `reconcile` nor `render`.
 """

@@ -1,9 +1,10 @@
 """A cache of the watched objects, indexed by service, filled by Kopf's lists and events.
 
-Kopf's own indexes are not used. They forget an object only at its deletion event, which does not
-come after a gap in the watch (the API server was restarted, or its watch history is too short):
-then Kopf lists again, and an object missing from the list has been deleted. While Kopf's indexes
-fill, each object also wakes all waiting tasks, which takes quadratic time (docs/benchmarks.md).
+Kopf's own indexes are not used, for two reasons. They drop an object only at its deletion event,
+and no such event follows a gap in the watch: Kopf then lists again, and an object missing from the
+list has been deleted. A restart of the API server leaves such a gap, and so does a watch history
+that is too short. While Kopf's indexes fill, each object also wakes all waiting tasks, which takes
+quadratic time (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def service_of(body: Object) -> Key | None:
 
 
 def trim(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop `managedFields`, often half of an object, except for other managers of our children."""
+    """Drop `managedFields`, often half of an object, except other managers' entries of children."""
     metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
     if body["kind"] in _CHILD_KINDS and (others := entries_of_others(body, MANAGER)):
         metadata["managedFields"] = others
@@ -65,7 +66,7 @@ class Cache:
     """The watched objects as last listed or reported by an event.
 
     Args:
-        lists: each watched kind and namespace; an empty namespace stands for all.
+        lists: watched kinds and namespaces; an empty namespace selects all.
     """
 
     def __init__(self, lists: Iterable[tuple[str, str]]) -> None:
@@ -84,7 +85,7 @@ class Cache:
     def service(self, key: Key) -> Object | None:
         """Return the LLMService; None if it does not exist."""
         found = (body for body in self._objects(key) if body["kind"] == LLMSERVICE.name)
-        # A service that was deleted and created again may be cached twice: the later one counts.
+        # A service that was deleted and created again may be cached twice; return the later one.
         return max(found, key=_version, default=None)
 
     def children(self, key: Key) -> tuple[Object, ...]:
@@ -97,11 +98,11 @@ class Cache:
         return tuple(body for body in self._objects(key) if body["kind"] == POD.name)
 
     def replace(self, kind: str, namespace: str, content: Object) -> set[Key]:
-        """Apply a list; remove cached objects that it lacks unless they are newer.
+        """Store a list, and remove cached objects that it lacks unless they are newer.
 
         Args:
-            kind: of the objects; items of a list do not name it.
-            namespace: that was listed; empty for all.
+            kind: kind of the objects, which the items of a list do not name.
+            namespace: the listed namespace; empty for all.
             content: the API server's complete response.
 
         Returns:
@@ -123,11 +124,11 @@ class Cache:
         return {key for body in deleted if (key := _owner(body)) is not None}
 
     def update(self, body: Object, *, deleted: bool) -> None:
-        """Apply an event.
+        """Store the object of an event, or remove it.
 
         Args:
             body: the object's current or last state.
-            deleted: True if it was deleted or lost our label.
+            deleted: True if the object was deleted or lost our label.
         """
         kind, namespace = body["kind"], body["metadata"]["namespace"]
         into = self._lists.get((kind, namespace)) or self._lists[kind, ""]

@@ -1,7 +1,7 @@
 """The operator's calls to the API server, each with a time limit, and their responses.
 
-A refused call is a value and not an exception, because a refusal is an ordinary outcome here: it
-becomes a condition. No call is retried; the work queue decides when to try again.
+A failed call is a value and not an exception, because failures are ordinary here: they become
+conditions. No call is retried; the work queue decides when to reconcile again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
     "UNREACHABLE",
     "ApiResponse",
     "Client",
+    "FailedCall",
     "LeaseClient",
-    "Refusal",
     "parse_response",
 ]
 
@@ -53,13 +53,13 @@ _MAX_MESSAGE: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A rejected or failed call.
+class FailedCall:
+    """A call that the API server rejected or did not answer.
 
     Args:
         status: HTTP status, or `UNREACHABLE`.
         reason: the API server's CamelCase reason, such as `AlreadyExists`.
-        message: the API server's message.
+        message: the API server's message, or a description of the failure.
         conflicts: conflicts of a server-side apply.
     """
 
@@ -71,7 +71,7 @@ class Refusal:
     @property
     def transient(self) -> bool:
         """True if the same call may succeed later without a change of the cluster."""
-        # 401: an API server that has just started knows no tokens yet, and tokens are rotated.
+        # 401: an API server that has just started cannot verify tokens yet, and tokens are rotated.
         return self.status in {UNREACHABLE, 401, 408, 429} or self.status >= 500
 
     @property
@@ -90,11 +90,11 @@ class Refusal:
         return self.status == 404
 
 
-ApiResponse = Object | Refusal
+ApiResponse = Object | FailedCall
 
 
 def parse_response(status: int, body: bytes) -> ApiResponse:
-    """Return the object or the refusal in a response of the API server or a proxy.
+    """Return the object or the failure in a response of the API server or a proxy.
 
     Args:
         status: HTTP status.
@@ -110,7 +110,7 @@ def parse_response(status: int, body: bytes) -> ApiResponse:
     details = known.get("details")
     details = details if isinstance(details, dict) else {}
     message = known.get("message") or body[:_MAX_MESSAGE].decode(errors="replace").strip()
-    return Refusal(
+    return FailedCall(
         status=status,
         reason=str(known.get("reason") or "Unknown"),
         message=str(message)[:_MAX_MESSAGE] or f"HTTP status {status} without a message",
@@ -132,11 +132,11 @@ def _conflicts(causes: Any) -> list[Conflict]:
 
 
 class _BoundedClient:
-    """Calls with a time limit; every outcome is an `ApiResponse`.
+    """Calls with a time limit, whose outcome is always an `ApiResponse`.
 
     Args:
-        api: the connection with its credentials.
-        timeout_ns: of one call.
+        api: connection to the API server with its credentials.
+        timeout_ns: time limit of one call.
         count: called after each call with verb, kind and status.
     """
 
@@ -169,18 +169,18 @@ class _BoundedClient:
                 verb, path, body, content_type=content_type, query=query or {}, seconds=seconds
             )
         except TimeoutError:
-            response = Refusal(
+            response = FailedCall(
                 status=UNREACHABLE,
                 reason="Timeout",
-                message=f"the API server did not answer within {seconds:g} s",
+                message=f"the API server did not respond within {seconds:g} s",
             )
         except (aiohttp.ClientError, OSError) as error:
-            response = Refusal(
+            response = FailedCall(
                 status=UNREACHABLE,
                 reason="Unreachable",
                 message=f"the API server cannot be reached: {error}",
             )
-        self._count(verb, kind.name, response.status if isinstance(response, Refusal) else 200)
+        self._count(verb, kind.name, response.status if isinstance(response, FailedCall) else 200)
         return response
 
     async def _send(
@@ -214,7 +214,7 @@ class _BoundedClient:
 
 
 class LeaseClient(_BoundedClient):
-    """Calls of the leader election. They are not fenced, because they extend the fence."""
+    """Calls of the leader election; not fenced, because they extend the fence."""
 
     async def create_lease(self, namespace: str, body: Object) -> ApiResponse:
         """Create the Lease."""
@@ -226,12 +226,12 @@ class LeaseClient(_BoundedClient):
 
 
 class Client(_BoundedClient):
-    """The operator's client.
+    """The calls of reconciliations.
 
     Args:
-        api: the connection with its credentials.
+        api: connection to the API server with its credentials.
         fence: admits every write, and bounds its duration.
-        timeout_ns: of one call.
+        timeout_ns: time limit of one call.
         count: called after each call with verb, kind and status.
 
     Every method that writes raises `LeaseLostError` if the Lease is no longer held.
@@ -259,11 +259,11 @@ class Client(_BoundedClient):
         """Server-side apply under our field manager.
 
         Args:
-            kind: of the object.
-            body: all fields that we own. With `metadata.uid`, an object of another uid, or a
-                missing one, is a conflict.
+            kind: kind of the object.
+            body: all fields that we own. If it has `metadata.uid`, the API server reports a
+                conflict for an object of another uid, or none.
             force: take over fields that other managers set to other values.
-            subresource: such as `status`.
+            subresource: subresource to apply to, such as `status`.
         """
         metadata = body["metadata"]
         return await self._write(
@@ -292,7 +292,7 @@ class Client(_BoundedClient):
         """Replace `metadata.managedFields` unless the object changed since it was read.
 
         Args:
-            kind: of the object.
+            kind: kind of the object.
             live: the object as it was read.
             managed_fields: the new value.
         """

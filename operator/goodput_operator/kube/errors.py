@@ -1,4 +1,4 @@
-"""Errors that end the operator.
+"""Errors that end the operator process.
 
 GoodputError
 ├── InternalError

@@ -1,7 +1,8 @@
 """The clocks, and the fence that admits writes only while the Lease is certainly held.
 
-The fence closes by time alone, so a process that was suspended for a minute, or that gets no
-response from the API server, writes nothing when it resumes.
+The fence closes when its deadline passes, without any action of the process. A process that was
+suspended for a minute, or that gets no response from the API server, therefore writes nothing when
+it resumes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Fence:
     """Admits writes until a deadline that each renewal of the Lease extends.
 
     Args:
-        clock: its monotonic time counts.
+        clock: source of monotonic time.
     """
 
     def __init__(self, clock: ClockSource) -> None:
@@ -51,11 +52,11 @@ class Fence:
 
     @property
     def open(self) -> bool:
-        """True if a write may start."""
+        """True if a write may start now."""
         return self.remaining_ns() > 0
 
     def remaining_ns(self) -> int:
-        """Time that a write starting now may take; 0 if none may start."""
+        """Return the time that a write may take if it starts now; 0 if it must not start."""
         if self._until_ns is None:
             return 0
         return max(0, self._until_ns - self._clock.now_ns())
@@ -64,7 +65,7 @@ class Fence:
         """Admit a write.
 
         Args:
-            name: of the written object, for the error.
+            name: name of the written object, for the error.
 
         Returns:
             Nanoseconds after which the write must be cancelled.
@@ -78,9 +79,9 @@ class Fence:
         return remaining_ns
 
     def extend(self, until_ns: int) -> None:
-        """Admit writes until this time."""
+        """Admit writes until a time."""
         self._until_ns = until_ns
 
     def close(self) -> None:
-        """Admit no further write."""
+        """Admit no more writes."""
         self._until_ns = None

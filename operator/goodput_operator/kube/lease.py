@@ -22,7 +22,7 @@ from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRec
 from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.client import Refusal
+from goodput_operator.kube.client import FailedCall
 from goodput_operator.kube.errors import LeaseLostError
 from goodput_operator.kube.objects import LEASE
 
@@ -48,7 +48,7 @@ class LeaseTimes:
     keeps the Lease if the API server is unavailable for less than `renew_s`.
 
     Args:
-        duration_s: time that other operators wait after the last renewal that they observed.
+        duration_s: time that other operators wait after the last observed renewal.
         renew_s: time after which a leader that cannot renew stops.
         retry_s: time between two attempts, and between two renewals.
     """
@@ -62,7 +62,7 @@ async def hold_lease(lock: FencingLock, *, leading: Callable[[], None]) -> None:
     """Acquire the Lease, renew it, and release it when cancelled.
 
     Args:
-        lock: the Lease.
+        lock: lock of the Lease.
         leading: called once, when the Lease is acquired.
 
     Raises:
@@ -80,7 +80,7 @@ async def hold_lease(lock: FencingLock, *, leading: Callable[[], None]) -> None:
             renew_deadline=times.renew_s,
             retry_period=times.retry_s,
             onstarted_leading=started,
-            onstopped_leading=_nothing,
+            onstopped_leading=_ignore_loss,
         )
     )
     try:
@@ -98,8 +98,8 @@ async def hold_lease(lock: FencingLock, *, leading: Callable[[], None]) -> None:
     )
 
 
-async def _nothing() -> None:
-    """Do nothing: the election calls this after a loss, and `hold_lease` raises the error."""
+async def _ignore_loss() -> None:
+    """Do nothing; `hold_lease` reports the loss after the election has ended."""
 
 
 class FencingLock(BaseLock):
@@ -109,11 +109,11 @@ class FencingLock(BaseLock):
         client: unfenced calls to the API server.
         name: name of the Lease.
         namespace: namespace of the Lease.
-        identity: of this process, unique among running operators. A Lease that carries it already
-            was left by an earlier process of the same pod, and is taken over at once.
+        identity: identity of this process, unique among running operators. A Lease that already
+            carries it was left by an earlier process of the same pod, and is acquired at once.
         fence: extended by each renewal.
-        clock: monotonic and calendar time.
-        times: of the election.
+        clock: source of monotonic and calendar time.
+        times: times of the election.
     """
 
     def __init__(
@@ -140,22 +140,22 @@ class FencingLock(BaseLock):
     async def get(
         self, name: str, namespace: str
     ) -> tuple[bool, LeaderElectionRecord] | tuple[bool, Exception]:
-        """Read the Lease's record; an exception as value if there is none.
+        """Read the Lease's record, or return the exception that the election expects.
 
         Raises:
-            LeaseLostError: this process held the Lease, and another operator has or may have held
-                it since.
+            LeaseLostError: this process held the Lease, and another operator may have held it
+                since.
         """
         response = await self._client.read(LEASE, namespace, name)
-        if isinstance(response, Refusal):
+        if isinstance(response, FailedCall):
             if response.not_found:
-                self._not_held("deleted")
-            return False, self._failure(response)
+                self._close_fence("deleted")
+            return False, self._note_failure(response)
         self._stored = response
         spec = response.get("spec") or {}
         holder = spec.get("holderIdentity") or None
         if holder != self.identity:
-            self._not_held(f"taken by {holder}" if holder else "released by another operator")
+            self._close_fence(f"taken by {holder}" if holder else "released by another operator")
         return True, LeaderElectionRecord(
             holder,
             str(spec["leaseDurationSeconds"]) if spec.get("leaseDurationSeconds") else None,
@@ -166,13 +166,13 @@ class FencingLock(BaseLock):
     async def create(
         self, name: str, namespace: str, election_record: LeaderElectionRecord
     ) -> bool:
-        """Create the Lease with this process as its holder."""
+        """Create the Lease, held by this process."""
         del election_record  # it has local times; `_spec` writes UTC
         begun_ns = self._clock.now_ns()
         response = await self._client.create_lease(
             namespace, {"metadata": {"name": name}, "spec": self._spec({})}
         )
-        return self._held(response, begun_ns)
+        return self._note_renewal(response, begun_ns)
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
         """Acquire or renew the Lease unless it changed since it was read."""
@@ -180,12 +180,12 @@ class FencingLock(BaseLock):
         assert self._stored is not None, "the election reads before it writes"
         begun_ns = self._clock.now_ns()
         body = {**self._stored, "spec": self._spec(self._stored.get("spec") or {})}
-        return self._held(await self._client.replace_lease(namespace, name, body), begun_ns)
+        return self._note_renewal(await self._client.replace_lease(namespace, name, body), begun_ns)
 
     async def release(self) -> None:
         """Release the Lease if this process holds it."""
         found = await self._client.read(LEASE, self.namespace, self.name)
-        if isinstance(found, Refusal):
+        if isinstance(found, FailedCall):
             _log.warning("lease not released", extra={"problem": found.message})
             return
         held: Mapping[str, Any] = found.get("spec") or {}
@@ -193,16 +193,16 @@ class FencingLock(BaseLock):
             return
         body = {**found, "spec": {**held, "holderIdentity": ""}}
         response = await self._client.replace_lease(self.namespace, self.name, body)
-        if isinstance(response, Refusal):
+        if isinstance(response, FailedCall):
             _log.warning("lease not released", extra={"problem": response.message})
         else:
             _log.info("lease released")
 
-    def _not_held(self, how: str) -> None:
-        """Close the fence: another holder may write, even before our own deadline."""
+    def _close_fence(self, how: str) -> None:
+        """Close the fence, since another holder may write, even before our own deadline."""
         self.fence.close()
         if self._has_held:
-            # The state of services in memory is out of date; a new process starts without it.
+            # The services' state in memory is out of date; a new process starts without it.
             raise LeaseLostError(
                 f"this operator held the Lease {self.namespace}/{self.name}, which was {how}"
             )
@@ -221,21 +221,21 @@ class FencingLock(BaseLock):
             "leaseTransitions": changes,
         }
 
-    def _held(self, response: ApiResponse, begun_ns: int) -> bool:
-        if isinstance(response, Refusal):
-            self._failure(response)
+    def _note_renewal(self, response: ApiResponse, begun_ns: int) -> bool:
+        if isinstance(response, FailedCall):
+            self._note_failure(response)
             return False
         self._stored = response
         self._has_held = True
-        # From the request's start: others count from when they observe the renewal.
+        # Counted from the start of the request, before any other operator observes the renewal.
         self.fence.extend(begun_ns + self.times.duration_s * NS_PER_S - _MARGIN_NS)
         return True
 
-    def _failure(self, refusal: Refusal) -> ApiException:
-        self.last_failure = refusal.message
-        if not refusal.not_found:
-            _log.warning("lease not renewed", extra={"problem": refusal.message})
-        failure = ApiException(status=refusal.status, reason=refusal.reason)
-        # The election looks for the status in the body.
-        failure.body = json.dumps({"code": refusal.status})
-        return failure
+    def _note_failure(self, call: FailedCall) -> ApiException:
+        self.last_failure = call.message
+        if not call.not_found:
+            _log.warning("lease not renewed", extra={"problem": call.message})
+        error = ApiException(status=call.status, reason=call.reason)
+        # The election reads the status from the body.
+        error.body = json.dumps({"code": call.status})
+        return error

@@ -1,8 +1,8 @@
 """Field ownership in `metadata.managedFields`: other managers' fields, and how to take them over.
 
-A forced server-side apply takes over fields that it sets, but never removes a field that only
-another manager set: a second port of the same name, or `valueFrom` beside our `value`, stays, and
-the API server may then refuse the object. Once our entry owns such a field too, the next apply
+A forced server-side apply takes over the fields that it sets. It never removes a field that only
+another manager set, such as a second port of the same name or `valueFrom` beside our `value`, and
+the API server may then reject the object. Once our entry owns such a field too, the next apply
 removes it, because that apply does not set it.
 """
 
@@ -60,19 +60,19 @@ class ManagedField:
     path: Path
 
     def conflict(self) -> Conflict:
-        """The same as a conflict, the path written as the API server writes it."""
-        return Conflict(manager=self.manager, field="".join(map(_written, self.path)))
+        """Return the field as a conflict, its path in the API server's notation."""
+        return Conflict(manager=self.manager, field="".join(map(_format_key, self.path)))
 
     def value_in(self, body: Object) -> Any:
         """Return the field's value in an object, or `ABSENT`."""
         value: Any = body
         for key in self.path:
-            value = _child(value, key)
+            value = _get(value, key)
         return value
 
 
 def entries_of_others(body: Object, manager: str) -> list[Mapping[str, Any]]:
-    """Return the entries of other managers, those of the status excluded."""
+    """Return the entries of other managers, except entries of the status."""
     return [
         entry
         for entry in body["metadata"].get("managedFields") or ()
@@ -81,7 +81,7 @@ def entries_of_others(body: Object, manager: str) -> list[Mapping[str, Any]]:
 
 
 def fields_of_others(body: Object, manager: str) -> tuple[ManagedField, ...]:
-    """Return the fields that other managers own, those of the status excluded."""
+    """Return the fields that other managers own, except fields of the status."""
     return tuple(
         ManagedField(manager=str(entry.get("manager")), path=path)
         for entry in entries_of_others(body, manager)
@@ -92,12 +92,12 @@ def fields_of_others(body: Object, manager: str) -> tuple[ManagedField, ...]:
 def take_over(
     live: Object, manager: str, *, below: tuple[Path, ...] = ((),)
 ) -> tuple[tuple[Conflict, ...], list[dict[str, Any]]]:
-    """Move the fields of other managers to one manager, those of the status excluded.
+    """Move the fields of other managers, except fields of the status, to one manager.
 
     Args:
         live: the object with its `metadata.managedFields`.
-        manager: the new owner, by server-side apply.
-        below: paths whose fields are moved; everything by default.
+        manager: the new owner, which uses server-side apply.
+        below: paths whose fields are moved; all fields by default.
 
     Returns:
         The moved fields with their former managers, and the new `metadata.managedFields`. If no
@@ -135,7 +135,7 @@ def take_over(
 
 
 def _split(fields: Mapping[str, Any], at: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the part of a field set below a path, and everything else."""
+    """Split a field set into the part below a path and the rest."""
     if not at:
         return dict(fields), {}
     key, *deeper = at
@@ -153,7 +153,7 @@ def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paths(fields: Mapping[str, Any], at: Path = ()) -> Iterator[Path]:
-    """Yield the owned fields; a list item or map that was set completely is one field."""
+    """Yield the paths of owned fields; a completely owned list item or map is one field."""
     below = {key: value for key, value in fields.items() if key != "."}
     if at and (not below or "." in fields):
         yield at
@@ -162,7 +162,7 @@ def _paths(fields: Mapping[str, Any], at: Path = ()) -> Iterator[Path]:
         yield from _paths(value, (*at, key))
 
 
-def _written(key: str) -> str:
+def _format_key(key: str) -> str:
     kind, _, name = key.partition(":")
     if kind == "f":
         return f".{name}"
@@ -171,7 +171,7 @@ def _written(key: str) -> str:
     return "[" + ",".join(f"{k}={json.dumps(v)}" for k, v in json.loads(name).items()) + "]"
 
 
-def _child(value: Any, key: str) -> Any:
+def _get(value: Any, key: str) -> Any:
     kind, _, name = key.partition(":")
     if kind == "f":
         return value.get(name, ABSENT) if isinstance(value, dict) else ABSENT

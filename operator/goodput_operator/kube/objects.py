@@ -1,7 +1,7 @@
 """Kubernetes objects as the operator handles them: plain dictionaries, their kinds and API paths.
 
-Decoding typed models takes thirty times as long. Fields that only one module needs are read in that
-module.
+Decoding them into typed models would take thirty times as long. A field that only one module needs
+is read in that module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "Kind",
     "Object",
     "admin_url",
-    "conditions_of",
+    "conditions_by_type",
     "controlled_by",
     "format_time",
     "has_ended",
@@ -104,14 +104,15 @@ def controlled_by(body: Object, uid: str) -> bool:
     return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
 
 
-def conditions_of(body: Object) -> dict[str, Mapping[str, Any]]:
-    """Return the conditions of an object by type."""
-    return {one["type"]: one for one in (body.get("status") or {}).get("conditions") or ()}
+def conditions_by_type(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the conditions in the status of an object by type."""
+    return {one["type"]: one for one in status.get("conditions") or ()}
 
 
 def is_ready(pod: Object) -> bool:
     """True if the pod's condition `Ready` is True and the pod is not terminating."""
-    ready = conditions_of(pod).get("Ready", {}).get("status") == "True"
+    conditions = conditions_by_type(pod.get("status") or {})
+    ready = conditions.get("Ready", {}).get("status") == "True"
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 

@@ -2,8 +2,8 @@
 
 Only event handlers are registered, so Kopf writes nothing: no finalizer blocks the deletion of a
 service while no operator runs, and no annotation is added to users' objects. Kopf watches with the
-session of `watch_session`, which shows that watches are still renewed (`manager.health`) and what
-they list (`kube.cache`).
+session of `watch_session`, which reports accepted requests (to `manager.health`) and listed objects
+(to `kube.cache`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WATCH_S: Final = 240
 """Duration after which the API server ends a watch and Kopf starts the next."""
 WATCHED: Final = (LLMSERVICE, POD, *CHILDREN)
 _CONNECTIONS: Final = 32
-"""More than workers and the election need at once."""
+"""More connections than the workers and the election use at once."""
 _CONNECT_S: Final = 10
 _REQUEST_S: Final = 60
 _MAX_BACK_OFF_S: Final = 15
@@ -48,15 +48,15 @@ _KUBECONFIG_ERRORS: Final = (
     KeyError,
     yaml.YAMLError,
 )
-"""Raised by the client for an invalid kubeconfig."""
+"""Errors that the client raises for an invalid kubeconfig."""
 
 
 async def connect(kubeconfig: Path | None) -> ApiClient:
     """Return a client with the credentials of this pod or of a kubeconfig.
 
     Args:
-        kubeconfig: None selects the pod's service account, or kubectl's configuration outside a
-            pod.
+        kubeconfig: file with credentials. None selects the pod's service account, or kubectl's
+            configuration outside a pod.
 
     Raises:
         UnreachableError: no credentials were found.
@@ -66,7 +66,7 @@ async def connect(kubeconfig: Path | None) -> ApiClient:
     configuration.connection_pool_maxsize = _CONNECTIONS
     configuration.retries = None
     try:
-        if kubeconfig is None and _in_cluster(configuration):
+        if kubeconfig is None and _load_service_account(configuration):
             return ApiClient(configuration)
         await config.load_kube_config(
             config_file=None if kubeconfig is None else str(kubeconfig),
@@ -83,7 +83,7 @@ async def connect(kubeconfig: Path | None) -> ApiClient:
     return ApiClient(configuration)
 
 
-def _in_cluster(configuration: Configuration) -> bool:
+def _load_service_account(configuration: Configuration) -> bool:
     try:
         config.load_incluster_config(client_configuration=configuration)
     except ConfigException:
@@ -94,15 +94,15 @@ def _in_cluster(configuration: Configuration) -> bool:
 async def watch_session(
     api: ApiClient,
     *,
-    requested: Callable[[str], None],
-    listed: Callable[[str, Any], None],
+    on_request: Callable[[str], None],
+    on_list: Callable[[str, Any], None],
 ) -> kopf.AiohttpSession:
     """Return the session that Kopf lists and watches with.
 
     Args:
-        api: its server and credentials are used.
-        requested: called with the path of each request that the API server accepted.
-        listed: called with the path and content of each response that is not a stream, before
+        api: connection whose server and credentials are used.
+        on_request: called with the path of each request that the API server accepted.
+        on_list: called with the path and content of each response that is not a stream, before
             Kopf processes it.
     """
     configuration = api.configuration
@@ -112,21 +112,21 @@ async def watch_session(
         _: aiohttp.ClientSession, __: object, request: aiohttp.TraceRequestStartParams
     ) -> None:
         # Service account tokens are rotated within the hour.
-        request.headers.update(await _authorization(configuration))
+        request.headers.update(await _authorization_header(configuration))
 
     async def ended(
         _: aiohttp.ClientSession, __: object, request: aiohttp.TraceRequestEndParams
     ) -> None:
         if request.response.status < 300:
-            requested(request.url.path)
+            on_request(request.url.path)
 
     class Response(aiohttp.ClientResponse):
-        """Decoded once, for Kopf and for the cache."""
+        """A response that also passes its decoded content to `on_list`."""
 
         async def json(self, **options: Any) -> Any:
             content = await super().json(**options)
             if self.status < 300:
-                listed(self.url.path, content)
+                on_list(self.url.path, content)
             return content
 
     trace.on_request_start.append(started)
@@ -139,7 +139,7 @@ async def watch_session(
     return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
 
-async def _authorization(configuration: Configuration) -> dict[str, str]:
+async def _authorization_header(configuration: Configuration) -> dict[str, str]:
     settings = (await configuration.auth_settings()).get("BearerToken")
     value = None if settings is None else settings["value"]
     return {} if value is None else {"Authorization": value}
@@ -156,7 +156,7 @@ class _Backoffs:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Set time limits, and disable everything by which Kopf writes."""
+    """Set time limits, and disable all features with which Kopf writes."""
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
@@ -179,29 +179,29 @@ def configure(settings: kopf.OperatorSettings) -> None:
 def register_watches(
     registry: kopf.OperatorRegistry,
     *,
-    changed: Callable[[Any, bool], None],
+    on_change: Callable[[Any, bool], None],
     enqueue: Callable[[Key], None],
 ) -> None:
     """Register an event handler for each watched kind.
 
     Args:
-        registry: Kopf's.
-        changed: called for each event with the object, and True if it was deleted.
-        enqueue: called after it with the key of the service to reconcile.
+        registry: Kopf's registry.
+        on_change: called for each event with the object, and True if the object was deleted.
+        enqueue: called after `on_change` with the key of the service to reconcile.
     """
 
     async def service_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
         body, deleted = event["object"], event["type"] == "DELETED"
-        changed(body, deleted)
+        on_change(body, deleted)
         inputs = _reconciled_inputs(body)
         if not deleted and memo.get("inputs") == inputs:
-            return  # only the status changed, by our own write
+            return  # only the status changed, which this operator writes
         memo.inputs = inputs
         enqueue(key_of(body))
 
     async def child_event(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        changed(body, event["type"] == "DELETED")
+        on_change(body, event["type"] == "DELETED")
         key = service_of(body)
         if key is not None:
             enqueue(key)
@@ -220,7 +220,7 @@ def _on_event(registry: kopf.OperatorRegistry, kind: Kind, handler: Any) -> None
 
 
 def _reconciled_inputs(body: Any) -> object:
-    """Return the parts of a service whose change needs a reconciliation."""
+    """Return the fields of a service whose change requires a reconciliation."""
     metadata = body["metadata"]
     return (
         metadata.get("generation"),

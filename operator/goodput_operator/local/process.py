@@ -206,7 +206,7 @@ class ChildProcess:
         self._silent_ns = None
         self._exit_code = code
         self._exited_ns = self._clock()
-        self._failures = self._back_off.failures(
+        self._failures = self._back_off.count_failures(
             self._failures, ready_ns=self._ready_ns, exited_ns=self._exited_ns
         )
         rejected = code == ExitCode.USAGE or self._terminated_ns is not None

@@ -1,11 +1,12 @@
 """The operator's HTTP port: liveness, readiness and metrics.
 
-A running process proves nothing: a watch may have ended unnoticed, and a reconciliation may hang.
-Liveness therefore checks that watches are renewed, that reconciliations end, and that some end
-while a service waits. The ages of the last event and the last reconciliation are reported, but are
-no problem by themselves: in an idle cluster neither happens. Neither is a long queue that moves:
-where many pods do not respond, reconciliations take seconds, and a new process would have the same
-queue.
+In a running process a watch may have ended unnoticed, or a reconciliation may hang. Liveness
+therefore checks three things: watches are renewed, no reconciliation takes too long, and some
+reconciliation ends while a service is due.
+
+The ages of the last event and the last reconciliation are only reported, since neither happens in
+an idle cluster. A long queue that moves is not a failure either: if many pods do not respond,
+reconciliations take seconds, and a new process would have the same queue.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _MAX_RECONCILIATION_NS: Final = 300 * NS_PER_S
 
 
 class Health:
-    """Collects signs of life.
+    """Collects the times of watches, events and reconciliations.
 
     Args:
-        clock: monotonic time.
+        clock: source of monotonic time.
         paths: watched API paths.
-        fence: open while this operator leads.
-        workers: reconcile services.
+        fence: fence of writes, which is open while this operator leads.
+        workers: workers that reconcile services.
     """
 
     def __init__(
@@ -54,22 +55,22 @@ class Health:
         self._fence = fence
         self._workers = workers
 
-    def requested(self, path: str) -> None:
-        """Note that the API server accepted a list or watch of this path."""
+    def note_watch(self, path: str) -> None:
+        """Note that the API server accepted a list or watch of a path."""
         if path in self._watched_ns:
             self._watched_ns[path] = self._clock.now_ns()
 
-    def event(self) -> None:
+    def note_event(self) -> None:
         """Note a watch event."""
         self._event_ns = self._clock.now_ns()
 
     @property
     def ready(self) -> bool:
-        """True if everything is being watched."""
+        """True if all paths are being watched."""
         return None not in self._watched_ns.values()
 
     def problems(self) -> list[str]:
-        """Return reasons to restart the process, one sentence each."""
+        """Return the reasons to restart the process, one sentence each."""
         now_ns = self._clock.now_ns()
         found = []
         for path, watched_ns in self._watched_ns.items():
@@ -95,7 +96,7 @@ class Health:
         return overdue_ns if finished_ns is None else min(overdue_ns, now_ns - finished_ns)
 
     def report(self) -> dict[str, Any]:
-        """Return the probes' JSON: ages in seconds, None if there was no such event."""
+        """Return the probes' JSON, with ages in seconds or None if an event has not happened."""
         now_ns = self._clock.now_ns()
 
         def age(at_ns: int | None) -> float | None:
@@ -117,8 +118,8 @@ class ProbeServer:
     """Serves the probes and the metrics.
 
     Args:
-        health: of the operator.
-        metrics: of the operator.
+        health: health of the operator.
+        metrics: metrics of the operator.
     """
 
     def __init__(self, health: Health, metrics: OperatorMetrics) -> None:
@@ -127,15 +128,15 @@ class ProbeServer:
         app = web.Application()
         app.router.add_get(PATH_LIVE, self._live)
         app.router.add_get(PATH_READY, self._ready)
-        app.router.add_get(PATH_METRICS, self._text)
+        app.router.add_get(PATH_METRICS, self._expose)
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen.
+        """Listen on a port.
 
         Args:
-            host: an address; `::` for all addresses, of both families if the kernel has both.
-            port: 0 for any free one, which then differs between addresses.
+            host: an address; `::` for all addresses, IPv4 included.
+            port: 0 for any free port, which then differs between addresses.
 
         Returns:
             The bound port.
@@ -165,7 +166,7 @@ class ProbeServer:
     async def _ready(self, _: web.Request) -> web.Response:
         return web.json_response(self._health.report(), status=200 if self._health.ready else 503)
 
-    async def _text(self, _: web.Request) -> web.Response:
+    async def _expose(self, _: web.Request) -> web.Response:
         report = self._health.report()
-        body = self._metrics.text(leading=report["leading"], waiting=report["waiting"])
+        body = self._metrics.expose(leading=report["leading"], waiting=report["waiting"])
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

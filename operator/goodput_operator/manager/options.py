@@ -37,16 +37,16 @@ class Options:
 
     Args:
         namespaces: watched namespaces; empty for all.
-        installation: settings of all services.
-        key_file: holds the key from which engines' tokens are derived.
-        kubeconfig: None selects the pod's service account, or kubectl's configuration outside a
-            pod.
-        lease_name, lease_namespace: of the Lease.
+        installation: settings that apply to all services.
+        key_file: file with the key from which engines' tokens are derived.
+        kubeconfig: file with credentials. None selects the pod's service account, or kubectl's
+            configuration outside a pod.
+        lease_name, lease_namespace: name and namespace of the Lease.
         identity: holder of the Lease, unique among running operators.
         probe_host: address of the port for probes and metrics.
-        probe_port: 0 for any free one.
-        workers: concurrent reconciliations.
-        verbose: log the phases of every reconciliation.
+        probe_port: port for probes and metrics; 0 for any free port.
+        workers: number of concurrent reconciliations.
+        verbose: True to log the phases of every reconciliation.
     """
 
     namespaces: tuple[str, ...]
@@ -135,7 +135,7 @@ def make_parser() -> CommandParser:
         "--identity",
         metavar="NAME",
         help="holder of the Lease, unique among running operators; a process that starts again "
-        "with the same identity takes the Lease over at once, so its predecessor must have ended "
+        "with the same identity acquires the Lease at once, so its predecessor must have ended "
         "(default: the host's name and random digits)",
     )
     parser.add_argument(

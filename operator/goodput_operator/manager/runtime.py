@@ -1,6 +1,6 @@
-"""The running operator: election, work queue, reconciler and probes, supervised as one.
+"""The running operator: election, work queue, reconciler and probes, supervised together.
 
-It ends when its first part ends. Kopf owns the event loop, so its startup and cleanup handlers
+It ends when the first of them ends. Kopf runs the event loop, so its startup and cleanup handlers
 start and stop the operator.
 """
 
@@ -18,18 +18,17 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.control.admin_ports import session_for_pods
 from goodput_operator.kube.cache import Cache
-from goodput_operator.kube.client import Client, LeaseClient, Refusal
+from goodput_operator.kube.client import Client, FailedCall, LeaseClient
 from goodput_operator.kube.fence import Fence
 from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
 from goodput_operator.kube.objects import LLMSERVICE
 from goodput_operator.kube.watch import WATCHED, connect, watch_session
 from goodput_operator.manager.health import Health, ProbeServer
-from goodput_operator.reconcile.apply import Applier, LimitsPusher
-from goodput_operator.reconcile.event_recorder import EventRecorder
+from goodput_operator.reconcile.apply import Applier, EventRecorder, LimitsPusher
 from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
 from goodput_operator.reconcile.reconciler import Reconciler
-from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
+from goodput_operator.reconcile.work_queue import Result, Workers, WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,22 +53,22 @@ _MAX_KEY_BYTES: Final = 4096
 _CALL_NS: Final = 10 * NS_PER_S
 _RELOGIN_S: Final = 2
 _LEASE_CALL_NS: Final = 2 * NS_PER_S
-"""Several calls and pauses fit into the time that a leader has to renew."""
+"""Short enough for several calls within the time in which a leader must renew the Lease."""
 _YOUNG_OBJECTS: Final = 100_000
-"""Objects of several reconciliations. With Python's default of 700, the objects of a waiting
-reconciliation count as old before it ends, and the millions of cached objects are searched for
-garbage every few seconds."""
+"""Threshold of the garbage collector's young generation: the objects of several reconciliations.
+With Python's default of 700, the objects of a waiting reconciliation become old before it ends, and
+the millions of cached objects are then searched for garbage every few seconds."""
 
 
 class Operator:
     """One operator process.
 
     Args:
-        options: its settings.
-        decide: the decision function.
+        options: settings of the operator.
+        decide: decides one reconciliation.
         measure: creates the collector of measurements for an HTTP session.
-        clock: monotonic and calendar time.
-        ended: called once when the operator fails; `failure` then holds the error.
+        clock: source of monotonic and calendar time.
+        on_failure: called once when the operator fails; `failure` then holds the error.
     """
 
     def __init__(
@@ -79,16 +78,16 @@ class Operator:
         decide: Callable[[Snapshot], Decision],
         measure: Callable[[aiohttp.ClientSession], Measure],
         clock: ClockSource,
-        ended: Callable[[], None],
+        on_failure: Callable[[], None],
     ) -> None:
         self._options = options
         self._decide = decide
         self._measure = measure
         self._clock = clock
-        self._ended = ended
+        self._on_failure = on_failure
         self._fence = Fence(clock)
         self._metrics = OperatorMetrics()
-        self._queue: WorkQueue[Key] = WorkQueue(RateLimit(back_off=BackOff(seed=clock.unix_ns())))
+        self._queue: WorkQueue[Key] = WorkQueue(BackOff(seed=clock.unix_ns()))
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None
@@ -112,13 +111,13 @@ class Operator:
             workers=self._workers,
         )
         self.failure: BaseException | None = None
-        """Why the operator failed; None if it did not."""
+        """The error that ended the operator; None if it has not failed."""
 
     async def start(self) -> None:
-        """Connect, listen, and take part in the election.
+        """Connect, serve the probes, and join the election.
 
         Raises:
-            GoodputError: a setting cannot be used, or the cluster cannot be reached.
+            GoodputError: a setting is invalid, or the cluster cannot be reached.
         """
         options, clock = self._options, self._clock
         open_files = raise_open_files()
@@ -127,7 +126,7 @@ class Operator:
         key = read_key(options.key_file)
         api = await self._stack.enter_async_context(await connect(options.kubeconfig))
         self._api = api
-        client = Client(api, fence=self._fence, timeout_ns=_CALL_NS, count=self._metrics.call)
+        client = Client(api, fence=self._fence, timeout_ns=_CALL_NS, count=self._metrics.count_call)
         await require_served(client)
         session = await self._stack.enter_async_context(session_for_pods())
         measure = self._measure(session)
@@ -148,7 +147,7 @@ class Operator:
         port = await probes.start(options.probe_host, options.probe_port)
         self._stack.push_async_callback(probes.stop)
         lock = FencingLock(
-            LeaseClient(api, timeout_ns=_LEASE_CALL_NS, count=self._metrics.call),
+            LeaseClient(api, timeout_ns=_LEASE_CALL_NS, count=self._metrics.count_call),
             name=options.lease_name,
             namespace=options.lease_namespace,
             identity=options.identity,
@@ -173,29 +172,31 @@ class Operator:
         _log.info("stopped")
 
     async def login(self) -> kopf.AiohttpSession:
-        """Return a session for Kopf's watches; after a pause, except for the first.
+        """Return a session for Kopf's watches, after a pause unless it is the first.
 
-        Kopf logs in again whenever the API server answers 401, as it does while it starts, and
-        then retries all watches at once.
+        Kopf logs in again whenever the API server responds with 401, as it does while it starts,
+        and then retries all watches at once.
         """
         assert self._api is not None, "Kopf logs in after its start-up handlers"
         if self._logged_in:
             await asyncio.sleep(_RELOGIN_S)
         self._logged_in = True
-        return await watch_session(self._api, requested=self._health.requested, listed=self._listed)
+        return await watch_session(
+            self._api, on_request=self._health.note_watch, on_list=self._store_list
+        )
 
-    def changed(self, body: Any, *, deleted: bool) -> None:
-        """Take a watch event."""
+    def store_event(self, body: Any, *, deleted: bool) -> None:
+        """Store the object of a watch event in the cache, or remove it."""
         self._cache.update(body, deleted=deleted)
-        self._health.event()
+        self._health.note_event()
 
     def enqueue(self, key: Key) -> None:
         """Request a reconciliation if this operator leads and the cache is complete."""
         if self._leading and self._cache.complete:
             self._workers.add(key)
 
-    def _listed(self, path: str, content: Any) -> None:
-        """Take a list before Kopf does; responses of other paths are ignored."""
+    def _store_list(self, path: str, content: Any) -> None:
+        """Store a list in the cache before Kopf reads it; ignore responses of other paths."""
         if path not in self._watched:
             return
         before = self._cache.complete
@@ -225,24 +226,24 @@ class Operator:
     def _fail(self, error: BaseException) -> None:
         self.failure = error
         _log.error("ended", extra={"reason": str(error)})
-        self._ended()
+        self._on_failure()
 
 
 async def require_served(client: Client) -> None:
     """Check that the API server serves LLMServices.
 
     Raises:
-        UnreachableError: it does not, or it cannot be reached.
+        UnreachableError: it does not serve them, or it cannot be reached.
     """
-    answer = await client.discover(LLMSERVICE)
-    if not isinstance(answer, Refusal):
+    response = await client.discover(LLMSERVICE)
+    if not isinstance(response, FailedCall):
         return
-    if answer.not_found:
+    if response.not_found:
         raise UnreachableError(
             f"the API server does not serve {LLMSERVICE.name} of {LLMSERVICE.api_version}; install "
             "its custom resource definition first"
         )
-    raise UnreachableError(f"the cluster cannot be used: {answer.message}")
+    raise UnreachableError(f"the cluster cannot be used: {response.message}")
 
 
 def read_key(path: Path) -> bytes:

@@ -1,5 +1,5 @@
 """Reconciles one LLMService at a time: observe, decide, apply.
 
-`observe` freezes the cluster's state in a `Snapshot`, `decide` turns it into a `Decision` without
-I/O or a clock, and `apply` carries the decision out.
+`observe` takes a `Snapshot` of the cluster, `decide` derives a `Decision` from it without I/O or a
+clock, and `apply` carries out the decision.
 """

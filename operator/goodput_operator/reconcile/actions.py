@@ -1,7 +1,4 @@
-"""The output of a decision: frozen, idempotent actions in order, and the next memory.
-
-`apply` carries the actions out without knowing their reasons.
-"""
+"""The result of a decision: idempotent actions in order, and the memory for the next decision."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ __all__ = ["Action", "Apply", "CreateToken", "Decision", "Delete", "Emit", "Push
 class Apply:
     """Server-side apply of one child under our field manager.
 
-    The apply names the uid of the object in the snapshot. If the snapshot has none, the API server
-    is asked for one first. Fields are taken over from other managers only on an object with our
-    controller reference, and an Event then names the managers and fields.
+    The apply names the uid of the object in the snapshot. If the snapshot has no such object, it is
+    first read from the API server. Fields are taken over from other managers only on an object with
+    our controller reference, and an Event then names the managers and fields.
 
     Args:
-        body: the whole object, owner reference included.
-        overwrites: fields of other managers with other values, as the snapshot shows them.
+        body: the complete object, owner reference included.
+        overwrites: fields that other managers set to other values, as the snapshot shows them.
         take_over: paths of `managedFields` below which fields of other managers are removed.
     """
 
@@ -44,7 +41,7 @@ class CreateToken:
 
     Args:
         revision: name of the revision.
-        body: the Secret without its token, which goes to `TOKEN_KEY` of its `stringData`.
+        body: the Secret without its token, which is added under `TOKEN_KEY` of `stringData`.
     """
 
     revision: str
@@ -56,8 +53,8 @@ class Delete:
     """Delete one child.
 
     Args:
-        kind, name: of the child.
-        uid: precondition, so that a later object of the same name is not deleted.
+        kind, name: kind and name of the child.
+        uid: uid of the child, so that a later object of the same name is not deleted.
     """
 
     kind: str
@@ -70,8 +67,8 @@ class Push:
     """Send limits to one engine by PATCH /control/limits.
 
     Args:
-        pod: name of its pod.
-        url: of its admin port.
+        pod: name of the engine's pod.
+        url: URL of its admin port.
         revision: name of its revision, from which the token is derived.
         limits: the request body, with a `revision` that increases with each change.
     """
@@ -84,7 +81,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStatus:
-    """Write the whole status subresource."""
+    """Write the complete status subresource."""
 
     status: Mapping[str, Any]
 
@@ -94,8 +91,8 @@ class Emit:
     """Write an Event on the service; the same message within ten minutes increments its count.
 
     Args:
-        warning: type Warning instead of Normal.
-        reason: CamelCase.
+        warning: True for the type Warning, False for Normal.
+        reason: reason in CamelCase.
         message: one sentence.
     """
 
@@ -109,13 +106,13 @@ Action = Apply | CreateToken | Delete | Push | WriteStatus | Emit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The result of one reconciliation.
+    """The decision of one reconciliation.
 
     Args:
-        actions: in order.
-        memory: for the next reconciliation.
+        actions: actions in the order of execution.
+        memory: memory for the next reconciliation.
         wake_at_ns: time of the next reconciliation; None to wait for a change.
-        changes: of the control laws, applied or recommended, for metrics and the log.
+        changes: changes that the control laws apply or recommend, for metrics and the log.
         foreign: kind and name of objects that have one of our names and another controller. They
             are not watched, so the next observation reads them again.
         law: the control laws' decision with its inputs, for the log; None if no interval ended.

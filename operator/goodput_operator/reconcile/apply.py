@@ -1,4 +1,4 @@
-"""Carries out the actions of a decision, and collects what the API server and engines refused.
+"""Carries out the actions of a decision: writes objects, the status and Events, and pushes limits.
 
 Objects without our controller reference are never written. Fields of other managers are taken over
 only on objects with it, and an Event names the managers and fields.
@@ -7,22 +7,25 @@ only on objects with it, and an Event names the managers and fields.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
+from goodput_core.units import NS_PER_S
 from goodput_operator.control.admin_ports import push_limits
-from goodput_operator.kube.client import Refusal
+from goodput_operator.kube.client import FailedCall
 from goodput_operator.kube.managed_fields import take_over
 from goodput_operator.kube.objects import (
+    EVENT,
     KINDS,
     LLMSERVICE,
     MANAGER,
     POD,
     SECRET,
     controlled_by,
+    format_time,
 )
 from goodput_operator.reconcile.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
 from goodput_operator.render.secrets import TOKEN_KEY, control_token
@@ -33,18 +36,24 @@ if TYPE_CHECKING:
     import aiohttp
 
     from goodput_operator.kube.client import ApiResponse, Client
-    from goodput_operator.kube.fence import Fence
+    from goodput_operator.kube.fence import ClockSource, Fence
     from goodput_operator.kube.managed_fields import Conflict
     from goodput_operator.kube.objects import Kind, Object
     from goodput_operator.reconcile.actions import Action
-    from goodput_operator.reconcile.event_recorder import EventRecorder
     from goodput_operator.reconcile.observe import ServiceRecord
     from goodput_operator.reconcile.snapshot import Snapshot
 
-__all__ = ["Applier", "ApplyResult", "LimitsPusher"]
+__all__ = ["Applier", "ApplyResult", "EventRecorder", "LimitsPusher"]
 
 _MAX_FIELDS: Final = 5
 """Fields per manager that one Event names."""
+_SAME_EVENT_NS: Final = 600 * NS_PER_S
+"""Time after an Event within which the same message increments its count."""
+_COUNT_NS: Final = 60 * NS_PER_S
+"""Shortest time between two writes of a count."""
+_MAX_EVENTS: Final = 10_000
+_MAX_MESSAGE: Final = 1024
+"""Longest message of an Event that the API server accepts."""
 _CONCURRENT_PUSHES: Final = 16
 _ALL_FIELDS: Final = ((),)
 
@@ -54,8 +63,8 @@ class ApplyResult:
     """Failed actions of one reconciliation.
 
     Args:
-        failures: messages of refused actions by kind and name.
-        delayed: the same for failures that may pass without a change of the cluster.
+        failures: messages of rejected actions by kind and name.
+        delayed: messages of actions that failed temporarily, by kind and name.
         transient: True if the reconciliation should be repeated soon.
     """
 
@@ -63,21 +72,22 @@ class ApplyResult:
     delayed: dict[tuple[str, str], str] = field(default_factory=dict)
     transient: bool = False
 
-    def add(self, kind: str, name: str, refusal: Refusal) -> None:
-        """Record a refusal; one that only shows a stale cache has no message."""
-        self.transient |= refusal.transient or refusal.stale
-        if not refusal.stale:
-            messages = self.delayed if refusal.transient else self.failures
-            messages[kind, name] = refusal.message
+    def add(self, kind: str, name: str, call: FailedCall) -> None:
+        """Record a failed call, without a message if it only shows a stale cache."""
+        self.transient |= call.transient or call.stale
+        if not call.stale:
+            messages = self.delayed if call.transient else self.failures
+            messages[kind, name] = call.message
 
 
 class LimitsPusher:
     """Sends limits to engines, with tokens derived from the operator's key.
 
-    A push is a write: it starts only while the Lease is held, and is cancelled when it expires.
+    A push is a write: it starts only while the Lease is held, and is cancelled when the Lease
+    expires.
 
     Args:
-        session: HTTP session.
+        session: HTTP session for engines.
         fence: admits every push.
         key: the operator's key.
     """
@@ -89,7 +99,7 @@ class LimitsPusher:
         self._slots = asyncio.Semaphore(_CONCURRENT_PUSHES)
 
     async def push(self, service_uid: str, pushes: Sequence[Push]) -> dict[str, str]:
-        """Send all of them, each within a few seconds.
+        """Send limits to several engines at once, to each within a few seconds.
 
         Returns:
             Error messages by pod.
@@ -103,18 +113,120 @@ class LimitsPusher:
     async def _push(self, service_uid: str, push: Push) -> str:
         token = control_token(self._key, service_uid=service_uid, revision=push.revision)
         async with self._slots:
-            # Admitted here, since the wait for a slot may have been long.
+            # Admitted here, since the push may have waited long for a slot.
             remaining_ns = self._fence.admit(f"limits of {push.pod}")
             return await push_limits(
                 self._session, push.url, token=token, limits=push.limits, within_ns=remaining_ns
             )
 
 
+@dataclass(slots=True)
+class _RecordedEvent:
+    """An Event that may still be counted.
+
+    Attributes:
+        name: name of the Event object.
+        first_ns: time of its creation.
+        count: number of emissions.
+        written_ns: time at which the count was last written.
+    """
+
+    name: str
+    first_ns: int
+    count: int
+    written_ns: int
+
+
+class EventRecorder:
+    """Writes Events on services; the same message within ten minutes increments a count.
+
+    Kopf's own poster neither counts repeated Events nor respects the Lease.
+
+    Args:
+        client: client of the API server.
+        clock: source of monotonic and calendar time.
+        instance: identity of this operator, the reporting instance of Events.
+    """
+
+    def __init__(self, client: Client, *, clock: ClockSource, instance: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._instance = instance
+        self._recorded: OrderedDict[tuple[str, Emit], _RecordedEvent] = OrderedDict()
+
+    async def emit(self, service: Object, emit: Emit) -> FailedCall | None:
+        """Write an Event, or count a repeated one.
+
+        Returns:
+            The failed call; None if the Event was written or counted.
+
+        Raises:
+            LeaseLostError: the Lease is no longer held.
+        """
+        now_ns = self._clock.now_ns()
+        key = (service["metadata"]["uid"], emit)
+        recorded = self._recorded.get(key)
+        if recorded is None or now_ns - recorded.first_ns >= _SAME_EVENT_NS:
+            return await self._create(service, emit, now_ns)
+        recorded.count += 1
+        if now_ns - recorded.written_ns < _COUNT_NS:
+            return None
+        recorded.written_ns = now_ns
+        patch = {"count": recorded.count, "lastTimestamp": self._timestamp()}
+        namespace = service["metadata"]["namespace"]
+        response = await self._client.merge(EVENT, namespace, recorded.name, patch)
+        return response if isinstance(response, FailedCall) and not response.not_found else None
+
+    async def _create(self, service: Object, emit: Emit, now_ns: int) -> FailedCall | None:
+        metadata = service["metadata"]
+        name = f"{metadata['name']}.{self._clock.unix_ns():x}.{len(self._recorded):x}"
+        response: ApiResponse = await self._client.create(
+            EVENT, metadata["namespace"], self._body(service, emit, name)
+        )
+        if isinstance(response, FailedCall):
+            return response
+        key = (metadata["uid"], emit)
+        self._recorded[key] = _RecordedEvent(name=name, first_ns=now_ns, count=1, written_ns=now_ns)
+        self._recorded.move_to_end(key)
+        while len(self._recorded) > _MAX_EVENTS:
+            self._recorded.popitem(last=False)
+        return None
+
+    def _body(self, service: Object, emit: Emit, name: str) -> dict[str, Any]:
+        metadata = service["metadata"]
+        timestamp = self._timestamp()
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.name,
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": service["apiVersion"],
+                "kind": service["kind"],
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+                "resourceVersion": metadata.get("resourceVersion"),
+            },
+            "type": "Warning" if emit.warning else "Normal",
+            "reason": emit.reason,
+            "message": emit.message[:_MAX_MESSAGE],
+            "firstTimestamp": timestamp,
+            "lastTimestamp": timestamp,
+            "count": 1,
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "reportingInstance": self._instance,
+        }
+
+    def _timestamp(self) -> str:
+        return format_time(self._clock.unix_ns() // NS_PER_S)
+
+
 class Applier:
     """Carries out actions.
 
     Args:
-        client: of the API server.
+        client: client of the API server.
         pusher: sends limits to engines.
         recorder: writes Events.
         key: the operator's key, from which tokens are derived.
@@ -131,12 +243,12 @@ class Applier:
     async def carry_out(
         self, snapshot: Snapshot, actions: Sequence[Action], record: ServiceRecord
     ) -> ApplyResult:
-        """Carry out all actions in order; a refused one does not prevent the others.
+        """Carry out all actions in order; a rejected action does not prevent the others.
 
         Args:
-            snapshot: that the actions were decided from.
-            actions: of the decision.
-            record: of the service; found foreign objects and the written status are stored in it.
+            snapshot: the snapshot from which the actions were decided.
+            actions: actions of the decision.
+            record: record of the service, which receives foreign objects and the written status.
 
         Raises:
             LeaseLostError: the Lease is no longer held.
@@ -175,9 +287,9 @@ class Applier:
         live = existing.get((kind.name, name))
         if live is None:
             # Only objects with our label are watched. An apply without a conflict would adopt an
-            # object of the same name without it.
+            # unlabelled object of the same name.
             found = await self._client.read(kind, service["metadata"]["namespace"], name)
-            if not isinstance(found, Refusal):
+            if not isinstance(found, FailedCall):
                 live = found
             elif not found.not_found:
                 outcome.add(kind.name, name, found)
@@ -186,7 +298,9 @@ class Applier:
         if live is None:
             response = await self._client.apply(kind, action.body, force=False)
         elif controlled_by(live, record.uid):
-            body = _of_uid(action.body, live["metadata"]["uid"])
+            # The API server applies a body with a uid only to the object of this uid.
+            metadata = {**action.body["metadata"], "uid": live["metadata"]["uid"]}
+            body = {**action.body, "metadata": metadata}
             response, overwritten = await self._apply_to_ours(kind, body, action, record.uid)
         else:
             record.foreign[kind.name, name] = live
@@ -195,7 +309,7 @@ class Applier:
                 f"{service['metadata']['name']}"
             )
             return
-        if isinstance(response, Refusal):
+        if isinstance(response, FailedCall):
             outcome.add(kind.name, name, response)
         elif overwritten:
             await self._emit(service, _overwritten_event(kind, name, overwritten), outcome)
@@ -211,16 +325,16 @@ class Applier:
         overwritten = action.overwrites
         if action.take_over:
             moved = await self._take_over(kind, body, service_uid, below=action.take_over)
-            if isinstance(moved, Refusal):
+            if isinstance(moved, FailedCall):
                 return moved, ()
         response = await self._client.apply(kind, body, force=False)
-        if isinstance(response, Refusal) and response.conflicts:
+        if isinstance(response, FailedCall) and response.conflicts:
             overwritten = (*overwritten, *response.conflicts)
             response = await self._client.apply(kind, body, force=True)
-        if isinstance(response, Refusal) and response.invalid:
-            # Another manager may have added a field that our fields do not permit.
+        if isinstance(response, FailedCall) and response.invalid:
+            # A field that another manager added may contradict ours.
             moved = await self._take_over(kind, body, service_uid, below=_ALL_FIELDS)
-            if isinstance(moved, Refusal):
+            if isinstance(moved, FailedCall):
                 return moved, ()
             if moved:
                 overwritten = (*overwritten, *moved)
@@ -229,22 +343,22 @@ class Applier:
 
     async def _take_over(
         self, kind: Kind, body: Object, service_uid: str, *, below: tuple[tuple[str, ...], ...]
-    ) -> Refusal | tuple[Conflict, ...]:
-        """Make other managers' fields ours, so that the next apply removes those it lacks.
+    ) -> FailedCall | tuple[Conflict, ...]:
+        """Take over other managers' fields, so that the next apply removes those that it lacks.
 
         Returns:
-            The moved fields with their former managers, or the refusal.
+            The moved fields with their former managers, or the failed call.
         """
         metadata = body["metadata"]
         found = await self._client.read(kind, metadata["namespace"], metadata["name"])
-        if isinstance(found, Refusal):
+        if isinstance(found, FailedCall):
             return found
         moved, managed_fields = take_over(found, MANAGER, below=below)
         same = found["metadata"]["uid"] == metadata["uid"]
         if not moved or not same or not controlled_by(found, service_uid):
             return ()
         response = await self._client.replace_managed_fields(kind, found, managed_fields)
-        return response if isinstance(response, Refusal) else moved
+        return response if isinstance(response, FailedCall) else moved
 
     async def _create_token(
         self, service: Object, action: CreateToken, outcome: ApplyResult
@@ -253,14 +367,14 @@ class Applier:
         token = control_token(self._key, service_uid=metadata["uid"], revision=action.revision)
         body = {**action.body, "stringData": {TOKEN_KEY: token}}
         response = await self._client.create(SECRET, metadata["namespace"], body)
-        if isinstance(response, Refusal) and response.reason != "AlreadyExists":
+        if isinstance(response, FailedCall) and response.reason != "AlreadyExists":
             outcome.add(SECRET.name, action.body["metadata"]["name"], response)
 
     async def _delete(self, service: Object, action: Delete, outcome: ApplyResult) -> None:
         namespace = service["metadata"]["namespace"]
         response = await self._client.delete(KINDS[action.kind], namespace, action.name, action.uid)
-        # A conflict means that a later object has the name, so this one is deleted already.
-        if isinstance(response, Refusal) and response.status not in {404, 409}:
+        # A conflict means that a later object has the name, so this object is deleted already.
+        if isinstance(response, FailedCall) and response.status not in {404, 409}:
             outcome.add(action.kind, action.name, response)
 
     async def _write_status(
@@ -279,25 +393,20 @@ class Applier:
         }
         # Forced, because the operator is the only writer of the status.
         response = await self._client.apply(LLMSERVICE, body, force=True, subresource="status")
-        if not isinstance(response, Refusal):
+        if not isinstance(response, FailedCall):
             record.written = response
         elif not response.not_found:
             outcome.add(KIND_LLMSERVICE, metadata["name"], response)
 
     async def _emit(self, service: Object, emit: Emit, outcome: ApplyResult) -> None:
-        refusal = await self._recorder.emit(service, emit)
-        if refusal is not None:
-            outcome.add("Event", emit.reason, refusal)
+        failed = await self._recorder.emit(service, emit)
+        if failed is not None:
+            outcome.add(EVENT.name, emit.reason, failed)
 
     async def _push(self, snapshot: Snapshot, pushes: Sequence[Push], outcome: ApplyResult) -> None:
         uid = snapshot.service["metadata"]["uid"]
         for pod, error in (await self._pusher.push(uid, pushes)).items():
             outcome.failures[POD.name, pod] = error
-
-
-def _of_uid(body: Object, uid: str) -> Object:
-    """Return a body that the API server applies only to the object of this uid."""
-    return {**body, "metadata": {**body["metadata"], "uid": uid}}
 
 
 def _overwritten_event(kind: Kind, name: str, conflicts: Iterable[Conflict]) -> Emit:

@@ -1,7 +1,8 @@
 """Attainment of a service in the last minutes: the condition SLOAttained, class counts, goodput.
 
-The verdict is that of a run, on the shortest of the last 5, 15 and 60 minutes that decides. Each
-window may err with a third of the probability, so that three tries err no more often than one.
+The rule is that of a run's verdict, applied to the shortest of the last 5, 15 and 60 minutes that
+decides. Each window may err with a third of the error probability, so that three windows together
+err no more often than one run.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from goodput_core.slo.verdict import ClassEvidence
     from goodput_operator.control.measures import Measures
 
-__all__ = ["AttainmentStatus", "attainment", "silence_reason"]
+__all__ = ["AttainmentStatus", "judge_attainment", "silence_reason"]
 
 _RECENT_S: Final = WINDOWS_S[0]
-_REPEATS: Final = 60  # judgements of a window in its length
-_LONGEST_MESSAGE: Final = 2048  # of a condition
+_REPEATS: Final = 60
+"""A window is judged this often in a time of its length."""
+_MAX_MESSAGE: Final = 2048
+"""Longest message of a condition."""
 _CONDITIONS: Final = {
     VerdictKind.PASS: (Truth.TRUE, "Attained"),
     VerdictKind.FAIL: (Truth.FALSE, "Missed"),
@@ -42,13 +45,15 @@ class AttainmentStatus:
     """The condition SLOAttained and the figures of the window behind it.
 
     Args:
-        status, reason, message: of the condition.
-        classes: counts and bounds by class; empty if nothing was measured yet.
-        goodput: attained requests per second of the last five minutes; None if not known.
-        nearest: attainment and objective of the class with the smallest margin; None without one.
-        window_s: the length of the window; 0 if nothing was measured yet.
-        judged_ns: when it was judged.
-        judged_by: the classes and the declared outage that it was judged by.
+        status, reason, message: fields of the condition.
+        classes: counts and bounds by class; empty before the first measurement.
+        goodput: attained requests per second of the last five minutes; None before the first
+            measurement.
+        nearest: attainment and objective of the class with the smallest margin; None if no class
+            with an objective had requests.
+        window_s: length of the window; 0 before the first measurement.
+        judged_ns: time of the verdict.
+        judged_by: the classes and the declared outage of the verdict.
     """
 
     status: Truth
@@ -62,7 +67,7 @@ class AttainmentStatus:
     judged_by: tuple[object, ...] = ()
 
 
-def attainment(
+def judge_attainment(
     measures: Measures,
     classes: Sequence[SLOClass],
     *,
@@ -70,17 +75,17 @@ def attainment(
     outage_s: int = 0,
     before: AttainmentStatus | None = None,
 ) -> AttainmentStatus:
-    """Judge the last minutes.
+    """Judge the requests of the last minutes.
 
-    While five minutes do not decide, a longer window is judged again after a sixtieth of its
-    length: it changes slowly, and an operator of a thousand services has to judge them all.
+    If five minutes do not decide, a longer window is judged again only after a sixtieth of its
+    length. It changes slowly, and an operator may have to judge a thousand services.
 
     Args:
-        measures: of the interval that just ended.
-        classes: the classes of the spec.
+        measures: measurements of the interval that just ended.
+        classes: SLO classes of the spec.
         now_ns: the current time.
         outage_s: the longest outage that a PASS must exclude.
-        before: of the interval before; its figures stay while routers deliver none.
+        before: attainment after the interval before; its figures stay while routers deliver none.
     """
     seconds = measures.seconds
     if seconds is None:
@@ -93,7 +98,7 @@ def attainment(
         return AttainmentStatus(
             status=Truth.UNKNOWN,
             reason=silence_reason(signal),
-            message="; ".join(details)[:_LONGEST_MESSAGE] or "nothing has been counted yet",
+            message="; ".join(details)[:_MAX_MESSAGE] or "no requests have been counted yet",
             classes=() if before is None else before.classes,
             goodput=None if before is None else before.goodput,
             nearest=None if before is None else before.nearest,
@@ -103,7 +108,7 @@ def attainment(
     if before is not None and recent and _is_current(before, judged_by, now_ns):
         rolling = judge_rolling(seconds, classes, outage_s=outage_s, windows_s=(_RECENT_S,))
         if rolling.verdict.kind is VerdictKind.INCONCLUSIVE:
-            return replace(before, goodput=_goodput(seconds, classes))
+            return replace(before, goodput=_format_goodput(seconds, classes))
     else:
         rolling = judge_rolling(seconds, classes, outage_s=outage_s)
     verdict = rolling.verdict
@@ -112,17 +117,17 @@ def attainment(
         message = "no class of the service has an objective"
     elif not recent:
         status, reason = Truth.UNKNOWN, "NoTraffic"
-        message = f"no request has ended for {_duration(_RECENT_S)}"
+        message = f"no request has ended for {_format_duration(_RECENT_S)}"
     else:
         status, reason = _CONDITIONS.get(verdict.kind, (Truth.UNKNOWN, verdict.reason.value))
-        message = f"over the last {_duration(rolling.window_s)}: {verdict.sentence}"
+        message = f"over the last {_format_duration(rolling.window_s)}: {verdict.sentence}"
     return AttainmentStatus(
         status=status,
         reason=reason,
-        message=message[:_LONGEST_MESSAGE],
+        message=message[:_MAX_MESSAGE],
         classes=tuple(map(_class_status, rolling.classes)),
-        goodput=_goodput(seconds, classes),
-        nearest=_nearest(rolling.classes),
+        goodput=_format_goodput(seconds, classes),
+        nearest=_format_nearest(rolling.classes),
         window_s=rolling.window_s,
         judged_ns=now_ns,
         judged_by=judged_by,
@@ -130,7 +135,7 @@ def attainment(
 
 
 def _is_current(before: AttainmentStatus, judged_by: tuple[object, ...], now_ns: int) -> bool:
-    """Return True if a verdict on more than five minutes need not be repeated yet."""
+    """True if a verdict on more than five minutes need not be repeated yet."""
     age_ns = now_ns - before.judged_ns
     return (
         before.reason not in {"NoTraffic", "NoObjective"}
@@ -145,7 +150,7 @@ def silence_reason(signal: Signal) -> str:
     return "ScrapeFailed" if signal is Signal.FAILED else "MetricsMissing"
 
 
-def _duration(seconds: int) -> str:
+def _format_duration(seconds: int) -> str:
     return f"{seconds} s" if seconds % 60 else f"{seconds // 60} minutes"
 
 
@@ -155,21 +160,21 @@ def _class_status(evidence: ClassEvidence) -> ClassStatus:
         name=evidence.name,
         good=counts.good,
         total=counts.total,
-        attainment=_percent(counts.good, counts.total) if counts.total else None,
+        attainment=_format_percent(counts.good, counts.total) if counts.total else None,
         lower=None if interval is None else format_share(interval.lower),
         upper=None if interval is None else f"{math.ceil(interval.upper * 10_000) / 100:.2f}%",
         objective=None if objective is None else format_objective(objective),
     )
 
 
-def _goodput(seconds: Mapping[str, SecondCounts], classes: Sequence[SLOClass]) -> str:
-    """Return attained requests per second of the last five minutes."""
+def _format_goodput(seconds: Mapping[str, SecondCounts], classes: Sequence[SLOClass]) -> str:
+    """Format the attained requests per second of the last five minutes."""
     recent = [seconds[c.name].good[-_RECENT_S:] for c in classes]
     return f"{format_number(sum(map(sum, recent)) / len(recent[0]))}/s"
 
 
-def _nearest(classes: Sequence[ClassEvidence]) -> str | None:
-    """Return attainment and objective of the class with the smallest margin."""
+def _format_nearest(classes: Sequence[ClassEvidence]) -> str | None:
+    """Format attainment and objective of the class with the smallest margin."""
     margins = [
         (share - c.objective, c.attainment, c.objective)
         for c in classes
@@ -178,10 +183,10 @@ def _nearest(classes: Sequence[ClassEvidence]) -> str | None:
     if not margins:
         return None
     _, counts, objective = min(margins, key=lambda one: one[0])
-    return f"{_percent(counts.good, counts.total)}/{format_objective(objective)}"
+    return f"{_format_percent(counts.good, counts.total)}/{format_objective(objective)}"
 
 
-def _percent(good: int, total: int) -> str:
-    """Return a percentage with two decimals, cut off: a missed objective never looks met."""
+def _format_percent(good: int, total: int) -> str:
+    """Format a percentage, rounded down to two decimals: a missed objective never looks met."""
     hundredths = 10_000 * good // total
     return f"{hundredths // 100}.{hundredths % 100:02d}%"

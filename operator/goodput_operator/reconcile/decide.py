@@ -1,12 +1,12 @@
 """The decision of one reconciliation: from a snapshot to actions, without I/O or a clock.
 
-Level-triggered: it depends on the current state and not on events, so a repeated, missed or
-interrupted reconciliation leads to the same result.
+It is level-triggered: it depends on the current state and not on events. A repeated, missed or
+interrupted reconciliation therefore leads to the same result.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
@@ -35,12 +35,12 @@ from goodput_operator.reconcile.actions import (
     Push,
     WriteStatus,
 )
-from goodput_operator.reconcile.attainment import AttainmentStatus, attainment
-from goodput_operator.reconcile.drift import repairs
+from goodput_operator.reconcile.attainment import judge_attainment
+from goodput_operator.reconcile.drift import find_repairs
 from goodput_operator.reconcile.problems import Problem, ProblemReason, name_conflict, problems_of
 from goodput_operator.reconcile.rollout import (
+    delete_outdated_revisions,
     desired_objects,
-    outdated_revisions,
     revisions_of,
     rollout_of,
 )
@@ -48,7 +48,7 @@ from goodput_operator.reconcile.snapshot import Memory, view_of
 from goodput_operator.reconcile.status import (
     StatusInput,
     conditions_of,
-    refused_conditions,
+    rejected_conditions,
     status_of,
     write_due_ns,
 )
@@ -70,9 +70,9 @@ if TYPE_CHECKING:
 __all__ = ["decide"]
 
 _RECHECK_NS: Final = 2 * NS_PER_S
-"""Delay of the next reconciliation after a change, and while an ended interval has no measures."""
+"""Delay of the next reconciliation after a change, and until an ended interval is measured."""
 _STARTUPS: Final = 16
-"""Number of the latest start-up times that the replica law gets."""
+"""Number of start-up times, the latest ones, that the replica law receives."""
 
 
 def decide(snapshot: Snapshot, installation: Installation) -> Decision:
@@ -83,13 +83,13 @@ def decide(snapshot: Snapshot, installation: Installation) -> Decision:
         installation: settings that new revisions are rendered with.
     """
     if "deletionTimestamp" in snapshot.service["metadata"]:
-        # Owner references delete all objects; engines and routers drain on SIGTERM.
+        # Kubernetes deletes the objects of the service; engines and routers drain on SIGTERM.
         return Decision(actions=(), memory=snapshot.memory, wake_at_ns=None)
     view = view_of(snapshot)
     known = snapshot.memory.spec
     spec = known[1] if known and known[0] == view.generation else _parse_spec(snapshot.service)
     if isinstance(spec, Problem):
-        conditions = refused_conditions(view, spec)
+        conditions = rejected_conditions(view, spec)
         return _finish(
             snapshot, view, conditions, None, actions=[], memory=snapshot.memory, wakes=[]
         )
@@ -97,7 +97,7 @@ def decide(snapshot: Snapshot, installation: Installation) -> Decision:
 
 
 def _parse_spec(service: Object) -> LLMServiceSpec | Problem:
-    """Validate a stored spec as `goodput up` does; of the metadata only the name is validated."""
+    """Validate a stored spec as `goodput up` does, without metadata other than the name."""
     manifest = {
         "apiVersion": service["apiVersion"],
         "kind": service["kind"],
@@ -118,8 +118,7 @@ def _reconcile(
     snapshot: Snapshot, view: View, spec: LLMServiceSpec, installation: Installation
 ) -> Decision:
     memory, now_ns = snapshot.memory, snapshot.now_ns
-    control = _control_step(snapshot, view, spec)
-    decided = control.decided
+    decided, law, next_memory = _control_step(snapshot, view, spec)
     revisions = revisions_of(view, spec, installation)
     rollout = rollout_of(view, revisions, 0 if spec.suspend else decided.replicas)
     inputs = (
@@ -136,7 +135,7 @@ def _reconcile(
         return desired_objects(view, spec, revisions, rollout, decided)
 
     failed = snapshot.failures.keys() | snapshot.delayed.keys()
-    repaired = repairs(view, inputs, render, memory, failed)
+    repaired = find_repairs(view, inputs, render, memory, failed)
     applies, foreign = repaired.applies, repaired.foreign
     failures = {key: message for key, message in snapshot.failures.items() if key not in foreign}
     problems = [
@@ -157,10 +156,10 @@ def _reconcile(
     actions: list[Action] = [
         *(one for one in applies if one.body["kind"] != "Deployment"),
         *tokens,
-        *_pushes(view, () if control.law is None else control.law.pushes),
+        *_pushes(view, () if law is None else law.pushes),
         *(one for one in applies if one.body["kind"] == "Deployment"),
         *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.obsolete),
-        *outdated_revisions(view, revisions, _used_revisions(view, rollout)),
+        *delete_outdated_revisions(view, revisions, _used_revisions(view, rollout)),
     ]
     known = StatusInput(
         suspended=spec.suspend,
@@ -171,11 +170,11 @@ def _reconcile(
         problems=problems,
         foreign=foreign,
         missing=repaired.missing,
-        attainment=control.attainment,
-        law=control.law,
+        attainment=next_memory.attainment,
+        law=law,
     )
     next_memory = replace(
-        control.memory,
+        next_memory,
         tokens=tuple(revisions.uids[one.name] for one in used if one.name in revisions.uids),
         spec=(view.generation, spec),
         settled=repaired.settled,
@@ -183,7 +182,7 @@ def _reconcile(
     )
     wakes = [now_ns + _RECHECK_NS] if actions else []
     if not spec.suspend:
-        measured_ns = control.memory.measured_ns
+        measured_ns = next_memory.measured_ns
         since_ns = now_ns if measured_ns is None else measured_ns
         interval_end_ns = since_ns + spec.control.interval_seconds * NS_PER_S
         wakes.append(interval_end_ns if interval_end_ns > now_ns else now_ns + _RECHECK_NS)
@@ -225,7 +224,7 @@ def _finish(
         actions += events.of_revisions(stored, update=known.update, current=known.rollout.current)
         actions += events.of_changes(changes)
         silent = () if snapshot.measures is None else snapshot.measures.silent
-        actions += events.of_refusals(snapshot.failures, reported.refusing)
+        actions += events.of_rejections(snapshot.failures, reported.refusing)
         actions += events.of_silence(silent, reported.silent)
     return Decision(
         actions=tuple(actions),
@@ -236,24 +235,15 @@ def _finish(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ControlStep:
-    """Limits and replicas in force from now on, and how they were decided.
+def _control_step(
+    snapshot: Snapshot, view: View, spec: LLMServiceSpec
+) -> tuple[Setpoint, ControlStep | None, Memory]:
+    """Run the control laws if an interval ended.
 
-    Args:
-        decided: limits and replicas.
-        law: result of the control laws; None if no interval ended.
-        attainment: of the last measured interval; None if there was none yet.
-        memory: the next memory.
+    Returns:
+        Limits and replicas in force from now on; the result of the laws, None if no interval ended;
+        and the memory with the attainment.
     """
-
-    decided: Setpoint
-    law: ControlStep | None
-    attainment: AttainmentStatus | None
-    memory: Memory
-
-
-def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _ControlStep:
     memory, now_ns, params = snapshot.memory, snapshot.now_ns, ServiceParams.of(spec)
     measures = None if spec.suspend else snapshot.measures
     last = memory.decided or _stored_decided(view)
@@ -263,8 +253,8 @@ def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _Cont
     memory = replace(memory, created_ns=created_ns, startups_ns=startups_ns)
     law, found = None, None if spec.suspend else memory.attainment
     if measures is not None:
-        # The law compares with the replicas reported last, so that it also reports a change that
-        # follows from new replica bounds in the spec.
+        # The law compares with the last reported replicas, so that it also reports a change that
+        # follows from new bounds in the spec.
         scales = params.mode is ControlMode.AUTO and params.replicas is None
         law = control_step(
             ControlInput(
@@ -286,7 +276,7 @@ def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _Cont
             )
         )
         decided = law.state.setpoint
-        found = attainment(
+        found = judge_attainment(
             measures,
             params.classes,
             now_ns=now_ns,
@@ -294,19 +284,19 @@ def _control_step(snapshot: Snapshot, view: View, spec: LLMServiceSpec) -> _Cont
             before=memory.attainment,
         )
         memory = replace(memory, law=law.state.law, measured_ns=now_ns)
-    reported = events.reported_after(memory.reported, measures, law, snapshot.failures, before)
+    reported = events.update_reported(memory.reported, measures, law, snapshot.failures, before)
     memory = replace(memory, decided=decided, reported=reported, attainment=found)
-    return _ControlStep(decided=decided, law=law, attainment=found, memory=memory)
+    return decided, law, memory
 
 
 def _stored_decided(view: View) -> Setpoint | None:
-    """Return the last decision that the ConfigMap stores."""
+    """Return the decision stored in the ConfigMap."""
     child = view.children.get(("ConfigMap", view.owner.names.config))
     return None if child is None or not child.ours else read_decided(child.body)
 
 
 def _within_spec(last: Setpoint | None, params: ServiceParams) -> Setpoint:
-    """Return the last decision within the spec's bounds; the spec's own values unless Auto."""
+    """Return the last decision within the spec's bounds, or the spec's own values unless Auto."""
     bounds, replicas = Bounds.initial(params), params.initial_replicas
     if last is None:
         return Setpoint(limits_revision=1, bounds=bounds, replicas=replicas)
@@ -323,8 +313,8 @@ def _startups(
 ) -> tuple[tuple[tuple[str, int | None], ...], tuple[int, ...]]:
     """Return `created_ns` and `startups_ns` of the next memory.
 
-    Neither a pod that was ready when first observed is counted, since its start was not observed,
-    nor one that is ready again, since it only failed a few probes.
+    A pod that was ready at its first observation has no start-up time, since its start was not
+    observed. A pod that becomes ready again has no second one, since it only failed some probes.
     """
     known = dict(memory.created_ns)
     startups = list(memory.startups_ns)
@@ -353,19 +343,19 @@ def _missing_tokens(
     failed: Container[tuple[str, str]],
     problems: Iterable[Problem],
 ) -> list[CreateToken]:
-    """Return the Secrets that may be missing; the operator may not read them.
+    """Return creations of the Secrets that may be missing; the operator may not read Secrets.
 
-    A running engine no longer needs its Secret. A deleted one is created again when a pod of its
-    revision starts, and when a pod reports that it is missing.
+    A running engine no longer needs its Secret. A deleted Secret is created again when a pod of its
+    revision starts, or when a pod reports that the Secret is missing.
 
     Args:
         view: the cluster.
-        used: revisions that have or get engines.
-        revisions: of the service.
-        created: uids of the ControllerRevisions whose Secret was created and is deleted with them.
-        starting: revisions with a pod that the last reconciliation did not observe.
+        used: revisions that have or will have engines.
+        revisions: revisions of the service.
+        created: uids of the ControllerRevisions whose Secret was already created.
+        starting: names of revisions with a new pod that starts.
         failed: kind and name of the last reconciliation's failed actions.
-        problems: of the service.
+        problems: problems of the service.
     """
     reported = " ".join(
         one.message for one in problems if one.reason is ProblemReason.CONTAINER_CONFIG
@@ -383,7 +373,7 @@ def _missing_tokens(
 
 
 def _pushes(view: View, wanted: Iterable[LimitsPush]) -> list[Push]:
-    """Address the limits to the pods that have an address."""
+    """Return a push of limits to each pod that has an address."""
     pods = {pod.name: pod for pod in view.engines if not pod.terminating}
     pushes = []
     for one in wanted:

@@ -1,9 +1,9 @@
-"""Compares the rendered objects of a service with the cluster, and applies the differences.
+"""Compares the rendered objects of a service with the cluster, and returns applies of differences.
 
 Only rendered fields are compared. The API server fills in defaults, rewrites quantities and drops
-empty values; other managers may add fields, list entries and annotations beside ours. None of that
-counts as drift, or every reconciliation would write. The one exception is a field that another
-manager adds to a pod template: it replaces the pods, so it is removed.
+empty values. Other managers may add fields, list items and annotations beside ours. None of that is
+drift, or every reconciliation would write. The one exception is a field that another manager adds
+to a pod template: it replaces the pods, so it is removed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from goodput_operator.kube.managed_fields import Conflict, ManagedField
     from goodput_operator.reconcile.snapshot import Child, View
 
-__all__ = ["Repairs", "differs", "repairs"]
+__all__ = ["Repairs", "differs", "find_repairs"]
 
 _DIGEST_CHARACTERS: Final = 16
 _POD_TEMPLATE: Final = (
     ("f:spec", "f:template", "f:spec"),
     ("f:spec", "f:template", "f:metadata", "f:labels"),
 )
-"""Fields of other managers here are removed. Annotations of the template stay, because
-`kubectl rollout restart` sets one to ask for new pods."""
+"""Paths below which fields of other managers are removed. Annotations of the template stay, because
+`kubectl rollout restart` replaces pods by setting one."""
 _IDENTITY: Final = frozenset({"apiVersion", "kind", "name", "namespace", "uid"})
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "claims": ("name",),
@@ -47,9 +47,9 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Lists that the API server merges by these keys, so that other managers may add entries."""
+"""Lists that the API server merges by these keys, so that other managers may add items."""
 _ATOMIC: Final = frozenset({"selector", "labelSelector", "nodeSelector"})
-"""Maps compared as a whole: one label more makes another selector."""
+"""Maps that are compared completely: an additional label makes another selector."""
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests"})
 _QUANTITIES: Final = frozenset({"sizeLimit", "divisor"})
 _SUFFIXES: Final[Mapping[str, Fraction]] = {
@@ -66,11 +66,11 @@ class Repairs:
     """The applies of one reconciliation.
 
     Args:
-        applies: in the order of the rendered objects.
+        applies: applies in the order of the rendered objects.
         missing: number of rendered objects that do not exist.
         foreign: kind and name of existing objects that the service does not control.
-        attempts: for the next memory.
-        settled: for the next memory; None unless all objects match.
+        attempts: `attempts` of the next memory.
+        settled: `settled` of the next memory.
     """
 
     applies: tuple[Apply, ...]
@@ -80,7 +80,7 @@ class Repairs:
     settled: Settled | None
 
 
-def repairs(
+def find_repairs(
     view: View,
     inputs: tuple[object, ...],
     render: Callable[[], Iterable[Mapping[str, Any]]],
@@ -91,10 +91,10 @@ def repairs(
 
     Args:
         view: the cluster.
-        inputs: everything that the objects are rendered from.
-        render: renders the objects; not called if neither the inputs nor the objects changed since
-            all of them matched.
-        memory: of the last reconciliation.
+        inputs: all inputs of the rendering.
+        render: renders the objects. It is not called while neither the inputs nor the objects have
+            changed since all objects matched.
+        memory: memory of the last reconciliation.
         failed: kind and name of the last reconciliation's failed actions, which are repeated.
     """
     settled = memory.settled
@@ -166,8 +166,8 @@ def _overwrites(
     """Return the fields of other managers that an apply of the body changes or removes.
 
     `kubectl scale` writes through the scale subresource, after which the API server reports no
-    conflict for `spec.replicas`. `managedFields` names the manager nevertheless, and may still do
-    so when the value is ours again.
+    conflict for `spec.replicas`. `managedFields` names the manager nevertheless, even after the
+    value was reset.
     """
     changed = [
         field

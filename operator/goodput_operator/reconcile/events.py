@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.control import Change, Knob
 from goodput_core.spec.status import Truth
+from goodput_operator.kube.objects import conditions_by_type
 from goodput_operator.reconcile.actions import Emit
 from goodput_operator.reconcile.attainment import silence_reason
 from goodput_operator.reconcile.snapshot import Reported
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = [
     "of_changes",
     "of_conditions",
-    "of_refusals",
+    "of_rejections",
     "of_revisions",
     "of_silence",
-    "reported_after",
+    "update_reported",
 ]
 
 _HEALTHY: Final[Mapping[str, tuple[Truth, str]]] = {
@@ -52,9 +53,9 @@ def of_conditions(conditions: Sequence[Condition], stored: Mapping[str, Any]) ->
 
     Args:
         conditions: current conditions.
-        stored: the status before.
+        stored: the stored status.
     """
-    known = {one["type"]: one for one in stored.get("conditions") or ()}
+    known = conditions_by_type(stored)
     for one in conditions:
         if one.type not in _HEALTHY or one.status is Truth.UNKNOWN:
             continue
@@ -63,7 +64,7 @@ def of_conditions(conditions: Sequence[Condition], stored: Mapping[str, Any]) ->
         was = before.get("status")
         changed = was != one.status.value
         if one.status is healthy:
-            # A new service becomes ready, but has recovered from nothing.
+            # A new service becomes ready, but does not recover from a problem.
             if changed and (one.type == READY or was not in {None, Truth.UNKNOWN.value}):
                 yield Emit(warning=False, reason=recovery, message=one.message or recovery)
         elif one.type == READY:
@@ -78,7 +79,7 @@ def of_revisions(stored: Mapping[str, Any], *, update: str, current: str | None)
     """Yield an Event when a rollout starts or ends.
 
     Args:
-        stored: the status before.
+        stored: the stored status.
         update: revision of the current spec.
         current: the serving revision.
     """
@@ -101,7 +102,7 @@ def of_silence(silent: Iterable[Silence], reported: Collection[tuple[str, str]])
 
     Args:
         silent: the pods without measurements.
-        reported: pod and reason of those that an Event has named.
+        reported: pod and reason of the pods that an Event has named.
     """
     new: dict[tuple[str, str], list[Silence]] = defaultdict(list)
     for one in silent:
@@ -113,13 +114,13 @@ def of_silence(silent: Iterable[Silence], reported: Collection[tuple[str, str]])
         yield Emit(warning=True, reason=reason, message=message + _and_more(pods[1:]))
 
 
-def of_refusals(
+def of_rejections(
     failures: Mapping[tuple[str, str], str], reported: Collection[str]
 ) -> Iterator[Emit]:
-    """Yield one Event for all engines that newly refuse their limits.
+    """Yield one Event for all engines that newly rejected their limits.
 
     Args:
-        failures: of the last reconciliation.
+        failures: failures of the last reconciliation.
         reported: pods that an Event has named.
     """
     new = [key for key in sorted(failures) if key[0] == "Pod" and key[1] not in reported]
@@ -128,21 +129,22 @@ def of_refusals(
         yield Emit(warning=True, reason="LimitsNotTaken", message=message + _and_more(new[1:]))
 
 
-def reported_after(
+def update_reported(
     reported: Reported,
     measures: Measures | None,
     law: ControlStep | None,
     failures: Mapping[tuple[str, str], str],
     decided: Setpoint,
 ) -> Reported:
-    """Return the states that remain reported after a reconciliation.
+    """Return the states that are reported after a reconciliation.
 
     Args:
-        reported: before it.
-        measures: of the ended interval; None if none ended, which keeps the silent pods.
-        law: result of the control laws; it pushes again to engines without their limits.
-        failures: of the last reconciliation.
-        decided: limits and replicas before it, as reported.
+        reported: states reported before it.
+        measures: measurements of the ended interval; None if none ended.
+        law: result of the control laws, which push again to engines without their limits; None if
+            no interval ended.
+        failures: failures of the last reconciliation.
+        decided: limits and replicas before the reconciliation, as reported.
     """
     refusing = {name for kind, name in failures if kind == "Pod"}
     kept = reported.refusing

@@ -78,13 +78,13 @@ class OperatorMetrics:
             registry=self._registry,
         )
 
-    def call(self, verb: str, kind: str, status: int) -> None:
+    def count_call(self, verb: str, kind: str, status: int) -> None:
         """Count a call to the API server."""
         self._calls.labels(verb, kind, status).inc()
 
     @contextmanager
-    def reconciliation(self) -> Iterator[None]:
-        """Time a reconciliation."""
+    def time_reconciliation(self) -> Iterator[None]:
+        """Measure the duration and the outcome of a reconciliation."""
         started = time.perf_counter()
         outcome = "error"
         try:
@@ -94,7 +94,7 @@ class OperatorMetrics:
             self._reconciliations.labels(outcome).inc()
             self._seconds.observe(time.perf_counter() - started)
 
-    def status(self, key: Key, status: Mapping[str, Any]) -> None:
+    def set_status(self, key: Key, status: Mapping[str, Any]) -> None:
         """Set the gauges of a service from its status."""
         for field, gauge in self._status_gauges.items():
             if field in status:
@@ -102,8 +102,8 @@ class OperatorMetrics:
             else:
                 gauge.remove(*key)
 
-    def decided(self, key: Key, changes: Iterable[Change]) -> None:
-        """Count the changes that the control laws applied or recommended."""
+    def count_decisions(self, key: Key, changes: Iterable[Change]) -> None:
+        """Count the changes that the control laws apply or recommend."""
         for one in changes:
             applied = "true" if one.applied else "false"
             self._decisions.labels(*key, one.knob.value, one.reason, applied).inc()
@@ -114,8 +114,8 @@ class OperatorMetrics:
             gauge.remove(*key)
         self._decisions.remove_by_labels(dict(zip(_SERVICE_LABELS, key, strict=True)))
 
-    def text(self, *, leading: bool, waiting: int) -> bytes:
-        """Return the exposition in Prometheus' text format."""
+    def expose(self, *, leading: bool, waiting: int) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         self._leader.set(leading)
         self._waiting.set(waiting)
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The observation of one reconciliation: from the cache and the pods to a frozen snapshot."""
+"""Takes the snapshot of one reconciliation from the cache, the API server and the pods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import trim
-from goodput_operator.kube.client import Refusal
+from goodput_operator.kube.client import FailedCall
 from goodput_operator.kube.objects import KINDS, Object, controlled_by
 from goodput_operator.reconcile.snapshot import Memory, Snapshot
 
@@ -27,15 +27,15 @@ __all__ = ["Measure", "Observer", "ServiceRecord"]
 class ServiceRecord:
     """State of one service in this process, changed only by its reconciliations.
 
-    A restarted operator begins with an empty one; nothing in it must survive.
+    A restarted operator begins with an empty record.
 
     Args:
-        uid: of the LLMService; a later service of the same name gets a new record.
-        memory: of the decisions.
-        failures: messages of the last reconciliation's refused actions by kind and name.
-        delayed: the same for temporary failures.
+        uid: uid of the LLMService; a later service of the same name gets a new record.
+        memory: memory of the last decision.
+        failures: messages of the last reconciliation's rejected actions by kind and name.
+        delayed: messages of the last reconciliation's temporarily failed actions.
         foreign: objects with our names and another controller, as last read.
-        written: the service as our last status write returned it.
+        written: the service as our last status write returned it; None once the cache has it.
     """
 
     uid: str
@@ -52,7 +52,7 @@ class Measure(Protocol):
     async def measure(
         self, service: Object, pods: Sequence[Object], now_ns: int
     ) -> Measures | None:
-        """Return the control interval that just ended; None if none ended."""
+        """Return the measurements of the control interval that just ended; None if none ended."""
         ...
 
     def forget(self, uid: str) -> None:
@@ -64,10 +64,10 @@ class Observer:
     """Takes snapshots.
 
     Args:
-        cache: watched objects.
-        client: for objects that are not watched.
-        measure: for measurements.
-        clock: monotonic and calendar time.
+        cache: cache of the watched objects.
+        client: client of the API server, for objects that are not watched.
+        measure: collector of measurements.
+        clock: source of monotonic and calendar time.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Observer:
         """Return the current state of a service and its objects.
 
         Args:
-            key: of the service.
+            key: key of the service.
             service: the cached LLMService.
-            record: of the service; deleted foreign objects are removed from it.
+            record: record of the service; deleted foreign objects are removed from it.
         """
         children = self._cache.children(key)
         pods = self._cache.pods(key)
@@ -108,7 +108,7 @@ class Observer:
         """Read the known foreign objects again, because they are not watched."""
         for kind, name in list(record.foreign):
             response = await self._client.read(KINDS[kind], key[0], name)
-            if isinstance(response, Refusal):
+            if isinstance(response, FailedCall):
                 if response.not_found:
                     del record.foreign[kind, name]
             elif controlled_by(response, record.uid):

@@ -1,8 +1,8 @@
-"""Problems that keep a service from its spec, in the words of the component that reported them."""
+"""Problems that keep a service from its spec, with the message of the reporting component."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,9 +28,9 @@ class ProblemReason(StrEnum):
     NAME_CONFLICT = "NameConflict"
     """An object with a name that the service needs has another controller."""
     QUOTA_EXCEEDED = "QuotaExceeded"
-    """A quota denies an object or a pod."""
+    """A quota does not allow an object or a pod."""
     REFUSED = "Refused"
-    """The API server refused an object, or a pod of a Deployment."""
+    """The API server or an admission webhook rejected an object, or a pod of a Deployment."""
     IMAGE_PULL_FAILED = "ImagePullFailed"
     """A pod cannot pull its image."""
     CONTAINER_CONFIG = "ContainerConfig"
@@ -64,9 +64,9 @@ class Problem:
     """One problem.
 
     Args:
-        reason: its kind.
+        reason: kind of the problem.
         message: the affected object and the reported message.
-        limits_scaling: True if it keeps pods from being created or scheduled.
+        limits_scaling: True if the problem keeps pods from being created or scheduled.
     """
 
     reason: ProblemReason
@@ -80,7 +80,7 @@ class Problem:
 
 
 def name_conflict(foreign: Iterable[tuple[str, str]]) -> list[Problem]:
-    """Return one problem for all objects that the service does not control, or none."""
+    """Return one problem that names all objects in conflict, or no problem if there are none."""
     names = [f"{kind} {name}" for kind, name in foreign]
     if not names:
         return []
@@ -95,47 +95,46 @@ def problems_of(
 
     Args:
         view: the cluster.
-        failures: messages of refused actions by kind and name.
-        delayed: messages of actions that failed temporarily.
+        failures: messages of rejected actions by kind and name.
+        delayed: messages of temporarily failed actions by kind and name.
     """
-    found = [*_refused_actions(failures), *_delayed_actions(delayed), *_of_workloads(view)]
+    found = [*_action_problems(failures, delayed), *_workload_problems(view)]
     for pod in (*view.engines, *view.routers):
-        found += _of_pod(pod)
+        found += _pod_problems(pod)
     return sorted(found, key=lambda problem: _SEVERITY[problem.reason])
 
 
-def _refused_actions(failures: Mapping[tuple[str, str], str]) -> Iterator[Problem]:
+def _action_problems(
+    failures: Mapping[tuple[str, str], str], delayed: Mapping[tuple[str, str], str]
+) -> Iterator[Problem]:
     for (kind, name), message in sorted(failures.items()):
         if kind not in {"Pod", "Event"}:
-            yield _refused(f"{kind} {name}", message)
-
-
-def _delayed_actions(delayed: Mapping[tuple[str, str], str]) -> Iterator[Problem]:
+            yield _rejection(f"{kind} {name}", message)
     for (kind, name), message in sorted(delayed.items()):
         # A delayed status would be reported by a status write that succeeds.
         if kind not in {"Event", KIND_LLMSERVICE}:
             yield _problem(ProblemReason.RETRYING, f"{kind} {name}: {message}")
 
 
-def _of_workloads(view: View) -> Iterator[Problem]:
+def _workload_problems(view: View) -> Iterator[Problem]:
     for workload in (*view.workloads(ROLE_ENGINE), *view.workloads(ROLE_ROUTER)):
         failure = workload.conditions.get("ReplicaFailure", {})
         if failure.get("status") == "True":
-            problem = _refused(f"pods of {workload.name}", failure.get("message", ""))
-            yield replace(problem, limits_scaling=True)
+            name, message = f"pods of {workload.name}", failure.get("message", "")
+            yield _rejection(name, message, limits_scaling=True)
         progress = workload.conditions.get("Progressing", {})
         if progress.get("reason") == "ProgressDeadlineExceeded" and workload.wanted:
             yield _problem(ProblemReason.PROGRESS_DEADLINE_EXCEEDED, progress.get("message", ""))
 
 
-def _of_pod(pod: PodView) -> Iterator[Problem]:
+def _pod_problems(pod: PodView) -> Iterator[Problem]:
     if pod.terminating:
         return
     status = pod.body.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             message = f"pod {pod.name}: {condition.get('message', '')}"
-            yield replace(_problem(ProblemReason.UNSCHEDULABLE, message), limits_scaling=True)
+            yield _problem(ProblemReason.UNSCHEDULABLE, message, limits_scaling=True)
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = _WAITING.get(waiting.get("reason", ""))
@@ -143,11 +142,11 @@ def _of_pod(pod: PodView) -> Iterator[Problem]:
             continue
         message = waiting.get("message", "")
         if reason is ProblemReason.CRASH_LOOPING:
-            message = _last_exit(container) or message
+            message = _describe_exit(container) or message
         yield _problem(reason, f"pod {pod.name}: {message}")
 
 
-def _last_exit(container: Mapping[str, Any]) -> str:
+def _describe_exit(container: Mapping[str, Any]) -> str:
     ended = (container.get("lastState") or {}).get("terminated") or {}
     if not ended:
         return ""
@@ -158,12 +157,12 @@ def _last_exit(container: Mapping[str, Any]) -> str:
     return f"the {container['name']} {how}{f': {lines[-1]}' if lines else ''}"
 
 
-def _refused(name: str, message: str) -> Problem:
+def _rejection(name: str, message: str, *, limits_scaling: bool = False) -> Problem:
     quota = "exceeded quota" in message
-    return _problem(
-        ProblemReason.QUOTA_EXCEEDED if quota else ProblemReason.REFUSED, f"{name}: {message}"
-    )
+    reason = ProblemReason.QUOTA_EXCEEDED if quota else ProblemReason.REFUSED
+    return _problem(reason, f"{name}: {message}", limits_scaling=limits_scaling)
 
 
-def _problem(reason: ProblemReason, message: str) -> Problem:
-    return Problem(reason=reason, message=" ".join(message.split())[:_MAX_MESSAGE])
+def _problem(reason: ProblemReason, message: str, *, limits_scaling: bool = False) -> Problem:
+    text = " ".join(message.split())[:_MAX_MESSAGE]
+    return Problem(reason=reason, message=text, limits_scaling=limits_scaling)

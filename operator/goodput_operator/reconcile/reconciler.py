@@ -1,4 +1,4 @@
-"""The reconciliation of one service: observe, decide, apply, and keep the memory for the next."""
+"""The reconciliation of one service: observe, decide, apply, and keep the state for the next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["EVENT_DECISION", "Reconciler"]
 
 EVENT_DECISION: Final = "decision"
-"""Log event of each change that the control laws applied or recommended, with its inputs."""
+"""Log event of each change that the control laws apply or recommend, with its inputs."""
 _log = logging.getLogger(__name__)
 
 
@@ -30,11 +30,11 @@ class Reconciler:
     """Reconciles services, and owns their records.
 
     Args:
-        cache: watched objects.
+        cache: cache of the watched objects.
         observer: takes the snapshot.
-        decide: the decision function.
+        decide: decides one reconciliation.
         applier: carries out the actions.
-        measure: is notified of deleted services.
+        measure: collector of measurements, which is notified of deleted services.
         metrics: counts reconciliations and decisions.
     """
 
@@ -57,7 +57,7 @@ class Reconciler:
         self._records: dict[Key, ServiceRecord] = {}
 
     async def reconcile(self, key: Key) -> Result:
-        """Reconcile one service; never called twice at once for the same key.
+        """Reconcile one service; calls for the same key must not overlap.
 
         Raises:
             LeaseLostError: the Lease is no longer held.
@@ -73,7 +73,7 @@ class Reconciler:
             return Result(deleted=True)
         if record is None:
             record = self._records[key] = ServiceRecord(uid=service["metadata"]["uid"])
-        with self._metrics.reconciliation():
+        with self._metrics.time_reconciliation():
             self._log_phase(key, "observe")
             snapshot = await self._observer.observe(key, service, record)
             self._log_phase(key, "decide")
@@ -86,11 +86,11 @@ class Reconciler:
             outcome = await self._applier.carry_out(snapshot, decision.actions, record)
             self._log_phase(key, "done")
         stored = record.written or snapshot.service
-        self._metrics.status(key, stored.get("status") or {})
-        self._metrics.decided(key, decision.changes)
+        self._metrics.set_status(key, stored.get("status") or {})
+        self._metrics.count_decisions(key, decision.changes)
         self._log_decisions(key, decision)
         for event, messages, before in (
-            ("refused", outcome.failures, record.failures),
+            ("rejected", outcome.failures, record.failures),
             ("delayed", outcome.delayed, record.delayed),
         ):
             for (kind, name), text in messages.items():

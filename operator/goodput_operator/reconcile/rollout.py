@@ -1,8 +1,9 @@
-"""The revisions of a service, and how its engines are distributed over them during a rollout.
+"""The revisions of a service, and the distribution of its engines over them during a rollout.
 
-A rollout surges in steps: the new revision grows by a small surplus, and the old one shrinks by as
-many engines as the new one serves with. The number of serving engines never falls below the
-replicas of the service, and the stable revision replaces engines that the new one loses.
+A rollout surges in steps. The new revision grows beyond the service's replicas by a quarter at
+most, and the old one shrinks by the number of serving engines of the new one. The number of serving
+engines never falls below the replicas of the service. If the new revision loses engines, the stable
+one replaces them.
 """
 
 from __future__ import annotations
@@ -34,20 +35,19 @@ if TYPE_CHECKING:
     from goodput_operator.render.pods import Installation
 
 __all__ = [
-    "RevisionReplicas",
     "Revisions",
     "Rollout",
+    "delete_outdated_revisions",
     "desired_objects",
     "distribute",
-    "outdated_revisions",
     "revisions_of",
     "rollout_of",
 ]
 
 _UNUSED_REVISIONS: Final = 5
-"""Unused revisions that are kept, so that a rollback finds its own template."""
+"""Number of unused revisions that are kept, so that a rollback finds its own template."""
 _SURGE: Final = 4
-"""One engine in this many may exist beyond the service's replicas, and at least one."""
+"""One engine per this many replicas, and at least one, may exist beyond the service's replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -
 
     Args:
         view: the cluster.
-        spec: of the service.
-        installation: settings that a new revision is rendered with.
+        spec: spec of the service.
+        installation: settings that new revisions are rendered with.
     """
     children = view.ours("ControllerRevision")
     stored = _stored_revisions(view, ROLE_ENGINE)
@@ -94,19 +94,21 @@ def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -
     )
 
 
-def outdated_revisions(view: View, revisions: Revisions, used: Iterable[str]) -> list[Delete]:
-    """Return deletions of the unused revisions except the latest few.
+def delete_outdated_revisions(
+    view: View, revisions: Revisions, used: Iterable[str]
+) -> list[Delete]:
+    """Return deletions of the unused revisions except the latest ones.
 
     Args:
         view: the cluster.
-        revisions: of the service.
-        used: names of revisions with engines or routers.
+        revisions: revisions of the service.
+        used: names of revisions with engines.
     """
-    spared = {*used, revisions.update.name, revisions.routers.name}
+    kept = {*used, revisions.update.name, revisions.routers.name}
     deletions = []
     for role in (ROLE_ENGINE, ROLE_ROUTER):
         stored = _stored_revisions(view, role).values()
-        unused = [one for one in stored if one.name not in spared]
+        unused = [one for one in stored if one.name not in kept]
         unused.sort(key=lambda one: one.number, reverse=True)
         deletions += [
             Delete(kind="ControllerRevision", name=one.name, uid=revisions.uids[one.name])
@@ -120,43 +122,24 @@ def _stored_revisions(view: View, role: str) -> dict[str, Revision]:
     return {one.name: one for one in read if one is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RevisionReplicas:
-    """Engines of one revision.
-
-    Args:
-        revision: its name.
-        wanted: `spec.replicas` of its Deployment.
-        pods: existing pods.
-        available: serving pods.
-    """
-
-    revision: str
-    wanted: int
-    pods: int
-    available: int
-
-
 def distribute(
-    replicas: int, *, update: str, stable: str | None, current: Sequence[RevisionReplicas]
+    replicas: int, *, update: str, stable: str | None, current: Sequence[Workload]
 ) -> Mapping[str, int]:
-    """Return the number of engines that each revision is to have now.
+    """Return the number of engines that each revision should have now.
 
     Args:
-        replicas: of the service.
+        replicas: replicas of the service.
         update: the revision of the current spec.
         stable: the revision that served before; None if there is none.
-        current: all revisions with a Deployment, the latest first.
+        current: the engines' Deployments.
     """
-    new = next(
-        (one for one in current if one.revision == update),
-        RevisionReplicas(revision=update, wanted=0, pods=0, available=0),
-    )
+    new = next((one for one in current if one.revision == update), None)
     others = [one for one in current if one.revision != update]
     # Pods beyond `wanted` are about to terminate, so they do not count as serving.
-    missing = max(0, replicas - min(new.available, new.wanted))
+    serving = 0 if new is None else min(new.available, new.wanted)
+    missing = max(0, replicas - serving)
     kept = dict.fromkeys((one.revision for one in others), 0)
-    # Keep serving engines first, those of the stable revision before others.
+    # Keep serving engines, first those of the stable revision.
     for one in sorted(others, key=lambda one: one.revision != stable):
         kept[one.revision] = min(missing, one.wanted, one.available)
         missing -= kept[one.revision]
@@ -164,7 +147,8 @@ def distribute(
         kept[stable] += missing
     existing = sum(max(one.pods, kept[one.revision]) for one in others)
     limit = replicas + max(1, -(-replicas // _SURGE)) if existing else replicas
-    return {update: min(replicas, max(new.wanted, limit - existing)), **kept}
+    wanted = 0 if new is None else new.wanted
+    return {update: min(replicas, max(wanted, limit - existing)), **kept}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +156,11 @@ class Rollout:
     """Distribution of the engines over the revisions.
 
     Args:
-        replicas: of the service.
-        counts: by revision, the update revision included.
-        current: the serving revision; None before the first serves.
+        replicas: replicas of the service.
+        counts: number of engines by revision, the update revision included.
+        current: the serving revision; None before the first revision serves.
         finished: True if the update revision alone serves all replicas.
-        obsolete: Deployments of other revisions to delete.
+        obsolete: Deployments of other revisions, which are deleted.
     """
 
     replicas: int
@@ -194,16 +178,12 @@ def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
 
     Args:
         view: the cluster.
-        revisions: of the service.
-        replicas: of the service.
+        revisions: revisions of the service.
+        replicas: replicas of the service.
     """
     update = revisions.update.name
     workloads = {one.revision: one for one in view.workloads(ROLE_ENGINE)}
-    existing = [
-        RevisionReplicas(revision=name, wanted=one.wanted, pods=one.pods, available=one.available)
-        for name, one in workloads.items()
-        if name in revisions.engines
-    ]
+    existing = [one for one in workloads.values() if one.revision in revisions.engines]
     stable = view.status.get("currentRevision")
     if stable not in workloads:
         serving = [one for one in existing if one.revision != update and one.available]
@@ -229,9 +209,9 @@ def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
 def desired_objects(
     view: View, spec: LLMServiceSpec, revisions: Revisions, rollout: Rollout, decided: Setpoint
 ) -> list[dict[str, Any]]:
-    """Render all objects of the service in the order of creation: what pods need comes first.
+    """Render all objects of the service in the order of creation, first those that pods need.
 
-    The Deployment of an engine revision follows once its ControllerRevision is stored.
+    The Deployment of an engine revision is rendered once its ControllerRevision is stored.
     """
     used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
     obsolete = {one.revision for one in rollout.obsolete}

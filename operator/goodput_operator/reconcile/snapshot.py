@@ -1,8 +1,8 @@
-"""The input of a decision: one service's state in the cluster, frozen at one instant.
+"""The input of a decision: the state of one service in the cluster at one time.
 
-`observe` fills a `Snapshot`, and `decide` reads nothing else. Objects of the cluster are the
-dictionaries that the API server sent, and are never changed. Only this module knows how the API
-server writes Deployments; `problems` also reads why pods wait.
+`observe` takes a `Snapshot`, and `decide` reads nothing else. Objects of the cluster are the
+dictionaries that the API server sent, and are never changed. Only this module reads the fields of
+Deployments; `problems` also reads why pods wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from goodput_operator.kube.managed_fields import ManagedField, fields_of_others
 from goodput_operator.kube.objects import (
     MANAGER,
     Object,
-    conditions_of,
+    conditions_by_type,
     controlled_by,
     has_ended,
     is_ready,
@@ -51,12 +51,12 @@ __all__ = [
 class ApplyAttempt:
     """An apply to an existing object, and the object's version before it.
 
-    If the same apply is due again at the same version, the API server accepted it without a
-    change. The remaining difference cannot be repaired, and the apply is not repeated.
+    If the same apply is due again at the same version, the API server accepted it without changing
+    the object. The difference cannot be repaired then, and the apply is not repeated.
 
     Args:
-        kind, name: of the object.
-        digest: of the applied body.
+        kind, name: kind and name of the object.
+        digest: digest of the applied body.
         version: the object's resourceVersion before the apply.
     """
 
@@ -68,10 +68,10 @@ class ApplyAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A reconciliation that found nothing to apply; nothing is rendered until an input changes.
+    """A state with nothing to apply; the objects are not rendered again until it changes.
 
     Args:
-        inputs: everything that the objects are rendered from.
+        inputs: all inputs of the rendering.
         versions: kind, name and resourceVersion of each object.
     """
 
@@ -81,13 +81,13 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """States that an Event has reported; emitted again only after the state changed.
+    """States that an Event has reported; reported again only after the state changed.
 
     Args:
         silent: pod and reason of each ready pod without measurements.
-        refusing: pods that refuse their limits.
-        decided: limits and replicas after the last measured interval; None before the first.
-            Between two intervals they may follow the spec, which the next interval reports.
+        refusing: pods that rejected their limits.
+        decided: limits and replicas after the last measured interval; None before the first. A
+            change of the spec between two intervals is reported after the second.
     """
 
     silent: frozenset[tuple[str, str]] = frozenset()
@@ -99,22 +99,24 @@ class Reported:
 class Memory:
     """State kept from one reconciliation of a service to the next.
 
-    A restarted operator begins with an empty one: everything that must survive is stored in the
+    A restarted operator begins with an empty memory. State that must survive is stored in the
     service's status and ConfigMap.
 
     Args:
         law: state of the control laws.
         decided: limits and replicas in force; None selects those of the ConfigMap.
-        created_ns: first observation of each engine pod by uid; None once it was ready.
-        startups_ns: time from first observation to ready of the latest pods.
+        created_ns: time of the first observation of each engine pod by uid; None once the pod was
+            ready.
+        startups_ns: times from the first observation to readiness, of the latest pods.
         measured_ns: end of the last measured interval; None before the first.
-        attainment: of the last measured interval; None before the first, and while suspended.
+        attainment: attainment after the last measured interval; None before the first, and while
+            suspended.
         tokens: uids of the ControllerRevisions whose Secret was created.
         reported: states that an Event has reported.
-        spec: generation and validated spec; None if it was not validated or is invalid.
-        settled: None if the last reconciliation applied an object.
-        attempts: applies of the last reconciliation to existing objects.
-        status_written_ns: last write of the status; None before this operator's first.
+        spec: generation and validated spec; None if the spec was not validated or is invalid.
+        settled: state with nothing to apply; None if an object was to be applied.
+        attempts: applies to existing objects that the last reconciliation decided.
+        status_written_ns: time of the last write of the status; None before this operator's first.
     """
 
     law: ServiceState = field(default_factory=ServiceState)
@@ -140,15 +142,14 @@ class Snapshot:
         unix_s: seconds since 1970, for timestamps in conditions.
         service: the stored LLMService.
         objects: objects of the namespace that carry the service's label or one of its names,
-            controlled by the service or not. Without Secrets, which may only be created.
-        pods: of the service's engines and routers.
-        measures: of the control interval that just ended, in every control mode; None if none
-            ended or the service is suspended.
-        memory: of the last reconciliation.
-        failures: messages of refused actions of the last reconciliation by kind and name, such as
-            from a quota or an admission webhook. ("Secret", name) after a `CreateToken`,
-            ("Pod", name) after a `Push`.
-        delayed: the same for failures that may pass without a change of the cluster.
+            controlled by the service or not. Without Secrets, which the operator may not read.
+        pods: pods of the service's engines and routers.
+        measures: measurements of the control interval that just ended, in every control mode; None
+            if none ended or the service is suspended.
+        memory: memory of the last reconciliation.
+        failures: messages of the last reconciliation's rejected actions by kind and name: "Secret"
+            for a `CreateToken`, "Pod" for a `Push`.
+        delayed: messages of the last reconciliation's temporarily failed actions.
     """
 
     now_ns: int
@@ -191,7 +192,7 @@ class Child:
 
     @cached_property
     def foreign_fields(self) -> tuple[ManagedField, ...]:
-        """Fields that other managers own, those of the status excluded."""
+        """Fields that other managers own, except fields of the status."""
         return fields_of_others(self.body, MANAGER)
 
 
@@ -200,14 +201,14 @@ class Workload:
     """State of a Deployment.
 
     Args:
-        name, uid: of the Deployment.
+        name, uid: name and uid of the Deployment.
         revision: its engine revision; empty for routers.
         wanted: its `spec.replicas`.
-        pods: existing pods, terminating ones excluded.
-        ready: ready pods.
-        available: pods that have been ready for `minReadySeconds`.
+        pods: number of pods, except terminating ones.
+        ready: number of ready pods.
+        available: number of pods that have been ready for `minReadySeconds`.
         current: True if its controller has observed the spec and all pods have the template.
-        conditions: by type.
+        conditions: its conditions by type.
     """
 
     name: str
@@ -227,7 +228,7 @@ class PodView:
 
     Args:
         body: the object.
-        role, revision: its labels.
+        role, revision: role and revision from its labels.
         ready: True if its condition `Ready` is True.
         terminating: True if it is being deleted.
     """
@@ -262,11 +263,11 @@ class View:
 
     Args:
         owner: the service.
-        generation: of its spec.
-        status: as stored.
-        children: by kind and name.
-        engines: pods of engines, ended ones excluded.
-        routers: pods of routers, ended ones excluded.
+        generation: generation of its spec.
+        status: its stored status.
+        children: objects with the service's label or one of its names, by kind and name.
+        engines: pods of engines, except ended ones.
+        routers: pods of routers, except ended ones.
     """
 
     owner: Owner
@@ -277,7 +278,7 @@ class View:
     routers: tuple[PodView, ...]
 
     def ours(self, kind: str) -> list[Child]:
-        """Return our objects of a kind that are not being deleted."""
+        """Return the objects of a kind that the service controls and that are not being deleted."""
         return [
             child
             for (one, _), child in self.children.items()
@@ -285,7 +286,7 @@ class View:
         ]
 
     def workloads(self, role: str) -> list[Workload]:
-        """Return our Deployments of a role."""
+        """Return the service's Deployments of a role."""
         return [
             _workload(child.body)
             for child in self.ours("Deployment")
@@ -334,7 +335,7 @@ def _workload(body: Object) -> Workload:
         ready=status.get("readyReplicas", 0),
         available=status.get("availableReplicas", 0),
         current=observed and pods == wanted == status.get("updatedReplicas", 0),
-        conditions=conditions_of(body),
+        conditions=conditions_by_type(status),
     )
 
 

@@ -1,4 +1,4 @@
-"""The conditions and the status of a service, and when the status is worth writing.
+"""The conditions and the status of a service, and the time at which the status is written.
 
 `Ready`, `Reconciling` and `Stalled` have the meaning of kstatus: a service that matches its spec is
 ready, not reconciling and not stalled.
@@ -21,6 +21,7 @@ from goodput_core.spec.status import (
     Truth,
 )
 from goodput_core.units import NS_PER_S
+from goodput_operator.kube.objects import conditions_by_type
 from goodput_operator.reconcile.attainment import AttainmentStatus
 from goodput_operator.reconcile.problems import Problem, ProblemReason
 from goodput_operator.reconcile.rollout import Rollout
@@ -38,7 +39,7 @@ __all__ = [
     "Condition",
     "StatusInput",
     "conditions_of",
-    "refused_conditions",
+    "rejected_conditions",
     "status_of",
     "write_due_ns",
 ]
@@ -46,13 +47,13 @@ __all__ = [
 READY: Final = "Ready"
 """True if clients can reach the service: a router and an engine are ready."""
 RECONCILING: Final = "Reconciling"
-"""True while the cluster does not match the spec or the control law yet."""
+"""True while the cluster does not yet match the spec or the decision of the control laws."""
 STALLED: Final = "Stalled"
 """True if a problem remains until a person or another system acts."""
 SLO_ATTAINED: Final = "SLOAttained"
-"""True if every class with an objective attained it in the last minutes."""
+"""True if the lower bound of every class reaches its objective in the last minutes."""
 SCALING_LIMITED: Final = "ScalingLimited"
-"""True if the service needs more replicas than it may have or the cluster can run."""
+"""True if the service needs more replicas than `maxReplicas` or than the cluster can run."""
 SUSPENDED: Final = "Suspended"
 """Reason of conditions that follow from `spec.suspend`."""
 
@@ -68,9 +69,9 @@ class Condition:
     """One condition without its times.
 
     Args:
-        type: such as `Ready`.
+        type: type of the condition, such as `Ready`.
         status: True, False or Unknown.
-        reason: CamelCase.
+        reason: reason in CamelCase.
         message: one sentence, never empty.
     """
 
@@ -82,19 +83,19 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusInput:
-    """Results of a reconciliation that the status shows; only for a valid spec.
+    """Results of a reconciliation with a valid spec that the status shows.
 
     Args:
         suspended: `spec.suspend`.
-        routers: wanted routers.
+        routers: number of routers in the spec.
         update: revision of the current spec.
         rollout: distribution of the engines.
         decided: limits and replicas in force.
-        problems: the most severe first.
+        problems: problems of the service, the most severe first.
         foreign: kind and name of objects with our names and another controller.
         missing: number of objects that do not exist yet.
-        attainment: of the last measured interval; None if there was none since the operator's
-            start.
+        attainment: attainment after the last measured interval; None before the first since the
+            operator's start.
         law: result of the control laws; None if no interval ended in this reconciliation.
     """
 
@@ -121,22 +122,15 @@ def conditions_of(view: View, known: StatusInput) -> list[Condition]:
     ]
 
 
-def refused_conditions(view: View, problem: Problem) -> list[Condition]:
-    """Return the conditions of a service with a refused spec; its pods stay as they are."""
+def rejected_conditions(view: View, problem: Problem) -> list[Condition]:
+    """Return the conditions of a service with an invalid spec; its pods stay unchanged."""
+    message = "the spec is rejected; existing pods stay unchanged"
+    stored = (_stored(view, kind) for kind in (SLO_ATTAINED, SCALING_LIMITED))
     return [
         _serving(view),
-        Condition(
-            type=RECONCILING,
-            status=Truth.FALSE,
-            reason="Stalled",
-            message="the spec is refused; existing pods stay unchanged",
-        ),
+        _false(RECONCILING, "Stalled", message),
         _stalled([problem]),
-        *(
-            condition
-            for kind in (SLO_ATTAINED, SCALING_LIMITED)
-            if (condition := _stored(view, kind)) is not None
-        ),
+        *(condition for condition in stored if condition is not None),
     ]
 
 
@@ -148,7 +142,7 @@ def status_of(
     Args:
         view: the cluster.
         conditions: current conditions.
-        known: None if the spec is refused.
+        known: results of the reconciliation; None if the spec is invalid.
         at: the current time.
     """
     stored = view.status
@@ -159,7 +153,7 @@ def status_of(
             ready_replicas=sum(one.ready for one in view.workloads(ROLE_ENGINE)),
             selector=",".join(f"{k}={v}" for k, v in view.owner.selector(ROLE_ENGINE).items()),
             conditions=_timestamped(
-                conditions, stored.get("conditions") or (), generation=view.generation, at=at
+                conditions, conditions_by_type(stored), generation=view.generation, at=at
             ),
         )
     )
@@ -180,9 +174,9 @@ def status_of(
         status |= encode(LLMServiceStatus(classes=attainment.classes, goodput=attainment.goodput))
     elif not known.suspended:
         # A restarted operator keeps the stored figures until its first measurement.
-        status |= _kept(stored, "classes", "goodput")
+        status |= _pick(stored, "classes", "goodput")
     if law is None and not known.suspended:
-        status |= _kept(stored, "recommendedReplicas")
+        status |= _pick(stored, "recommendedReplicas")
     ring = [*_decisions(known, at), *(stored.get("decisions") or ())][:_DECISIONS]
     if ring:
         status["decisions"] = ring
@@ -197,7 +191,7 @@ def write_due_ns(
     written_ns: int | None,
     now_ns: int,
 ) -> int | None:
-    """Return when to write a status; None if it equals the stored one.
+    """Return the time at which to write a status; None if it equals the stored one.
 
     A change of volatile fields alone is written at most once a minute.
 
@@ -215,7 +209,7 @@ def write_due_ns(
 
 
 def _without_volatile(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status without counts, those in messages included."""
+    """Return the status without counts and without messages, which contain counts."""
     kept = {key: value for key, value in status.items() if key not in _VOLATILE}
     summary = status.get("summary") or {}
     kept["summary"] = {k: v for k, v in summary.items() if k not in _VOLATILE_SUMMARY}
@@ -228,16 +222,15 @@ def _without_volatile(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _timestamped(
     conditions: Sequence[Condition],
-    stored: Sequence[Mapping[str, Any]],
+    stored: Mapping[str, Mapping[str, Any]],
     *,
     generation: int,
     at: str,
 ) -> tuple[ConditionStatus, ...]:
     """Add the time of the last change of each condition's status."""
-    known = {one["type"]: one for one in stored}
     timestamped = []
     for one in conditions:
-        before = known.get(one.type, {})
+        before = stored.get(one.type, {})
         same = before.get("status") == one.status.value
         timestamped.append(
             ConditionStatus(
@@ -253,7 +246,7 @@ def _timestamped(
 
 
 def _phase(conditions: Sequence[Condition]) -> str:
-    """Return the reason that `kubectl get` shows: of Stalled, else Reconciling, else Ready."""
+    """Return the reason of Stalled if it is True, else of Reconciling, else of Ready."""
     known = {one.type: one for one in conditions}
     for kind in (STALLED, RECONCILING):
         if known[kind].status is Truth.TRUE:
@@ -278,13 +271,13 @@ def _summary(
     if known.suspended:
         return summary
     if known.attainment is None or not known.attainment.classes:
-        return summary | _kept(stored.get("summary") or {}, "attainment")
+        return summary | _pick(stored.get("summary") or {}, "attainment")
     nearest = known.attainment.nearest
     return summary if nearest is None else summary | {"attainment": nearest}
 
 
 def _decisions(known: StatusInput, at: str) -> list[dict[str, Any]]:
-    """Return this reconciliation's decisions, the latest first: replicas follow the budget."""
+    """Return this reconciliation's decisions, the latest first."""
     changes = () if known.law is None else known.law.changes
     return [
         encode(
@@ -300,16 +293,29 @@ def _decisions(known: StatusInput, at: str) -> list[dict[str, Any]]:
     ]
 
 
-def _kept(stored: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def _pick(stored: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: stored[key] for key in keys if key in stored}
 
 
+def _true(kind: str, reason: str, message: str) -> Condition:
+    return Condition(type=kind, status=Truth.TRUE, reason=reason, message=message)
+
+
+def _false(kind: str, reason: str, message: str) -> Condition:
+    return Condition(type=kind, status=Truth.FALSE, reason=reason, message=message)
+
+
+def _unknown(kind: str, reason: str, message: str) -> Condition:
+    return Condition(type=kind, status=Truth.UNKNOWN, reason=reason, message=message)
+
+
 def _stored(view: View, kind: str) -> Condition | None:
-    for one in view.status.get("conditions") or ():
-        if one["type"] == kind:
-            status, message = Truth(one["status"]), one.get("message", "")
-            return Condition(type=kind, status=status, reason=one["reason"], message=message)
-    return None
+    """Return the stored condition of a type; None if the status has none."""
+    one = conditions_by_type(view.status).get(kind)
+    if one is None:
+        return None
+    status, message = Truth(one["status"]), one.get("message", "")
+    return Condition(type=kind, status=status, reason=one["reason"], message=message)
 
 
 def _serving(view: View) -> Condition:
@@ -320,72 +326,60 @@ def _serving(view: View) -> Condition:
         "are ready"
     )
     if routers and engines:
-        return Condition(type=READY, status=Truth.TRUE, reason="Serving", message=message)
-    reason = "NoEngine" if routers else "NoRouter"
-    return Condition(type=READY, status=Truth.FALSE, reason=reason, message=message)
+        return _true(READY, "Serving", message)
+    return _false(READY, "NoEngine" if routers else "NoRouter", message)
 
 
 def _ready(view: View, known: StatusInput) -> Condition:
     if known.suspended:
-        message = "spec.suspend is set, so no pods run"
-        return Condition(type=READY, status=Truth.FALSE, reason=SUSPENDED, message=message)
+        return _false(READY, SUSPENDED, "spec.suspend is set, so no pods run")
     services = [name for kind, name in known.foreign if kind == "Service"]
     if services:
-        return Condition(
-            type=READY,
-            status=Truth.FALSE,
-            reason=ProblemReason.NAME_CONFLICT,
-            message=f"requests cannot be routed: Service {' and '.join(services)} is not "
-            "controlled by this LLMService; rename or delete it",
+        message = (
+            f"requests cannot be routed: Service {' and '.join(services)} is not "
+            "controlled by this LLMService; rename or delete it"
         )
+        return _false(READY, ProblemReason.NAME_CONFLICT, message)
     condition = _serving(view)
     if condition.reason == "NoEngine" and not known.rollout.replicas:
-        message = "the service is scaled to zero engines"
-        return Condition(type=READY, status=Truth.TRUE, reason="ScaledToZero", message=message)
+        return _true(READY, "ScaledToZero", "the service is scaled to zero engines")
     return condition
 
 
 def _reconciling(view: View, known: StatusInput) -> Condition:
-    def in_progress(reason: str, message: str) -> Condition:
-        return Condition(type=RECONCILING, status=Truth.TRUE, reason=reason, message=message)
-
     engines = view.workloads(ROLE_ENGINE)
     new = next((one for one in engines if one.revision == known.update), None)
     temporary = next((one for one in known.problems if not one.stalls), None)
     if known.missing:
         suffix = f"; {temporary.message}" if temporary is not None else ""
-        return in_progress("Creating", f"{known.missing} objects do not exist yet{suffix}")
+        return _true(RECONCILING, "Creating", f"{known.missing} objects do not exist yet{suffix}")
     if temporary is not None:
-        return in_progress(temporary.reason, temporary.message)
+        return _true(RECONCILING, temporary.reason, temporary.message)
     if any(one.revision != known.update and (one.pods or one.wanted) for one in engines):
         serving = ", ".join(f"{one.available} of {one.revision}" for one in engines)
-        return in_progress("RollingOut", f"rolling out {known.update}; available: {serving}")
+        message = f"rolling out {known.update}; available: {serving}"
+        return _true(RECONCILING, "RollingOut", message)
     wanted = known.rollout.replicas
     if new is None or new.wanted != wanted or not new.current or new.available != wanted:
         available = 0 if new is None else new.available
-        return in_progress("Scaling", f"{available} of {wanted} engines are available")
+        return _true(RECONCILING, "Scaling", f"{available} of {wanted} engines are available")
     for routers in view.workloads(ROLE_ROUTER):
         if not routers.current or routers.available != known.routers:
             message = f"{routers.available} of {known.routers} routers are available"
-            return in_progress("Scaling", message)
-    message = "all resources match the spec"
-    return Condition(type=RECONCILING, status=Truth.FALSE, reason="Settled", message=message)
+            return _true(RECONCILING, "Scaling", message)
+    return _false(RECONCILING, "Settled", "all resources match the spec")
 
 
 def _stalled(problems: Sequence[Problem]) -> Condition:
     for problem in problems:
         if problem.stalls:
-            return Condition(
-                type=STALLED, status=Truth.TRUE, reason=problem.reason, message=problem.message
-            )
-    message = "there are no problems"
-    return Condition(type=STALLED, status=Truth.FALSE, reason="Unhindered", message=message)
+            return _true(STALLED, problem.reason, problem.message)
+    return _false(STALLED, "Unhindered", "there are no problems")
 
 
 def _slo_attained(view: View, known: StatusInput) -> Condition:
     if known.suspended:
-        message = "spec.suspend is set, so no requests are served"
-        return Condition(type=SLO_ATTAINED, status=Truth.UNKNOWN, reason=SUSPENDED, message=message)
+        return _unknown(SLO_ATTAINED, SUSPENDED, "spec.suspend is set, so no requests are served")
     found = known.attainment
     if found is not None:
         return Condition(
@@ -394,23 +388,13 @@ def _slo_attained(view: View, known: StatusInput) -> Condition:
     stored = _stored(view, SLO_ATTAINED)
     if stored is not None and stored.reason != SUSPENDED:
         return stored
-    return Condition(
-        type=SLO_ATTAINED,
-        status=Truth.UNKNOWN,
-        reason="MetricsMissing",
-        message="no requests have been measured yet",
-    )
+    return _unknown(SLO_ATTAINED, "MetricsMissing", "no requests have been measured yet")
 
 
 def _scaling_limited(view: View, known: StatusInput) -> Condition:
     for problem in known.problems:
         if problem.limits_scaling:
-            return Condition(
-                type=SCALING_LIMITED,
-                status=Truth.TRUE,
-                reason=problem.reason,
-                message=problem.message,
-            )
+            return _true(SCALING_LIMITED, problem.reason, problem.message)
     law = known.law
     if law is None:
         stored = _stored(view, SCALING_LIMITED)
@@ -419,8 +403,5 @@ def _scaling_limited(view: View, known: StatusInput) -> Condition:
     elif law.decision.replicas is not None and law.decision.replicas.limited:
         most = law.decision.params.max_replicas
         message = f"the service needs more replicas than maxReplicas, {most}"
-        return Condition(
-            type=SCALING_LIMITED, status=Truth.TRUE, reason="MaxReplicas", message=message
-        )
-    message = "scaling is not limited"
-    return Condition(type=SCALING_LIMITED, status=Truth.FALSE, reason="NotLimited", message=message)
+        return _true(SCALING_LIMITED, "MaxReplicas", message)
+    return _false(SCALING_LIMITED, "NotLimited", "scaling is not limited")

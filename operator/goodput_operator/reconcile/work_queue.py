@@ -1,7 +1,7 @@
 """The work queue: keys that need a reconciliation, and the workers that reconcile them.
 
 A key is reconciled by one worker at a time. Requests during its reconciliation lead to one more,
-not many. The queue itself has no tasks and no clock; the reconciliation is a function.
+not many. The queue itself has neither tasks nor a clock.
 """
 
 from __future__ import annotations
@@ -9,33 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_operator.backoff import BackOff
 
 if TYPE_CHECKING:
+    from goodput_operator.backoff import BackOff
     from goodput_operator.kube.fence import ClockSource
 
-__all__ = ["RateLimit", "Result", "WorkQueue", "Workers"]
+__all__ = ["GAP_NS", "Result", "WorkQueue", "Workers"]
 
 _log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimit:
-    """Shortest times between two reconciliations of a key.
-
-    Args:
-        gap_ns: after the end of a reconciliation, so that a burst of events leads to one.
-        back_off: after a failed one.
-    """
-
-    gap_ns: int = 200 * NS_PER_MS
-    back_off: BackOff = field(default_factory=BackOff)
+GAP_NS: Final = 200 * NS_PER_MS
+"""Default of the shortest time between two reconciliations of a key."""
 
 
 @dataclass(slots=True)
@@ -47,7 +36,7 @@ class _Entry:
         not_before_ns: earliest time of the next reconciliation.
         failures: consecutive failed reconciliations.
         started_ns: start of the current reconciliation; None if none runs.
-        ticket: of the key's valid place in the heap.
+        ticket: ticket of the key's valid heap item.
     """
 
     due_ns: int | None = None
@@ -61,11 +50,14 @@ class WorkQueue(Generic[K]):
     """Keys in the order of their due times.
 
     Args:
-        rate_limit: shortest times between two reconciliations of a key.
+        back_off: delays after failed reconciliations of a key.
+        gap_ns: shortest time from the end of a reconciliation of a key to the start of the next,
+            so that a burst of events leads to one reconciliation.
     """
 
-    def __init__(self, rate_limit: RateLimit) -> None:
-        self._rate_limit = rate_limit
+    def __init__(self, back_off: BackOff, *, gap_ns: int = GAP_NS) -> None:
+        self._back_off = back_off
+        self._gap_ns = gap_ns
         self._entries: dict[K, _Entry] = {}
         self._heap: list[tuple[int, int, K]] = []
         self._tickets = 0
@@ -97,20 +89,20 @@ class WorkQueue(Generic[K]):
         Args:
             key: returned by `take`.
             now_ns: the current time.
-            failed: reconcile again after a delay that doubles with each consecutive failure; until
-                then no event does.
-            again_at_ns: reconcile again at the latest at this time.
+            failed: True to reconcile again after a delay that doubles with each consecutive
+                failure; requests do not shorten it.
+            again_at_ns: latest time of the next reconciliation; None to wait for a request.
         """
         entry = self._entries[key]
         assert entry.started_ns is not None, "only a running key finishes"
         entry.started_ns = None
         entry.failures = entry.failures + 1 if failed else 0
         if failed:
-            delay_ns = self._rate_limit.back_off.delay_ns(key, entry.failures)
+            delay_ns = self._back_off.delay_ns(key, entry.failures)
             entry.not_before_ns = now_ns + delay_ns
             self.add(key, entry.not_before_ns)
         else:
-            entry.not_before_ns = now_ns + self._rate_limit.gap_ns
+            entry.not_before_ns = now_ns + self._gap_ns
         if again_at_ns is not None:
             self.add(key, again_at_ns)
         if entry.due_ns is not None:
@@ -123,7 +115,7 @@ class WorkQueue(Generic[K]):
             del self._entries[key]
 
     def next_ns(self) -> int | None:
-        """Return the start time of the next key; None if none is requested."""
+        """Return the time at which the next key is due; None if none is requested."""
         self._drop_stale()
         return self._heap[0][0] if self._heap else None
 
@@ -144,14 +136,14 @@ class WorkQueue(Generic[K]):
     def _push(self, key: K, entry: _Entry) -> None:
         assert entry.due_ns is not None, "only a requested key is queued"
         if entry.started_ns is None:
-            # The ticket keeps keys of the same time in the order of their requests.
+            # Keys that are due at the same time stay in the order of their requests.
             self._tickets += 1
             entry.ticket = self._tickets
             start_ns = max(entry.due_ns, entry.not_before_ns)
             heappush(self._heap, (start_ns, self._tickets, key))
 
     def _drop_stale(self) -> None:
-        """Drop heap places that an earlier request of the same key has replaced."""
+        """Drop heap items that an earlier due time of the same key has replaced."""
         while self._heap:
             _, ticket, key = self._heap[0]
             entry = self._entries.get(key)
@@ -165,9 +157,9 @@ class Result:
     """The result of a reconciliation.
 
     Args:
-        failed: reconcile again after the back-off.
-        again_at_ns: reconcile again at the latest at this time; None to wait for a request.
-        deleted: the key does not exist any more.
+        failed: True to reconcile again after a back-off delay.
+        again_at_ns: latest time of the next reconciliation; None to wait for a request.
+        deleted: True if the key no longer exists.
     """
 
     failed: bool = False
@@ -178,13 +170,11 @@ class Result:
 class Workers(Generic[K]):
     """A bounded number of tasks that reconcile the keys of one queue.
 
-    The tasks are supervised: a worker that ends, ends the operator.
-
     Args:
-        queue: changed by these workers only.
-        reconcile: an exception is logged and counts as a failure.
-        clock: monotonic time.
-        count: concurrent reconciliations.
+        queue: the queue, which only these workers change.
+        reconcile: reconciles a key; an exception is logged and counts as a failure.
+        clock: source of monotonic time.
+        count: number of concurrent reconciliations.
     """
 
     def __init__(
@@ -210,7 +200,7 @@ class Workers(Generic[K]):
 
     @property
     def queue(self) -> WorkQueue[K]:
-        """For reading only."""
+        """The queue, for reading only."""
         return self._queue
 
     async def run(self) -> None:
@@ -236,12 +226,12 @@ class Workers(Generic[K]):
 
     async def _next(self) -> K:
         while True:
-            # Cleared before the queue is read, so that no request is missed.
+            # Cleared before the queue is read, so that a later request is not missed.
             self._changed.clear()
             now_ns = self._clock.now_ns()
             key = self._queue.take(now_ns)
             if key is not None:
-                # Another key may be due for another worker.
+                # Wake another worker: another key may be due.
                 self._changed.set()
                 return key
             next_ns = self._queue.next_ns()

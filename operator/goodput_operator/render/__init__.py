@@ -1,5 +1,4 @@
 """Renders the Kubernetes objects of an LLMService, and its CustomResourceDefinition.
 
-Pure functions that return plain dictionaries: no client, no clock, no Kopf. They do not know which
-objects exist already.
+Its functions are pure and return plain dictionaries. They do not know which objects exist already.
 """

@@ -16,7 +16,7 @@ _RBAC: Final = "rbac.authorization.k8s.io"
 
 
 def base_resources(owner: Owner) -> tuple[dict[str, Any], ...]:
-    """Return them in the order of creation: what pods need comes first."""
+    """Render these objects in the order of creation, first those that pods need."""
     names = owner.names
     return (
         _router_account(owner),
@@ -38,7 +38,7 @@ def _router_account(owner: Owner) -> dict[str, Any]:
 
 
 def _router_role(owner: Owner) -> dict[str, Any]:
-    """Routers read the EndpointSlices of their namespace; the operator holds the same rights."""
+    """Allow routers to read EndpointSlices of their namespace; the operator has the same rights."""
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "Role",
@@ -66,7 +66,7 @@ def _router_binding(owner: Owner) -> dict[str, Any]:
 
 
 def _serving_service(owner: Owner) -> dict[str, Any]:
-    """The address that clients use: the routers' serving port, not their admin port."""
+    """Render the Service that clients use: the routers' serving port, not their admin port."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -80,7 +80,7 @@ def _serving_service(owner: Owner) -> dict[str, Any]:
 
 
 def _engines_service(owner: Owner) -> dict[str, Any]:
-    """The engines of all revisions; headless, since routers choose the replica."""
+    """Render the headless Service of all engines, from which routers choose the replica."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -1,7 +1,7 @@
 """The ConfigMap of a service: manifests for engines and routers, and the last control decision.
 
-The stored decision outlives the operator: an engine that starts while no operator runs takes the
-last limits, and a restarted operator continues from them.
+The decision is stored for times without an operator: an engine that starts then uses the last
+limits, and a restarted operator continues from them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def config_map(
 
     Args:
         owner: the service.
-        spec: its current spec.
+        spec: the current spec of the service.
         revisions: engine revisions whose pods may still start.
         decided: the control decision to store.
     """
@@ -87,7 +87,7 @@ def read_decided(stored: Mapping[str, Any]) -> Setpoint | None:
 
 
 def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> str:
-    """Return only the fields that a process reads: the process may be an older version."""
+    """Render only the fields that a process reads, since the process may be of an older version."""
     engine = {k: v for k, v in source.get("engine", {}).items() if k not in _NOT_READ_BY_ENGINES}
     if budget := encode(spec.engine.token_budget):
         engine["tokenBudget"] = budget
@@ -109,7 +109,7 @@ def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> 
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    # Sorted, because the API server returns stored objects in another order.
+    # Sorted, because the API server returns the keys of stored objects in another order.
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 

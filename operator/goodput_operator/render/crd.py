@@ -18,18 +18,18 @@ from goodput_core.spec.status import LLMServiceStatus, SummaryStatus
 
 __all__ = ["render_crd"]
 
-# Fields of the status' summary with a column of their own.
 _SUMMARY: Final = ("replicas", "attainment", "goodput", "budget", "phase")
-# Name, path and description of the columns of `-o wide`.
+"""Fields of `status.summary` that are columns of `kubectl get`."""
 _WIDE: Final = (
     ("Mode", ".spec.control.mode", "Mode of the control laws."),
     ("Model", ".spec.model.source", "The model weights."),
     ("Revision", ".status.currentRevision", "The revision that serves."),
 )
+"""Name, path and description of the columns of `kubectl get -o wide`."""
 
 
 def render_crd() -> dict[str, Any]:
-    """Return the CustomResourceDefinition as it is applied to a cluster."""
+    """Render the CustomResourceDefinition."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -69,9 +69,11 @@ def render_crd() -> dict[str, Any]:
 def _columns() -> list[dict[str, Any]]:
     """Return the columns of `kubectl get`."""
     documented = {field.name: field.rule.doc for field in declared_fields(SummaryStatus)}
-    said = [(name.capitalize(), f".status.summary.{name}", documented[name]) for name in _SUMMARY]
+    summary = [
+        (name.capitalize(), f".status.summary.{name}", documented[name]) for name in _SUMMARY
+    ]
     age = ("Age", ".metadata.creationTimestamp", "Age of the service.")
-    columns = [*((*one, "string", 0) for one in said), (*age, "date", 0)]
+    columns = [*((*one, "string", 0) for one in summary), (*age, "date", 0)]
     columns += [(*one, "string", 1) for one in _WIDE]
     return [
         {"name": name, "type": kind, "jsonPath": path, "description": doc, "priority": priority}
@@ -88,7 +90,7 @@ def _root() -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            # Of the metadata, the API server lets a definition bound the names alone.
+            # A definition may restrict only the names in the metadata.
             "metadata": {"type": "object", "properties": {"name": text_schema(name.rule)}},
             "spec": object_schema(LLMServiceSpec, "The desired state of the service."),
             "status": object_schema(LLMServiceStatus, "The observed state of the service."),

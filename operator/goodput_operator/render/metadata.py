@@ -27,8 +27,8 @@ class Names:
     """The names of one service's objects, at most 63 characters each.
 
     Args:
-        service: name of the LLMService (at most 40 characters), and of the Service that clients
-            connect to.
+        service: name of the LLMService, at most 40 characters, which is also the name of the
+            Service that clients connect to.
     """
 
     service: str
@@ -49,11 +49,11 @@ class Names:
         return f"{self.service}-config"
 
     def engine_revision(self, digest: str) -> str:
-        """ControllerRevision and Deployment of one engine revision."""
+        """Return the name of the ControllerRevision and Deployment of an engine revision."""
         return f"{self.service}-{digest}"
 
     def router_revision(self, digest: str) -> str:
-        """ControllerRevision of one router revision."""
+        """Return the name of the ControllerRevision of a router revision."""
         return f"{self.service}-router-{digest}"
 
 
@@ -62,7 +62,7 @@ class Owner:
     """The LLMService that controls the rendered objects.
 
     Args:
-        name, namespace, uid: of the LLMService.
+        name, namespace, uid: metadata of the LLMService.
     """
 
     name: str
@@ -71,14 +71,14 @@ class Owner:
 
     @property
     def names(self) -> Names:
-        """Names of its objects."""
+        """Names of the service's objects."""
         return Names(service=self.name)
 
     def reference(self) -> dict[str, Any]:
-        """The controller reference of every object of the service.
+        """Return the controller reference of every object of the service.
 
-        Without `blockOwnerDeletion`: OpenShift allows it only to clients that may update the
-        owner's finalizers, and no object depends on it.
+        It does not set `blockOwnerDeletion`, which OpenShift allows only to clients that may update
+        the owner's finalizers.
         """
         return {
             "apiVersion": API_VERSION,
@@ -89,12 +89,12 @@ class Owner:
         }
 
     def selector(self, role: str, revision: str | None = None) -> dict[str, str]:
-        """Labels that select the pods of a role, or of one revision of it."""
+        """Return the labels that select the pods of a role, or of one of its revisions."""
         labels = {OBJECT_LABEL_LLMSERVICE: self.name, OBJECT_LABEL_ROLE: role}
         return labels if revision is None else labels | {OBJECT_LABEL_REVISION: revision}
 
     def labels(self, role: str | None = None, revision: str | None = None) -> dict[str, str]:
-        """All labels of an object or a pod."""
+        """Return all labels of an object or a pod."""
         labels = {
             "app.kubernetes.io/name": "goodput",
             "app.kubernetes.io/instance": self.name,
@@ -108,7 +108,7 @@ class Owner:
     def metadata(
         self, name: str, *, role: str | None = None, revision: str | None = None
     ) -> dict[str, Any]:
-        """The metadata of an object of the service."""
+        """Return the metadata of an object of the service."""
         return {
             "name": name,
             "namespace": self.namespace,
@@ -120,7 +120,8 @@ class Owner:
 def digest_of(body: Mapping[str, Any], characters: int) -> str:
     """Return the first hexadecimal characters of a value's SHA-256.
 
-    Revisions carry it in their names: a changed digest of the same value replaces every pod.
+    The digest is part of revisions' names, so another digest of the same value would replace every
+    pod.
     """
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:characters]

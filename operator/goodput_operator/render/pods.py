@@ -1,9 +1,9 @@
 """Pod templates of engines and routers.
 
-A template is rendered once, when its revision is created, and stored in a ControllerRevision, so it
-must depend only on fields that create a new revision. Pods pass the restricted Pod Security
-Standard and OpenShift's restricted-v2. No user id is set: OpenShift assigns one, and elsewhere the
-image's numeric user applies, which must not be root.
+A template is rendered once, when its revision is created, and stored in a ControllerRevision. It
+must therefore depend only on fields that create a new revision. Pods pass the restricted Pod
+Security Standard and OpenShift's restricted-v2. No user id is set: OpenShift assigns one, and
+elsewhere the image's numeric user applies, which must not be root.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ POD_FIELDS: Final = (
 
 _CONFIG_FOLDER: Final = "/etc/goodput"
 _VOLUME: Final = "goodput-"
-"""Prefix of the names of our volumes; the spec refuses it in users' volumes."""
+"""Prefix of the names of rendered volumes; the spec rejects it in users' volumes."""
 _EXIT_S: Final = 7
 """Time after the drain for the last log lines and the exit of the process."""
 _ENGINE_DEREGISTER_S: Final = 3
 _ROUTER_DEREGISTER_S: Final = 5
-"""preStop delay: time for the removal from EndpointSlices to reach every client before SIGTERM."""
+"""Delay of SIGTERM by `preStop`, while the removal from EndpointSlices reaches every client."""
 _ENGINE_PROBE_S: Final = 2
 _ROUTER_START_S: Final = 300
-"""How long a router may wait for the API server to list replicas before it is restarted."""
+"""Time within which a router must have listed its replicas, after which it is restarted."""
 _ROUTER_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 _SHM_PER_DEVICE_GIB: Final = 1
 
@@ -82,15 +82,15 @@ _SHM_PER_DEVICE_GIB: Final = 1
 class Installation:
     """Settings of the operator's installation that apply to all services.
 
-    A change of the first four reaches new revisions only: pods of existing revisions keep their
+    Images, pull policy and group apply to new revisions only: pods of existing revisions keep their
     stored template.
 
     Args:
         engine_image: image of engines without `spec.engine.image`.
         router_image: image of routers without `spec.router.image`.
-        image_pull_policy: of both; None leaves Kubernetes' default.
+        image_pull_policy: pull policy of both images; None selects Kubernetes' default.
         fs_group: group that owns the volumes of engine pods, so that a process without root can
-            write to its cache; None where the platform sets one, as OpenShift does.
+            write to its cache; None if the platform sets it, as OpenShift does.
         prometheus_urls: allowed values of `spec.control.prometheus.url`. Without this list, an
             author of an LLMService could make the operator send requests to any address that it
             reaches.
@@ -115,7 +115,7 @@ def engine_pod(
 
     Args:
         owner: the service.
-        spec: its spec; only `model` and `engine` are read.
+        spec: spec of the service, of which only `model` and `engine` are read.
         installation: images and platform settings.
         revision: name of the revision.
     """
@@ -172,12 +172,12 @@ def router_pod(
 ) -> dict[str, Any]:
     """Render the pod template of a router revision.
 
-    A router listens once it has listed its replicas, and is ready even without a ready replica,
-    because it is the router that counts requests without one.
+    A router listens once it has listed its replicas. It is ready even without a ready replica,
+    because it counts the requests that no replica serves.
 
     Args:
         owner: the service.
-        spec: its spec; only `router` is read.
+        spec: spec of the service, of which only `router` is read.
         installation: images and platform settings.
         revision: name of the revision.
     """
@@ -228,7 +228,7 @@ def router_pod(
 def _listen_options(drain_s: int) -> list[str]:
     return [
         "--host",
-        "::",  # every address of the pod, IPv4 included
+        "::",  # all addresses of the pod, IPv4 included
         "--port",
         str(SERVING_PORT),
         "--admin-port",
@@ -289,7 +289,7 @@ def _container(
 
 
 def _with_claims(resources: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a container's resources that use every device claim of its pod."""
+    """Return a container's resources with every device claim of its pod."""
     claims = [{"name": claim["name"]} for claim in overrides.get("resourceClaims", ())]
     return {**resources, "claims": claims} if claims else dict(resources)
 
@@ -346,7 +346,7 @@ def _weights_env(model: ModelSpec) -> list[dict[str, Any]]:
 
 
 def _weights_volumes(model: ModelSpec) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return each volume with its mount."""
+    """Return the volumes of the model's weights, each with its mount."""
     if model.scheme == "pvc":
         claim = model.name.partition("/")[0]
         source = {"claimName": claim, "readOnly": True}

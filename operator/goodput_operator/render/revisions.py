@@ -1,7 +1,7 @@
 """Revisions and their Deployments: a pod template is rendered once, stored, and never changed.
 
-An upgrade of the operator replaces no pod: the template of an existing revision is read from its
-ControllerRevision and not rendered again.
+The template of an existing revision is read from its ControllerRevision and not rendered again, so
+that an upgrade of the operator replaces no pod.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Revision:
     """One revision of the engines or routers of a service.
 
     Args:
-        name: of its ControllerRevision; for engines also of its Deployment.
+        name: name of its ControllerRevision and, for engines, of its Deployment.
         role: engine or router.
-        number: increases with each revision of a service.
+        number: number that increases with each revision of a service.
         source: the part of the spec that it was rendered from, without defaults.
         template: its pod template.
     """
@@ -69,9 +69,6 @@ class Revision:
             "revision": self.number,
             "data": {"asked": self.source, "template": self.template},
         }
-
-
-_NO_REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType({})
 
 
 def read_revision(stored: Mapping[str, Any], role: str) -> Revision | None:
@@ -98,15 +95,15 @@ def engine_revision(
     installation: Installation,
     *,
     number: int,
-    stored: Mapping[str, Revision] = _NO_REVISIONS,
+    stored: Mapping[str, Revision] = MappingProxyType({}),
 ) -> Revision:
     """Return the revision of the spec's `model` and `engine`, the token budget excluded.
 
     Args:
         owner: the service.
-        spec: its spec.
+        spec: spec of the service.
         installation: settings that a new revision is rendered with.
-        number: of a new revision.
+        number: number of a new revision.
         stored: existing revisions by name; a match is returned unchanged.
     """
     engine = replace(spec.engine, token_budget=TokenBudgetSpec())
@@ -129,11 +126,11 @@ def router_revision(
     installation: Installation,
     *,
     number: int,
-    stored: Mapping[str, Revision] = _NO_REVISIONS,
+    stored: Mapping[str, Revision] = MappingProxyType({}),
 ) -> Revision:
-    """Return the revision of everything that a router reads when it starts.
+    """Return the revision of the fields that a router reads when it starts.
 
-    Arguments as of `engine_revision`.
+    Arguments as in `engine_revision`.
     """
     source = {
         "router": encode(replace(spec.router, replicas=_DEFAULT_ROUTER_REPLICAS)),
@@ -158,8 +155,8 @@ def engine_deployment(
 
     Args:
         owner: the service.
-        revision: whose template it holds.
-        replicas: of this revision alone.
+        revision: the revision, whose template is used.
+        replicas: number of engines of this revision.
         progress_deadline_s: time without progress after which Kubernetes reports a failure.
     """
     return {
@@ -178,7 +175,7 @@ def engine_deployment(
 
 
 def router_deployment(owner: Owner, revision: Revision, *, replicas: int) -> dict[str, Any]:
-    """Render the Deployment of the routers; a new router revision rolls within it."""
+    """Render the Deployment of the routers, which performs rollouts of router revisions itself."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

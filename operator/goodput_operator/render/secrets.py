@@ -1,9 +1,9 @@
 """The admin token of an engine revision, and the Secret that holds it.
 
-The operator may create Secrets but neither read nor delete them. The token is an HMAC by the
-operator's key, so it can be derived again at any time, and the Secret is deleted with the
-ControllerRevision that owns it. Because the operator cannot look at a Secret, its name contains a
-digest of the service's uid, so that it never collides with a Secret of an earlier service.
+The operator may create Secrets but neither read nor delete them. The token is an HMAC with the
+operator's key, so it can be derived again at any time. The Secret is deleted with the
+ControllerRevision that owns it. Its name contains a digest of the service's uid, so that it never
+equals that of an earlier service's Secret.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def secret_name(owner: Owner, revision: str) -> str:
 
 
 def secret_of(template: Mapping[str, Any]) -> str | None:
-    """Return the Secret that a stored pod template takes its token from; None if it has none."""
+    """Return the name of the Secret with a stored pod template's token; None if it has no token."""
     for container in template["spec"]["containers"]:
         for variable in container.get("env") or ():
             if variable["name"] == ENV_CONTROL_TOKEN:
@@ -58,11 +58,11 @@ def secret_of(template: Mapping[str, Any]) -> str | None:
 
 
 def token_secret(owner: Owner, name: str, *, revision: str, revision_uid: str) -> dict[str, Any]:
-    """Render the Secret of a revision without its token, which goes to `stringData`.
+    """Render the Secret of a revision without its token, which is added to `stringData`.
 
     Args:
         owner: the service.
-        name: of the Secret.
+        name: name of the Secret.
         revision: name of the revision.
         revision_uid: uid of its ControllerRevision.
     """

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from goodput_core.errors import GoodputError
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.fence import SystemClock
+from goodput_operator.manager.cli import run_operator
 from goodput_operator.manager.options import parse_options
-from goodput_operator.manager.process import run_operator
 from goodput_operator.manager.runtime import Operator
 from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.render.metadata import Owner
@@ -59,13 +59,13 @@ def decide(snapshot: Snapshot) -> Decision:
     )
 
 
-def make(options: Options, ended: Callable[[], None]) -> Operator:
+def make(options: Options, on_failure: Callable[[], None]) -> Operator:
     return Operator(
         options,
         decide=decide,
         measure=lambda _: Unmeasured(),
         clock=SystemClock(),
-        ended=ended,
+        on_failure=on_failure,
     )
 
 

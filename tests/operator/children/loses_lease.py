@@ -11,8 +11,8 @@ import kopf
 
 from goodput_core.errors import GoodputError
 from goodput_operator.kube.errors import LeaseLostError
+from goodput_operator.manager.cli import run_operator
 from goodput_operator.manager.options import parse_options
-from goodput_operator.manager.process import run_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class LosesLease:
     """Loses the Lease as soon as Kopf watches."""
 
-    def __init__(self, _: object, ended: Callable[[], None]) -> None:
+    def __init__(self, _: object, on_failure: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
-        self._ended = ended
+        self._on_failure = on_failure
 
     async def start(self, **_: object) -> None:
-        """Nothing is needed for it."""
+        """Connect to nothing."""
 
     async def login(self) -> kopf.AiohttpSession:
         asyncio.get_running_loop().call_soon(self._lose)
@@ -35,10 +35,13 @@ class LosesLease:
 
     def _lose(self) -> None:
         self.failure = LeaseLostError("the Lease is another's")
-        self._ended()
+        self._on_failure()
 
     async def stop(self) -> None:
-        """Nor at its end."""
+        """Release nothing."""
+
+    def enqueue(self, key: object) -> None:
+        """Ignore a watched service."""
 
 
 def make(*arguments: Any) -> Any:

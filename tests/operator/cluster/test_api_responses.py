@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_operator.kube.client import UNREACHABLE, Refusal, parse_response
+from goodput_operator.kube.client import UNREACHABLE, FailedCall, parse_response
 from goodput_operator.kube.managed_fields import Conflict
 
 
-def refusal(status: int, body: Any) -> Refusal:
+def refusal(status: int, body: Any) -> FailedCall:
     answer = parse_response(status, json.dumps(body).encode())
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, FailedCall)
     return answer
 
 
@@ -67,12 +67,12 @@ def test_a_conflict_without_managers_means_that_we_were_behind(
      (422, False), (429, True), (500, True), (503, True)],
 )  # fmt: skip
 def test_only_what_passes_by_itself_is_transient(status: int, transient: bool) -> None:
-    assert Refusal(status=status, reason="", message="").transient is transient
+    assert FailedCall(status=status, reason="", message="").transient is transient
 
 
 def test_brackets_without_end_are_a_refusal_too() -> None:
     answer = parse_response(502, b"[" * 100_000)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, FailedCall)
     assert (answer.status, answer.reason) == (502, "Unknown")
 
 
@@ -95,6 +95,6 @@ def test_brackets_without_end_are_a_refusal_too() -> None:
 )
 def test_anything_else_is_a_refusal_with_words_of_bounded_length(status: int, body: bytes) -> None:
     answer = parse_response(status, body)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, FailedCall)
     assert answer.status == status
     assert 0 < len(answer.message) <= 1024

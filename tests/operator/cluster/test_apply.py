@@ -21,8 +21,7 @@ from goodput_operator.reconcile.actions import (
     Push,
     WriteStatus,
 )
-from goodput_operator.reconcile.apply import Applier, ApplyResult
-from goodput_operator.reconcile.event_recorder import EventRecorder
+from goodput_operator.reconcile.apply import Applier, ApplyResult, EventRecorder
 from goodput_operator.reconcile.observe import ServiceRecord
 from goodput_operator.reconcile.snapshot import Snapshot
 from goodput_operator.render.secrets import control_token
@@ -262,7 +261,7 @@ async def test_a_server_that_hangs_costs_one_time_out_a_call(memory: Any) -> Non
     memory.server.hang.add(f"{CONFIG_MAPS}/chat")
     outcome = await carry_out(memory, wanted("chat", a="1"), wanted("other", a="1"))
     assert outcome.transient
-    assert list(outcome.delayed.values()) == ["the API server did not answer within 0.05 s"]
+    assert list(outcome.delayed.values()) == ["the API server did not respond within 0.05 s"]
     assert f"{CONFIG_MAPS}/other" in memory.server.objects
 
 

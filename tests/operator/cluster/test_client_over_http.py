@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_operator.kube.client import Client, Refusal
+from goodput_operator.kube.client import Client, FailedCall
 from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, SECRET
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def test_a_call_that_hangs_is_given_up(memory: Any) -> None:
     counted: list[Any] = []
     async with client_of(memory, handler, counted, timeout_ns=100 * NS_PER_MS) as client:
         answer = await client.read(DEPLOYMENT, "ns", "chat")
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, FailedCall)
     assert (answer.reason, answer.transient) == ("Timeout", True)
     assert counted == [("get", "Deployment", 0)]
 
@@ -110,8 +110,8 @@ async def test_a_write_takes_no_longer_than_the_lease_is_ours(memory: Any) -> No
     async with client_of(memory, handler, []) as client:
         memory.fence.extend(memory.clock.ns + 20 * NS_PER_MS)
         answer = await client.apply(DEPLOYMENT, BODY, force=False)
-    assert isinstance(answer, Refusal)
-    assert answer.message == "the API server did not answer within 0.02 s"
+    assert isinstance(answer, FailedCall)
+    assert answer.message == "the API server did not respond within 0.02 s"
 
 
 async def test_a_server_that_is_not_there_is_a_refusal(memory: Any) -> None:
@@ -119,7 +119,7 @@ async def test_a_server_that_is_not_there_is_a_refusal(memory: Any) -> None:
     async with ApiClient(configuration) as api:
         client = Client(api, fence=memory.fence, timeout_ns=NS_PER_S, count=lambda *_: None)
         answer = await client.read(DEPLOYMENT, "ns", "chat")
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, FailedCall)
     assert (answer.reason, answer.transient) == ("Unreachable", True)
 
 
@@ -134,7 +134,7 @@ async def test_a_refusal_keeps_the_servers_words(memory: Any, status: int, trans
     counted: list[Any] = []
     async with client_of(memory, handler, counted) as client:
         answer = await client.create(SECRET, "ns", {"metadata": {"name": "s"}})
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, FailedCall)
     assert (answer.status, answer.message, answer.transient) == (
         status,
         "because of a quota",

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from goodput_core.units import NS_PER_S
+from goodput_operator.backoff import BackOff
 from goodput_operator.kube.watch import WATCH_S
 from goodput_operator.manager.health import Health
-from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
+from goodput_operator.reconcile.work_queue import Result, Workers, WorkQueue
 
 PODS = "/api/v1/pods"
 STUCK = "a service is due, and no reconciliation has ended for 121 s"
@@ -42,7 +43,7 @@ class Parts:
         self.clock = memory.clock
         self.fence = memory.fence
         self.fence.extend(self.clock.ns + 10**6 * NS_PER_S)
-        self.schedule: WorkQueue[str] = WorkQueue(RateLimit())
+        self.schedule: WorkQueue[str] = WorkQueue(BackOff())
         self.workers = Workers(queue=self.schedule, reconcile=turn, clock=self.clock, count=1)
         self.health = Health(
             clock=self.clock, paths=[PODS, SERVICES], fence=self.fence, workers=self.workers
@@ -52,8 +53,8 @@ class Parts:
         self.clock.ns += seconds * NS_PER_S
 
     def both_watched(self) -> None:
-        self.health.requested(PODS)
-        self.health.requested(SERVICES)
+        self.health.note_watch(PODS)
+        self.health.note_watch(SERVICES)
 
 
 @pytest.fixture
@@ -63,29 +64,29 @@ def parts(memory: Any) -> Parts:
 
 def test_it_is_ready_once_everything_is_watched(parts: Parts) -> None:
     assert not parts.health.ready
-    parts.health.requested(PODS)
-    parts.health.requested("/api/v1/namespaces/ns/secrets")
+    parts.health.note_watch(PODS)
+    parts.health.note_watch("/api/v1/namespaces/ns/secrets")
     assert not parts.health.ready
-    parts.health.requested(SERVICES)
+    parts.health.note_watch(SERVICES)
     assert parts.health.ready
 
 
 def test_an_expired_watch_is_a_problem_and_an_idle_cluster_is_not(
     parts: Parts,
 ) -> None:
-    parts.health.requested(SERVICES)
+    parts.health.note_watch(SERVICES)
     for _ in range(4):
-        parts.health.requested(PODS)
+        parts.health.note_watch(PODS)
         parts.pass_s(WATCH_S)
     assert parts.health.problems() == [f"no watch of {SERVICES} has started for 960 s"]
-    parts.health.requested(SERVICES)
+    parts.health.note_watch(SERVICES)
     assert parts.health.problems() == []
 
 
 def test_a_watch_that_never_began_is_a_problem(parts: Parts) -> None:
-    parts.health.requested(PODS)
+    parts.health.note_watch(PODS)
     parts.pass_s(2 * WATCH_S + 1)
-    parts.health.requested(PODS)
+    parts.health.note_watch(PODS)
     assert parts.health.problems() == [f"no watch of {SERVICES} has started for 481 s"]
 
 
@@ -128,7 +129,7 @@ def test_a_hanging_reconciliation_is_a_problem(parts: Parts) -> None:
 def test_long_without_events_and_turns_is_a_problem_only_where_a_service_wants_one(
     parts: Parts,
 ) -> None:
-    parts.health.event()
+    parts.health.note_event()
     parts.schedule.add("chat", parts.clock.ns)
     parts.schedule.take(parts.clock.ns)
     parts.schedule.finish("chat", parts.clock.ns, failed=False)
@@ -150,16 +151,16 @@ def test_a_service_that_fails_again_and_again_is_no_problem_of_the_process(parts
     parts.schedule.add("chat", parts.clock.ns)
     for _ in range(200):
         parts.pass_s(31)
-        parts.health.requested(PODS)
-        parts.health.requested(SERVICES)
+        parts.health.note_watch(PODS)
+        parts.health.note_watch(SERVICES)
         assert parts.health.problems() == []
         assert parts.schedule.take(parts.clock.ns) == "chat"
         parts.schedule.finish("chat", parts.clock.ns, failed=True)
 
 
 def test_the_report_tells_ages(parts: Parts) -> None:
-    parts.health.requested(PODS)
-    parts.health.event()
+    parts.health.note_watch(PODS)
+    parts.health.note_event()
     parts.pass_s(3)
     report = parts.health.report()
     assert report["event_age_seconds"] == 3

@@ -11,7 +11,7 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.client import Refusal
+from goodput_operator.kube.client import FailedCall
 from goodput_operator.kube.errors import LeaseLostError
 from goodput_operator.kube.fence import Fence
 from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
@@ -24,14 +24,14 @@ class Lease:
 
     def __init__(self) -> None:
         self.stored: dict[str, Any] | None = None
-        self.broken: Refusal | None = None
+        self.broken: FailedCall | None = None
         self.slow_ns = 0
         self.clock: Any = None
 
     async def read(self, *_: object) -> Any:
         if self.broken:
             return self.broken
-        missing = Refusal(status=404, reason="NotFound", message="no such lease")
+        missing = FailedCall(status=404, reason="NotFound", message="no such lease")
         return missing if self.stored is None else json.loads(json.dumps(self.stored))
 
     async def create_lease(self, _: str, body: Any) -> Any:
@@ -41,7 +41,7 @@ class Lease:
         assert self.stored is not None
         version = self.stored["metadata"]["resourceVersion"]
         if body["metadata"]["resourceVersion"] != version:
-            return Refusal(status=409, reason="Conflict", message="changed meanwhile")
+            return FailedCall(status=409, reason="Conflict", message="changed meanwhile")
         return self._store(body, str(int(version) + 1))
 
     def _store(self, body: Any, version: str) -> Any:
@@ -158,7 +158,7 @@ async def test_a_failing_api_server_is_a_failed_attempt_and_not_the_end(
     mine, fence = lock(memory, lease)
     await renewed(mine)
     left_ns = fence.remaining_ns()
-    lease.broken = Refusal(status=status, reason="Unreachable", message="away")
+    lease.broken = FailedCall(status=status, reason="Unreachable", message="away")
     found, why = await mine.get("goodput-operator", "ns")
     assert not found
     assert isinstance(why, ApiException)
@@ -212,7 +212,7 @@ async def test_a_lease_is_said_to_be_released_once_it_is(
 
     lease.read = reading  # type: ignore[method-assign]
     if status:
-        lease.broken = Refusal(status=status, reason="Unreachable", message="away")
+        lease.broken = FailedCall(status=status, reason="Unreachable", message="away")
     caplog.set_level("INFO", "goodput_operator.kube.lease")
     await mine.release()
     assert caplog.messages == [said]

@@ -10,10 +10,11 @@ import pytest
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
+from goodput_operator.backoff import BackOff
 from goodput_operator.kube.watch import WATCH_S
 from goodput_operator.manager.health import Health, ProbeServer
 from goodput_operator.reconcile.metrics import OperatorMetrics
-from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
+from goodput_operator.reconcile.work_queue import Result, Workers, WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,9 +27,7 @@ def health(memory: Any) -> Health:
     async def turn(_: str) -> Result:
         return Result()
 
-    workers = Workers(
-        queue=WorkQueue[str](RateLimit()), reconcile=turn, clock=memory.clock, count=1
-    )
+    workers = Workers(queue=WorkQueue[str](BackOff()), reconcile=turn, clock=memory.clock, count=1)
     return Health(clock=memory.clock, paths=[PODS], fence=memory.fence, workers=workers)
 
 
@@ -53,8 +52,8 @@ async def asked(probes: ProbeServer, *paths: str) -> list[tuple[int, Any]]:
 async def test_an_operator_with_problems_is_not_alive_and_tells_what_is_how_old(
     probes: ProbeServer, health: Health, memory: Any
 ) -> None:
-    health.requested(PODS)
-    health.event()
+    health.note_watch(PODS)
+    health.note_event()
     memory.clock.ns += (2 * WATCH_S + 1) * NS_PER_S
     ((status, report),) = await asked(probes, "/health/live")
     assert status == 503
@@ -81,7 +80,7 @@ def free_port() -> int:
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the kernel has no IPv6")
 async def test_everywhere_is_both_families(probes: ProbeServer, health: Health) -> None:
-    health.requested(PODS)
+    health.note_watch(PODS)
     port = await probes.start("::", free_port())
     async with aiohttp.ClientSession() as http:
         for host in ("127.0.0.1", "[::1]"):

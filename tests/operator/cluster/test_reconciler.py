@@ -28,8 +28,7 @@ from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import Cache, Key, key_of, service_of, trim
 from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
-from goodput_operator.reconcile.apply import Applier
-from goodput_operator.reconcile.event_recorder import EventRecorder
+from goodput_operator.reconcile.apply import Applier, EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
 from goodput_operator.reconcile.reconciler import EVENT_DECISION, Reconciler
@@ -215,18 +214,18 @@ async def test_while_two_namesakes_are_seen_the_later_one_counts(parts: Parts) -
 async def test_a_service_that_is_gone_leaves_nothing(parts: Parts) -> None:
     parts.held.asked[KEY] = [service(replicas=3)]
     await parts.rounds.reconcile(KEY)
-    assert b'llmservice="chat"' in parts.metrics.text(leading=True, waiting=0)
+    assert b'llmservice="chat"' in parts.metrics.expose(leading=True, waiting=0)
     parts.held.asked.clear()
     turn = await parts.rounds.reconcile(KEY)
     assert turn.deleted
     assert len(parts.seen) == 1
     assert parts.numbers.forgotten == ["u1"]
-    assert b'llmservice="chat"' not in parts.metrics.text(leading=True, waiting=0)
+    assert b'llmservice="chat"' not in parts.metrics.expose(leading=True, waiting=0)
 
 
 async def test_metrics_follow_the_status_after_a_reconciliation(parts: Parts) -> None:
     def says(name: str) -> bool:
-        text = parts.metrics.text(leading=True, waiting=0).decode()
+        text = parts.metrics.expose(leading=True, waiting=0).decode()
         return f'goodput_service_{name}{{llmservice="chat",namespace="ns"}}' in text
 
     parts.memory.server.put(CHAT, service(version=7))
@@ -235,7 +234,7 @@ async def test_metrics_follow_the_status_after_a_reconciliation(parts: Parts) ->
     await parts.rounds.reconcile(KEY)
     assert says("replicas")
     assert b'goodput_service_recommended_replicas{llmservice="chat",namespace="ns"} 3.0' in (
-        parts.metrics.text(leading=True, waiting=0)
+        parts.metrics.expose(leading=True, waiting=0)
     )
     parts.actions = (WriteStatus(status={"replicas": 2}),)
     await parts.rounds.reconcile(KEY)
@@ -251,14 +250,14 @@ async def test_decisions_are_counted_as_long_as_the_service_is_there(parts: Part
     await parts.rounds.reconcile(KEY)
     await parts.rounds.reconcile(KEY)
     name = 'goodput_service_decisions_total{applied="%s",knob="%s",llmservice="chat",%s} 2.0'
-    text = parts.metrics.text(leading=True, waiting=0).decode()
+    text = parts.metrics.expose(leading=True, waiting=0).decode()
     assert name % ("true", "Replicas", 'namespace="ns",reason="Demand"') in text
     assert name % ("false", "TokenBudget", 'namespace="ns",reason="TPOTMissed"') in text
     parts.held.asked.clear()
     await parts.rounds.reconcile(KEY)
     assert (
         "goodput_service_decisions_total{"
-        not in parts.metrics.text(leading=True, waiting=0).decode()
+        not in parts.metrics.expose(leading=True, waiting=0).decode()
     )
 
 
@@ -321,7 +320,7 @@ async def test_an_exception_leaves_the_service_as_it_was_remembered(parts: Parts
     parts.rounds._decide = parts.decide
     await parts.rounds.reconcile(KEY)
     assert parts.seen[-1].memory.startups_ns == (1,)
-    text = parts.metrics.text(leading=True, waiting=0)
+    text = parts.metrics.expose(leading=True, waiting=0)
     assert b'goodput_operator_turns_total{outcome="error"} 1.0' in text
     assert b'goodput_operator_turns_total{outcome="ok"} 2.0' in text
 

@@ -45,7 +45,7 @@ def operator(memory: Any) -> Operator:
         decide=lambda _: pytest.fail("nothing is decided"),
         measure=lambda _: pytest.fail("nothing is measured"),
         clock=memory.clock,
-        ended=lambda: pytest.fail("it was asked to end"),
+        on_failure=lambda: pytest.fail("the operator failed"),
     )
 
 
@@ -67,7 +67,7 @@ def list_all(operator: Operator, *services: dict[str, Any], version: int = 1) ->
     for path, (kind, _) in operator._watched.items():
         items = list(services) if kind == "LLMService" else []
         metadata = {"resourceVersion": str(version)}
-        operator._listed(path, {"apiVersion": "v1", "metadata": metadata, "items": items})
+        operator._store_list(path, {"apiVersion": "v1", "metadata": metadata, "items": items})
 
 
 SERVICE: dict[str, Any] = {
@@ -81,7 +81,7 @@ async def test_no_service_is_reconciled_before_all_kinds_are_listed(
     operator: Operator, leads: bool
 ) -> None:
     operator._leading = leads
-    operator._listed(f"{PATH}/llmservices", {**NOTHING, "items": [SERVICE]})
+    operator._store_list(f"{PATH}/llmservices", {**NOTHING, "items": [SERVICE]})
     operator.enqueue(("ns", "chat"))
     assert operator._workers.queue.waiting() == 0, "its children may be there, unlisted"
     list_all(operator, SERVICE, version=9)
@@ -94,10 +94,10 @@ async def test_a_service_missing_from_a_later_list_is_reconciled(
 ) -> None:
     list_all(operator, SERVICE, version=6)
     operator._leading = leads
-    operator._listed(PATH, {"kind": "APIResourceList"})  # what Kopf asks beside
-    operator._listed(f"{PATH}/namespaces/elsewhere/llmservices", NOTHING)
+    operator._store_list(PATH, {"kind": "APIResourceList"})  # what Kopf asks beside
+    operator._store_list(f"{PATH}/namespaces/elsewhere/llmservices", NOTHING)
     assert operator._workers.queue.waiting() == 0
-    operator._listed(f"{PATH}/llmservices", NOTHING)
+    operator._store_list(f"{PATH}/llmservices", NOTHING)
     assert operator._workers.queue.waiting() == leads
     assert operator._cache.services() == []
 
@@ -147,7 +147,7 @@ def free_lock(operator: Operator) -> FencingLock:
 
 async def test_a_worker_that_ends_is_named_as_what_ended_the_operator(operator: Operator) -> None:
     ended: list[bool] = []
-    operator._ended = lambda: ended.append(True)
+    operator._on_failure = lambda: ended.append(True)
 
     async def worker() -> None:
         raise ValueError("a schedule that makes no sense")

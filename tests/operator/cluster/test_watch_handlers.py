@@ -24,7 +24,7 @@ class Watches:
         self.wanted: list[tuple[str, str]] = []
         register_watches(
             self.registry,
-            changed=lambda body, deleted: self.told.append((body, deleted)),
+            on_change=lambda body, deleted: self.told.append((body, deleted)),
             enqueue=self.wanted.append,
         )
         self._events = {h.id: h.fn for h in self.registry._watching.get_all_handlers()}

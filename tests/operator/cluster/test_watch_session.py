@@ -33,7 +33,7 @@ async def test_a_list_is_reported_before_it_is_returned_but_no_watch_and_no_refu
         configuration.api_key = {"BearerToken": "Bearer secret"}
         async with ApiClient(configuration) as api:
             kopfs = await watch_session(
-                api, requested=heard.append, listed=lambda *told: listed.append(told)
+                api, on_request=heard.append, on_list=lambda *told: listed.append(told)
             )
             async with kopfs.aiohttp_session as session:
                 url = f"{kopfs.server}{PODS}"

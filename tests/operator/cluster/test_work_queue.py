@@ -10,12 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.reconcile.work_queue import RateLimit, WorkQueue
+from goodput_operator.reconcile.work_queue import GAP_NS, WorkQueue
 
-PACE = RateLimit(
-    gap_ns=200 * NS_PER_MS,
-    back_off=BackOff(first_ns=500 * NS_PER_MS, most_ns=30 * NS_PER_S),
-)
+BACK_OFF = BackOff(first_ns=500 * NS_PER_MS, most_ns=30 * NS_PER_S)
 KEYS = st.sampled_from(["a", "b", "c", "d"])
 STEPS = st.integers(0, 2 * NS_PER_S)
 
@@ -31,7 +28,7 @@ def drained(schedule: WorkQueue[str], now_ns: int) -> list[str]:
 
 
 def test_many_requests_before_a_reconciliation_lead_to_one() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     for now_ns in range(5):
         schedule.add("a", now_ns)
     assert drained(schedule, 5) == ["a"]
@@ -39,7 +36,7 @@ def test_many_requests_before_a_reconciliation_lead_to_one() -> None:
 
 
 def test_a_request_during_a_reconciliation_leads_to_one_more() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     schedule.add("a", 0)
     assert schedule.take(0) == "a"
     schedule.add("a", 1)
@@ -47,12 +44,12 @@ def test_a_request_during_a_reconciliation_leads_to_one_more() -> None:
     assert schedule.take(3) is None, "one turn at a time"
     schedule.finish("a", 10, failed=False)
     assert schedule.take(10) is None, "a burst of events is one turn"
-    assert drained(schedule, 10 + PACE.gap_ns) == ["a"]
+    assert drained(schedule, 10 + GAP_NS) == ["a"]
     assert drained(schedule, NS_PER_S) == []
 
 
 def test_a_later_wish_does_not_put_off_an_earlier_one() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     schedule.add("a", 10)
     schedule.add("a", 1000)
     assert schedule.next_ns() == 10
@@ -61,14 +58,14 @@ def test_a_later_wish_does_not_put_off_an_earlier_one() -> None:
 
 
 def test_keys_are_taken_in_the_order_of_their_requests() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     for key in "cab":
         schedule.add(key, 7)
     assert drained(schedule, 7) == ["c", "a", "b"]
 
 
 def test_no_event_brings_a_failed_key_back_before_its_rest_is_over() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     now_ns, rests = 0, []
     schedule.add("a", now_ns)
     for _ in range(12):
@@ -80,13 +77,13 @@ def test_no_event_brings_a_failed_key_back_before_its_rest_is_over() -> None:
         rests.append(again_ns - now_ns)
         assert schedule.take(again_ns - 1) is None
         now_ns = again_ns
-    assert rests[0] >= PACE.back_off.first_ns * 3 // 4
-    assert all(rest <= PACE.back_off.most_ns for rest in rests)
-    assert rests[-1] >= PACE.back_off.most_ns * 3 // 4, "it doubles up to its bound"
+    assert rests[0] >= BACK_OFF.first_ns * 3 // 4
+    assert all(rest <= BACK_OFF.most_ns for rest in rests)
+    assert rests[-1] >= BACK_OFF.most_ns * 3 // 4, "it doubles up to its bound"
 
 
 def test_a_success_ends_the_back_off() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     schedule.add("a", 0)
     for now_ns in (0, 60 * NS_PER_S, 120 * NS_PER_S):
         assert schedule.take(now_ns) == "a"
@@ -94,11 +91,11 @@ def test_a_success_ends_the_back_off() -> None:
     assert schedule.take(300 * NS_PER_S) == "a"
     schedule.finish("a", 300 * NS_PER_S, failed=False)
     schedule.add("a", 300 * NS_PER_S)
-    assert schedule.next_ns() == 300 * NS_PER_S + PACE.gap_ns
+    assert schedule.next_ns() == 300 * NS_PER_S + GAP_NS
 
 
 def test_a_delayed_turn_comes_at_its_time_and_an_event_brings_it_forward() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     schedule.add("a", 0)
     assert schedule.take(0) == "a"
     schedule.finish("a", 0, failed=False, again_at_ns=10 * NS_PER_S)
@@ -109,7 +106,7 @@ def test_a_delayed_turn_comes_at_its_time_and_an_event_brings_it_forward() -> No
 
 
 def test_a_forgotten_key_leaves_nothing_behind_unless_it_is_wanted_again() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     schedule.add("a", 0)
     schedule.take(0)
     schedule.add("a", 1)
@@ -122,7 +119,7 @@ def test_a_forgotten_key_leaves_nothing_behind_unless_it_is_wanted_again() -> No
 
 
 def test_ages_tell_what_is_stuck() -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     assert schedule.overdue_ns(100) == 0
     assert schedule.longest_ns(100) == 0
     schedule.add("a", 100)
@@ -153,7 +150,7 @@ class Queue(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.schedule: WorkQueue[str] = WorkQueue(PACE)
+        self.schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
         self.wishes: dict[str, Wish] = {}
         self.now_ns = 0
 
@@ -192,7 +189,7 @@ class Queue(RuleBasedStateMachine):
         wish = self.wishes[key]
         wish.begun = False
         wish.failures = wish.failures + 1 if failed else 0
-        rest_ns = PACE.back_off.delay_ns(key, wish.failures) if failed else PACE.gap_ns
+        rest_ns = BACK_OFF.delay_ns(key, wish.failures) if failed else GAP_NS
         wish.rest_until_ns = self.now_ns + rest_ns
         if failed:
             self.wish(key, wish.rest_until_ns)
@@ -223,7 +220,7 @@ TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 def test_every_key_that_asks_is_served_however_the_others_fail(
     asked: list[tuple[str, bool]],
 ) -> None:
-    schedule: WorkQueue[str] = WorkQueue(PACE)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF)
     served: set[str] = set()
     now_ns = 0
     for key, fails in asked:

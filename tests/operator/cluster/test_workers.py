@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 from goodput_core.units import NS_PER_MS
 from goodput_operator.backoff import BackOff
 from goodput_operator.kube.fence import SystemClock
-from goodput_operator.reconcile.work_queue import RateLimit, Result, Workers, WorkQueue
+from goodput_operator.reconcile.work_queue import Result, Workers, WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     import pytest
 
-FAST = RateLimit(gap_ns=0, back_off=BackOff(first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS))
+BACK_OFF = BackOff(first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS)
 
 
 @contextlib.asynccontextmanager
 async def working(
     turn: Callable[[str], Awaitable[Result]], count: int = 4
 ) -> AsyncIterator[Workers[str]]:
-    schedule: WorkQueue[str] = WorkQueue(FAST)
+    schedule: WorkQueue[str] = WorkQueue(BACK_OFF, gap_ns=0)
     workers = Workers(queue=schedule, reconcile=turn, clock=SystemClock(), count=count)
     task = asyncio.create_task(workers.run())
     try:

@@ -208,7 +208,7 @@ def test_a_refused_object_stalls_in_the_servers_words(running: Cluster) -> None:
 def test_what_the_server_is_not_able_to_do_just_now_stalls_nothing(
     running: Cluster, gone: bool
 ) -> None:
-    words = "the API server did not answer within 10 s"
+    words = "the API server did not respond within 10 s"
     key = ("Service", "chat")
     before = len(running.events)
     if gone:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goodput_operator.reconcile.rollout import RevisionReplicas, distribute
+from goodput_operator.reconcile.rollout import distribute
+from goodput_operator.reconcile.snapshot import Workload
 
 if TYPE_CHECKING:
     from tests.operator.reconcile.conftest import Cluster
@@ -153,10 +154,19 @@ def test_whatever_there_is_enough_is_kept(
     others: list[tuple[int, int, int]],
     has_stable: bool,
 ) -> None:
-    def part(name: str, counts: tuple[int, int, int]) -> RevisionReplicas:
+    def part(name: str, counts: tuple[int, int, int]) -> Workload:
         wanted, pods, available = counts
-        return RevisionReplicas(
-            revision=name, wanted=wanted, pods=pods, available=min(available, pods)
+        serving = min(available, pods)
+        return Workload(
+            name=name,
+            uid=name,
+            revision=name,
+            wanted=wanted,
+            pods=pods,
+            ready=serving,
+            available=serving,
+            current=True,
+            conditions={},
         )
 
     parts = [part("new", update), *(part(f"old{i}", o) for i, o in enumerate(others))]
