@@ -121,7 +121,6 @@ def serve(policy: str, load: Load, device: str) -> Served:
         service,
         device=None,
         source="benchmark",
-        slo=promise,
         timeout_ns=TIMEOUT_S * NS_PER_S,
     )
     promised = promise.by_name()

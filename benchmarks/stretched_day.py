@@ -19,7 +19,6 @@ from goodput_core.spec.llmservice import LLMService
 from goodput_core.units import NS_PER_S
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import PlannedRequest, PromptKey
-from goodput_replay.run.slo import SLOClasses
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan, apply, parse_class_rules
@@ -77,13 +76,10 @@ class Day:
     def settings(self) -> FleetSettings:
         """The fleet."""
         service = LLMService.from_dict(MANIFEST)
-        slo = service.spec.slo
-        promise = SLOClasses(classes=tuple(slo.by_name().values()), default=slo.default)
         settings = fleet_settings(
             service,
             device=str(DEVICE),
             source="benchmark",
-            slo=promise,
             timeout_ns=600 * NS_PER_S,
         )
         startup_s = self.startup_s

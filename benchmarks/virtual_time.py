@@ -58,7 +58,6 @@ def library(trace: str, policy: str, *, fast_forward: bool, times: int) -> dict[
         service,
         device=None,
         source=str(MANIFEST),
-        slo=promise,
         timeout_ns=600 * NS_PER_S,
     )
     settings = replace(

@@ -68,7 +68,7 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         max_decoded_bytes=options.max_decoded_bytes,
     )
     slo, service = _slo(options)
-    fleet = _fleet(options, service, slo)
+    fleet = _fleet(options, service)
     requests = RequestPlan(
         trace=trace, transforms=_transforms(options, trace), slo=slo, warmup=options.warmup
     )
@@ -156,9 +156,7 @@ def _slo(options: ReplayOptions) -> tuple[SLOClasses, LLMService | None]:
     return (SLOClasses() if options.slo is None else read_slo(options.slo)), None
 
 
-def _fleet(
-    options: ReplayOptions, service: LLMService | None, slo: SLOClasses
-) -> FleetSettings | None:
+def _fleet(options: ReplayOptions, service: LLMService | None) -> FleetSettings | None:
     """Return the fleet to emulate; None for a run in real time."""
     if options.emulate is None or service is None:
         return None
@@ -172,7 +170,6 @@ def _fleet(
         service,
         device=options.device,
         source=str(options.emulate),
-        slo=slo,
         timeout_ns=options.timeout_ns,
         seed=options.seed,
         oracle=options.oracle,

@@ -1,5 +1,5 @@
 """The fleet in virtual time: the real scheduler, engine core and placement on modelled devices.
 
-Nothing here reads a clock, opens a socket or waits. `fleet` and what it uses are a library
-without files or console; `command` is what `replay --emulate` runs.
+`emulate` serves requests without files, sockets or a clock. `virtual_time` runs it for
+`replay --emulate` and writes the run folder.
 """

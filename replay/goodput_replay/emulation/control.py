@@ -1,7 +1,7 @@
 """The driver of the control loop over an emulated fleet, and the decisions in the run's folder.
 
-It reads the fleet's objects where the operator reads metrics, and is independent of the control
-laws. Each decision is recorded with its inputs, so that it can be recomputed.
+It reads the fleet's objects where the operator reads metrics, and does not depend on a control
+law. Each decision is recorded with its inputs, so that it can be recomputed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ControlLoop:
     """Control loop of a fleet of identical replicas; an actor.
 
     Args:
-        params: parameters from the manifest. Mode Recommend decides without changing the fleet.
+        params: parameters from the manifest. In mode Recommend, decisions are not applied.
         interval_ns: time between two decisions, above 0.
         decided: called with each decision.
         signal: freshness of the router metrics at a time; None if they are always fresh.
@@ -72,6 +72,7 @@ class ControlLoop:
         law: Law = service_law,
     ) -> None:
         self._params = params
+        self._targets = {c.name: c.targets for c in params.classes}
         self._interval_ns = interval_ns
         self._decided = decided
         self._signal = signal
@@ -90,9 +91,9 @@ class ControlLoop:
 
     def ended(self, planned: PlannedRequest, record: RequestRecord) -> None:
         """Count a request that ended, before the next decision."""
-        slo_class = {c.name: c.targets for c in self._params.classes}.get(record.slo_class)
-        if slo_class is not None:
-            self._tally.add(record, slo_class.overridden_by(planned.targets))
+        targets = self._targets.get(record.slo_class)
+        if targets is not None:
+            self._tally.add(record, targets.overridden_by(planned.targets))
         if record.output_tokens:
             cached = record.cached_tokens or 0
             self._finished.append((planned.prompt.input_tokens, cached, record.output_tokens))
@@ -162,9 +163,9 @@ class ControlLoop:
             if replica.name in outdated:
                 replica.core.set_limits(_limits(setpoint))
         for _ in range(setpoint.replicas - len(staying)):
-            # A new replica starts with the last limits, as a pod reads them from its ConfigMap.
+            # A new replica starts with the current limits, as a pod reads them from its ConfigMap.
             fleet.start_replica(now_ns).core.set_limits(_limits(setpoint))
-        # The latest replicas drain first: those that have not started yet serve no request.
+        # Drain the newest replicas first, as those that are still starting serve no request.
         for replica in reversed(staying[setpoint.replicas :]):
             fleet.drain_replica(replica, now_ns)
 
@@ -191,7 +192,7 @@ def decision_line(decision: ServiceDecision) -> bytes:
 
 @contextmanager
 def control_loop(settings: FleetSettings, folder: Path) -> Iterator[ControlLoop | None]:
-    """Open the control loop of a run, whose decisions are written to `decisions.jsonl`.
+    """Open the control loop of a run, which writes its decisions to `decisions.jsonl`.
 
     Args:
         settings: fleet configuration.
@@ -207,10 +208,10 @@ def control_loop(settings: FleetSettings, folder: Path) -> Iterator[ControlLoop 
     if rules is None:
         yield None
         return
-    # The run's writer renames it, when the records are complete.
+    # The run's writer renames it when the records are complete.
     with partial_path(folder / DECISIONS_FILE).open("wb") as file:
 
-        def keep(decision: ServiceDecision) -> None:
+        def write(decision: ServiceDecision) -> None:
             file.write(decision_line(decision))
 
-        yield ControlLoop(rules.params, interval_ns=rules.interval_ns, decided=keep)
+        yield ControlLoop(rules.params, interval_ns=rules.interval_ns, decided=write)

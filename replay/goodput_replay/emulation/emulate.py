@@ -37,17 +37,16 @@ def emulate(
 
     Raises:
         InputError: the settings are invalid.
+        ValueError: actors for a fleet of two pools.
     """
-    fleet: VirtualFleet
-    if settings.decode is None:
-        fleet = VirtualFleet(settings, on_record)
-    else:
-        fleet = DisaggregatedFleet(settings, settings.decode, on_record)
-    rules = settings.migration
-    if rules is None:
+    if settings.decode is not None:
+        if actors:
+            raise ValueError("a fleet of two pools does not support actors")
+        return DisaggregatedFleet(settings, settings.decode, on_record).run(requests, ())
+    fleet = VirtualFleet(settings, on_record)
+    if settings.migration is None:
         return fleet.run(requests, actors)
-    profile = settings.profile
-    migration = Migration(rules, block_bytes=profile.block_size * profile.kv_bytes_per_token)
+    migration = Migration(settings.migration, settings.profile)
     outcome = fleet.run(requests, [*actors, migration])
     migration.close()
     return replace(

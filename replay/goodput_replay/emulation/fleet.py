@@ -15,9 +15,10 @@ The same requests and settings therefore give the same records in the same order
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, Protocol
 
+from goodput_core.engine_state import NO_STATISTICS
 from goodput_core.placement import PLACEMENTS, PlacementReason, PlacementState
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
@@ -25,7 +26,7 @@ from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
-from goodput_replay.emulation.replica import VirtualReplica, Visit
+from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
 from goodput_replay.emulation.requests import Deadlines, block_keys, make_record
 from goodput_replay.emulation.settings import FleetOutcome
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["Actor", "Totals", "VirtualFleet", "VirtualRouter"]
+__all__ = ["Actor", "VirtualFleet", "VirtualRouter"]
 
 
 class Actor(Protocol):
@@ -81,49 +82,64 @@ class VirtualFleet:
         self._targets = {c.name: c.targets for c in settings.slo.classes}
         self._router = VirtualRouter(settings.placement, seed=settings.seed)
         self._deadlines = Deadlines(settings.timeout_ns)
-        self._live: dict[int, Visit] = {}
+        self._live: dict[int, ReplicaRequest] = {}
         self._ended: list[tuple[int, int, PlannedRequest, RequestRecord]] = []
-        self._totals = Totals()
         self._created = 0
         self._input_open = True
+        self._end_ns = 0
+        self._peak_in_flight = 0
+        self._peak_replicas = 0
+        self._replica_ns = 0
+        self._events = 0
+        self._statistics = NO_STATISTICS
         for _ in range(settings.replicas):
             self._add(0, 0)
 
     def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
         """Run from time zero until the last request has ended; see `emulate`."""
-        self._totals.replicas(len(self._all_replicas()))
+        self._peak_replicas = len(self._all_replicas())
         upcoming = next(requests, None)
         while upcoming is not None or self._live:
             now_ns = self._next_event_ns(upcoming, actors)
             for replica in self._all_replicas():
                 replica.run(now_ns)
-            affected: dict[str, VirtualReplica] = {}
             while upcoming is not None and upcoming.scheduled_ns <= now_ns:
                 self.arrived += 1
-                self._arrive(upcoming, self.arrived, now_ns, affected)
+                self._receive(upcoming, self.arrived, now_ns)
                 upcoming = next(requests, None)
             if upcoming is None and self._input_open:
-                self._close_input(affected)
-            self._settle(affected, now_ns)
+                self._input_open = False
+                for replica in self._all_replicas():
+                    replica.end_input()
+            self._settle(now_ns)
             self._expire(now_ns)
             for actor in actors:
                 if actor.next_ns() <= now_ns:
-                    self._report_completed()  # the actor must see every completed request
+                    self._report_ended()  # the actor must see every ended request
                     actor.act(self, now_ns)
-                    self._settle({r.name: r for r in self.replicas}, now_ns)
-            self._report_completed()
+                    for replica in self.replicas:
+                        replica.changed = True
+                    self._settle(now_ns)
+            self._report_ended()
         remaining = self._all_replicas()
         for replica in remaining:
-            self._totals.add(replica, self._totals.end_ns)
-        return self._totals.outcome(
-            requests=self.arrived, final_replicas=sum(not r.draining for r in remaining)
+            self._add_totals(replica, self._end_ns)
+        return FleetOutcome(
+            **asdict(self._statistics),
+            end_ns=self._end_ns,
+            requests=self.arrived,
+            peak_in_flight=self._peak_in_flight,
+            replica_ns=self._replica_ns,
+            peak_replicas=self._peak_replicas,
+            final_replicas=sum(not replica.draining for replica in remaining),
+            events=self.arrived + self._events,
         )
 
     def start_replica(self, now_ns: int) -> VirtualReplica:
         """Add a replica that becomes ready after the device's start-up time."""
         startup_ns = round(self.settings.profile.startup_seconds * NS_PER_S)
         started = self._add(now_ns, now_ns + startup_ns)
-        self._totals.replicas(len(self._all_replicas()))
+        self._peak_replicas = max(self._peak_replicas, len(self._all_replicas()))
         return started
 
     def drain_replica(self, replica: VirtualReplica, now_ns: int) -> None:
@@ -132,17 +148,11 @@ class VirtualFleet:
         replica.core.drain()
         self._remove_if_drained(replica, now_ns)
 
-    def make_submit(self, visit: Visit) -> Submit:
-        """Return the submission of a migrating request to its new replica."""
-        targets = self._targets_of(visit.planned)
-        assert targets is not None, visit.planned.slo_class
-        return self._submit(visit.planned, visit.rid, targets)
-
-    def complete_move(self, visit: Visit, target: Visit, now_ns: int) -> None:
-        """Assign a migrated request to its new replica; the caller settles both replicas."""
-        visit.replica.release(visit)
+    def complete_move(self, source: ReplicaRequest, target: ReplicaRequest, now_ns: int) -> None:
+        """Assign a migrated request to its new replica."""
+        source.replica.release(source.rid)
         self._live[target.rid] = target
-        self._remove_if_drained(visit.replica, now_ns)
+        self._remove_if_drained(source.replica, now_ns)
 
     def _all_replicas(self) -> list[VirtualReplica]:
         """Return the replicas of every pool."""
@@ -158,9 +168,8 @@ class VirtualFleet:
             times_ns.append(deadline_ns)
         return min(times_ns)
 
-    def _arrive(
-        self, planned: PlannedRequest, rid: int, now_ns: int, affected: dict[str, VirtualReplica]
-    ) -> None:
+    def _receive(self, planned: PlannedRequest, rid: int, now_ns: int) -> None:
+        """Place and submit a request, with one retry, or record why it is not served."""
         targets = self._targets_of(planned)
         if targets is None:
             classes = ", ".join(self._targets)
@@ -170,85 +179,67 @@ class VirtualFleet:
             )
             self._end(rid, planned, make_record(planned, Outcome.ERROR, now_ns, detail=detail))
             return
-        submit = self._submit(planned, rid, targets)
+        submit = self._make_submit(planned, rid, targets)
         replica = self._router.place(self.replicas, submit.block_hashes, now_ns)
         if isinstance(replica, str):
             self._end(rid, planned, make_record(planned, Outcome.SHED, now_ns, detail=replica))
             return
-        rejected = self._admit(replica, planned, submit, now_ns, affected)
+        rejected = self._submit(ReplicaRequest(planned, submit, replica), now_ns)
         if rejected is not None and rejected.retry_after_s:
             other = self._router.retry(self.replicas, replica, submit.block_hashes, now_ns)
             if other is not None:
                 replica = other
-                rejected = self._admit(replica, planned, submit, now_ns, affected)
-        if rejected is not None:
+                rejected = self._submit(ReplicaRequest(planned, submit, replica), now_ns)
+        if rejected is None:
+            self._peak_in_flight = max(self._peak_in_flight, len(self._live))
+            self._deadlines.add(planned, rid)
+        else:
             outcome = Outcome.SHED if rejected.retry_after_s else Outcome.ERROR
             record = make_record(
                 planned, outcome, now_ns, replica=replica.name, detail=rejected.detail
             )
             self._end(rid, planned, record)
 
-    def _admit(
-        self,
-        replica: VirtualReplica,
-        planned: PlannedRequest,
-        submit: Submit,
-        now_ns: int,
-        affected: dict[str, VirtualReplica],
-    ) -> Rejected | None:
-        visit = Visit(planned, submit.rid, replica)
-        self._live[submit.rid] = visit
-        rejected = self._submit_to(replica, visit, submit, now_ns)
+    def _submit(self, request: ReplicaRequest, now_ns: int) -> Rejected | None:
+        self._live[request.rid] = request  # before the engine asks the oracle for its length
+        rejected = self._submit_to_engine(request, now_ns)
         if rejected is not None:
-            del self._live[submit.rid]
-        else:
-            self._totals.in_flight(len(self._live))
-            self._deadlines.add(planned, submit.rid)
-            affected[replica.name] = replica
+            del self._live[request.rid]
         return rejected
 
-    def _submit_to(
-        self, replica: VirtualReplica, visit: Visit, submit: Submit, now_ns: int
-    ) -> Rejected | None:
-        return replica.submit(visit, submit, now_ns)
+    def _submit_to_engine(self, request: ReplicaRequest, now_ns: int) -> Rejected | None:
+        return request.replica.submit(request, request.submit, now_ns)
 
-    def _settle(self, affected: dict[str, VirtualReplica], now_ns: int) -> None:
+    def _settle(self, now_ns: int) -> None:
+        """Complete the steps that end now, and plan on every replica that changed."""
         for replica in self._all_replicas():
-            if replica.due_ns == now_ns or replica.name in affected:
+            if replica.changed or replica.due_ns == now_ns:
                 replica.settle(now_ns)
 
     def _expire(self, now_ns: int) -> None:
+        """End the requests that are cancelled or time out now."""
         expired = self._deadlines.take(now_ns)
         if not expired:
             return
-        affected: dict[str, VirtualReplica] = {}
         for rid, outcome in expired:
-            visit = self._live.get(rid)
-            if visit is None:
+            request = self._live.get(rid)
+            if request is None:
                 continue
-            replica, planned = visit.replica, visit.planned
+            replica, planned = request.replica, request.planned
             detail = ""
             if outcome is Outcome.TIMEOUT:
                 detail = f"nothing complete within {self.settings.timeout_ns / NS_PER_S:g} s"
-            times, left = self._cancel(visit)
+            times = self._cancel(request)
             record = make_record(
                 planned, outcome, now_ns, times=times, replica=replica.name, detail=detail
             )
-            affected |= {r.name: r for r in left}
             self._end(rid, planned, record)
             self._remove_if_drained(replica, now_ns)
-        self._settle(affected, now_ns)
+        self._settle(now_ns)
 
-    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[VirtualReplica]]:
-        """Cancel a request; return its token times and the replicas it was removed from."""
-        return visit.replica.cancel(visit), [visit.replica]
-
-    def _close_input(self, affected: dict[str, VirtualReplica]) -> None:
-        """Mark the input as ended, so that schedulers stop waiting for larger batches."""
-        self._input_open = False
-        for replica in self._all_replicas():
-            replica.core.scheduler.end_input()
-            affected[replica.name] = replica
+    def _cancel(self, request: ReplicaRequest) -> NDArray[np.int64]:
+        """Cancel a request on its replicas and return its token times."""
+        return request.replica.cancel(request)
 
     # --- requests --------------------------------------------------------------------------
     def _targets_of(self, planned: PlannedRequest) -> Targets | None:
@@ -258,7 +249,7 @@ class VirtualFleet:
             return None if self._targets else planned.targets
         return targets if planned.targets.empty else targets.overridden_by(planned.targets)
 
-    def _submit(self, planned: PlannedRequest, rid: int, targets: Targets) -> Submit:
+    def _make_submit(self, planned: PlannedRequest, rid: int, targets: Targets) -> Submit:
         """Return the submission that the engine's HTTP server would create."""
         return Submit(
             rid=rid,
@@ -279,18 +270,20 @@ class VirtualFleet:
         """Return a request's true output length. Only the oracle may use it."""
         return self._live[rid].planned.output_tokens
 
-    def _finished(self, visit: Visit, times: NDArray[np.int64], cached_tokens: int) -> None:
+    def _finished(
+        self, request: ReplicaRequest, times: NDArray[np.int64], cached_tokens: int
+    ) -> None:
         """Record a request that a replica completed."""
-        replica, end_ns = visit.replica, int(times[-1])
+        replica, end_ns = request.replica, int(times[-1])
         record = make_record(
-            visit.planned,
+            request.planned,
             Outcome.OK,
             end_ns,
             times=times,
             replica=replica.name,
             cached_tokens=cached_tokens,
         )
-        self._end(visit.rid, visit.planned, record)
+        self._end(request.rid, request.planned, record)
         self._remove_if_drained(replica, end_ns)
 
     def _end(self, rid: int, planned: PlannedRequest, record: RequestRecord) -> None:
@@ -298,13 +291,13 @@ class VirtualFleet:
         assert record.end_ns is not None
         self._ended.append((record.end_ns, rid, planned, record))
 
-    def _report_completed(self) -> None:
+    def _report_ended(self) -> None:
         """Pass requests that ended since the previous event to `on_record`, by end time."""
         if not self._ended:
             return
         self._ended.sort(key=lambda ended: ended[:2])
-        for end_ns, _, planned, record in self._ended:
-            self._totals.ended(end_ns)
+        self._end_ns = self._ended[-1][0]
+        for _, _, planned, record in self._ended:
             self._on_record(planned, record)
         self._ended.clear()
 
@@ -323,7 +316,7 @@ class VirtualFleet:
         configure: Configure,
         created_ns: int,
         ready_ns: int,
-        ended: Callable[[Visit, NDArray[np.int64], int], None],
+        ended: Callable[[ReplicaRequest, NDArray[np.int64], int], None],
     ) -> VirtualReplica:
         settings = self.settings
         oracle = self._true_length if settings.oracle else None
@@ -336,75 +329,20 @@ class VirtualFleet:
             ended=ended,
         )
         if not self._input_open:
-            replica.core.scheduler.end_input()
+            replica.end_input()
         return replica
 
     def _remove_if_drained(self, replica: VirtualReplica, now_ns: int) -> None:
         """Remove a draining replica that has no requests left."""
         if replica.draining and not replica.in_flight:
             self.replicas = [r for r in self.replicas if r is not replica]
-            self._totals.add(replica, now_ns)
+            self._add_totals(replica, now_ns)
 
-
-_SUMMED: Final = (
-    "steps",
-    "step_ns",
-    "scheduled_tokens",
-    "output_tokens",
-    "preemptions",
-    "recomputed_tokens",
-    "swapped_tokens",
-    "prefix_queried_tokens",
-    "prefix_hit_tokens",
-)
-
-
-class Totals:
-    """Sums over replicas and requests.
-
-    Attributes:
-        end_ns: end time of the most recently completed request.
-    """
-
-    def __init__(self) -> None:
-        self.end_ns = 0
-        self._peak = 0
-        self._peak_replicas = 0
-        self._replica_ns = 0
-        self._events = 0
-        self._sums: Counter[str] = Counter()
-
-    def in_flight(self, count: int) -> None:
-        """Update the peak number of requests in flight."""
-        self._peak = max(self._peak, count)
-
-    def replicas(self, count: int) -> None:
-        """Update the peak number of replicas."""
-        self._peak_replicas = max(self._peak_replicas, count)
-
-    def ended(self, at_ns: int) -> None:
-        """Record the end of a request; calls are in time order."""
-        self.end_ns = at_ns
-
-    def add(self, replica: VirtualReplica, removed_ns: int) -> None:
+    def _add_totals(self, replica: VirtualReplica, removed_ns: int) -> None:
         """Add the totals of a replica that was removed or reached the end of the run."""
         self._replica_ns += max(0, removed_ns - replica.created_ns)
         self._events += replica.events
-        stats = replica.core.scheduler.stats
-        self._sums.update({name: getattr(stats, name) for name in _SUMMED})
-
-    def outcome(self, *, requests: int, final_replicas: int) -> FleetOutcome:
-        """Return the totals of the run."""
-        return FleetOutcome(
-            end_ns=self.end_ns,
-            requests=requests,
-            peak_in_flight=self._peak,
-            replica_ns=self._replica_ns,
-            peak_replicas=self._peak_replicas,
-            final_replicas=final_replicas,
-            events=requests + self._events,
-            **{name: self._sums[name] for name in _SUMMED},
-        )
+        self._statistics = self._statistics.plus(replica.core.scheduler.stats)
 
 
 _FULL = "every replica is full; try again shortly"

@@ -12,19 +12,21 @@ section 4.2. A replica takes part in one move at a time, so a link has one trans
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.units import NS_PER_S
+from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.scheduler.request_table import RequestState
-from goodput_replay.emulation.replica import VirtualReplica, Visit
+from goodput_replay.emulation.replica import ReplicaRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from goodput_engine.device.profile import DeviceProfile
     from goodput_engine.scheduler.request_table import ScheduledRequest
     from goodput_replay.emulation.fleet import VirtualFleet
-    from goodput_replay.emulation.settings import MigrationRules
+    from goodput_replay.emulation.replica import VirtualReplica
+    from goodput_replay.emulation.settings import MigrationSpec
 
 __all__ = ["Migration", "Occupancy", "pair_up", "shrinks_gap"]
 
@@ -39,7 +41,7 @@ class _Move:
     """A migration in progress.
 
     Args:
-        visit: the request on the source.
+        source: the request on the source replica.
         target: the request on the destination.
         request: the request in the source's scheduler.
     """
@@ -50,13 +52,15 @@ class _Move:
         "due_ns",
         "preemptions",
         "request",
+        "source",
         "stages",
         "target",
-        "visit",
     )
 
-    def __init__(self, visit: Visit, target: Visit, request: ScheduledRequest) -> None:
-        self.visit: Final = visit
+    def __init__(
+        self, source: ReplicaRequest, target: ReplicaRequest, request: ScheduledRequest
+    ) -> None:
+        self.source: Final = source
         self.target: Final = target
         self.request: Final = request
         self.preemptions: Final = request.preemptions
@@ -72,9 +76,9 @@ class _Move:
     def lost(self) -> bool:
         """True if the request ended, was evicted or was cancelled."""
         request = self.request
-        gone = self.visit.replica.visit(request.rid) is not self.visit
+        removed = self.source.replica.find(request.rid) is not self.source
         evicted = request.preemptions != self.preemptions
-        return gone or evicted or request.state is RequestState.FINISHING
+        return removed or evicted or request.state is RequestState.FINISHING
 
 
 class Migration:
@@ -82,21 +86,23 @@ class Migration:
 
     Args:
         rules: migration rules.
-        block_bytes: size of the keys and values of one block.
+        profile: device profile of the replicas.
 
     Attributes:
         completed, aborted: number of completed and of aborted moves.
         copied_blocks: blocks copied by all moves.
     """
 
-    def __init__(self, rules: MigrationRules, *, block_bytes: int) -> None:
+    def __init__(self, rules: MigrationSpec, profile: DeviceProfile) -> None:
         self.completed = 0
         self.aborted = 0
         self.copied_blocks = 0
-        self._rules = rules
-        self._ns_per_block = max(1, -(-block_bytes * NS_PER_S // rules.link_bytes_per_s))
+        self._below_blocks = rules.below_blocks
+        self._interval_ns = rules.poll_ms * NS_PER_MS
+        block_bytes = profile.block_size * profile.kv_bytes_per_token
+        self._ns_per_block = max(1, -(-block_bytes * NS_PER_S // profile.link_bytes_per_s))
         self._moves: list[_Move] = []
-        self._poll_ns = rules.poll_ns
+        self._poll_ns = self._interval_ns
 
     def next_ns(self) -> int:
         """Return the time of the next poll or of the next event of a move."""
@@ -107,8 +113,8 @@ class Migration:
         for move in list(self._moves):
             self._advance(move, fleet, now_ns)
         if now_ns >= self._poll_ns:
-            self._poll_ns = now_ns + self._rules.poll_ns
-            self._begin(fleet, now_ns)
+            self._poll_ns = now_ns + self._interval_ns
+            self._start_moves(fleet, now_ns)
 
     def close(self) -> None:
         """Abort the remaining moves, whose requests have ended, to release their reservations."""
@@ -116,39 +122,42 @@ class Migration:
             self._abort(move)
 
     # --- selection -------------------------------------------------------------------------
-    def _begin(self, fleet: VirtualFleet, now_ns: int) -> None:
-        busy = {visit.replica.name for m in self._moves for visit in (m.visit, m.target)}
+    def _start_moves(self, fleet: VirtualFleet, now_ns: int) -> None:
+        """Start a move between each pair of replicas that are ready and take part in no move."""
+        busy = {request.replica.name for m in self._moves for request in (m.source, m.target)}
         free = {
             replica.name: replica
             for replica in fleet.replicas
             if replica.ready_ns <= now_ns and not replica.draining and replica.name not in busy
         }
         occupancies = [_occupancy(replica, now_ns) for replica in free.values()]
-        for source, target in pair_up(occupancies, below_blocks=self._rules.below_blocks):
+        for source, target in pair_up(occupancies, below_blocks=self._below_blocks):
             request = _choose_request(free[source.name], source, target)
             if request is not None:
-                self._reserve(fleet, free[source.name], free[target.name], request, now_ns)
+                self._start_move(request, free[source.name], free[target.name], now_ns)
 
-    def _reserve(
+    def _start_move(
         self,
-        fleet: VirtualFleet,
-        source: VirtualReplica,
-        target: VirtualReplica,
         request: ScheduledRequest,
+        replica: VirtualReplica,
+        destination: VirtualReplica,
         now_ns: int,
     ) -> None:
-        visit = source.visit(request.rid)
-        assert visit is not None, request.rid
-        earlier = source.times(visit, request.output_tokens).tolist()
-        there = Visit(visit.planned, visit.rid, target, earlier)
-        first_token_ns = request.first_token_ns
-        submit = fleet.make_submit(visit)
-        if not target.take_over(there, submit, now_ns, first_token_ns=first_token_ns):
-            return
-        there.cached_tokens = visit.cached_tokens if len(visit.earlier) else request.cached_tokens
-        move = _Move(visit, there, request)
-        self._moves.append(move)
-        self._next_stage(move, now_ns)
+        """Reserve blocks on the destination and copy the first ones; do nothing without room."""
+        source = replica.find(request.rid)
+        assert source is not None, request.rid
+        cached_tokens = source.cached_tokens
+        target = ReplicaRequest(
+            source.planned,
+            source.submit,
+            destination,
+            earlier=replica.times(source, request.output_tokens).tolist(),
+            cached_tokens=request.cached_tokens if cached_tokens is None else cached_tokens,
+        )
+        if destination.reserve(target, now_ns, first_token_ns=request.first_token_ns):
+            move = _Move(source, target, request)
+            self._moves.append(move)
+            self._next_stage(move, now_ns)
 
     # --- stages ----------------------------------------------------------------------------
     def _advance(self, move: _Move, fleet: VirtualFleet, now_ns: int) -> None:
@@ -157,7 +166,7 @@ class Migration:
         elif move.due_ns > now_ns:
             return
         elif move.complete:
-            self._arrive(move, fleet, now_ns)
+            self._finish(move, fleet, now_ns)
         elif move.request.state in _DECODES:
             self._next_stage(move, now_ns)
         else:
@@ -165,17 +174,17 @@ class Migration:
 
     def _next_stage(self, move: _Move, now_ns: int) -> None:
         """Copy the full blocks that are not copied yet; stop the request when few are left."""
-        request, scheduler = move.request, move.visit.replica.core.scheduler
+        request, scheduler = move.request, move.source.replica.core.scheduler
         tokens = request.input_tokens + request.output_tokens - 1
         size = scheduler.block_size
         stops = -(-tokens // size) - move.copied <= _STOP_BELOW_BLOCKS
         # Each step in flight may still emit a token after the request has stopped.
-        coming = scheduler.num_in_flight if stops else 0
-        emitted = min(request.output_tokens + coming, request.output_limit)
+        in_flight = scheduler.num_in_flight if stops else 0
+        emitted = min(request.output_tokens + in_flight, request.output_limit)
         if not move.target.replica.core.grow_transfer(request.rid, emitted=emitted):
             self._abort(move)
         elif stops:
-            move.visit.replica.core.detach(request.rid)
+            move.source.replica.core.detach(request.rid)
             self._copy_rest(move, now_ns)
         elif move.stages == _MAX_STAGES:
             self._abort(move)
@@ -185,7 +194,7 @@ class Migration:
 
     def _copy_rest(self, move: _Move, now_ns: int) -> None:
         """Copy all remaining blocks once the request's last step has ended."""
-        core = move.visit.replica.core
+        core = move.source.replica.core
         if move.request.state is RequestState.HELD:
             move.complete = True
             tokens = move.request.computed_tokens
@@ -202,13 +211,12 @@ class Migration:
         self.copied_blocks += rest
         move.due_ns = now_ns + max(1, rest * self._ns_per_block)
 
-    def _arrive(self, move: _Move, fleet: VirtualFleet, now_ns: int) -> None:
-        request, visit, target = move.request, move.visit, move.target
-        target.earlier = visit.replica.times(visit, request.output_tokens).tolist()
-        core = target.replica.core
-        core.grow_transfer(request.rid, emitted=request.output_tokens)
-        core.finish_transfer(request.rid)
-        fleet.complete_move(visit, target, now_ns)
+    def _finish(self, move: _Move, fleet: VirtualFleet, now_ns: int) -> None:
+        request, source, target = move.request, move.source, move.target
+        target.earlier = source.replica.times(source, request.output_tokens).tolist()
+        target.replica.core.grow_transfer(request.rid, emitted=request.output_tokens)
+        target.replica.finish_transfer(request.rid)
+        fleet.complete_move(source, target, now_ns)
         self._moves.remove(move)
         self.completed += 1
 
@@ -233,7 +241,7 @@ def _occupancy(replica: VirtualReplica, now_ns: int) -> Occupancy:
 def _choose_request(
     replica: VirtualReplica, source: Occupancy, target: Occupancy
 ) -> ScheduledRequest | None:
-    """Return the least urgent, shortest decoding request that shrinks the gap; None if none."""
+    """Return the least urgent, shortest decoding request that shrinks the gap; None without one."""
     size = replica.core.scheduler.block_size
     found = [
         (request.priority, -(-request.total_tokens // size), request.rid, request)
@@ -288,16 +296,11 @@ def shrinks_gap(source: Occupancy, target: Occupancy, blocks: int) -> bool:
 
     Such a request is not moved back, as that would widen the gap again.
     """
-    given = Occupancy(
-        name=source.name,
-        free_blocks=source.free_blocks + blocks,
-        demanded_blocks=source.demanded_blocks,
-        requests=source.requests - 1,
+    source_after = replace(
+        source, free_blocks=source.free_blocks + blocks, requests=source.requests - 1
     )
-    taken = Occupancy(
-        name=target.name,
-        free_blocks=target.free_blocks - blocks,
-        demanded_blocks=target.demanded_blocks,
-        requests=target.requests + 1,
+    target_after = replace(
+        target, free_blocks=target.free_blocks - blocks, requests=target.requests + 1
     )
-    return abs(taken.freeness - given.freeness) < target.freeness - source.freeness
+    gap = target.freeness - source.freeness
+    return abs(target_after.freeness - source_after.freeness) < gap

@@ -22,40 +22,39 @@ import msgspec
 from goodput_core.units import NS_PER_S
 from goodput_engine.messages import ExecutorInput, Rejected
 from goodput_replay.emulation.fleet import VirtualFleet
-from goodput_replay.emulation.replica import VirtualReplica, Visit
+from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     from numpy.typing import NDArray
 
     from goodput_core.slo.record import RequestRecord
-    from goodput_engine.messages import Submit
     from goodput_replay.emulation.fleet import Actor
-    from goodput_replay.emulation.settings import DecodePool, FleetOutcome, FleetSettings
+    from goodput_replay.emulation.settings import DecodePool, FleetSettings
     from goodput_replay.plan import PlannedRequest
 
 __all__ = ["DisaggregatedFleet"]
 
 
-class _Journey:
-    """A request that moves from a prefill to a decode replica.
+class _Transfer:
+    """A transfer of a request from a prefill to a decode replica, waiting or under way.
 
     Args:
-        visit: the request on the prefill replica.
+        source: the request on the prefill replica.
         first_token_ns: time of the first token.
         cached_tokens: prompt tokens found in the prefix cache.
     """
 
-    __slots__ = ("cached_tokens", "first_token_ns", "target", "visit")
+    __slots__ = ("cached_tokens", "first_token_ns", "source", "target")
 
-    def __init__(self, visit: Visit, first_token_ns: int, cached_tokens: int) -> None:
-        self.visit: Final = visit
+    def __init__(self, source: ReplicaRequest, first_token_ns: int, cached_tokens: int) -> None:
+        self.source: Final = source
         self.first_token_ns: Final = first_token_ns
         self.cached_tokens: Final = cached_tokens
-        self.target: Visit | None = None
-        """The request on the decode replica during the transfer."""
+        self.target: ReplicaRequest | None = None
+        """The request on the decode replica; None while it waits for blocks."""
 
 
 class DisaggregatedFleet(VirtualFleet):
@@ -73,15 +72,14 @@ class DisaggregatedFleet(VirtualFleet):
         pool: DecodePool,
         on_record: Callable[[PlannedRequest, RequestRecord], None],
     ) -> None:
-        self._pool = pool
-        self._submits: dict[int, Submit] = {}
-        self._journeys: dict[int, _Journey] = {}
-        self._queue: deque[_Journey] = deque()
-        self._transfers: list[tuple[int, int]] = []
+        self._transfers: dict[int, _Transfer] = {}
+        # Both may hold cancelled transfers, which `_transfers` no longer has.
+        self._waiting: deque[_Transfer] = deque()
+        self._ends: list[tuple[int, int]] = []
         self._link_free_ns: dict[str, int] = {}
-        self._freed: dict[str, VirtualReplica] = {}
+        self._decoders: list[VirtualReplica] = []
         super().__init__(settings, on_record)
-        self._decoders = [
+        self._decoders += [
             self._build(f"{settings.service}-decode-{i}", pool.configure, 0, 0, self._finished)
             for i in range(pool.replicas)
         ]
@@ -101,28 +99,25 @@ class DisaggregatedFleet(VirtualFleet):
     def _next_event_ns(self, upcoming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
         """Include ends of transfers and prefill steps, and of decode steps if requests wait."""
         times_ns = [super()._next_event_ns(upcoming, actors)]
-        if self._transfers:
-            times_ns.append(self._transfers[0][0])
-        watched = self._all_replicas() if self._queue else self.replicas
+        if self._ends:
+            times_ns.append(self._ends[0][0])
+        watched = self._all_replicas() if self._waiting else self.replicas
         times_ns += [replica.due_ns for replica in watched if replica.due_ns is not None]
         return min(times_ns)
 
-    def _settle(self, affected: dict[str, VirtualReplica], now_ns: int) -> None:
-        while self._transfers and self._transfers[0][0] <= now_ns:
-            _, rid = heapq.heappop(self._transfers)
-            if rid in self._journeys:
-                self._arrive_at_decoder(self._journeys.pop(rid), affected)
-        super()._settle(affected, now_ns)
-        self._pull(now_ns)
-        if self._freed:
-            freed, self._freed = self._freed, {}
-            super()._settle(freed, now_ns)
+    def _settle(self, now_ns: int) -> None:
+        while self._ends and self._ends[0][0] <= now_ns:
+            _, rid = heapq.heappop(self._ends)
+            if rid in self._transfers:
+                self._finish_transfer(self._transfers.pop(rid))
+        super()._settle(now_ns)
+        self._start_transfers(now_ns)
+        super()._settle(now_ns)  # prefill replicas whose last steps freed blocks
 
     # --- prefill ---------------------------------------------------------------------------
-    def _submit_to(
-        self, replica: VirtualReplica, visit: Visit, submit: Submit, now_ns: int
-    ) -> Rejected | None:
+    def _submit_to_engine(self, request: ReplicaRequest, now_ns: int) -> Rejected | None:
         """Submit only the prompt; the output is computed on a decode replica."""
+        submit = request.submit
         longest = self._decoders[0].core.scheduler.max_total_tokens
         asked = submit.max_output_tokens
         if asked is not None and submit.input_tokens + asked > longest:
@@ -134,89 +129,71 @@ class DisaggregatedFleet(VirtualFleet):
         prompt = msgspec.structs.replace(
             submit, max_output_tokens=1, executor=ExecutorInput(output_tokens=1)
         )
-        rejected = replica.submit(visit, prompt, now_ns, holds_blocks=True)
-        if rejected is None:
-            self._submits[submit.rid] = submit
-        return rejected
+        return request.replica.submit(request, prompt, now_ns, holds_blocks=True)
 
-    def _prefilled(self, visit: Visit, times: NDArray[np.int64], cached_tokens: int) -> None:
+    def _prefilled(
+        self, request: ReplicaRequest, times: NDArray[np.int64], cached_tokens: int
+    ) -> None:
         """Queue a request for decoding after its prompt was computed."""
-        replica, rid = visit.replica, visit.rid
-        submit = self._submits[rid]
+        replica, submit = request.replica, request.submit
         if submit.executor.output_tokens == 1 or submit.max_output_tokens == 1:
-            replica.core.release_held(rid)
-            self._freed[replica.name] = replica
-            self._finished(visit, times, cached_tokens)
+            replica.release(request.rid)
+            self._finished(request, times, cached_tokens)
             return
-        replica.hold(visit)
-        journey = _Journey(visit, int(times[0]), cached_tokens)
-        self._journeys[rid] = journey
-        self._queue.append(journey)
+        replica.hold(request)
+        transfer = _Transfer(request, int(times[0]), cached_tokens)
+        self._transfers[request.rid] = transfer
+        self._waiting.append(transfer)
 
     # --- KV transfer -----------------------------------------------------------------------
-    def _pull(self, now_ns: int) -> None:
+    def _start_transfers(self, now_ns: int) -> None:
         """Start the transfers that fit, in queue order."""
-        while self._queue:
-            journey = self._queue[0]
-            if journey.visit.rid in self._journeys:
-                target = self._reserve(journey, now_ns)
-                if target is None:
+        while self._waiting:
+            transfer = self._waiting[0]
+            if transfer.source.rid in self._transfers:
+                transfer.target = self._reserve(transfer, now_ns)
+                if transfer.target is None:
                     return
-                self._start_transfer(journey, target, now_ns)
-            self._queue.popleft()
+                self._copy(transfer.source, transfer.target, now_ns)
+            self._waiting.popleft()
 
-    def _reserve(self, journey: _Journey, now_ns: int) -> Visit | None:
+    def _reserve(self, transfer: _Transfer, now_ns: int) -> ReplicaRequest | None:
         """Reserve blocks on the decode replica with the fewest requests; None if none has enough.
 
         Ties go to the replica whose link has been free longest.
         """
-        visit, free_ns = journey.visit, self._link_free_ns
+        source, free_ns = transfer.source, self._link_free_ns
         for replica in sorted(self._decoders, key=lambda r: (r.in_flight, free_ns.get(r.name, 0))):
-            target = Visit(visit.planned, visit.rid, replica, earlier=(journey.first_token_ns,))
-            submit = self._submits[visit.rid]
-            if replica.take_over(target, submit, now_ns, first_token_ns=journey.first_token_ns):
+            target = ReplicaRequest(
+                source.planned,
+                source.submit,
+                replica,
+                earlier=(transfer.first_token_ns,),
+                cached_tokens=transfer.cached_tokens,
+            )
+            if replica.reserve(target, now_ns, first_token_ns=transfer.first_token_ns):
                 return target
         return None
 
-    def _start_transfer(self, journey: _Journey, target: Visit, now_ns: int) -> None:
-        journey.target = target
-        tokens = journey.visit.planned.prompt.input_tokens
-        size = tokens * self.settings.profile.kv_bytes_per_token
-        ends = (journey.visit.replica.name, target.replica.name)
+    def _copy(self, source: ReplicaRequest, target: ReplicaRequest, now_ns: int) -> None:
+        """Occupy the links of both replicas until the keys and values are copied."""
+        profile = self.settings.profile
+        size = source.submit.input_tokens * profile.kv_bytes_per_token
+        ends = (source.replica.name, target.replica.name)
         start_ns = max(now_ns, *(self._link_free_ns.get(name, 0) for name in ends))
-        end_ns = start_ns + max(1, -(-size * NS_PER_S // self._pool.link_bytes_per_s))
+        end_ns = start_ns + max(1, -(-size * NS_PER_S // profile.link_bytes_per_s))
         self._link_free_ns.update(dict.fromkeys(ends, end_ns))
-        heapq.heappush(self._transfers, (end_ns, target.rid))
+        heapq.heappush(self._ends, (end_ns, target.rid))
 
-    def _arrive_at_decoder(self, journey: _Journey, affected: dict[str, VirtualReplica]) -> None:
-        source, target = journey.visit.replica, journey.target
+    def _finish_transfer(self, transfer: _Transfer) -> None:
+        source, target = transfer.source, transfer.target
         assert target is not None
-        source.release(journey.visit)
-        target.replica.core.finish_transfer(target.rid)
-        target.cached_tokens = journey.cached_tokens
+        source.replica.release(source.rid)
+        target.replica.finish_transfer(target.rid)
         self._live[target.rid] = target
-        for replica in (source, target.replica):
-            affected[replica.name] = replica
 
-    # --- the end ---------------------------------------------------------------------------
-    def _cancel(self, visit: Visit) -> tuple[NDArray[np.int64], list[VirtualReplica]]:
-        journey = self._journeys.pop(visit.rid, None)
-        times, left = super()._cancel(visit)
-        if journey is not None and journey.target is not None:
-            journey.target.replica.cancel(journey.target)
-            left.append(journey.target.replica)
-        return times, left
-
-    def _end(self, rid: int, planned: PlannedRequest, record: RequestRecord) -> None:
-        self._submits.pop(rid, None)
-        super()._end(rid, planned, record)
-
-    def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
-        """See `emulate`; actors are not supported.
-
-        Raises:
-            ValueError: there are actors.
-        """
-        if actors:
-            raise ValueError("a fleet of two pools does not support actors")
-        return super().run(requests, actors)
+    def _cancel(self, request: ReplicaRequest) -> NDArray[np.int64]:
+        transfer = self._transfers.pop(request.rid, None)
+        if transfer is not None and transfer.target is not None:
+            transfer.target.replica.cancel(transfer.target)
+        return super()._cancel(request)

@@ -24,38 +24,43 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["EpochTimes", "TokenSpans", "VirtualReplica", "Visit"]
+__all__ = ["ReplicaRequest", "VirtualReplica"]
 
 
-class Visit:
+class ReplicaRequest:
     """A request on a replica.
 
     Args:
-        planned: the request.
-        rid: request id in the engines.
+        planned: the request of the trace.
+        submit: its submission to an engine.
         replica: replica that serves the request.
         earlier: times of the tokens emitted by earlier replicas.
+        cached_tokens: prompt tokens found in the prefix cache of the first replica; None if this
+            is the first one.
 
     Attributes:
+        rid: request id in the engines.
         earlier: updated until a transfer to this replica is complete.
         spans: token times on this replica.
-        cached_tokens: prompt tokens found in an earlier replica's prefix cache.
     """
 
-    __slots__ = ("cached_tokens", "earlier", "planned", "replica", "rid", "spans")
+    __slots__ = ("cached_tokens", "earlier", "planned", "replica", "rid", "spans", "submit")
 
     def __init__(
         self,
         planned: PlannedRequest,
-        rid: int,
+        submit: Submit,
         replica: VirtualReplica,
+        *,
         earlier: Sequence[int] = (),
+        cached_tokens: int | None = None,
     ) -> None:
         self.earlier = earlier
-        self.cached_tokens = 0
         self.planned: Final = planned
-        self.rid: Final = rid
+        self.submit: Final = submit
         self.replica: Final = replica
+        self.cached_tokens: Final = cached_tokens
+        self.rid: Final = submit.rid
         self.spans: Final = TokenSpans()
 
 
@@ -72,8 +77,9 @@ class VirtualReplica:
             tokens found in the prefix cache.
 
     Attributes:
-        events: number of engine calls that took steps.
+        events: number of engine calls for steps.
         due_ns: time of the next engine event; None if there is none.
+        changed: True if the engine must plan before its next event; cleared by `settle`.
         draining: True if it admits no new requests.
     """
 
@@ -85,24 +91,25 @@ class VirtualReplica:
         created_ns: int,
         ready_ns: int,
         fast_forward: bool,
-        ended: Callable[[Visit, NDArray[np.int64], int], None],
+        ended: Callable[[ReplicaRequest, NDArray[np.int64], int], None],
     ) -> None:
         self.name: Final = name
         self.core: Final = core
         self.created_ns: Final = created_ns
         self.ready_ns: Final = ready_ns
         self.due_ns: int | None = None
+        self.changed = False
         self.draining = False
         self.events = 0
         self._fast_forward = fast_forward
         self._ended = ended
-        self._visits: dict[int, Visit] = {}
+        self._requests: dict[int, ReplicaRequest] = {}
         self._epochs = EpochTimes()
 
     @property
     def in_flight(self) -> int:
         """Number of requests on the replica."""
-        return len(self._visits)
+        return len(self._requests)
 
     def load(self, now_ns: int) -> ReplicaLoad:
         """Return the exact current load, as placement reads it."""
@@ -112,7 +119,7 @@ class VirtualReplica:
         used_blocks = total_blocks - scheduler.free_blocks
         return ReplicaLoad(
             name=self.name,
-            in_flight=len(self._visits),
+            in_flight=len(self._requests),
             waiting=waiting,
             kv_used_blocks=used_blocks,
             kv_total_blocks=total_blocks,
@@ -128,120 +135,146 @@ class VirtualReplica:
             draining=self.draining,
         )
 
+    # --- requests: `settle` must follow before time advances ----------------------------------
     def submit(
-        self, visit: Visit, submit: Submit, now_ns: int, *, holds_blocks: bool = False
+        self, request: ReplicaRequest, submit: Submit, now_ns: int, *, holds_blocks: bool = False
     ) -> Rejected | None:
-        """Submit a request; call `settle` afterwards."""
+        """Submit a request.
+
+        Args:
+            request: the request.
+            submit: its submission, or one for the prompt alone.
+            now_ns: the current time.
+            holds_blocks: True to hold the request's blocks after its end, until `release`.
+        """
         rejected = self.core.submit(submit, now_ns, holds_blocks=holds_blocks)
         if rejected is None:
-            self._visits[visit.rid] = visit
+            self._requests[request.rid] = request
+            self.changed = True
         return rejected
 
-    def hold(self, visit: Visit) -> None:
-        """Keep the blocks of a completed request until `release`."""
-        self._visits[visit.rid] = visit
+    def hold(self, request: ReplicaRequest) -> None:
+        """Count an ended request, which holds its blocks, as in flight until `release`."""
+        self._requests[request.rid] = request
 
-    def release(self, visit: Visit) -> None:
-        """Release the blocks of a request; call `settle` afterwards."""
-        self.core.release_held(visit.rid)
-        del self._visits[visit.rid]
+    def release(self, rid: int) -> None:
+        """Free the blocks of an ended or detached request."""
+        self.core.release_held(rid)
+        self._requests.pop(rid, None)
+        self.changed = True
 
-    def take_over(self, visit: Visit, submit: Submit, now_ns: int, *, first_token_ns: int) -> bool:
-        """Reserve blocks for a request from another replica; False if there are too few."""
-        taken = self.core.reserve_transfer(
-            submit, now_ns, emitted=len(visit.earlier), first_token_ns=first_token_ns
+    def reserve(self, request: ReplicaRequest, now_ns: int, *, first_token_ns: int) -> bool:
+        """Reserve blocks for a request from another replica; return False if there are too few."""
+        reserved = self.core.reserve_transfer(
+            request.submit, now_ns, emitted=len(request.earlier), first_token_ns=first_token_ns
         )
-        if taken:
-            self._visits[visit.rid] = visit
-        return taken
+        if reserved:
+            self._requests[request.rid] = request
+        return reserved
 
-    def cancel(self, visit: Visit) -> NDArray[np.int64]:
-        """Cancel a request and return its token times; call `settle` afterwards."""
-        self.core.cancel(visit.rid)
-        del self._visits[visit.rid]
-        return self.times(visit)
+    def finish_transfer(self, rid: int) -> None:
+        """Start decoding a request whose reserved blocks are filled."""
+        self.core.finish_transfer(rid)
+        self.changed = True
 
-    def visit(self, rid: int) -> Visit | None:
+    def cancel(self, request: ReplicaRequest) -> NDArray[np.int64]:
+        """Cancel a request and return its token times."""
+        self.core.cancel(request.rid)
+        del self._requests[request.rid]
+        self.changed = True
+        return self.times(request)
+
+    def end_input(self) -> None:
+        """Stop waiting for larger batches, as no more requests will arrive."""
+        self.core.scheduler.end_input()
+        self.changed = True
+
+    def find(self, rid: int) -> ReplicaRequest | None:
         """Return a request on this replica, or with a reservation; None if there is none."""
-        return self._visits.get(rid)
+        return self._requests.get(rid)
 
-    def times(self, visit: Visit, output_tokens: int | None = None) -> NDArray[np.int64]:
+    def times(self, request: ReplicaRequest, output_tokens: int | None = None) -> NDArray[np.int64]:
         """Return all token times of a request, also from earlier replicas; shape `[num_tokens]`.
 
         Args:
-            visit: the request.
+            request: the request.
             output_tokens: number of its tokens, as steps may compute more after its end.
         """
-        earlier = visit.earlier
+        earlier = request.earlier
         if not len(earlier):
-            return self._epochs.tokens(visit.spans, output_tokens)
+            return self._epochs.tokens(request.spans, output_tokens)
         here = None if output_tokens is None else output_tokens - len(earlier)
-        found = self._epochs.tokens(visit.spans, here)
+        found = self._epochs.tokens(request.spans, here)
         return np.concatenate((np.array(earlier, dtype=np.int64), found))
 
+    # --- steps -------------------------------------------------------------------------------
     def run(self, until_ns: int) -> None:
         """Run every step that ends before `until_ns`."""
         core = self.core
         while self.due_ns is not None and self.due_ns < until_ns:
             skipped = core.fast_forward(until_ns) if self._fast_forward else None
             if skipped is not None:
-                self._take_skipped(skipped)
+                self._record_skipped(skipped)
             elif (outcome := core.advance(self.due_ns)) is not None:
-                self._take(outcome)
+                self._record(outcome)
             self.events += 1
             self.due_ns = core.next_event_ns()
 
     def settle(self, now_ns: int) -> None:
         """Complete every step that ends now, and plan the next steps."""
         core = self.core
+        self.changed = False
         while True:
             outcome = core.advance(now_ns)
             if outcome is not None:
-                self._take(outcome)
+                self._record(outcome)
             self.events += 1
             self.due_ns = core.next_event_ns()
             if self.due_ns is None or self.due_ns > now_ns:
                 return
 
-    def _take_skipped(self, skipped: SkippedSteps) -> None:
+    def _record_skipped(self, skipped: SkippedSteps) -> None:
         for plan in skipped.plans:
-            self._take_members(plan)
+            self._update_spans(plan)
         self._epochs.extend(skipped.ends_ns)
         self._trim()
 
-    def _take_members(self, plan: StepPlan) -> None:
-        """Apply the requests that a plan adds to and removes from the decode batch."""
-        visits = self._visits
-        last = plan.decode_epoch - 1 if plan.decode_epoch else self._epochs.last
-        for rid in plan.left:
-            if rid in visits:
-                visits[rid].spans.leave(last)
-        for join in plan.joined:
-            if join.rid in visits:
-                visits[join.rid].spans.join(plan.decode_epoch)
-
-    def _trim(self) -> None:
-        if self._epochs.trim_due:
-            self._epochs.trim(visit.spans for visit in self._visits.values())
-
-    def _take(self, outcome: StepOutcome) -> None:
+    def _record(self, outcome: StepOutcome) -> None:
+        """Record the token times of a step, and report the requests that it completed."""
         plan, at_ns = outcome.plan, outcome.result.at_ns
-        visits, epochs = self._visits, self._epochs
+        requests = self._requests
         if plan.left or plan.joined:
-            self._take_members(plan)
+            self._update_spans(plan)
         if plan.decode_epoch:
-            epochs.append(at_ns)
+            self._epochs.append(at_ns)
             self._trim()
         for chunk in plan.chunks:
-            if chunk.samples and chunk.rid in visits:
-                visits[chunk.rid].spans.single(at_ns)
+            if chunk.samples and chunk.rid in requests:
+                requests[chunk.rid].spans.single(at_ns)
         for progress in outcome.progress:
             if progress.finish_reason is None:
                 continue
-            request = progress.request
-            visit = visits.pop(request.rid)
-            cached_tokens = visit.cached_tokens if len(visit.earlier) else request.cached_tokens
-            self._ended(visit, self.times(visit, request.output_tokens), cached_tokens)
+            scheduled = progress.request
+            request = requests.pop(scheduled.rid)
+            cached_tokens = request.cached_tokens
+            if cached_tokens is None:
+                cached_tokens = scheduled.cached_tokens
+            self._ended(request, self.times(request, scheduled.output_tokens), cached_tokens)
+
+    def _update_spans(self, plan: StepPlan) -> None:
+        """Apply the requests that a plan adds to and removes from the decode batch."""
+        requests = self._requests
+        last = plan.decode_epoch - 1 if plan.decode_epoch else self._epochs.last
+        for rid in plan.left:
+            if rid in requests:
+                requests[rid].spans.leave(last)
+        for join in plan.joined:
+            if join.rid in requests:
+                requests[join.rid].spans.join(plan.decode_epoch)
+
+    def _trim(self) -> None:
+        if self._epochs.trim_due:
+            self._epochs.trim(request.spans for request in self._requests.values())
 
 
 _OPEN: Final = 1 << 62
@@ -313,10 +346,10 @@ class EpochTimes:
     def trim(self, live: Iterable[TokenSpans]) -> None:
         """Discard epochs before the spans of all live requests."""
         keep_from = min((spans.first_epoch for spans in live), default=_OPEN)
-        gone = min(keep_from - 1, self.last) - self._before
-        if gone > 0:
-            del self._times[:gone]
-            self._before += gone
+        obsolete = min(keep_from - 1, self.last) - self._before
+        if obsolete > 0:
+            del self._times[:obsolete]
+            self._before += obsolete
         # Trim again only after the size has doubled, which amortises the cost.
         self._trim_at = 2 * len(self._times) + _TRIM_AFTER
 

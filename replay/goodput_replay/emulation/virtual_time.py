@@ -41,7 +41,7 @@ __all__ = ["Stopped", "display", "emulated_run", "stoppable"]
 
 _BYTES_PER_GB: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LOOK_EVERY: Final = 64  # requests
+_CLOCK_EVERY: Final = 64  # requests
 _BAR_EVERY_NS: Final = NS_PER_S // 5
 _LINE_EVERY_NS: Final = 10 * NS_PER_S
 
@@ -52,20 +52,20 @@ def emulated_run(
     """Serve the plan in virtual time and judge it.
 
     Args:
-        plan: the run.
-        settings: the fleet that serves it.
+        plan: inputs of the run.
+        settings: configuration of the fleet.
         writer: an empty run folder.
         console: on stderr, for progress.
 
     Raises:
-        InputError: the settings contradict each other.
-        Interrupted: by a signal before the first request ended.
+        InputError: the settings are invalid.
+        Interrupted: a signal arrived before the first request ended.
         DiskFullError: the disk is full; the records that fitted are kept.
     """
     outcome = FleetOutcome()
     stopped = ""
     failure: Exception | None = None
-    with stoppable(writer) as check, display(plan.stats, console) as shown:
+    with stoppable(writer) as check, display(plan.stats, console) as show:
         try:
             with control_loop(settings, writer.path) as loop:
 
@@ -74,7 +74,7 @@ def emulated_run(
                         loop.ended(planned, record)
                     check()
                     writer.append(record, warmup=planned.warmup)
-                    shown(record)
+                    show(record)
 
                 actors = [] if loop is None else [loop]
                 outcome = emulate(plan.requests.requests(), settings, on_record, actors=actors)
@@ -114,7 +114,7 @@ def emulated_run(
 
 
 def _trace_time_of_zero(plan: RunPlan) -> datetime:
-    """Return the trace's own time at the run's zero; a relative clock counts from 1970."""
+    """Return the trace's time at the run's zero; a relative clock counts from 1970."""
     requests = plan.requests
     zero_ns = requests.transforms.zero_ns(requests.trace.first_ns)
     return _EPOCH + timedelta(microseconds=zero_ns // NS_PER_US)
@@ -122,18 +122,15 @@ def _trace_time_of_zero(plan: RunPlan) -> datetime:
 
 def _emulation_summary(settings: FleetSettings, outcome: FleetOutcome) -> EmulationSummary:
     profile, configure, decode = settings.profile, settings.configure, settings.decode
+    link = f"{profile.link_bytes_per_s / _BYTES_PER_GB:g} GB/s"
     topology = ""
     if settings.migration is not None:
-        rules = settings.migration
+        below_blocks = settings.migration.below_blocks
         topology = (
-            f"requests move where each has under {rules.below_blocks} free blocks, "
-            f"{rules.link_bytes_per_s / _BYTES_PER_GB:g} GB/s between any two"
+            f"requests move where each has under {below_blocks} free blocks, {link} between any two"
         )
     elif decode is not None:
-        topology = (
-            f"{settings.replicas} prefill, {decode.replicas} decode, "
-            f"{decode.link_bytes_per_s / _BYTES_PER_GB:g} GB/s between them"
-        )
+        topology = f"{settings.replicas} prefill, {decode.replicas} decode, {link} between them"
     return EmulationSummary(
         device=profile.name,
         device_note=profile.description,
@@ -166,7 +163,7 @@ class Stopped(Exception):
 
 @contextmanager
 def stoppable(writer: RunWriter) -> Iterator[Callable[[], None]]:
-    """Turn the first signal into an exception at a point where nothing is half done.
+    """Raise an exception after the first signal, between two records.
 
     A second signal ends the process at once. Main thread only.
 
@@ -191,7 +188,7 @@ def display(stats: PlanStats, console: Console) -> Iterator[Callable[[RequestRec
     """Show progress until the block ends: a bar on a terminal, else a line every ten seconds.
 
     Args:
-        stats: of the plan.
+        stats: totals of the plan.
         console: on stderr.
 
     Yields:
@@ -199,19 +196,19 @@ def display(stats: PlanStats, console: Console) -> Iterator[Callable[[RequestRec
     """
     if not console.is_terminal:
 
-        def line(_: int, text: str) -> None:
+        def print_line(_: int, text: str) -> None:
             console.print(text, soft_wrap=True, highlight=False)
 
-        yield _ProgressMeter(stats, _LINE_EVERY_NS, line).ended
+        yield _ProgressMeter(stats, _LINE_EVERY_NS, print_line).count
         return
     columns = (BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=stats.rows)
 
-        def draw(done: int, text: str) -> None:
-            bar.update(task, completed=done, description=text)
+        def update_bar(ended: int, text: str) -> None:
+            bar.update(task, completed=ended, description=text)
 
-        yield _ProgressMeter(stats, _BAR_EVERY_NS, draw).ended
+        yield _ProgressMeter(stats, _BAR_EVERY_NS, update_bar).count
 
 
 class _ProgressMeter:
@@ -222,21 +219,21 @@ class _ProgressMeter:
         self._every_ns = every_ns
         self._report = report
         self._started_ns = self._reported_ns = time.monotonic_ns()
-        self._done = 0
+        self._ended = 0
 
-    def ended(self, record: RequestRecord) -> None:
-        """Count one ended request."""
-        self._done += 1
-        if self._done % _LOOK_EVERY:
+    def count(self, record: RequestRecord) -> None:
+        """Count one ended request; read the clock only once for many."""
+        self._ended += 1
+        if self._ended % _CLOCK_EVERY:
             return
         now_ns = time.monotonic_ns()
         if now_ns - self._reported_ns < self._every_ns:
             return
         self._reported_ns = now_ns
-        rate = self._done * NS_PER_S / (now_ns - self._started_ns)
+        rate = self._ended * NS_PER_S / (now_ns - self._started_ns)
         virtual = format_duration(record.end_ns or 0)
         self._report(
-            self._done,
-            f"{virtual} of virtual time, {self._done:,} of {self._stats.rows:,} requests, "
+            self._ended,
+            f"{virtual} of virtual time, {self._ended:,} of {self._stats.rows:,} requests, "
             f"{rate:,.0f} requests/s",
         )

@@ -232,7 +232,6 @@ def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
         replace(service, spec=candidate.applied(service.spec)),
         device=sweep.device,
         source=str(sweep.manifest),
-        slo=slo,
         timeout_ns=sweep.timeout_ns,
         seed=sweep.seed,
     )

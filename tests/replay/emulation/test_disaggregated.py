@@ -41,7 +41,8 @@ def split(
     configure = msgspec.structs.replace(fleet.configure, **changes)
     return replace(
         fleet,
-        decode=DecodePool(replicas=decoders, configure=configure, link_bytes_per_s=link),
+        profile=replace(fleet.profile, link_bytes_per_s=link),
+        decode=DecodePool(replicas=decoders, configure=configure),
     )
 
 
@@ -230,7 +231,7 @@ def test_a_topology_is_read_strictly(tmp_path: Path, fleet: Settings) -> None:
     assert built.decode is not None
     assert (built.decode.replicas, built.decode.configure.max_num_seqs) == (2, 7)
     assert built.decode.configure.token_budget == 1024
-    assert built.decode.link_bytes_per_s == 25 * GB
+    assert built.profile.link_bytes_per_s == 25 * GB
     path.write_text("prefill: {replicas: 3}\ndecode: {replicas: 0}\n")
     with pytest.raises(SpecError, match=r"two.yaml: decode.replicas: must lie in 1 to 1000, not 0"):
         read_topology(path)

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from goodput_core.errors import SpecError
 from goodput_core.slo.record import Outcome
 from goodput_core.spec.choices import Policy, RouterPolicy
-from goodput_core.units import NS_PER_MS
 from goodput_replay.emulation.fleet import VirtualFleet
 from goodput_replay.emulation.migration import Migration
-from goodput_replay.emulation.settings import MigrationRules, apply_topology, read_topology
+from goodput_replay.emulation.settings import MigrationSpec, apply_topology, read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,9 +45,8 @@ def moving(
     rate = round(blocks_per_ms * 1000 * BLOCK_BYTES)
     return replace(
         fleet,
-        migration=MigrationRules(
-            below_blocks=below_blocks, poll_ns=50 * NS_PER_MS, link_bytes_per_s=rate
-        ),
+        profile=replace(fleet.profile, link_bytes_per_s=rate),
+        migration=MigrationSpec(below_blocks=below_blocks, poll_ms=50),
     )
 
 
@@ -157,7 +155,7 @@ def _run_and_check(
     assert settings.migration is not None
     records: list[RequestRecord] = []
     fleet = VirtualFleet(settings, lambda _, record: records.append(record))
-    migration = Migration(settings.migration, block_bytes=BLOCK_BYTES)
+    migration = Migration(settings.migration, settings.profile)
     fleet.run(iter(requests), [migration])
     migration.close()
     for replica in fleet.replicas:
@@ -173,9 +171,8 @@ def test_a_topology_says_when_requests_move(tmp_path: Path, fleet: Settings) -> 
     built = apply_topology(fleet(replicas=3), read_topology(path))
     assert built.replicas == 3, "the manifest's"
     assert built.decode is None
-    assert built.migration == MigrationRules(
-        below_blocks=8, poll_ns=50 * NS_PER_MS, link_bytes_per_s=25_000_000_000
-    )
+    assert built.migration == MigrationSpec(below_blocks=8, poll_ms=50)
+    assert built.profile.link_bytes_per_s == 25_000_000_000
 
 
 @pytest.mark.parametrize(
