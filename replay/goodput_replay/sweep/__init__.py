@@ -1,1 +1,1 @@
-"""Which policy, which budget, how many replicas: `goodput policies`."""
+"""Sweeps over rates (`replay capacity`) and over configurations (`goodput policies`)."""

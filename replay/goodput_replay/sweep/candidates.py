@@ -1,4 +1,7 @@
-"""Candidates of a sweep, and the evaluation of one in virtual time: what a worker process runs."""
+"""Candidates of `goodput policies`, and the evaluation of one in virtual time.
+
+A worker process runs `evaluate`; its arguments and its result are pickled.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,11 @@ import numpy as np
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import apply_topology, fleet_settings, read_topology
 from goodput_replay.plan import RequestPlan, survey
-from goodput_replay.run.slo import slo_classes
 from goodput_replay.statistics.evidence import gather
 from goodput_traces.format.reader import open_trace
 from goodput_traces.transforms import TransformPlan
@@ -25,12 +27,11 @@ from goodput_traces.transforms import TransformPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from goodput_core.slo.record import RequestRecord
-    from goodput_core.slo.verdict import Verdict
+    from goodput_core.slo.verdict import ClassEvidence
     from goodput_core.spec.llmservice import LLMServiceSpec
-    from goodput_replay.emulation.settings import FleetSettings
-    from goodput_replay.plan import PlannedRequest
-    from goodput_replay.statistics.evidence import RunEvidence
 
 __all__ = ["Candidate", "ClassResult", "Evaluation", "SweepInput", "evaluate", "grid"]
 
@@ -40,7 +41,7 @@ _HOUR_NS: Final = 3600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A manifest with some of its fields replaced.
+    """Values that replace fields of the manifest.
 
     Args:
         policy: `spec.engine.policy`.
@@ -48,7 +49,7 @@ class Candidate:
         replicas: `spec.replicas`; 0 if the topology sets the number.
         preemption: `spec.engine.preemption`.
         placement: `spec.router.policy`.
-        topology: a topology file; empty for none.
+        topology: path of a topology file; empty if there is none.
     """
 
     policy: Policy
@@ -58,10 +59,10 @@ class Candidate:
     placement: RouterPolicy
     topology: str = ""
 
-    def applied(self, spec: LLMServiceSpec) -> LLMServiceSpec:
-        """Return the manifest with these fields.
+    def apply(self, spec: LLMServiceSpec) -> LLMServiceSpec:
+        """Return the spec with these values, and with `control.mode: Manual`.
 
-        The control law would change two of them, so it is off, as with `Manual`.
+        A control law would change the token budget and the replicas.
         """
         budget = spec.engine.token_budget
         engine = replace(
@@ -86,15 +87,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassResult:
-    """The result of one class.
+    """Results of one class.
 
     Args:
-        name: its name.
-        objective: share that must meet its SLO; None without an objective.
-        good, total: requests that met their SLO, of those judged.
-        low, high: bounds of the share; None if nothing was judged.
+        name: class name.
+        objective: share of requests that must meet the SLO; None without an objective.
+        good, total: requests that met the SLO, and judged requests.
+        low, high: bounds of the attainment; None without a judged request.
         verdict: PASS, FAIL or INCONCLUSIVE; empty without an objective or a judged request.
-        ttft_p99_ms, tpot_p99_ms, tbt_p99_ms: of its answers; None without an answer.
+        ttft_p99_ms, tpot_p99_ms, tbt_p99_ms: latencies of requests with output; None without one.
     """
 
     name: str
@@ -110,24 +111,24 @@ class ClassResult:
 
     @property
     def share(self) -> float | None:
-        """Attainment; None if nothing was judged."""
+        """Attainment; None without a judged request."""
         return self.good / self.total if self.total else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One candidate on one trace.
+    """Results of one candidate.
 
     Args:
         candidate: the candidate.
-        classes: in the manifest's order.
-        verdict: on the whole run.
-        reason: of the verdict; stable.
-        requests: all requests.
+        classes: results by class, in the manifest's order.
+        verdict: verdict of the run.
+        reason: stable reason of the verdict.
+        requests: number of requests.
         goodput_per_s: requests per second that met their SLO.
-        device_hours: of all devices of all replicas, start-up included.
+        device_hours: lifetimes of all devices of all replicas, including start-up.
         preemptions, recomputed_tokens, swapped_tokens, shed: totals of the run.
-        illustrative: True if the profile's figures fit no device on the market.
+        illustrative: True if the device profile is illustrative.
     """
 
     candidate: Candidate
@@ -156,7 +157,7 @@ def grid(
 ) -> tuple[Candidate, ...]:
     """Return every combination.
 
-    With one replica all placements are equal, so only the first one is tried.
+    A single replica is only combined with the first placement, as all placements are then equal.
 
     Args:
         policies: values of `Candidate.policy`.
@@ -191,17 +192,16 @@ def grid(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepInput:
-    """The trace, the manifest and the options that all candidates share.
+    """Trace, manifest and options of all candidates.
 
     Args:
-        trace: the file.
+        trace: path of the trace.
         max_decoded_bytes: decoded size at which reading the trace stops; None for the default.
-        manifest: an LLMService.
-        device: device profile in place of the manifest's model source; None keeps the manifest's.
-        transforms: window, rate, classes, limit; `first_ns` is replaced by the trace's.
-        timeout_ns: how long a request may take.
-        confidence: one-sided, of each bound.
-        seed: of placement.
+        manifest: path of the manifest.
+        device: device profile in place of the manifest's `model.source`; None for the manifest's.
+        transforms: transforms of the trace; `first_ns` is replaced by the trace's.
+        timeout_ns: time limit of a request.
+        seed: seed of random placement.
     """
 
     trace: Path
@@ -210,26 +210,18 @@ class SweepInput:
     device: str | None
     transforms: TransformPlan
     timeout_ns: int
-    confidence: float
     seed: int
 
 
 def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
-    """Serve the trace with one candidate.
+    """Serve the trace with one candidate and judge the run.
 
     Raises:
         InputError: the trace, the manifest or the topology cannot be used.
     """
     service = read_manifest(sweep.manifest)
-    slo = slo_classes(service.spec.slo)
-    trace = open_trace(sweep.trace, max_decoded_bytes=sweep.max_decoded_bytes)
-    plan = RequestPlan(
-        trace=trace,
-        transforms=replace(sweep.transforms, first_ns=trace.first_ns),
-        slo=slo,
-    )
     settings = fleet_settings(
-        replace(service, spec=candidate.applied(service.spec)),
+        replace(service, spec=candidate.apply(service.spec)),
         device=sweep.device,
         source=str(sweep.manifest),
         timeout_ns=sweep.timeout_ns,
@@ -237,36 +229,32 @@ def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
     )
     if candidate.topology:
         settings = apply_topology(settings, read_topology(Path(candidate.topology)))
-    return _served(sweep, candidate, plan, settings)
-
-
-def _served(
-    sweep: SweepInput, candidate: Candidate, plan: RequestPlan, settings: FleetSettings
-) -> Evaluation:
+    trace = open_trace(sweep.trace, max_decoded_bytes=sweep.max_decoded_bytes)
+    plan = RequestPlan(
+        trace=trace,
+        transforms=replace(sweep.transforms, first_ns=trace.first_ns),
+        slo=settings.slo,
+    )
     records: list[RequestRecord] = []
-
-    def on_record(planned: PlannedRequest, record: RequestRecord) -> None:  # noqa: ARG001
-        records.append(record)
-
-    outcome = emulate(plan.requests(), settings, on_record)
-    window_ns = max(1, plan.window_ns(survey(plan)))
+    outcome = emulate(plan.requests(), settings, lambda _, record: records.append(record))
     evidence = gather(
         records,
         classes=settings.slo.classes,
-        window_ns=window_ns,
-        confidence=sweep.confidence,
+        window_ns=max(1, plan.window_ns(survey(plan))),
         outage_s=settings.slo.outage_s,
     )
     verdict = decide(evidence.classes, evidence.validity)
-    device_ns = outcome.replica_ns * settings.profile.devices
+    verdicts = {one.name: one.kind.value for one in verdict.classes}
     return Evaluation(
         candidate=candidate,
-        classes=_classes(records, evidence, verdict),
+        classes=tuple(
+            _class_result(one, records, verdicts.get(one.name, "")) for one in evidence.classes
+        ),
         verdict=verdict.kind,
         reason=verdict.reason.value,
         requests=outcome.requests,
         goodput_per_s=float(evidence.goodput_per_s),
-        device_hours=device_ns / _HOUR_NS,
+        device_hours=outcome.replica_ns * settings.profile.devices / _HOUR_NS,
         preemptions=outcome.preemptions,
         recomputed_tokens=outcome.recomputed_tokens,
         swapped_tokens=outcome.swapped_tokens,
@@ -275,36 +263,28 @@ def _served(
     )
 
 
-def _classes(
-    records: list[RequestRecord], evidence: RunEvidence, verdict: Verdict
-) -> tuple[ClassResult, ...]:
-    verdicts = {one.name: one.kind.value for one in verdict.classes}
-    results: list[ClassResult] = []
-    for found in evidence.classes:
-        own = [r for r in records if r.slo_class == found.name and r.first_token_ns is not None]
-        firsts = [(r.first_token_ns or 0) - r.scheduled_ns for r in own]
-        paces = [
-            ((r.last_token_ns or 0) - (r.first_token_ns or 0)) / (r.output_tokens - 1)
-            for r in own
-            if r.output_tokens > 1
-        ]
-        gaps = [np.asarray(r.gaps_us) for r in own if len(r.gaps_us)]
-        results.append(
-            ClassResult(
-                name=found.name,
-                objective=None if found.objective is None else float(found.objective),
-                good=found.attainment.good,
-                total=found.attainment.total,
-                low=None if found.interval is None else found.interval.lower,
-                high=None if found.interval is None else found.interval.uppers[0],
-                verdict=verdicts.get(found.name, ""),
-                ttft_p99_ms=_p99(np.asarray(firsts), NS_PER_MS),
-                tpot_p99_ms=_p99(np.asarray(paces), NS_PER_MS),
-                tbt_p99_ms=_p99(np.concatenate(gaps) if gaps else np.empty(0), 1000),
-            )
-        )
-    return tuple(results)
+def _class_result(
+    evidence: ClassEvidence, records: list[RequestRecord], verdict: str
+) -> ClassResult:
+    own = [r for r in records if r.slo_class == evidence.name and r.first_token_ns is not None]
+    gaps_us = [np.asarray(r.gaps_us) for r in own if len(r.gaps_us)]
+    interval = evidence.interval
+    return ClassResult(
+        name=evidence.name,
+        objective=None if evidence.objective is None else float(evidence.objective),
+        good=evidence.attainment.good,
+        total=evidence.attainment.total,
+        low=None if interval is None else interval.lower,
+        high=None if interval is None else interval.uppers[0],
+        verdict=verdict,
+        ttft_p99_ms=_p99_ms([r.ttft_ns for r in own if r.ttft_ns is not None], NS_PER_MS),
+        tpot_p99_ms=_p99_ms([r.tpot_ns for r in own if r.tpot_ns is not None], NS_PER_MS),
+        tbt_p99_ms=_p99_ms(np.concatenate(gaps_us) if gaps_us else (), NS_PER_MS // NS_PER_US),
+    )
 
 
-def _p99(values: np.ndarray, unit: float) -> float | None:
-    return float(np.percentile(values, 99, method="inverted_cdf")) / unit if len(values) else None
+def _p99_ms(values: Sequence[float] | NDArray[np.int64], per_ms: int) -> float | None:
+    """Return the nearest-rank p99 in milliseconds; None without a value."""
+    if not len(values):
+        return None
+    return float(np.percentile(values, 99, method="inverted_cdf")) / per_ms

@@ -1,4 +1,4 @@
-"""Evaluate every candidate of `goodput policies` on all cores, and print the result."""
+"""Evaluate every candidate of `goodput policies` in worker processes, and print the result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from goodput_core.errors import ExitCode, InputError, InternalError, Interrupted, UsageError
 from goodput_core.signals import defer_signals
-from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import Policy
 from goodput_engine.manifest_file import read_manifest
@@ -38,7 +37,7 @@ __all__ = ["compare", "evaluate_all"]
 _MAX_CANDIDATES: Final = 2000
 _TABLE_WIDTH: Final = 1000
 _SAMPLE: Final = "sample"
-_FORMATS: Final = (".png", ".svg", ".pdf")
+_PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 
 
 def compare(given: Any) -> int:
@@ -51,7 +50,7 @@ def compare(given: Any) -> int:
         0 if at least one candidate is PASS, 1 if all are FAIL, else 2.
 
     Raises:
-        UsageError: an option, or a combination of options, is not possible.
+        UsageError: an option, or a combination of options, is invalid.
         InputError: the trace, the manifest or a topology cannot be used.
         Interrupted: by a signal.
     """
@@ -72,11 +71,11 @@ def compare(given: Any) -> int:
         ) as progress:
             task = progress.add_task("candidates", total=len(candidates))
 
-            def done(one: Evaluation) -> None:
+            def advance(one: Evaluation) -> None:
                 progress.update(task, advance=1, description=label(one.candidate))
 
             evaluations = evaluate_all(
-                _sweep_input(given), candidates, jobs=given.jobs, on_done=done
+                _sweep_input(given), candidates, jobs=given.jobs, on_done=advance
             )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; nothing was compared") from None
@@ -86,7 +85,7 @@ def compare(given: Any) -> int:
     if given.json:
         sys.stdout.write(json.dumps(as_json(evaluations, recommendation), indent=2) + "\n")
     else:
-        # A fixed width: a terminal wraps the lines, and nothing is cut off.
+        # A fixed width: a terminal wraps the lines, and no column is cut off.
         screen = Console(width=_TABLE_WIDTH)
         screen.print(table(evaluations))
         screen.print(f"\n{recommendation.sentence}.", highlight=False, soft_wrap=True)
@@ -108,14 +107,14 @@ def evaluate_all(
     """Evaluate every candidate; the result has the order of the candidates.
 
     Args:
-        sweep: trace, manifest and options, the same for every candidate.
+        sweep: trace, manifest and options of all candidates.
         candidates: at least one.
-        jobs: worker processes; 1 evaluates in this process.
+        jobs: number of worker processes; with 1, candidates are evaluated in this process.
         on_done: called with each evaluation as it completes.
 
     Raises:
         GoodputError: a candidate cannot be evaluated; the others are cancelled.
-        KeyboardInterrupt: all workers have been terminated.
+        KeyboardInterrupt: by Ctrl-C or a hang-up, after all workers were terminated.
     """
     if jobs == 1:
         done = []
@@ -123,15 +122,15 @@ def evaluate_all(
             done.append(evaluate(sweep, candidate))
             on_done(done[-1])
         return done
-    # Spawned, not forked: a worker inherits nothing of this process but its arguments.
+    # Workers are spawned, so that they share no state with this process.
     context = multiprocessing.get_context("spawn")
-    # The library's resource tracker starts with it and handles SIGINT itself.
+    # The resource tracker of multiprocessing starts with the pool, and handles SIGINT itself.
     with defer_signals(signal.SIGHUP):
         pool = ProcessPoolExecutor(
             max_workers=min(jobs, len(candidates)), mp_context=context, initializer=_watch_parent
         )
     try:
-        # Ctrl-C and a hang-up reach the whole terminal; workers must leave them to this process.
+        # Ctrl-C and a hang-up reach all processes of the terminal; only this one handles them.
         with defer_signals(signal.SIGINT, signal.SIGHUP):
             futures = [pool.submit(evaluate, sweep, candidate) for candidate in candidates]
         _collect(futures, on_done)
@@ -145,14 +144,11 @@ def evaluate_all(
 
 
 def _collect(futures: list[Future[Evaluation]], on_done: Callable[[Evaluation], None]) -> None:
-    left = set(futures)
-    while left:
-        ended, left = wait(left, return_when=FIRST_COMPLETED)
-        for future in ended:
-            error = future.exception()
-            if isinstance(error, OSError | RuntimeError):
-                raise InternalError(f"a worker process ended: {error}") from error
-            on_done(future.result())
+    for future in as_completed(futures):
+        error = future.exception()
+        if isinstance(error, OSError | RuntimeError):
+            raise InternalError(f"a worker process ended: {error}") from error
+        on_done(future.result())
 
 
 def _watch_parent() -> None:
@@ -160,7 +156,7 @@ def _watch_parent() -> None:
 
 
 def _end_with_parent() -> None:
-    # A worker waits for work on a pipe whose other end it holds too: it would wait for ever.
+    # A worker also holds the other end of its work pipe, so it would never see it closed.
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -168,7 +164,7 @@ def _end_with_parent() -> None:
 
 
 def _candidates(spec: LLMServiceSpec, given: Any) -> tuple[Candidate, ...]:
-    """Return every combination; an option that was left out takes the manifest's value."""
+    """Return every combination; a missing option takes the manifest's value."""
     pools = [file for file in given.topology if read_topology(Path(file)).migration is None]
     return grid(
         policies=given.policies or sorted(Policy),
@@ -199,17 +195,16 @@ def _sweep_input(given: Any) -> SweepInput:
             limit=given.limit,
         ),
         timeout_ns=given.timeout,
-        confidence=DEFAULT_CONFIDENCE,
         seed=given.seed,
     )
 
 
 def _check_plot(path: Path | None) -> None:
-    """Refuse a picture that cannot be written before the candidates are evaluated."""
+    """Reject a picture that cannot be written, before the candidates are evaluated."""
     if path is None:
         return
-    if path.suffix not in _FORMATS:
-        raise UsageError(f"--plot {path}: the name must end in {' or '.join(_FORMATS)}")
+    if path.suffix not in _PLOT_FORMATS:
+        raise UsageError(f"--plot {path}: the name must end in {' or '.join(_PLOT_FORMATS)}")
     if not path.parent.is_dir():
         raise UsageError(f"--plot {path}: {path.parent} is not a folder; create it first")
 
@@ -230,5 +225,5 @@ def _check_device(service: LLMService, given: Any) -> None:
     if profile.illustrative and not given.illustrative:
         raise InputError(
             "the device profile is illustrative: its figures fit no device on the market; add "
-            "--illustrative to compare on it anyway"
+            "--illustrative to compare candidates on it anyway"
         )

@@ -1,4 +1,4 @@
-"""A comparison as a picture: attainment and goodput of each candidate, and the cost."""
+"""The picture of a comparison: attainment and goodput of each candidate, and the cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-_MOST_LISTED: Final = 24
+_MAX_LISTED: Final = 24
 _ROW_INCHES: Final = 0.34
 _COST_INCHES: Final = 4.2
 _COLOURS: Final = "tab20"
@@ -29,26 +29,26 @@ def draw(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> N
     """Draw attainment and goodput, by candidate above and against GPU-hours below.
 
     Args:
-        evaluations: all; the best two dozen are listed by name.
-        chosen: the recommended candidate.
-        path: the picture; its suffix is the format.
+        evaluations: all evaluations; the best two dozen are listed by name.
+        chosen: the recommended one.
+        path: path of the picture; its suffix sets the format.
 
     Raises:
-        OSError: it could not be written.
-        ValueError: matplotlib does not know the format.
+        OSError: the picture cannot be written.
+        ValueError: matplotlib does not support the format.
     """
-    listed = ranked(evaluations)[:_MOST_LISTED][::-1]
+    listed = ranked(evaluations)[:_MAX_LISTED][::-1]
     height = 1.6 + _ROW_INCHES * len(listed)
     figure = Figure(figsize=(11, height + _COST_INCHES), layout="constrained")
     parts = figure.subfigures(2, 1, squeeze=False, height_ratios=(height, _COST_INCHES))
-    _by_candidate(parts[0, 0], listed)
-    _against_cost(parts[1, 0], evaluations, chosen)
+    _draw_candidates(parts[0, 0], listed)
+    _draw_costs(parts[1, 0], evaluations, chosen)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
 
-def _by_candidate(figure: Any, shown: Sequence[Evaluation]) -> None:
+def _draw_candidates(figure: Any, shown: Sequence[Evaluation]) -> None:
     names = [c.name for c in shown[0].classes]
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     places = range(len(shown))
@@ -76,25 +76,25 @@ def _by_candidate(figure: Any, shown: Sequence[Evaluation]) -> None:
     right.grid(axis="x", linewidth=0.4, alpha=0.5)
 
 
-def _against_cost(figure: Any, evaluations: Sequence[Evaluation], chosen: Evaluation) -> None:
-    """Draw every candidate; a line joins those that differ in replicas alone."""
+def _draw_costs(figure: Any, evaluations: Sequence[Evaluation], chosen: Evaluation) -> None:
+    """Draw every candidate; a line joins candidates that differ only in replicas."""
     left, right = figure.subplots(1, 2)
     palette = mpl.colormaps[_COLOURS]
-    # The dark half first: neighbours in the palette are shades of one colour.
+    # The dark half first, as neighbours in the palette are shades of one colour.
     shades = (palette(number) for number in (*range(0, 20, 2), *range(1, 20, 2)))
     policies = sorted({one.candidate.policy for one in evaluations})
     colours = dict(zip(policies, shades, strict=False))
-    for _, same in groupby(sorted(evaluations, key=_but_replicas), _but_replicas):
+    for _, same in groupby(sorted(evaluations, key=_key_without_replicas), _key_without_replicas):
         curve = sorted(same, key=lambda one: one.device_hours)
         colour = colours[curve[0].candidate.policy]
-        _curve(left, [(one, y) for one in curve if (y := _margin(one)) is not None], colour)
-        _curve(right, [(one, one.goodput_per_s) for one in curve], colour)
+        _draw_curve(left, [(one, y) for one in curve if (y := _margin(one)) is not None], colour)
+        _draw_curve(right, [(one, one.goodput_per_s) for one in curve], colour)
     ring = {"markersize": 12, "color": "black", "fillstyle": "none"}
     if (margin := _margin(chosen)) is not None:
         left.plot(chosen.device_hours, margin, "o", **ring)
     right.plot(chosen.device_hours, chosen.goodput_per_s, "o", **ring)
     left.axhline(0, color="black", linewidth=0.8, linestyle=":")
-    left.set_ylabel("attainment less objective,\nthe class with the smallest margin, points")
+    left.set_ylabel("attainment minus objective,\nclass with the smallest margin, points")
     right.set_ylabel("goodput, requests/s")
     for axes in (left, right):
         axes.set_xlabel("GPU-hours")
@@ -105,12 +105,12 @@ def _against_cost(figure: Any, evaluations: Sequence[Evaluation], chosen: Evalua
         right.plot([], [], "o", color=colours[policy], label=policy)
     figure.legend(loc="outside upper left", ncols=8, frameon=False)
     figure.supxlabel(
-        "filled: every lower bound reaches its objective; ring: recommended; diamond: a topology",
+        "filled: every lower bound meets its objective; ring: recommended; diamond: a topology",
         fontsize="small",
     )
 
 
-def _curve(axes: Any, points: Sequence[tuple[Evaluation, float]], colour: Any) -> None:
+def _draw_curve(axes: Any, points: Sequence[tuple[Evaluation, float]], colour: Any) -> None:
     hours = [one.device_hours for one, _ in points]
     axes.plot(hours, [y for _, y in points], color=colour, linewidth=0.8, alpha=0.6)
     for one, y in points:
@@ -134,6 +134,6 @@ def _margin(one: Evaluation) -> float | None:
     return min(margins, default=None)
 
 
-def _but_replicas(one: Evaluation) -> tuple[str, int, str, str, str]:
+def _key_without_replicas(one: Evaluation) -> tuple[str, int, str, str, str]:
     it: Candidate = one.candidate
     return it.policy, it.token_budget, it.preemption, it.placement, it.topology

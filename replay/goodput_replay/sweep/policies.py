@@ -1,4 +1,4 @@
-"""The arguments of `goodput policies`; the comparison itself is imported after parsing."""
+"""Arguments of `goodput policies`; the comparison is imported after parsing."""
 
 from __future__ import annotations
 
@@ -47,37 +47,37 @@ def make_parser() -> CommandParser:
         ),
     )
     add = parser.add_argument
-    add("--trace", required=True, help="a trace (Parquet), or `sample`")
+    add("--trace", required=True, help="a Parquet trace, or `sample`")
     add("-f", "--file", metavar="MANIFEST", type=Path, required=True, help="an LLMService")
     add("--device", metavar="PROFILE", help="emulate this device in place of model.source")
     add(
         "--policies",
         metavar="P,…",
-        type=argument_type(_choices(Policy), "policies"),
+        type=argument_type(_parse_choices(Policy), "policies"),
         help="scheduling policies (default: all)",
     )
     add(
         "--budgets",
         metavar="N,…",
-        type=argument_type(_numbers(1, 1_048_576, "a token budget"), "budgets"),
+        type=argument_type(_parse_numbers(1, 1_048_576, "a token budget"), "budgets"),
         help="token budgets (default: the manifest's)",
     )
     add(
         "--replicas",
         metavar="N,…",
-        type=argument_type(_numbers(1, 1000, "a number of replicas"), "replicas"),
+        type=argument_type(_parse_numbers(1, 1000, "a number of replicas"), "replicas"),
         help="numbers of replicas (default: the manifest's)",
     )
     add(
         "--preemptions",
         metavar="M,…",
-        type=argument_type(_choices(Preemption), "preemptions"),
+        type=argument_type(_parse_choices(Preemption), "preemptions"),
         help="preemption modes (default: the manifest's)",
     )
     add(
         "--placements",
         metavar="P,…",
-        type=argument_type(_choices(RouterPolicy), "placements"),
+        type=argument_type(_parse_choices(RouterPolicy), "placements"),
         help="placement policies of the router (default: the manifest's)",
     )
     add(
@@ -85,19 +85,19 @@ def make_parser() -> CommandParser:
         metavar="FILE",
         action="append",
         default=[],
-        help="also with the pools or the migration of this file (virtual time only); repeatable",
+        help="add candidates with the pools or the migration of this file; repeatable",
     )
     add(
         "--window",
         metavar="FROM..TO",
         type=argument_type(parse_window, "window"),
-        help="the part of the trace, such as 10m..20m",
+        help="part of the trace, for example 10m..20m",
     )
     add(
         "--max-decoded-size",
         metavar="SIZE",
         type=argument_type(parse_size, "size"),
-        help="stop when the trace decodes to more, for example 4GiB (default: 256 times the file's "
+        help="maximum decoded size of the trace, for example 4GiB (default: 256 times the file's "
         "size, at least 256MiB)",
     )
     add(
@@ -105,7 +105,7 @@ def make_parser() -> CommandParser:
         metavar="FACTOR",
         type=argument_type(parse_factor, "factor"),
         default=Fraction(1),
-        help="more or fewer requests, bursts preserved",
+        help="factor of the request rate; bursts are preserved",
     )
     add("--class-by", metavar="RULE", action="append", default=[], help="as for replay; repeatable")
     add(
@@ -119,21 +119,21 @@ def make_parser() -> CommandParser:
         metavar="TIME",
         type=argument_type(parse_duration, "time"),
         default=600 * NS_PER_S,
-        help="how long a request may take (default: 10m)",
+        help="time limit of a request (default: 10m)",
     )
     add(
         "--seed",
         metavar="N",
         type=argument_type(lambda text: parse_whole(text, 0, 999_999_999, "a seed"), "seed"),
         default=0,
-        help="random seed of placement and scaling (default: 0)",
+        help="random seed of placement and of --rate-scale (default: 0)",
     )
     add(
         "--jobs",
         metavar="N",
         type=argument_type(lambda text: parse_whole(text, 1, 256, "a number"), "number"),
         default=os.cpu_count() or 1,
-        help="processes (default: one per core)",
+        help="number of processes (default: one per core)",
     )
     add("--plot", metavar="FILE", type=Path, help="draw the comparison: .png, .svg or .pdf")
     add("--illustrative", action="store_true", help="accept an illustrative device profile")
@@ -141,7 +141,7 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def _choices(kind: type[_Choice]) -> Callable[[str], tuple[_Choice, ...]]:
+def _parse_choices(kind: type[_Choice]) -> Callable[[str], tuple[_Choice, ...]]:
     def parse(text: str) -> tuple[_Choice, ...]:
         found = []
         for word in text.split(","):
@@ -155,7 +155,7 @@ def _choices(kind: type[_Choice]) -> Callable[[str], tuple[_Choice, ...]]:
     return parse
 
 
-def _numbers(low: int, high: int, what: str) -> Callable[[str], tuple[int, ...]]:
+def _parse_numbers(low: int, high: int, what: str) -> Callable[[str], tuple[int, ...]]:
     def parse(text: str) -> tuple[int, ...]:
         return tuple(
             dict.fromkeys(parse_whole(word.strip(), low, high, what) for word in text.split(","))

@@ -1,8 +1,8 @@
 """One probe of a capacity search: a replay at one rate in a child process.
 
-Each probe leaves a complete run folder. A child process treats virtual time, a service that is
-started and a running server alike, and cleans up as any replay does. A child leads its own
-process group: Ctrl-C would otherwise reach it twice, and SIGTERM not at all. Each signal is
+Each probe leaves a complete run folder. With a child process, virtual time, a started service and a
+running server need no separate code, and each replay cleans up after itself. A child leads its own
+process group: otherwise it would receive Ctrl-C twice, and SIGTERM not at all. Each signal is
 forwarded once, and the search ends after the child.
 """
 
@@ -29,17 +29,7 @@ from goodput_replay.sweep.search import Probe, RateLevel
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = [
-    "PlanLength",
-    "ProbeRun",
-    "Replays",
-    "can_be_sent",
-    "level_of",
-    "replays",
-    "survey_plan",
-    "try_rate",
-]
-
+__all__ = ["ProbeRun", "Replays", "replays"]
 
 _SIGNALS: Final = {
     StopCause.CTRL_C: signal.SIGINT,
@@ -48,148 +38,74 @@ _SIGNALS: Final = {
 }
 
 
-class PlanLength(msgspec.Struct, frozen=True):
-    """The part of `--dry-run --json` that a search needs."""
-
-    requests: int
-    duration_s: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRun:
+class ProbeRun(Probe):
     """A probe and its run.
 
     Args:
-        probe: the rate and its level.
-        summary: of the run.
-        folder: of the run.
+        summary: summary of the run.
+        folder: folder of the run.
     """
 
-    probe: Probe
     summary: Summary
     folder: Path
-
-
-def level_of(summary: Summary) -> RateLevel:
-    """Return what a valid run says of its rate."""
-    if summary.verdict.kind is VerdictKind.PASS:
-        return RateLevel.SHOWN
-    if summary.verdict.kind is VerdictKind.FAIL:
-        return RateLevel.FAILED
-    judged = [c for c in summary.classes if c.objective is not None and c.total]
-    reached = [Fraction(c.good, c.total) >= parse_objective(c.objective or "") for c in judged]
-    return RateLevel.SEEMS if reached and all(reached) else RateLevel.BELOW
-
-
-def survey_plan(replays: Replays, arguments: Sequence[str]) -> PlanLength:
-    """Check all arguments and return the length of one replay, without sending anything.
-
-    Args:
-        replays: starts the child process.
-        arguments: of `replay`.
-
-    Raises:
-        UsageError: the replay refused the arguments.
-        Interrupted: by a signal.
-        InternalError: the replay failed.
-    """
-    done = replays.run([*arguments, "--dry-run", "--json"])
-    if done.returncode != ExitCode.PASS:
-        raise _error(replays, done, "")
-    return msgspec.json.decode(done.stdout, type=PlanLength)
-
-
-def try_rate(replays: Replays, arguments: Sequence[str], scale: Fraction, folder: Path) -> ProbeRun:
-    """Replay at a rate.
-
-    Args:
-        replays: starts the child process.
-        arguments: of `replay`, without a rate, a folder or an output format.
-        scale: of the trace's rate.
-        folder: of the run; must not exist.
-
-    Raises:
-        UsageError: the replay refused its arguments or could not reach its target.
-        Interrupted: by a signal.
-        InternalError: the replay failed.
-    """
-    ours = [*_at(scale), "--out", str(folder), "--json", "--no-report"]
-    done = replays.run([*arguments, *ours])
-    if done.returncode not in (ExitCode.PASS, ExitCode.INVALID):
-        raise _error(replays, done, f"at {float(scale):g} times the trace's rate: ")
-    summary = read_summary(folder)
-    return ProbeRun(
-        probe=Probe(scale=scale, level=level_of(summary)), summary=summary, folder=folder
-    )
-
-
-def can_be_sent(replays: Replays, arguments: Sequence[str], scale: Fraction) -> bool:
-    """True if the plan at that rate has rows, and at most `--max-rate` of them a second.
-
-    Args:
-        replays: runs `--dry-run`.
-        arguments: as for `try_rate`.
-        scale: of the trace's rate.
-
-    Raises:
-        Interrupted: by a signal.
-    """
-    return replays.run([*arguments, *_at(scale), "--dry-run"]).returncode == ExitCode.PASS
-
-
-def _at(scale: Fraction) -> list[str]:
-    # As a fraction: exactly the rate that the answer names.
-    return ["--rate-scale", str(scale)]
-
-
-def _error(replays: Replays, done: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
-    """Return the last line of the replay's stderr as an error of the same kind."""
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    if replays.interrupted:
-        sentence = lines[-1] if lines else "interrupted"
-        return Interrupted(f"{where}{sentence.removeprefix('error: ')}")
-    sentence = lines[-1] if lines else f"replay ended with {done.returncode}"
-    kind = UsageError if done.returncode == ExitCode.USAGE else InternalError
-    return kind(f"{where}{sentence.removeprefix('error: ')}")
 
 
 class Replays:
     """Runs replays one at a time and forwards signals to the running one.
 
+    Args:
+        arguments: arguments of `replay`, without a rate, a folder or an output format.
+
     Attributes:
         interrupted: True after a signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         self.interrupted = False
+        self._arguments = arguments
         self._child: subprocess.Popen[bytes] | None = None
         self._pending: signal.Signals | None = None
 
-    def run(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-        """Run one replay to its end.
-
-        Args:
-            arguments: of `replay`.
+    def plan_s(self) -> float:
+        """Check the arguments and return the length of one replay in seconds, without sending.
 
         Raises:
-            Interrupted: a signal came before the start.
+            UsageError: the replay rejected its arguments.
+            Interrupted: by a signal.
+            InternalError: the replay failed.
         """
-        if self.interrupted:
-            raise Interrupted("interrupted")
-        command = [sys.executable, "-m", "goodput_core", "replay", *arguments]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,
-        ) as child:
-            self._child = child
-            if self._pending is not None:  # it came while the child was being created
-                child.send_signal(self._pending)
-            out, err = child.communicate()
-        self._child = None
-        return subprocess.CompletedProcess(command, child.returncode, out, err)
+        done = self._run("--dry-run", "--json")
+        if done.returncode != ExitCode.PASS:
+            raise self._error(done, "")
+        duration_s: float = msgspec.json.decode(done.stdout)["duration_s"]
+        return duration_s
+
+    def try_rate(self, scale: Fraction, folder: Path) -> ProbeRun:
+        """Replay at a rate.
+
+        Args:
+            scale: factor of the trace's rate.
+            folder: folder of the run; must not exist.
+
+        Raises:
+            UsageError: the replay rejected its arguments or could not reach its target.
+            Interrupted: by a signal.
+            InternalError: the replay failed.
+        """
+        done = self._run(*_rate(scale), "--out", str(folder), "--json", "--no-report")
+        if done.returncode not in (ExitCode.PASS, ExitCode.INVALID):
+            raise self._error(done, f"at {float(scale):g} times the trace's rate: ")
+        summary = read_summary(folder)
+        return ProbeRun(scale=scale, level=_level(summary), summary=summary, folder=folder)
+
+    def can_send(self, scale: Fraction) -> bool:
+        """True if the plan at this rate has rows, and at most `--max-rate` of them a second.
+
+        Raises:
+            Interrupted: by a signal.
+        """
+        return self._run(*_rate(scale), "--dry-run").returncode == ExitCode.PASS
 
     def interrupt(self, cause: StopCause) -> None:
         """Forward a signal to the running replay."""
@@ -199,10 +115,61 @@ class Replays:
         else:
             self._child.send_signal(_SIGNALS[cause])
 
+    def _run(self, *options: str) -> subprocess.CompletedProcess[bytes]:
+        """Run one replay to its end.
+
+        Raises:
+            Interrupted: a signal was received before the start.
+        """
+        if self.interrupted:
+            raise Interrupted("interrupted")
+        command = [sys.executable, "-m", "goodput_core", "replay", *self._arguments, *options]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+        ) as child:
+            self._child = child
+            if self._pending is not None:  # received while the child was being created
+                child.send_signal(self._pending)
+            out, err = child.communicate()
+        self._child = None
+        return subprocess.CompletedProcess(command, child.returncode, out, err)
+
+    def _error(self, done: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
+        """Return the last line of the replay's stderr as an error of the same kind."""
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        if self.interrupted:
+            kind: type[GoodputError] = Interrupted
+            fallback = "interrupted"
+        else:
+            kind = UsageError if done.returncode == ExitCode.USAGE else InternalError
+            fallback = f"replay ended with {done.returncode}"
+        sentence = lines[-1] if lines else fallback
+        return kind(f"{where}{sentence.removeprefix('error: ')}")
+
 
 @contextmanager
-def replays() -> Iterator[Replays]:
+def replays(arguments: Sequence[str]) -> Iterator[Replays]:
     """Yield a `Replays` that Ctrl-C, SIGTERM and a closed terminal end; main thread only."""
-    run = Replays()
+    run = Replays(arguments)
     with handle_stop_signals(run.interrupt):
         yield run
+
+
+def _level(summary: Summary) -> RateLevel:
+    """Return the level of a valid run's rate."""
+    if summary.verdict.kind is VerdictKind.PASS:
+        return RateLevel.SHOWN
+    if summary.verdict.kind is VerdictKind.FAIL:
+        return RateLevel.FAILED
+    judged = [c for c in summary.classes if c.objective is not None and c.total]
+    reached = [Fraction(c.good, c.total) >= parse_objective(c.objective or "") for c in judged]
+    return RateLevel.SEEMS if reached and all(reached) else RateLevel.BELOW
+
+
+def _rate(scale: Fraction) -> list[str]:
+    # A fraction, so that the replay's rate is exactly that of the result.
+    return ["--rate-scale", str(scale)]

@@ -1,4 +1,4 @@
-"""From the evaluations of all candidates to one recommendation: a pure function."""
+"""The ranking of candidates, the recommendation of one, and both as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Recommendation:
     """Recommended candidate.
 
     Args:
-        chosen: the candidate and its evaluation.
-        sentence: human-readable explanation.
-        lines: manifest fields to apply, as YAML; empty if no manifest can express them.
+        chosen: the recommended candidate.
+        sentence: human-readable explanation, without a full stop.
+        lines: manifest fields to set, as YAML; empty if a manifest cannot have them.
     """
 
     chosen: Evaluation
@@ -37,9 +37,9 @@ class Recommendation:
 
 
 def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """PASS before all others, the cheaper first; then the most goodput first.
+    """Return candidates with a PASS first, by cost and goodput; then the others by goodput.
 
-    Costs that agree in two digits are equal: replicas end when their last request does.
+    Costs that agree in two digits count as equal, as replicas end with their last request.
     """
 
     def key(one: Evaluation) -> tuple[bool, float, float]:
@@ -50,49 +50,49 @@ def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def recommend(evaluations: Sequence[Evaluation], spec: LLMServiceSpec) -> Recommendation:
-    """The cheapest candidate that is shown to keep every objective, else the most goodput.
+    """Recommend the cheapest candidate with a PASS, or without one the highest goodput.
 
     Args:
-        evaluations: at least one.
-        spec: the manifest's, whose fields the candidates set anew.
+        evaluations: evaluations of all candidates, at least one.
+        spec: the manifest's spec.
     """
     best = ranked(evaluations)[0]
-    passed = [e for e in evaluations if e.verdict is VerdictKind.PASS]
+    goodput = f"{format_number(best.goodput_per_s)} requests/s"
+    passed = sum(one.verdict is VerdictKind.PASS for one in evaluations)
     if passed:
-        cheap = "the only one" if len(passed) == 1 else f"the cheapest of {len(passed)}"
+        rank = "the only candidate" if passed == 1 else f"the cheapest of {passed} candidates"
         sentence = (
-            f"{_name(best)} is {cheap} that keep{'s' if len(passed) == 1 else ''} every "
-            f"objective by the lower bound, at {format_number(best.device_hours)} GPU-hours and "
-            f"{format_number(best.goodput_per_s)} requests/s that kept their promise"
+            f"{_describe(best)} is {rank} whose lower bounds meet every objective: "
+            f"{format_number(best.device_hours)} GPU-hours, goodput {goodput}"
         )
     else:
-        weakest = ", ".join(f"{c.name} {c.share:.2%}" for c in best.classes if c.share is not None)
-        seems = all(
+        shares = ", ".join(f"{c.name} {c.share:.2%}" for c in best.classes if c.share is not None)
+        estimates_met = all(
             c.share >= c.objective
             for c in best.classes
             if c.share is not None and c.objective is not None
         )
         advice = (
-            "it reaches every objective by its estimate, and a longer window would show more"
-            if seems
-            else "add replicas, or promise less"
+            "its estimates meet every objective, so try a longer window"
+            if estimates_met
+            else "add replicas, or relax the targets"
         )
         sentence = (
-            f"no candidate is shown to keep every objective; {_name(best)} has the most goodput, "
-            f"{format_number(best.goodput_per_s)} requests/s ({weakest}): {advice}"
+            f"no candidate is shown to meet every objective; {_describe(best)} has the highest "
+            f"goodput, {goodput} ({shares}): {advice}"
         )
     if best.candidate.topology:
-        sentence += ". A topology is virtual only: no manifest can ask for it yet"
+        sentence += ". A topology exists only in virtual time; a manifest cannot have one yet"
     if spec.control.mode is ControlMode.AUTO:
         sentence += (
-            ". The manifest's control.mode, Auto, was taken as Manual, so that each candidate "
-            "kept its budget and replicas; without the lines `control` and `replicas` the "
-            "control law moves both from where they start"
+            ". Candidates were compared with control.mode Manual in place of the manifest's Auto; "
+            "without the lines `control` and `replicas`, the control law changes the token budget "
+            "and the replicas"
         )
     return Recommendation(chosen=best, sentence=sentence, lines=_lines(best, spec))
 
 
-def _name(one: Evaluation) -> str:
+def _describe(one: Evaluation) -> str:
     candidate = one.candidate
     count = candidate.replicas
     where = [f"{count} replica{'s' * (count != 1)}"] if count else []
@@ -108,7 +108,7 @@ def _lines(one: Evaluation, given: LLMServiceSpec) -> str:
     candidate = one.candidate
     if candidate.topology:
         return ""
-    spec = candidate.applied(given)
+    spec = candidate.apply(given)
     budget = spec.engine.token_budget
     lines = [
         "spec:",
@@ -124,11 +124,11 @@ def _lines(one: Evaluation, given: LLMServiceSpec) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-_WORDS: Final = frozenset({"policy", "preemption", "placement", "topology", "verdict"})
+_TEXT_COLUMNS: Final = frozenset({"policy", "preemption", "placement", "topology", "verdict"})
 
 
 def label(candidate: Candidate) -> str:
-    """A candidate in a few words."""
+    """Return a short name of a candidate."""
     words = [candidate.policy, str(candidate.token_budget), candidate.preemption]
     if candidate.replicas:
         words.append(f"×{candidate.replicas}")
@@ -138,7 +138,7 @@ def label(candidate: Candidate) -> str:
 
 
 def table(evaluations: Sequence[Evaluation]) -> Table:
-    """Every candidate, the best first; a choice in which all are alike is left out."""
+    """Return a table of all candidates, best first, without fields that are equal in all."""
     rows = ranked(evaluations)
     columns = [("policy", [str(one.candidate.policy) for one in rows])]
     choices = {
@@ -149,16 +149,16 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
         "topology": [one.candidate.topology or "–" for one in rows],
     }
     columns += [(name, cells) for name, cells in choices.items() if len(set(cells)) > 1]
-    for place, promised in enumerate(rows[0].classes):
-        cells = [_kept(one.classes[place]) for one in rows]
-        columns.append((f"{promised.name or 'all'} kept\n(bounds), %", cells))
+    for index, first in enumerate(rows[0].classes):
+        cells = [_format_attainment(one.classes[index]) for one in rows]
+        columns.append((f"{first.name or 'all'} met\n(bounds), %", cells))
     columns.append(("goodput\n/s", [format_number(one.goodput_per_s) for one in rows]))
     for name, field in (
         ("TTFT\np99 ms", "ttft_p99_ms"),
         ("TPOT\np99 ms", "tpot_p99_ms"),
         ("TBT\np99 ms", "tbt_p99_ms"),
     ):
-        columns.append((name, [_worst(one, field) for one in rows]))
+        columns.append((name, [_format_worst(one, field) for one in rows]))
     columns.append(("GPU-h", [format_number(one.device_hours) for one in rows]))
     counted = {
         "preemp-\ntions": [one.preemptions for one in rows],
@@ -170,25 +170,25 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
     columns.append(("verdict", [one.verdict.value for one in rows]))
     view = Table(box=None, pad_edge=False)
     for name, _ in columns:
-        view.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+        view.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=True)
     for row in zip(*(cells for _, cells in columns), strict=True):
         view.add_row(*row)
     return view
 
 
-def _kept(one: ClassResult) -> str:
+def _format_attainment(one: ClassResult) -> str:
     if one.share is None or one.low is None or one.high is None:
         return "–"
     return f"{100 * one.share:.1f} ({100 * one.low:.1f}–{100 * one.high:.1f})"
 
 
-def _worst(one: Evaluation, field: str) -> str:
+def _format_worst(one: Evaluation, field: str) -> str:
     values = [value for c in one.classes if (value := getattr(c, field)) is not None]
     return f"{max(values):,.0f}" if values else "–"
 
 
 def as_json(evaluations: Sequence[Evaluation], recommendation: Recommendation) -> dict[str, Any]:
-    """Every candidate, the best first, and the recommendation."""
+    """Return all candidates, best first, and the recommendation for `--json`."""
     return {
         "candidates": [asdict(one) for one in ranked(evaluations)],
         "recommendation": {

@@ -1,11 +1,12 @@
-"""Where to look next for the highest sustained rate: a pure function of the probes so far.
+"""The search for the highest sustained rate: which rate to try next, given the probes so far.
 
-A PASS *shows* that a rate scale is sustained. An estimate that reaches every objective, where the
-data are too few to show it, *suggests* it; such an estimate counts for nothing above a rate whose
-verdict is FAIL, because the requests of the lower rate are among those of the higher one. The
-search doubles or halves until it has a scale that is sustained and a higher one that is not, then
-bisects. Attainment need not be monotone in the rate, so the answer never rests on one rate to
-either side alone: one rate further out is tried where none was. Replays are not known here.
+A PASS shows that a rate scale is sustained. A scale *seems* sustained if every estimate reaches its
+objective, but the data are too few to show it. Such an estimate is ignored above a rate whose
+verdict is FAIL, as the higher rate contains all requests of the lower one.
+
+The search doubles or halves until it has a scale that is sustained and a higher one that is not,
+then bisects. Attainment need not be monotone in the rate, so the search also tries one rate further
+out on each side of the result. This module does not run replays.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class RateLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One rate that was tried.
+    """A tried rate.
 
     Args:
-        scale: of the trace's rate.
-        level: the result.
+        scale: factor of the trace's rate.
+        level: result of the probe.
     """
 
     scale: Fraction
@@ -55,9 +56,9 @@ class SearchLimits:
     """Bounds and precision of the search.
 
     Args:
-        start: the first scale.
+        start: first scale.
         least, most: bounds of the scale.
-        precision: stop at this gap, relative to the sustained scale.
+        precision: gap at which the search ends, relative to the sustained scale.
         probes: maximum number of probes.
     """
 
@@ -71,8 +72,8 @@ class SearchLimits:
         """Exclude a scale that cannot be tried, and all scales beyond it.
 
         Args:
-            scale: `beyond` those that were tried.
-            probes: what was tried, at least one.
+            scale: a scale `beyond` the tried ones.
+            probes: probes so far, at least one.
         """
         lowest = min(p.scale for p in probes)
         if scale < lowest:
@@ -83,19 +84,21 @@ class SearchLimits:
 def boundary(
     probes: Sequence[Probe],
 ) -> tuple[RateLevel, Fraction | None, Fraction | None]:
-    """Return the level searched for, the highest scale that has it, and the next one without.
+    """Return the level of the result, the highest scale with it, and the next one without it.
 
     The level is `SEEMS` until a probe is `SHOWN`.
     """
     level = RateLevel.SHOWN if any(p.level is RateLevel.SHOWN for p in probes) else RateLevel.SEEMS
     failed = min((p.scale for p in probes if p.level is RateLevel.FAILED), default=None)
-    holds = [
+    sustained = [
         p.scale
         for p in probes
         if p.level is RateLevel.SHOWN or (p.level >= level and (failed is None or p.scale < failed))
     ]
-    best = max(holds, default=None)
-    above = [p.scale for p in probes if p.scale not in holds and (best is None or p.scale > best)]
+    best = max(sustained, default=None)
+    above = [
+        p.scale for p in probes if p.scale not in sustained and (best is None or p.scale > best)
+    ]
     return level, best, min(above, default=None)
 
 

@@ -1,4 +1,4 @@
-"""Small fleets on the device whose every step takes 1 ms, and requests written in milliseconds."""
+"""Small fleets on a device whose every step takes 1 ms, and requests in milliseconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SLO = SLOClasses(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a fleet did."""
+    """Records and totals of a run."""
 
     records: list[RequestRecord]
     outcome: FleetOutcome
@@ -46,7 +46,7 @@ class Run:
         return next(record for record in self.records if record.request_id == name)
 
     def tokens_ms(self, name: str) -> list[float]:
-        """When each token of a request came."""
+        """Return the time of each token of a request, milliseconds."""
         record = self[name]
         if record.first_token_ns is None:
             return []
@@ -56,7 +56,7 @@ class Run:
         return times
 
     def ttft_ms(self, percent: int, names: str = "") -> float:
-        """A percentile of the TTFT of the requests whose names begin so."""
+        """Return a percentile of the TTFT of requests whose ids start with `names`."""
         return _percentile(
             (
                 (record.first_token_ns - record.scheduled_ns) / NS_PER_MS
@@ -67,12 +67,12 @@ class Run:
         )
 
     def tbt_ms(self, percent: int, names: str = "") -> float:
-        """A percentile of all gaps between the tokens of these requests."""
+        """Return a percentile of all gaps between tokens of these requests."""
         gaps_us = chain.from_iterable(record.gaps_us for record in self._named(names))
         return _percentile((gap_us / 1000 for gap_us in gaps_us), percent)
 
     def attained(self, slo: SLOClasses = SLO) -> float:
-        """Share of all requests that kept their promise."""
+        """Return the share of all requests that met their SLO."""
         by_name = slo.by_name()
         kinds = [judge(record, targets_for(record, by_name)).kind for record in self.records]
         return kinds.count(JudgementKind.ATTAINED) / len(kinds)
@@ -82,7 +82,7 @@ class Run:
 
 
 def _percentile(values: Iterable[float], percent: int) -> float:
-    """Nearest rank."""
+    """Return a percentile by nearest rank."""
     ranked = sorted(values)
     return ranked[-(-len(ranked) * percent // 100) - 1]
 
@@ -99,7 +99,6 @@ def _planned(
     block_size: int = 16,
     **fields: Any,
 ) -> PlannedRequest:
-    """One request."""
     return PlannedRequest(
         request_id=name,
         scheduled_ns=round(at_ms * NS_PER_MS),
@@ -132,7 +131,7 @@ def _fleet(
     profile: dict[str, Any] | None = None,
     **configure: Any,
 ) -> FleetSettings:
-    """A fleet; `configure` and `profile` change single values of both."""
+    """Return the settings of a fleet; `profile` and `configure` replace single values."""
     values: dict[str, Any] = {
         "device": device,
         "policy": "sarathi",
@@ -160,7 +159,7 @@ def _fleet(
 def _run_fleet(
     requests: Iterable[PlannedRequest], settings: FleetSettings, actors: Sequence[Actor] = ()
 ) -> Run:
-    """All of them to their end."""
+    """Serve all requests."""
     records: list[RequestRecord] = []
     outcome = emulate(iter(requests), settings, lambda _, r: records.append(r), actors=actors)
     return Run(records=records, outcome=outcome)

@@ -1,4 +1,4 @@
-"""The fleet agrees with the engine core stepped by hand, token by token, whatever happens in it."""
+"""The fleet and a separately stepped engine core emit the same tokens at the same times."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest
 
 
-# Where little memory is left, or a policy looks at every step, little can be folded.
-FOLDED = {"sarathi", "vllm"}
+# Other policies, and little free memory, leave few steps that can be computed at once.
+FAST_FORWARDED = {"sarathi", "vllm"}
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
-    """What a client of the core sees."""
+class Output:
+    """Output of one request, as a client of the core sees it."""
 
     times: list[int] = field(default_factory=list)
     reason: str | None = None
     cached_tokens: int = 0
-    given_up: bool = False
-    refused: bool = False
+    cancelled: bool = False
+    rejected: bool = False
 
 
-def stepped_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) -> dict[str, Answer]:
-    """One core, all messages and every step, as the core's process does it."""
+def step_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) -> dict[str, Output]:
+    """Send all messages to one core and take every step, as the core's process does."""
     core = build_core(fleet.configure, fleet.profile)
-    answers = {request.request_id: Answer() for request in requests}
-    promised = fleet.slo.by_name()
+    results = {request.request_id: Output() for request in requests}
+    classes = fleet.slo.by_name()
     arrivals = list(enumerate(requests))
-    give_up = sorted(
+    cancellations = sorted(
         (r.scheduled_ns + r.cancel_after_ns, rid)
         for rid, r in arrivals
         if r.cancel_after_ns is not None
@@ -58,22 +58,22 @@ def stepped_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) ->
         while True:
             outputs = core.step(now_ns)
             for output in outputs.outputs if outputs is not None else ():
-                answer = answers[requests[output.rid].request_id]
-                answer.times += [outputs.at_ns] * output.new_tokens if outputs else []
-                answer.reason = output.finish_reason
-                answer.cached_tokens += output.cached_tokens
+                result = results[requests[output.rid].request_id]
+                result.times += [outputs.at_ns] * output.new_tokens if outputs else []
+                result.reason = output.finish_reason
+                result.cached_tokens += output.cached_tokens
             event_ns = core.next_event_ns()
             if event_ns is None or event_ns > now_ns:
                 return
 
-    while arrivals or give_up or core.next_event_ns() is not None:
+    while arrivals or cancellations or core.next_event_ns() is not None:
         due = [core.next_event_ns()]
         due += [arrivals[0][1].scheduled_ns] if arrivals else []
-        due += [give_up[0][0]] if give_up else []
+        due += [cancellations[0][0]] if cancellations else []
         now_ns = min(at_ns for at_ns in due if at_ns is not None)
         while arrivals and arrivals[0][1].scheduled_ns == now_ns:
             rid, request = arrivals.pop(0)
-            targets = promised[request.slo_class].targets
+            targets = classes[request.slo_class].targets
             rejected = core.submit(
                 Submit(
                     rid=rid,
@@ -89,29 +89,29 @@ def stepped_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) ->
                 ),
                 now_ns,
             )
-            answers[request.request_id].refused = rejected is not None
+            results[request.request_id].rejected = rejected is not None
             if not arrivals:
                 core.scheduler.end_input()
         step(now_ns)
-        while give_up and give_up[0][0] == now_ns:
-            _, rid = give_up.pop(0)
-            answer = answers[requests[rid].request_id]
-            if answer.reason is None and not answer.refused:
+        while cancellations and cancellations[0][0] == now_ns:
+            _, rid = cancellations.pop(0)
+            result = results[requests[rid].request_id]
+            if result.reason is None and not result.rejected:
                 core.cancel(rid)
-                answer.given_up = True
+                result.cancelled = True
         step(now_ns)
-    return answers
+    return results
 
 
-# Longer than anything here takes: whatever a scheduler does, both runs come to an end.
-_PATIENCE_MS = 1_000
+# Longer than any request takes, so that both runs end with any scheduler.
+_TIMEOUT_MS = 1_000
 REQUESTS = st.lists(
     st.tuples(
-        st.integers(0, 30),  # milliseconds after the one before
+        st.integers(0, 30),  # milliseconds since the previous arrival
         st.integers(1, 90),  # prompt
         st.integers(1, 40),  # output
-        st.just(_PATIENCE_MS) | st.integers(0, 60),  # given up after
-        st.integers(0, 2),  # whose prefix it shares; 0: nobody's
+        st.just(_TIMEOUT_MS) | st.integers(0, 60),  # cancelled after
+        st.integers(0, 2),  # shared prefix; 0 for none
     ),
     min_size=1,
     max_size=14,
@@ -129,7 +129,7 @@ REQUESTS = st.lists(
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_every_token_comes_when_the_core_gave_it(
+def test_token_times_are_those_of_the_core(
     *,
     policy: str,
     rows: list[tuple[int, int, int, int, int]],
@@ -156,37 +156,37 @@ def test_every_token_comes_when_the_core_gave_it(
         max_num_seqs=width,
         token_budget=64,
         max_waiting=10**6,
-        # 130 tokens at least: the longest request alone fits.
+        # At least 130 tokens, so that the longest request fits.
         profile={"kv_blocks": blocks, "host_ns_per_step": 70_001},
     )
     run = run_fleet(requests, settings_)
-    answers = stepped_by_hand(requests, settings_)
+    results = step_by_hand(requests, settings_)
     assert len(run.records) == len(requests)
     for request in requests:
-        record, answer = run[request.request_id], answers[request.request_id]
-        expected = Outcome.CANCELLED if answer.given_up else Outcome.OK
-        expected = Outcome.SHED if answer.refused else expected
+        record, result = run[request.request_id], results[request.request_id]
+        expected = Outcome.CANCELLED if result.cancelled else Outcome.OK
+        expected = Outcome.SHED if result.rejected else expected
         assert record.outcome is expected
-        assert record.output_tokens == len(answer.times)
-        if not answer.times:
+        assert record.output_tokens == len(result.times)
+        if not result.times:
             assert record.first_token_ns is None
             continue
         assert (record.first_token_ns, record.last_token_ns) == (
-            answer.times[0],
-            answer.times[-1],
+            result.times[0],
+            result.times[-1],
         )
         gaps = [
             (after - before) // NS_PER_US
-            for before, after in zip(answer.times, answer.times[1:], strict=False)
+            for before, after in zip(result.times, result.times[1:], strict=False)
         ]
         assert list(record.gaps_us) == gaps
         if expected is Outcome.OK:
-            assert record.end_ns == answer.times[-1]
-            assert record.cached_tokens == answer.cached_tokens
+            assert record.end_ns == result.times[-1]
+            assert record.cached_tokens == result.cached_tokens
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_folded_run_is_the_unfolded_one(
+def test_fast_forward_does_not_change_a_run(
     policy: str,
     planned: Callable[..., PlannedRequest],
     fleet: Callable[..., FleetSettings],
@@ -209,17 +209,17 @@ def test_a_folded_run_is_the_unfolded_one(
         "swap_space_bytes": 1 << 30,
         "profile": {"kv_blocks": 400},
     }
-    folded, plain = (
+    fast, slow = (
         run_fleet(requests, fleet(fast_forward=fast_forward, **settings))
         for fast_forward in (True, False)
     )
-    assert folded.records == plain.records
-    assert replace(folded.outcome, events=0) == replace(plain.outcome, events=0)
-    if policy in FOLDED:
-        assert folded.outcome.events < 0.7 * plain.outcome.events
+    assert fast.records == slow.records
+    assert replace(fast.outcome, events=0) == replace(slow.outcome, events=0)
+    if policy in FAST_FORWARDED:
+        assert fast.outcome.events < 0.7 * slow.outcome.events
 
 
-def test_times_are_right_after_the_log_of_a_long_run_was_trimmed(
+def test_token_times_of_a_long_run_are_correct_after_trimming(
     planned: Callable[..., PlannedRequest],
     fleet: Callable[..., FleetSettings],
     run_fleet: Callable[..., Run],

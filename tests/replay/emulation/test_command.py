@@ -1,4 +1,4 @@
-"""`replay --emulate` from the command line to the run's folder."""
+"""`replay --emulate` from the command line to the run folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def manifest(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A minute of 10 requests a second; every fifth is slow, one is given up, one has targets."""
+    """Return a trace of 10 requests/s; every fifth is slow, one is cancelled, one has a target."""
     path = tmp_path / "t.parquet"
     rows = [
         TraceRow(
@@ -62,15 +62,15 @@ def run(*arguments: object) -> int:
     return run_command(["replay", *map(str, arguments)])
 
 
-def test_the_folder_is_that_of_any_run_and_says_that_it_was_emulated(
+def test_the_run_folder_states_that_the_run_was_emulated(
     trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--trace", trace, "--emulate", manifest, "--out", tmp_path / "run") == 0
-    said = capsys.readouterr().out
-    assert "Emulated in virtual time, not measured: 2 replicas on device profile unit" in said
-    assert "in virtual time every request is on schedule" in said
-    assert "send lag" not in said
-    assert "kept up" not in said
+    printed = capsys.readouterr().out
+    assert "Emulated in virtual time, not measured: 2 replicas on device profile unit" in printed
+    assert "in virtual time every request is on schedule" in printed
+    assert "send lag" not in printed
+    assert "kept up" not in printed
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["overall"]["outcomes"] == {"cancelled": 1, "ok": 599}
     assert summary["overall"]["misses"] == {"ttft": 1}, "the row's own target is half a step"
@@ -95,7 +95,7 @@ def test_the_folder_is_that_of_any_run_and_says_that_it_was_emulated(
     assert ends == sorted(ends)
 
 
-def test_the_same_command_gives_the_same_bytes(
+def test_the_same_command_gives_identical_files(
     trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -114,7 +114,7 @@ def test_the_same_command_gives_the_same_bytes(
     assert found[0] == found[1]
 
 
-def test_an_oracle_is_named_as_the_bound_it_is(
+def test_an_oracle_is_reported_as_a_bound(
     trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ("--trace", trace, "--emulate", manifest, "--no-report", "--oracle")
@@ -123,7 +123,7 @@ def test_an_oracle_is_named_as_the_bound_it_is(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["emulation"]["oracle"]
 
 
-def test_a_topology_replaces_the_replicas_and_is_told(
+def test_a_topology_replaces_the_replicas_and_is_reported(
     trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topology = tmp_path / "two.yaml"
@@ -139,11 +139,11 @@ def test_a_topology_replaces_the_replicas_and_is_told(
     assert f"error: {topology}: decode: is required" in capsys.readouterr().err
 
 
-def test_requests_that_move_are_told_and_counted(
+def test_migrations_are_reported_and_counted(
     trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topology = tmp_path / "move.yaml"
-    # A threshold that every replica is below: whatever brings two closer moves.
+    # Every replica is below this threshold, so every move that shrinks a gap is made.
     topology.write_text("migration: {belowBlocks: 1000000, pollMs: 1}\nlink: {gbPerSecond: 25}\n")
     common = ("--trace", trace, "--emulate", manifest, "--no-report", "--topology", topology)
     assert run(*common, "--speed", 20, "--out", tmp_path / "run") == 0
@@ -154,16 +154,18 @@ def test_requests_that_move_are_told_and_counted(
     assert found["migrated_blocks"] >= found["migrations"]
 
 
-def test_a_gate_exits_by_the_verdict(trace: Path, manifest: Path, tmp_path: Path) -> None:
+def test_the_exit_code_of_a_gate_is_the_verdict(
+    trace: Path, manifest: Path, tmp_path: Path
+) -> None:
     common = ("--trace", trace, "--emulate", manifest, "--gate", "--no-report", "--no-gaps")
     assert run(*common, "--out", tmp_path / "pass") == 0
-    # The misses come in two bursts, so the upper bound lies far above the attainment.
+    # The misses are in two bursts, so the upper bound is far above the attainment.
     tight = manifest.read_text().replace("ttftMs: 50,", "ttftMs: 1,").replace("90%", "99%")
     manifest.write_text(tight)
     assert run(*common, "--out", tmp_path / "fail") == 1
 
 
-def test_warm_up_rows_and_the_window_are_those_of_any_replay(
+def test_warm_up_and_window_apply_as_in_any_replay(
     trace: Path, manifest: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -176,7 +178,7 @@ def test_warm_up_rows_and_the_window_are_those_of_any_replay(
     assert window["length_s"] == 4.5
 
 
-def test_a_dry_run_emulates_nothing(
+def test_a_dry_run_writes_no_folder(
     trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -185,23 +187,23 @@ def test_a_dry_run_emulates_nothing(
     assert not out.exists()
 
 
-def test_real_weights_need_a_device_and_the_profiles_are_named(
+def test_real_weights_require_a_device_and_the_error_lists_the_profiles(
     trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest.write_text(MANIFEST.replace("MODEL", "hf://Qwen/Qwen3-8B"))
     out = tmp_path / "run"
     assert run("--trace", trace, "--emulate", manifest, "--out", out) == 64
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "hf://Qwen/Qwen3-8B" in said
-    assert "--device" in said
-    assert "llama-3-8b-h100" in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "hf://Qwen/Qwen3-8B" in printed
+    assert "--device" in printed
+    assert "llama-3-8b-h100" in printed
     assert not out.exists()
     arguments = ("--trace", trace, "--emulate", manifest, "--device", "unit")
     assert run(*arguments, "--out", out, "--no-report") == 0
 
 
-def test_a_class_without_a_promise_is_refused_before_anything_runs(
+def test_an_unknown_class_is_rejected_before_the_run(
     trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -212,25 +214,25 @@ def test_a_class_without_a_promise_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("signum", "name"),
     [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "the closed terminal")],
     ids=["sigterm", "hang-up"],
 )
-def test_a_signal_ends_a_run_between_two_records_and_what_was_recorded_is_kept(
+def test_a_signal_ends_a_run_between_two_records_and_keeps_the_records(
     trace: Path,
     manifest: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    said: str,
+    signum: signal.Signals,
+    name: str,
 ) -> None:
     real = RunWriter.append
-    inherited = signal.signal(number, lambda *_: None)  # ignored under `nohup`
+    inherited = signal.signal(signum, lambda *_: None)  # ignored under `nohup`
 
     def append(self: RunWriter, record: RequestRecord, *, warmup: bool = False) -> Judgement | None:
         if self.rows == 99:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signum)
         return real(self, record, warmup=warmup)
 
     monkeypatch.setattr(RunWriter, "append", append)
@@ -238,8 +240,8 @@ def test_a_signal_ends_a_run_between_two_records_and_what_was_recorded_is_kept(
     try:
         assert run("--trace", trace, "--emulate", manifest, "--out", out, "--no-report") == 130
     finally:
-        signal.signal(number, inherited)
-    assert f"interrupted by {said} after 100 of 600" in capsys.readouterr().err
+        signal.signal(signum, inherited)
+    assert f"interrupted by {name} after 100 of 600" in capsys.readouterr().err
     summary = json.loads((out / "summary.json").read_text())
     assert not summary["run"]["complete"]
     assert summary["verdict"]["kind"] == "INVALID"
@@ -247,7 +249,7 @@ def test_a_signal_ends_a_run_between_two_records_and_what_was_recorded_is_kept(
     assert all(row.record.outcome is not Outcome.UNSENT for row in read_judged(out))
 
 
-def test_signals_are_as_before_once_a_run_is_over(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored_after_a_run(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     writer = RunWriter.create(tmp_path / "run", slo=SLOClasses())
     with writer, stoppable(writer) as check:

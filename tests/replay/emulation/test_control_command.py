@@ -1,4 +1,4 @@
-"""`replay --emulate` of a manifest whose control laws act."""
+"""`replay --emulate` of a manifest with control laws."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ def _replay(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Recommend"])
-def test_decisions_stand_in_the_runs_folder_and_a_rerun_gives_the_same_bytes(
-    tmp_path: Path, mode: str
-) -> None:
+def test_decisions_are_recorded_and_a_rerun_gives_identical_ones(tmp_path: Path, mode: str) -> None:
     manifest = _manifest(tmp_path, mode)
     runs = []
     for name in ("one", "two"):
-        asked: list[str | Path] = ["--rate-scale", "16", "--emulate", manifest, "--out", name]
-        assert _replay(*asked, cwd=tmp_path).returncode == 0
+        options: list[str | Path] = ["--rate-scale", "16", "--emulate", manifest, "--out", name]
+        assert _replay(*options, cwd=tmp_path).returncode == 0
         runs.append((tmp_path / name / "decisions.jsonl").read_bytes())
         summary = json.loads((tmp_path / name / "summary.json").read_bytes())
         assert not list((tmp_path / name).glob("*.partial"))
@@ -55,7 +53,7 @@ def test_decisions_stand_in_the_runs_folder_and_a_rerun_gives_the_same_bytes(
     assert emulation["final_replicas"] == decisions[-1]["apply_replicas"]
 
 
-def test_without_a_law_there_are_no_decisions(tmp_path: Path) -> None:
+def test_mode_manual_records_no_decisions(tmp_path: Path) -> None:
     manifest = _manifest(tmp_path, "Manual")
     assert (
         _replay("--limit", "20", "--emulate", manifest, "--out", "run", cwd=tmp_path).returncode
@@ -64,7 +62,7 @@ def test_without_a_law_there_are_no_decisions(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "decisions.jsonl").exists()
 
 
-def test_a_law_and_two_pools_exclude_each_other(tmp_path: Path) -> None:
+def test_control_laws_and_two_pools_are_mutually_exclusive(tmp_path: Path) -> None:
     (tmp_path / "pools.yaml").write_text(POOLS, encoding="utf-8")
     manifest = _manifest(tmp_path, "Auto")
     done = _replay("--emulate", manifest, "--topology", "pools.yaml", cwd=tmp_path)
@@ -80,9 +78,9 @@ def test_a_law_and_two_pools_exclude_each_other(tmp_path: Path) -> None:
         ("Recommend", {"minReplicas": 0}, "spec.minReplicas"),
         ("Manual", {"replicas": 0}, "spec.replicas"),
     ],
-    ids=["a law from zero", "a law that may not", "a law that only recommends", "no law"],
+    ids=["law may scale up", "law with fixed replicas", "law only recommends", "no law"],
 )
-def test_a_fleet_without_replicas_and_without_control_is_refused(
+def test_zero_replicas_without_a_law_that_scales_up_are_rejected(
     tmp_path: Path, mode: str, count: dict[str, int], field: str
 ) -> None:
     manifest = _manifest(tmp_path, mode)
@@ -93,6 +91,6 @@ def test_a_fleet_without_replicas_and_without_control_is_refused(
     assert done.returncode == (64 if field else 0)
     assert (f"{field}: with 0 replicas every request is shed" in done.stderr) == bool(field)
     (tmp_path / "pools.yaml").write_text(POOLS, encoding="utf-8")
-    if mode == "Manual":  # two pools have replicas of their own
-        asked: list[str | Path] = ["--emulate", manifest, "--topology", "pools.yaml"]
-        assert _replay(*asked, "--limit", "20", "--out", "pools", cwd=tmp_path).returncode == 0
+    if mode == "Manual":  # pools have their own replicas
+        options: list[str | Path] = ["--emulate", manifest, "--topology", "pools.yaml"]
+        assert _replay(*options, "--limit", "20", "--out", "pools", cwd=tmp_path).returncode == 0

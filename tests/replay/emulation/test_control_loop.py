@@ -1,4 +1,4 @@
-"""The control laws on a fleet in virtual time: two knobs, one loop."""
+"""The control laws on a fleet in virtual time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORM = UnitForm(unit_ns=10 * NS_PER_MS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controlled:
-    """A run, and what was decided while it went."""
+    """Records and decisions of a run."""
 
     records: list[RequestRecord]
     decisions: list[ServiceDecision]
@@ -44,19 +44,21 @@ class Controlled:
         return [d.apply_replicas for d in self.decisions]
 
     def attained(self, begin_s: float, end_s: float) -> float:
-        """Share of the requests that came in [begin, end) and got their first token in time."""
-        came = [r for r in self.records if begin_s * NS_PER_S <= r.scheduled_ns < end_s * NS_PER_S]
-        in_time = [
+        """Return the share of requests that arrived in [begin, end) and met their TTFT target."""
+        arrived = [
+            r for r in self.records if begin_s * NS_PER_S <= r.scheduled_ns < end_s * NS_PER_S
+        ]
+        on_time = [
             r
-            for r in came
+            for r in arrived
             if r.first_token_ns is not None and r.first_token_ns - r.scheduled_ns <= 200 * NS_PER_MS
         ]
-        return len(in_time) / len(came)
+        return len(on_time) / len(arrived)
 
 
 @pytest.fixture
 def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callable[..., Controlled]:
-    """Answers of a second each, 16 at once on a replica: one sustains almost 16 a second."""
+    """Return a runner of requests of one second each; a replica sustains almost 16 requests/s."""
 
     def run(
         *pieces: tuple[float, float],
@@ -109,7 +111,9 @@ def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callab
 
 
 @pytest.mark.slow
-def test_two_hours_of_constant_load_change_nothing(controlled: Callable[..., Controlled]) -> None:
+def test_limits_and_replicas_are_unchanged_by_two_hours_of_constant_load(
+    controlled: Callable[..., Controlled],
+) -> None:
     run = controlled((4, 7200))
     assert set(run.replicas) == {1}
     assert len({d.apply_bounds for d in run.decisions[60:]}) == 1
@@ -117,7 +121,7 @@ def test_two_hours_of_constant_load_change_nothing(controlled: Callable[..., Con
 
 
 @pytest.mark.slow
-def test_a_step_up_is_followed_and_the_promise_kept_again(
+def test_the_fleet_scales_up_and_meets_the_target_again_after_a_rise_in_load(
     controlled: Callable[..., Controlled],
 ) -> None:
     pieces = ((4, 200), (36, 500))
@@ -128,11 +132,11 @@ def test_a_step_up_is_followed_and_the_promise_kept_again(
 
 
 @pytest.mark.slow
-def test_a_burst_shorter_than_a_start_up_is_paid_for_and_not_helped(
+def test_a_burst_shorter_than_a_start_up_costs_replicas_without_a_benefit(
     controlled: Callable[..., Controlled],
 ) -> None:
-    # A replica takes 30 s to start, so requests of these 40 s find the queue of one replica.
-    # The second one serves the rest of it, and stays for the stabilisation window.
+    # A replica takes 30 s to start, so the requests of these 40 s queue on the first replica. The
+    # second one serves the rest of the queue, and stays for the stabilisation window.
     pieces = ((4, 100), (36, 40), (4, 250))
     loop, fixed = controlled(*pieces), controlled(*pieces, control=False)
     assert max(loop.replicas) > 1
@@ -141,7 +145,7 @@ def test_a_burst_shorter_than_a_start_up_is_paid_for_and_not_helped(
 
 
 @pytest.mark.slow
-def test_a_fall_removes_replicas_only_after_stabilisation_and_loses_no_request(
+def test_a_fall_in_load_removes_replicas_after_stabilisation_without_losing_a_request(
     controlled: Callable[..., Controlled],
 ) -> None:
     run = controlled((36, 500), (4, 1500), replicas=4)
@@ -156,13 +160,13 @@ def test_a_fall_removes_replicas_only_after_stabilisation_and_loses_no_request(
 
 
 @pytest.mark.slow
-def test_floor_and_ceiling_hold(controlled: Callable[..., Controlled]) -> None:
+def test_minimum_and_maximum_replicas_are_respected(controlled: Callable[..., Controlled]) -> None:
     run = controlled((36, 600), (2, 900), replicas=2, min_replicas=2, max_replicas=2)
     assert set(run.replicas) == {2}
     assert any(d.replicas is not None and d.replicas.limited for d in run.decisions)
 
 
-def test_an_outage_of_the_metrics_freezes_everything(
+def test_limits_and_replicas_are_unchanged_during_an_outage_of_the_metrics(
     controlled: Callable[..., Controlled],
 ) -> None:
     run = controlled(
@@ -170,13 +174,13 @@ def test_an_outage_of_the_metrics_freezes_everything(
         (36, 400),
         signal=lambda now_ns: Signal.FAILED if now_ns > 390 * NS_PER_S else Signal.FRESH,
     )
-    blind = [d for d in run.decisions if d.at_ns > 390 * NS_PER_S]
-    assert {d.apply_replicas for d in blind} == {1}
-    assert {d.replicas.reason for d in blind if d.replicas} == {ReplicaReason.SCRAPE_FAILED}
-    assert len({d.apply_bounds for d in blind}) == 1
+    outage = [d for d in run.decisions if d.at_ns > 390 * NS_PER_S]
+    assert {d.apply_replicas for d in outage} == {1}
+    assert {d.replicas.reason for d in outage if d.replicas} == {ReplicaReason.SCRAPE_FAILED}
+    assert len({d.apply_bounds for d in outage}) == 1
 
 
-def test_recommending_records_what_it_would_do_and_does_not(
+def test_mode_recommend_records_decisions_without_applying_them(
     controlled: Callable[..., Controlled],
 ) -> None:
     run = controlled((4, 300), (36, 200), mode=ControlMode.RECOMMEND)
@@ -186,7 +190,7 @@ def test_recommending_records_what_it_would_do_and_does_not(
 
 
 @pytest.mark.slow
-def test_the_same_run_writes_the_same_decisions(controlled: Callable[..., Controlled]) -> None:
+def test_the_same_run_gives_the_same_decisions(controlled: Callable[..., Controlled]) -> None:
     first, second = (controlled((4, 200), (36, 200)) for _ in range(2))
     lines = [b"".join(map(decision_line, run.decisions)) for run in (first, second)]
     assert lines[0] == lines[1]

@@ -1,4 +1,4 @@
-"""Prefill here, decode there. A step takes 1 ms and a token's keys and values travel in 1 ms."""
+"""Separate prefill and decode pools. A step takes 1 ms, a transfer 1 ms for each token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GB = 1_000_000_000
 def split(
     fleet: FleetSettings, *, decoders: int = 1, link: int = GB, **changes: int
 ) -> FleetSettings:
-    """The fleet's replicas prefill; others, with `changes` to their cores, decode."""
+    """Make the replicas the prefill pool, and add a decode pool with `changes` to its engines."""
     configure = msgspec.structs.replace(fleet.configure, **changes)
     return replace(
         fleet,
@@ -48,7 +48,7 @@ def split(
 
 @pytest.fixture
 def two(fleet: Settings) -> Callable[..., FleetSettings]:
-    """One replica that prefills and one that decodes."""
+    """Return a fleet of one prefill and one decode replica."""
 
     def build(kv_blocks: int = 100, **changes: int) -> FleetSettings:
         plain = fleet(profile={"kv_bytes_per_token": 1_000_000, "kv_blocks": kv_blocks})
@@ -57,11 +57,11 @@ def two(fleet: Settings) -> Callable[..., FleetSettings]:
     return build
 
 
-def test_the_first_token_is_given_here_and_the_others_there(
+def test_the_prefill_replica_emits_the_first_token_and_the_decode_replica_the_others(
     planned: Planned, two: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet([planned("a", 0, 8, 4)], two())
-    # Eight tokens travel from 1 to 9 ms.
+    # Eight tokens are transferred from 1 to 9 ms.
     assert run.tokens_ms("a") == [1, 10, 11, 12]
     record = run["a"]
     assert (record.outcome, record.output_tokens) == (Outcome.OK, 4)
@@ -69,7 +69,7 @@ def test_the_first_token_is_given_here_and_the_others_there(
     assert record.end_ns == record.last_token_ns
 
 
-def test_an_answer_of_one_token_is_not_handed_over(
+def test_a_request_with_one_output_token_is_not_transferred(
     planned: Planned, two: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet([planned("a", 0, 8, 1), planned("b", 1, 8, 9, max_output_tokens=1)], two())
@@ -78,7 +78,7 @@ def test_an_answer_of_one_token_is_not_handed_over(
     assert {record.replica for record in run.records} == {"chat-prefill-0"}
 
 
-def test_a_link_carries_one_request_at_a_time(
+def test_a_link_transfers_one_request_at_a_time(
     planned: Planned, two: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet([planned("a", 0, 8, 3), planned("b", 0, 8, 3)], two())
@@ -86,14 +86,14 @@ def test_a_link_carries_one_request_at_a_time(
     assert run.tokens_ms("b") == [1, 18, 19]
 
 
-def test_without_room_to_decode_requests_stay_where_their_prompts_were_computed(
+def test_requests_stay_on_the_prefill_replica_while_the_decode_replica_is_full(
     planned: Planned, two: Settings, run_fleet: RunFleet
 ) -> None:
-    # Two prompts fill the memory of the replica that prefills; one request decodes at a time.
+    # Two prompts fill the memory of the prefill replica; one request decodes at a time.
     requests = [planned(name, 0, 32, 3) for name in ("a", "b", "c")]
     run = run_fleet(requests, two(kv_blocks=4, max_num_seqs=1))
     assert run.tokens_ms("a") == [1, 34, 35]
-    assert run.tokens_ms("b") == [1, 35 + 33, 35 + 34], "pulled when a has ended"
+    assert run.tokens_ms("b") == [1, 35 + 33, 35 + 34], "transferred after the end of a"
     # The prompt of c is computed once the blocks of a are free, at 33 ms.
     assert run.tokens_ms("c") == [34, 69 + 33, 69 + 34]
 
@@ -101,9 +101,9 @@ def test_without_room_to_decode_requests_stay_where_their_prompts_were_computed(
 @pytest.mark.parametrize(
     ("cancel_ms", "tokens"),
     [(0.5, 0), (5, 1), (33.5, 1), (34.5, 2), (50, 1)],
-    ids=["prefilling", "travelling", "arrived", "decoding", "queued"],
+    ids=["prefilling", "in transfer", "transferred", "decoding", "queued"],
 )
-def test_a_request_can_be_given_up_at_every_stage_and_everything_is_free_after(
+def test_a_request_can_be_cancelled_at_every_stage_and_frees_its_blocks(
     planned: Planned, two: Settings, cancel_ms: float, tokens: int
 ) -> None:
     queued = cancel_ms == 50
@@ -116,9 +116,9 @@ def test_a_request_can_be_given_up_at_every_stage_and_everything_is_free_after(
     assert built.decode is not None
     fleet = DisaggregatedFleet(built, built.decode, lambda _, r: records.update({r.request_id: r}))
     fleet.run(iter(requests), ())
-    given_up, other = ("b", "a") if queued else ("a", "b")
-    assert records[given_up].outcome is Outcome.CANCELLED
-    assert records[given_up].output_tokens == tokens
+    cancelled, other = ("b", "a") if queued else ("a", "b")
+    assert records[cancelled].outcome is Outcome.CANCELLED
+    assert records[cancelled].output_tokens == tokens
     assert records[other].outcome is Outcome.OK
     assert records[other].output_tokens == (40 if queued else 20)
     _assert_idle(fleet)
@@ -146,7 +146,7 @@ def _assert_idle(fleet: DisaggregatedFleet) -> None:
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_every_request_ends_and_nothing_is_left_folded_or_not(
+def test_every_request_ends_and_frees_its_blocks_with_and_without_fast_forward(
     *,
     rows: list[tuple[int, int, int, int]],
     depth: int,
@@ -156,9 +156,9 @@ def test_every_request_ends_and_nothing_is_left_folded_or_not(
     fleet: Settings,
 ) -> None:
     requests, at_ms = [], 0
-    for number, (wait_ms, prompt, output, patience_ms) in enumerate(rows):
+    for number, (wait_ms, prompt, output, cancel_ms) in enumerate(rows):
         at_ms += wait_ms
-        requests.append(planned(f"r{number}", at_ms, prompt, output, cancel_ms=100 + patience_ms))
+        requests.append(planned(f"r{number}", at_ms, prompt, output, cancel_ms=100 + cancel_ms))
     found: list[list[RequestRecord]] = []
     for fast_forward in (True, False):
         plain = fleet(
@@ -182,43 +182,43 @@ def test_every_request_ends_and_nothing_is_left_folded_or_not(
             assert record.output_tokens == record.pinned_output_tokens
 
 
-# --- where it helps and where it hurts --------------------------------------------------------
+# --- where two pools help and where they hurt -------------------------------------------------
 TIGHT = SLOClasses(classes=(SLOClass(name="fast", ttft_ms=2_000, tpot_ms=9),), default="fast")
 
 
-def steady_load(
+def constant_load(
     planned: Planned, *, every_ms: float, prompt: int, output: int
 ) -> list[PlannedRequest]:
     return [planned(f"r{i}", i * every_ms, prompt, output) for i in range(150)]
 
 
-def test_long_prompts_and_tight_promises_per_token_gain_from_two_pools(
+def test_long_prompts_with_tight_tpot_targets_benefit_from_two_pools(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
-    requests = steady_load(planned, every_ms=55, prompt=4_000, output=60)
+    requests = constant_load(planned, every_ms=55, prompt=4_000, output=60)
     common = {"device": "llama-3-8b-h100", "policy": "vllm", "slo": TIGHT, "token_budget": 4096}
-    together = run_fleet(requests, fleet(replicas=4, **common))
+    combined = run_fleet(requests, fleet(replicas=4, **common))
     apart = run_fleet(requests, split(fleet(replicas=3, **common), decoders=1, link=50 * GB))
-    # A whole prompt stalls the decodes beside it for 118 ms; apart, it stalls nobody.
-    assert together.attained(TIGHT) < 0.1
+    # A prompt in one chunk delays the decodes on its replica by 118 ms; two pools avoid this.
+    assert combined.attained(TIGHT) < 0.1
     assert apart.attained(TIGHT) == 1.0
 
 
-def test_short_prompts_and_long_answers_lose_with_a_pool_that_only_prefills(
+def test_short_prompts_with_long_outputs_are_slower_with_two_pools(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
-    requests = steady_load(planned, every_ms=10, prompt=32, output=400)
+    requests = constant_load(planned, every_ms=10, prompt=32, output=400)
     common = {"device": "llama-3-8b-h100", "policy": "vllm", "slo": TIGHT}
     common |= {"max_num_seqs": 40}
-    together = run_fleet(requests, fleet(replicas=4, **common))
+    combined = run_fleet(requests, fleet(replicas=4, **common))
     apart = run_fleet(requests, split(fleet(replicas=2, **common), decoders=2, link=50 * GB))
-    assert together.attained(TIGHT) == 1.0
-    # Half of the devices do next to nothing, and the other half has half of the places.
+    assert combined.attained(TIGHT) == 1.0
+    # The prefill pool is almost idle, and the decode pool has half of the slots.
     assert apart.attained(TIGHT) < 0.7
-    assert apart.outcome.end_ns > 1.4 * together.outcome.end_ns
+    assert apart.outcome.end_ns > 1.4 * combined.outcome.end_ns
 
 
-def test_a_topology_is_read_strictly(tmp_path: Path, fleet: Settings) -> None:
+def test_a_topology_file_is_read_and_validated(tmp_path: Path, fleet: Settings) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(
         "prefill: {replicas: 3, tokenBudget: 9000}\n"

@@ -1,4 +1,4 @@
-"""Small fleets worked out by hand: a step takes 1 ms and emits one token of each request in it."""
+"""Small fleets computed by hand: a step takes 1 ms and emits one token of each request in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_request_alone_emits_one_token_a_step(
     assert record.cached_tokens == 0
 
 
-def test_a_long_prompt_takes_as_many_steps_as_it_has_chunks(
+def test_a_long_prompt_takes_one_step_per_chunk(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [planned("decodes", 0, 10, 6), planned("prompt", 1, 250, 2)]
@@ -56,7 +56,7 @@ def test_a_long_prompt_takes_as_many_steps_as_it_has_chunks(
     assert run.tokens_ms("prompt") == [4, 5]
 
 
-def test_what_arrives_while_a_step_runs_is_in_the_next_one(
+def test_a_request_that_arrives_during_a_step_joins_the_next_one(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet(
@@ -67,7 +67,7 @@ def test_what_arrives_while_a_step_runs_is_in_the_next_one(
     assert run.tokens_ms("c") == [2], "an arrival at the end of a step is planned with it"
 
 
-def test_records_come_in_the_order_of_their_ends(
+def test_records_are_ordered_by_end_time(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [planned("long", 0, 8, 9), planned("short", 0, 8, 2), planned("late", 30, 8, 1)]
@@ -79,28 +79,28 @@ def test_records_come_in_the_order_of_their_ends(
 
 
 @pytest.mark.parametrize(
-    ("placement", "served_by"),
+    ("placement", "expected"),
     [
         (RouterPolicy.ROUND_ROBIN, ["chat-0", "chat-1", "chat-0", "chat-1"]),
         (RouterPolicy.LEAST_LOADED, ["chat-0", "chat-1", "chat-1", "chat-1"]),
     ],
     ids=["round-robin", "least-loaded"],
 )
-def test_two_replicas_are_placed_on_by_the_law_that_was_asked_for(
+def test_requests_are_placed_by_the_placement_policy(
     planned: Planned,
     fleet: Settings,
     run_fleet: RunFleet,
     placement: RouterPolicy,
-    served_by: list[str],
+    expected: list[str],
 ) -> None:
     requests = [planned("long", 0, 8, 100)]
     requests += [planned(f"r{at}", at, 8, 2) for at in (10, 20, 30)]
     run = run_fleet(requests, fleet(replicas=2, placement=placement))
     names = [request.request_id for request in requests]
-    assert [run[name].replica for name in names] == served_by
+    assert [run[name].replica for name in names] == expected
 
 
-def test_a_placement_that_draws_follows_the_seed(
+def test_random_placement_depends_on_the_seed(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [planned(f"r{i}", i * 10, 8, 2) for i in range(30)]
@@ -113,7 +113,7 @@ def test_a_placement_that_draws_follows_the_seed(
     assert served(1) != served(2)
 
 
-def test_a_prompt_goes_where_its_prefix_is_and_finds_it_there(
+def test_prefix_affinity_places_a_prompt_on_the_replica_that_cached_its_prefix(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [
@@ -127,7 +127,7 @@ def test_a_prompt_goes_where_its_prefix_is_and_finds_it_there(
     assert affine.outcome.prefix_hit_tokens == 9 * 12 * 16
 
 
-def test_an_oracle_starts_the_shortest_first(
+def test_an_oracle_schedules_the_shortest_request_first(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [planned("first", 0, 8, 9)]
@@ -136,7 +136,7 @@ def test_an_oracle_starts_the_shortest_first(
     assert [r.request_id for r in run.records] == ["first", "r3", "r5", "r7"]
 
 
-def test_a_cancelled_request_keeps_the_tokens_it_got_and_gives_its_place_away(
+def test_a_cancelled_request_keeps_its_tokens_and_frees_its_slot(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [planned("a", 0, 8, 50, cancel_ms=3.5), planned("b", 1, 8, 2)]
@@ -145,17 +145,17 @@ def test_a_cancelled_request_keeps_the_tokens_it_got_and_gives_its_place_away(
     assert record.outcome is Outcome.CANCELLED
     assert record.end_ns == round(3.5 * NS_PER_MS)
     assert run.tokens_ms("a") == [1, 2, 3]
-    assert run.tokens_ms("b") == [5, 6], "the step under way at 3.5 ms ends at 4"
+    assert run.tokens_ms("b") == [5, 6], "the step that runs at 3.5 ms ends at 4"
 
 
-def test_an_answer_that_is_complete_at_its_deadline_is_complete(
+def test_a_request_that_completes_at_its_deadline_is_complete(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet([planned("a", 0, 8, 4, cancel_ms=4)], fleet())
     assert run["a"].outcome is Outcome.OK
 
 
-def test_a_request_that_takes_too_long_times_out(
+def test_a_request_that_exceeds_the_timeout_times_out(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [planned("a", 0, 8, 300), planned("b", 1, 8, 5), planned("c", 10, 8, 5)]
@@ -164,19 +164,19 @@ def test_a_request_that_takes_too_long_times_out(
     assert run["a"].end_ns == 200 * NS_PER_MS
     assert run["a"].output_tokens == 200
     assert run["a"].detail == "nothing complete within 0.2 s"
-    # The step under way ends at 201 ms, which is when b is given up, and c starts a step later.
+    # The running step ends at 201 ms, when b times out, and c starts a step later.
     assert (run["b"].outcome, run["b"].output_tokens) == (Outcome.TIMEOUT, 0)
     assert run.tokens_ms("c") == [203, 204, 205, 206, 207]
 
 
-def test_a_cancellation_later_than_the_time_out_is_a_time_out(
+def test_a_cancellation_after_the_timeout_has_no_effect(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet([planned("a", 0, 8, 300, cancel_ms=250)], fleet(timeout_s=0.2))
     assert run["a"].outcome is Outcome.TIMEOUT
 
 
-def test_with_every_queue_full_a_request_is_shed(
+def test_a_request_is_shed_if_every_queue_is_full(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [planned(f"r{i}", i / 10, 8, 5) for i in range(8)]
@@ -187,11 +187,11 @@ def test_with_every_queue_full_a_request_is_shed(
     assert all(r.end_ns == r.scheduled_ns and not r.output_tokens for r in shed)
 
 
-def test_a_refusal_for_load_is_retried_once_elsewhere(
+def test_a_request_rejected_under_load_is_retried_once_on_another_replica(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
-    # Nobody may wait, and a long prompt keeps a replica from starting a second request although
-    # its width allows one: it is not saturated by its own account, yet it refuses.
+    # Queues have length zero, and a long prompt fills the memory. The replica therefore rejects a
+    # second request although its batch width allows one and it does not report saturation.
     settings = fleet(replicas=2, max_num_seqs=2, max_waiting=0, profile={"kv_blocks": 10})
     requests = [planned("big", 0, 150, 9), planned("r1", 1, 150, 9), planned("r2", 2, 150, 9)]
     run = run_fleet(requests, settings)
@@ -202,11 +202,11 @@ def test_a_refusal_for_load_is_retried_once_elsewhere(
         [planned("big", 0, 150, 9), planned("small", 1, 8, 2), planned("r", 4, 150, 9)], settings
     )
     assert retried["small"].replica == "chat-1"
-    assert retried["r"].replica == "chat-1", "chat-0 was next in turn and refused"
+    assert retried["r"].replica == "chat-1", "chat-0 was next in order and rejected it"
     assert retried["r"].outcome is Outcome.OK
 
 
-def test_a_request_that_no_replica_can_ever_hold_is_an_error_and_not_retried(
+def test_a_request_larger_than_any_replica_is_an_error_without_a_retry(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet([planned("a", 0, 70_000, 1)], fleet(replicas=2))
@@ -214,7 +214,7 @@ def test_a_request_that_no_replica_can_ever_hold_is_an_error_and_not_retried(
     assert "the prompt has 70000 tokens" in run["a"].detail
 
 
-def test_a_class_that_nobody_promised_is_an_error(
+def test_a_request_of_an_unknown_class_is_an_error(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet([planned("a", 0, 8, 1, slo_class="gold")], fleet())
@@ -224,7 +224,7 @@ def test_a_class_that_nobody_promised_is_an_error(
     )
 
 
-def test_without_a_replica_everything_is_shed(
+def test_all_requests_are_shed_without_a_replica(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     run = run_fleet([planned("a", 0, 8, 1)], fleet(replicas=0))
@@ -232,7 +232,7 @@ def test_without_a_replica_everything_is_shed(
     assert run["a"].detail == "no replica is ready; try again shortly"
 
 
-def test_settings_and_outcomes_can_be_sent_to_worker_processes(
+def test_settings_and_outcomes_can_be_pickled(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     settings = fleet(device="llama-3-8b-h100")
@@ -245,7 +245,7 @@ def test_settings_and_outcomes_can_be_sent_to_worker_processes(
 
 
 class Scaler:
-    """Starts a replica at one instant and drains the first one at another."""
+    """An actor that starts a replica at one time and drains the first one at another."""
 
     def __init__(self, *, start_ms: int, drain_ms: int | None = None) -> None:
         self._due = [(start_ms * NS_PER_MS, False)]
@@ -265,7 +265,7 @@ class Scaler:
             self.seen.append((replica.created_ns, replica.ready_ns))
 
 
-def test_a_replica_takes_requests_once_its_start_up_time_has_passed(
+def test_a_replica_is_ready_after_its_start_up_time(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     scaler = Scaler(start_ms=2_000)
@@ -278,7 +278,7 @@ def test_a_replica_takes_requests_once_its_start_up_time_has_passed(
     assert run.outcome.replica_ns == end_ns + (end_ns - 2 * NS_PER_S)
 
 
-def test_a_drained_replica_finishes_what_it_has_and_costs_nothing_after(
+def test_a_drained_replica_completes_its_requests_and_is_removed(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
     requests = [planned("long", 0, 8, 50), *(planned(f"r{i}", i * 10, 8, 2) for i in range(1, 8))]
@@ -289,7 +289,7 @@ def test_a_drained_replica_finishes_what_it_has_and_costs_nothing_after(
     assert run.outcome.replica_ns == 50 * NS_PER_MS + end_ns - 11 * NS_PER_MS
 
 
-def test_a_policy_sees_the_promise_the_priority_and_never_the_length(
+def test_a_policy_sees_the_targets_and_the_priority_but_not_the_output_length(
     planned: Planned, fleet: Settings, run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[ScheduledRequest] = []

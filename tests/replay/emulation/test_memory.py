@@ -1,4 +1,4 @@
-"""What a fleet holds does not grow with the trace."""
+"""The memory of a fleet does not grow with the length of the trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest
 
 
-def test_twice_the_trace_needs_no_more_memory(
+def test_a_trace_twice_as_long_needs_no_more_memory(
     planned: Callable[..., PlannedRequest], fleet: Callable[..., FleetSettings]
 ) -> None:
     settings = fleet(timeout_s=2, profile={"kv_blocks": 200})
@@ -31,7 +31,7 @@ def test_twice_the_trace_needs_no_more_memory(
         assert outcome.requests == count
         return peak
 
-    peak_bytes(100)  # what is allocated once, such as caches of imports
-    # 8,000 steps at least: the log of their times has been trimmed by then.
+    peak_bytes(100)  # one-off allocations, such as caches of imports
+    # At least 8,000 steps, so that the list of their times is trimmed.
     once, twice = peak_bytes(400), peak_bytes(800)
     assert twice < once + 32_000, "eight bytes for each further step alone would be 64,000"

@@ -1,4 +1,4 @@
-"""The predicted capacity of a replica is that of a saturated emulated one."""
+"""The predicted capacity of a replica equals the throughput of a saturated emulated one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM_S, LENGTH_S = 20, 90
     [(26_674, 2048), (3000, 2048), (3000, 128)],
     ids=["bound by time per token", "bound by memory", "bound by memory, small chunks"],
 )
-def test_a_replica_that_is_always_busy_serves_what_was_predicted(
+def test_a_saturated_replica_has_the_predicted_throughput(
     kv_blocks: int, max_tokens: int, fleet: Callable[..., Any], run_fleet: Any, planned: Any
 ) -> None:
     settings = fleet(
@@ -46,12 +46,12 @@ def test_a_replica_that_is_always_busy_serves_what_was_predicted(
     assert one is not None
     predicted = 1 / one.device_s
     every_ms = 1000 / (1.5 * predicted)
-    coming = [
+    requests = [
         planned(f"r{i}", i * every_ms, prompt, output)
         for i, (prompt, output) in enumerate(lengths)
         if i * every_ms < 1000 * LENGTH_S
     ]
-    run = run_fleet(coming, settings)
+    run = run_fleet(requests, settings)
     ends = [r.end_ns / NS_PER_S for r in run.records if r.outcome == "ok"]
     served = sum(WARM_S <= end < LENGTH_S for end in ends) / (LENGTH_S - WARM_S)
     assert served == pytest.approx(predicted, rel=0.05)

@@ -1,4 +1,4 @@
-"""Keys of blocks are equal exactly where the hashes of the rendered tokens would be."""
+"""Block keys in virtual time are equal exactly if the hashes of the rendered tokens are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS = st.lists(
 
 
 @given(rows=PROMPTS, engine=st.sampled_from([8, 16, 24, 64]), trace=st.sampled_from([16, 32, 50]))
-def test_keys_are_shared_where_tokens_are(
+def test_blocks_with_equal_prefixes_have_equal_keys(
     rows: list[tuple[int, list[int]]], engine: int, trace: int
 ) -> None:
     prompts = [

@@ -1,4 +1,4 @@
-"""The display of a run in virtual time: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a run in virtual time: a bar on a terminal, else a line at an interval."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def _records(count: int) -> Iterator[RequestRecord]:
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
-def test_it_says_how_far_a_run_has_come_and_how_fast(
+def test_progress_shows_virtual_time_requests_and_rate(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(virtual_time, "_LINE_EVERY_NS", 0)
     monkeypatch.setattr(virtual_time, "_BAR_EVERY_NS", 0)
-    said = io.StringIO()
-    console = Console(file=said, force_terminal=terminal, width=120)
-    with virtual_time.display(PlanStats(rows=1_000), console) as ended:
+    printed = io.StringIO()
+    console = Console(file=printed, force_terminal=terminal, width=120)
+    with virtual_time.display(PlanStats(rows=1_000), console) as count:
         for record in _records(640):
-            ended(record)
-    assert "10 min 39 s of virtual time, 640 of 1,000 requests, " in said.getvalue()
-    assert " requests/s" in said.getvalue()
+            count(record)
+    assert "10 min 39 s of virtual time, 640 of 1,000 requests, " in printed.getvalue()
+    assert " requests/s" in printed.getvalue()
 
 
-def test_a_short_run_is_silent_where_nobody_watches() -> None:
-    said = io.StringIO()
-    with virtual_time.display(PlanStats(rows=300), Console(file=said)) as ended:
+def test_a_short_run_prints_no_progress_without_a_terminal() -> None:
+    printed = io.StringIO()
+    with virtual_time.display(PlanStats(rows=300), Console(file=printed)) as count:
         for record in _records(300):
-            ended(record)
-    assert said.getvalue() == ""
+            count(record)
+    assert printed.getvalue() == ""

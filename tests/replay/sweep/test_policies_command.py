@@ -1,4 +1,4 @@
-"""`goodput policies` as a person types it."""
+"""`goodput policies` from the command line."""
 
 from __future__ import annotations
 
@@ -23,46 +23,53 @@ COMMAND = [sys.executable, "-m", "goodput_core", "policies"]
 
 
 def _run(
-    *arguments: str | Path, cwd: Path, manifest: Path = CHAT
+    *options: str | Path, cwd: Path, manifest: Path = CHAT
 ) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "--trace", "sample", "-f", str(manifest), *map(str, arguments)]
+    command = [*COMMAND, "--trace", "sample", "-f", str(manifest), *map(str, options)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def _answer(*arguments: str | Path, cwd: Path, manifest: Path = CHAT) -> dict[str, Any]:
-    done = _run("--json", *arguments, cwd=cwd, manifest=manifest)
+def _result(*options: str | Path, cwd: Path, manifest: Path = CHAT) -> dict[str, Any]:
+    done = _run("--json", *options, cwd=cwd, manifest=manifest)
     assert done.stdout, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
-def test_candidates_are_compared_and_the_cheapest_that_holds_is_recommended(
-    tmp_path: Path,
-) -> None:
-    asked = ["--policies", "slo,sarathi", "--replicas", "1,2", "--rate-scale", "4", "--jobs", "1"]
-    done = _run(*asked, "--plot", "it.svg", cwd=tmp_path)
+def test_the_cheapest_candidate_with_a_pass_is_recommended(tmp_path: Path) -> None:
+    options = [
+        "--policies",
+        "slo,sarathi",
+        "--replicas",
+        "1,2",
+        "--rate-scale",
+        "4",
+        "--jobs",
+        "1",
+    ]
+    done = _run(*options, "--plot", "it.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "is the cheapest of" in done.stdout
     assert "replicas: 1" in done.stdout
     assert (tmp_path / "it.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
-def test_workers_find_what_one_process_finds_and_always_the_same(tmp_path: Path) -> None:
-    asked = ["--policies", "slo,vllm,sjf", "--limit", "60"]
-    one, two, again = (_answer(*asked, "--jobs", jobs, cwd=tmp_path) for jobs in ("1", "2", "2"))
+def test_any_number_of_processes_gives_the_same_result(tmp_path: Path) -> None:
+    options = ["--policies", "slo,vllm,sjf", "--limit", "60"]
+    one, two, again = (_result(*options, "--jobs", jobs, cwd=tmp_path) for jobs in ("1", "2", "2"))
     assert one == two == again
     assert len(one["candidates"]) == 3
 
 
-def test_figures_are_those_of_the_replay_of_the_same_manifest(tmp_path: Path) -> None:
-    found = _answer("--policies", "sarathi", "--limit", "80", "--jobs", "1", cwd=tmp_path)
+def test_figures_equal_those_of_a_replay_of_the_same_manifest(tmp_path: Path) -> None:
+    found = _result("--policies", "sarathi", "--limit", "80", "--jobs", "1", cwd=tmp_path)
     replay = [sys.executable, "-m", "goodput_core", "replay", "--trace", "sample", "--limit", "80"]
     replay += ["--emulate", str(CHAT), "--out", "run", "--json", "--no-report"]
     done = subprocess.run(replay, cwd=tmp_path, capture_output=True, text=True, check=True)
     summary = json.loads(done.stdout)
     (candidate,) = found["candidates"]
-    told = {c["name"]: (c["good"], c["total"]) for c in summary["classes"]}
-    assert {c["name"]: (c["good"], c["total"]) for c in candidate["classes"]} == told
+    expected = {c["name"]: (c["good"], c["total"]) for c in summary["classes"]}
+    assert {c["name"]: (c["good"], c["total"]) for c in candidate["classes"]} == expected
     assert candidate["verdict"] == summary["verdict"]["kind"]
     assert candidate["device_hours"] == pytest.approx(summary["emulation"]["device_s"] / 3600)
     for one in candidate["classes"]:
@@ -71,17 +78,17 @@ def test_figures_are_those_of_the_replay_of_the_same_manifest(tmp_path: Path) ->
         assert one["tpot_p99_ms"] == pytest.approx(same["tpot_ms"]["p99"], abs=0.001)
 
 
-def test_the_table_names_everything_that_a_choice_is_made_by(tmp_path: Path) -> None:
+def test_the_table_has_a_column_for_each_figure(tmp_path: Path) -> None:
     done = _run("--policies", "slo", "--limit", "40", "--jobs", "1", cwd=tmp_path)
     head = " ".join(done.stdout.split("slo")[0].split())
-    names = ("interactive kept", "batch kept", "(bounds), %", "goodput", "TTFT", "TPOT", "TBT")
+    names = ("interactive met", "batch met", "(bounds), %", "goodput", "TTFT", "TPOT", "TBT")
     for name in (*names, "GPU-h", "preemp-", "recomputed", "swapped", "shed", "verdict"):
         assert name in head, head
 
 
-def test_the_routers_policy_is_compared_too(tmp_path: Path) -> None:
-    asked = ["--policies", "slo", "--rate-scale", "8", "--replicas", "1,3", "--jobs", "1"]
-    found = _answer(*asked, "--placements", "round-robin,power-of-two", cwd=tmp_path)
+def test_placement_policies_are_compared(tmp_path: Path) -> None:
+    options = ["--policies", "slo", "--rate-scale", "8", "--replicas", "1,3", "--jobs", "1"]
+    found = _result(*options, "--placements", "round-robin,power-of-two", cwd=tmp_path)
     figures = {
         (c["candidate"]["replicas"], c["candidate"]["placement"]): c["classes"][0]["ttft_p99_ms"]
         for c in found["candidates"]
@@ -90,13 +97,11 @@ def test_the_routers_policy_is_compared_too(tmp_path: Path) -> None:
     assert figures[3, "round-robin"] != figures[3, "power-of-two"]
 
 
-def test_migration_goes_with_any_number_of_replicas_and_pools_with_their_own(
-    tmp_path: Path,
-) -> None:
+def test_migration_uses_the_given_replicas_and_pools_their_own(tmp_path: Path) -> None:
     (tmp_path / "move.yaml").write_text("migration: {}\n", encoding="utf-8")
     (tmp_path / "pools.yaml").write_text("prefill: {replicas: 1}\ndecode: {replicas: 2}\n")
-    asked = ["--policies", "slo", "--limit", "20", "--replicas", "2,3", "--jobs", "1"]
-    found = _answer(*asked, "--topology", "move.yaml", "--topology", "pools.yaml", cwd=tmp_path)
+    options = ["--policies", "slo", "--limit", "20", "--replicas", "2,3", "--jobs", "1"]
+    found = _result(*options, "--topology", "move.yaml", "--topology", "pools.yaml", cwd=tmp_path)
     candidates = [one["candidate"] for one in found["candidates"]]
     assert sorted((c["topology"], c["replicas"]) for c in candidates) == [
         ("", 2),
@@ -112,31 +117,33 @@ def test_migration_goes_with_any_number_of_replicas_and_pools_with_their_own(
     assert hours["pools.yaml", 0] == pytest.approx(hours["move.yaml", 3], rel=0.05)
 
 
-def test_a_manifest_under_a_control_law_is_compared_as_fixed_fleets(tmp_path: Path) -> None:
+def test_a_manifest_in_mode_auto_is_compared_as_fixed_fleets(tmp_path: Path) -> None:
     auto = tmp_path / "auto.yaml"
     auto.write_text(
         CHAT.read_text(encoding="utf-8").replace("mode: Manual", "mode: Auto"), encoding="utf-8"
     )
-    asked = ["--policies", "sarathi", "--limit", "40", "--jobs", "1"]
-    held = _answer(*asked, cwd=tmp_path, manifest=auto)
-    assert held["candidates"] == _answer(*asked, cwd=tmp_path)["candidates"]
-    assert "was taken as Manual" in held["recommendation"]["sentence"]
-    assert "control: {mode: Manual}" in held["recommendation"]["manifest"]
+    options = ["--policies", "sarathi", "--limit", "40", "--jobs", "1"]
+    fixed = _result(*options, cwd=tmp_path, manifest=auto)
+    assert fixed["candidates"] == _result(*options, cwd=tmp_path)["candidates"]
+    assert (
+        "control.mode Manual in place of the manifest's Auto" in fixed["recommendation"]["sentence"]
+    )
+    assert "control: {mode: Manual}" in fixed["recommendation"]["manifest"]
 
 
-def test_a_choice_for_an_illustrative_device_has_to_be_asked_for(tmp_path: Path) -> None:
+def test_an_illustrative_device_requires_an_option(tmp_path: Path) -> None:
     table = tmp_path / "table.yaml"
     text = CHAT.read_text(encoding="utf-8").replace("llama-3-8b-h100", "published-70b-table")
     table.write_text(text.replace("  engine:\n", "  engine:\n    tensorParallel: 4\n"))
-    asked = ["--policies", "sarathi", "--limit", "5", "--jobs", "1"]
-    refused = _run(*asked, cwd=tmp_path, manifest=table)
-    assert refused.returncode == 64
-    assert "add --illustrative" in refused.stderr
-    assert _run(*asked, "--illustrative", cwd=tmp_path, manifest=table).returncode in {0, 1, 2}
+    options = ["--policies", "sarathi", "--limit", "5", "--jobs", "1"]
+    rejected = _run(*options, cwd=tmp_path, manifest=table)
+    assert rejected.returncode == 64
+    assert "add --illustrative" in rejected.stderr
+    assert _run(*options, "--illustrative", cwd=tmp_path, manifest=table).returncode in {0, 1, 2}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("options", "sentence"),
     [
         (["--policies", "slow"], "'slow' is not one of dynamic, "),
         (["--placements", "random"], "'random' is not one of least-loaded, "),
@@ -163,10 +170,10 @@ def test_a_choice_for_an_illustrative_device_has_to_be_asked_for(tmp_path: Path)
     ],
 )
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_what_cannot_be_is_refused_in_one_sentence(
-    tmp_path: Path, arguments: list[str], sentence: str, jobs: str
+def test_an_invalid_option_is_rejected_in_one_sentence(
+    tmp_path: Path, options: list[str], sentence: str, jobs: str
 ) -> None:
-    done = _run("--jobs", jobs, "--limit", "5", *arguments, cwd=tmp_path)
+    done = _run("--jobs", jobs, "--limit", "5", *options, cwd=tmp_path)
     assert done.returncode == 64, done.stderr
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
@@ -174,7 +181,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 
 @contextmanager
 def _comparing(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """A comparison that takes long, and its two workers and whatever else it has started."""
+    """Start a long comparison; yield it with its workers and other child processes."""
     command = [*COMMAND, "--trace", "sample", "-f", str(CHAT), "--rate-scale", "60", "--jobs", "2"]
     with subprocess.Popen(
         command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -191,26 +198,26 @@ def _comparing(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psuti
 
 
 @pytest.mark.parametrize(
-    ("number", "to_group"),
+    ("signum", "to_group"),
     [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)],
     ids=["ctrl-c", "sigterm", "hang-up"],
 )
-def test_a_signal_ends_all_workers_and_is_said_to(
-    tmp_path: Path, number: signal.Signals, to_group: bool
+def test_a_signal_ends_all_workers_with_a_message(
+    tmp_path: Path, signum: signal.Signals, to_group: bool
 ) -> None:
     with _comparing(tmp_path) as (process, children):
         if to_group:
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signum)
         else:
-            process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+            process.send_signal(signum)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.strip() == "error: interrupted; nothing was compared"
+    assert errors.strip() == "error: interrupted; nothing was compared"
     _, left = psutil.wait_procs(children, timeout=30)
     assert left == []
 
 
-def test_workers_do_not_outlive_a_comparison_that_was_killed(tmp_path: Path) -> None:
+def test_workers_end_after_the_comparison_was_killed(tmp_path: Path) -> None:
     with _comparing(tmp_path) as (process, children):
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""Which candidate is recommended, and in which words."""
+"""The recommended candidate, and the sentence about it."""
 
 from __future__ import annotations
 
@@ -75,71 +75,71 @@ def _evaluation(
 
 
 CHEAP = _evaluation(Policy.SLO, passed=True, hours=1.0, goodput=5.0)
-DEAR = _evaluation(Policy.SARATHI, passed=True, hours=2.0, goodput=9.0)
+EXPENSIVE = _evaluation(Policy.SARATHI, passed=True, hours=2.0, goodput=9.0)
 FAST = _evaluation(Policy.VLLM, passed=False, hours=0.5, goodput=20.0, good=50)
 
 
-def test_the_cheapest_that_is_shown_to_keep_every_objective_is_chosen() -> None:
-    found = recommend([FAST, DEAR, CHEAP], SPEC)
+def test_the_cheapest_candidate_with_a_pass_is_recommended() -> None:
+    found = recommend([FAST, EXPENSIVE, CHEAP], SPEC)
     assert found.chosen is CHEAP
     assert found.sentence.startswith(
         "slo, budget 2048, hybrid, 2 replicas, least-loaded is the cheapest of 2"
     )
     applied = _parsed(_merged(MANIFEST, found.lines))
-    assert applied == CHEAP.candidate.applied(SPEC)
+    assert applied == CHEAP.candidate.apply(SPEC)
     assert (applied.engine.policy, applied.replicas) == (Policy.SLO, 2)
     assert applied.router.policy is RouterPolicy.LEAST_LOADED
     assert applied.router.replicas == 3
 
 
 @pytest.mark.parametrize("budget", [64, 20_000], ids=["below the bounds", "above them"])
-def test_the_lines_to_apply_hold_a_budget_outside_the_manifests_bounds(budget: int) -> None:
+def test_the_lines_widen_the_bounds_to_a_budget_outside_of_them(budget: int) -> None:
     chosen = replace(CHEAP, candidate=replace(CHEAP.candidate, token_budget=budget))
     lines = recommend([chosen], SPEC).lines
     assert _parsed(_merged(MANIFEST, lines)).engine.token_budget.initial == budget
 
 
-def test_a_manifest_under_a_control_law_is_told_that_candidates_were_held_fixed() -> None:
+def test_the_sentence_states_that_mode_auto_was_compared_as_manual() -> None:
     found = recommend([CHEAP], AUTO)
-    assert "control.mode, Auto, was taken as Manual" in found.sentence
+    assert "control.mode Manual in place of the manifest's Auto" in found.sentence
     auto = MANIFEST.replace("Manual", "Auto")
-    assert _parsed(_merged(auto, found.lines)) == CHEAP.candidate.applied(AUTO)
+    assert _parsed(_merged(auto, found.lines)) == CHEAP.candidate.apply(AUTO)
     assert "Manual" not in recommend([CHEAP], SPEC).sentence
 
 
-def test_of_those_that_cost_the_same_the_one_with_the_most_goodput_is_chosen() -> None:
+def test_the_highest_goodput_is_recommended_at_equal_cost() -> None:
     better = replace(CHEAP, goodput_per_s=6.0, device_hours=1.001)
     assert recommend([CHEAP, better], SPEC).chosen is better
 
 
-def test_costs_of_minutes_are_told_apart_too() -> None:
+def test_costs_of_minutes_are_distinguished() -> None:
     one, two = replace(CHEAP, device_hours=0.0071), replace(CHEAP, device_hours=0.0141)
     two = replace(two, goodput_per_s=5.1)
     assert recommend([two, one], SPEC).chosen is one
 
 
-def test_without_any_that_passes_the_most_goodput_is_chosen_and_said_to_be_too_little() -> None:
+def test_the_highest_goodput_is_recommended_without_a_pass() -> None:
     found = recommend([FAST, replace(FAST, goodput_per_s=1.0)], SPEC)
     assert found.chosen is FAST
-    assert found.sentence.startswith("no candidate is shown to keep every objective")
-    assert found.sentence.endswith("add replicas, or promise less")
+    assert found.sentence.startswith("no candidate is shown to meet every objective")
+    assert found.sentence.endswith("add replicas, or relax the targets")
 
 
-def test_what_only_lacks_data_is_told_to_look_longer() -> None:
+def test_a_longer_window_is_advised_if_all_estimates_meet_the_objectives() -> None:
     seems = replace(CHEAP, verdict=VerdictKind.INCONCLUSIVE)
-    assert recommend([seems], SPEC).sentence.endswith("a longer window would show more")
+    assert recommend([seems], SPEC).sentence.endswith("so try a longer window")
 
 
-def test_a_topology_is_recommended_as_virtual_only() -> None:
+def test_a_recommended_topology_is_reported_as_virtual_only() -> None:
     pools = _evaluation(Policy.SLO, passed=True, hours=0.1, goodput=5.0, topology="pools.yaml")
     found = recommend([CHEAP, pools], SPEC)
     assert found.chosen is pools
-    assert "virtual only" in found.sentence
+    assert "only in virtual time" in found.sentence
     assert not found.lines
 
 
-def test_the_ranking_puts_those_that_pass_first_and_the_cheaper_before_the_dearer() -> None:
-    assert ranked([FAST, DEAR, CHEAP]) == [CHEAP, DEAR, FAST]
+def test_candidates_with_a_pass_rank_first_by_cost() -> None:
+    assert ranked([FAST, EXPENSIVE, CHEAP]) == [CHEAP, EXPENSIVE, FAST]
 
 
 def _grid(**changes: Any) -> tuple[Candidate, ...]:
@@ -160,13 +160,13 @@ def test_every_combination_is_a_candidate() -> None:
     assert {c.replicas for c in candidates if c.topology} == {0}
 
 
-def test_replicas_that_give_each_other_requests_are_as_many_as_is_asked_for() -> None:
+def test_candidates_with_migration_have_the_given_replicas() -> None:
     moving = [c for c in _grid(migrations=["move.yaml"]) if c.topology]
     assert {c.replicas for c in moving} == {2, 3}
     assert len(moving) == 2 * 2 * 2 * 2
 
 
-def test_a_router_with_one_replica_is_tried_with_one_placement() -> None:
+def test_a_single_replica_is_combined_with_one_placement() -> None:
     alone = [c for c in _grid(replicas=[1, 2]) if c.replicas == 1]
     assert {c.placement for c in alone} == {RouterPolicy.ROUND_ROBIN}
     assert len(alone) == 2 * 2
@@ -178,7 +178,7 @@ UNJUDGED = replace(CHEAP.classes[0], objective=None, good=0, total=0, low=None, 
 @pytest.mark.parametrize(
     "evaluations",
     [
-        [FAST, DEAR, CHEAP],
+        [FAST, EXPENSIVE, CHEAP],
         [replace(CHEAP, goodput_per_s=0.0)],
         [replace(CHEAP, classes=(replace(CHEAP.classes[0], objective=None),))],
         [replace(CHEAP, classes=(UNJUDGED,))],
@@ -193,7 +193,7 @@ def test_any_comparison_can_be_drawn(evaluations: list[Evaluation], tmp_path: Pa
 
 
 def _merged(manifest: str, lines: str) -> str:
-    """The manifest with these lines applied, as a person would: field by field."""
+    """Return the manifest with the fields of these lines."""
     document = yaml.safe_load(manifest)
     _merge(document, yaml.safe_load(lines))
     return yaml.safe_dump(document)

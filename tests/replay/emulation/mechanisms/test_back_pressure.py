@@ -1,8 +1,8 @@
-"""Full replicas are kept away from, and refuse: what that is worth, and what it costs.
+"""Back-pressure and rejection of requests by full replicas: benefit and cost.
 
-Source: Qin et al., "Mooncake", FAST 2025 (early rejection under overload: work on
-requests that will be late is taken from those that could be in time); Welsh and Culler, "Adaptive
-Overload Control for Busy Internet Servers", USITS 2003.
+Source: Qin et al., "Mooncake", FAST 2025 (early rejection under overload, as work on requests that
+will be late delays requests that could be on time); Welsh and Culler, "Adaptive Overload Control
+for Busy Internet Servers", USITS 2003.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def _shed(run: Run) -> int:
     return sum(record.outcome is Outcome.SHED for record in run.records)
 
 
-def test_under_overload_refusing_keeps_the_promises_made_to_those_let_in(
+def test_under_overload_rejection_lets_admitted_requests_meet_their_targets(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
-    # Answers of 50 ms on eight places: 160 a second are served, and 240 a second come for 4 s.
+    # Outputs of 50 ms on eight slots serve 160 requests/s; 240 requests/s arrive for 4 s.
     draw = random.Random(11)
     requests: list[PlannedRequest] = []
     at_ms = 0.0
@@ -51,37 +51,37 @@ def test_under_overload_refusing_keeps_the_promises_made_to_those_let_in(
         "max_num_seqs": 4,
         "placement": RouterPolicy.LEAST_LOADED,
     }
-    bounded = run_fleet(requests, fleet(max_waiting=2, **both))
-    endless = run_fleet(requests, fleet(max_waiting=UNBOUNDED, **both))
-    assert _shed(endless) == 0
-    assert _shed(bounded) > 0.2 * len(requests)
-    assert endless.attained() < 0.1, "everybody is let in, and nearly all wait for too long"
-    assert bounded.attained() > 0.6, "as many as can be served"
+    limited = run_fleet(requests, fleet(max_waiting=2, **both))
+    unlimited = run_fleet(requests, fleet(max_waiting=UNBOUNDED, **both))
+    assert _shed(unlimited) == 0
+    assert _shed(limited) > 0.2 * len(requests)
+    assert unlimited.attained() < 0.1, "all are admitted, and nearly all are late"
+    assert limited.attained() > 0.6, "the requests that fit"
 
 
-def test_a_burst_that_could_have_waited_is_refused(
+def test_a_burst_that_could_have_waited_is_rejected(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
-    # Forty at once, and nothing after them: the last would have started after 200 ms.
+    # A burst of forty requests; without a limit, the last one starts after 200 ms.
     requests = [planned(f"r{i}", i / 100, 16, 50) for i in range(40)]
     both: dict[str, Any] = {"replicas": 2, "max_num_seqs": 4, "slo": PATIENT}
-    bounded = run_fleet(requests, fleet(max_waiting=2, **both))
-    endless = run_fleet(requests, fleet(max_waiting=UNBOUNDED, **both))
-    assert endless.attained(PATIENT) == 1.0
-    assert bounded.attained(PATIENT) < 0.4
-    assert _shed(bounded) > 20
+    limited = run_fleet(requests, fleet(max_waiting=2, **both))
+    unlimited = run_fleet(requests, fleet(max_waiting=UNBOUNDED, **both))
+    assert unlimited.attained(PATIENT) == 1.0
+    assert limited.attained(PATIENT) < 0.4
+    assert _shed(limited) > 20
 
 
-def test_those_who_come_while_one_replica_is_full_go_to_the_other_at_once(
+def test_requests_avoid_a_replica_that_reports_saturation(
     planned: Planned, fleet: Settings, run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Long answers hold every second place in turn, so one replica fills up. Where nobody says
-    # that it is full, every second request is refused there and costs one of the few retries.
+    # One replica receives all long outputs and fills up. If it does not report saturation, it
+    # rejects every second request, each of which then needs one of the few retries.
     requests = [planned(f"long{i}", 2 * i, 16, 900 if i % 2 == 0 else 1) for i in range(12)]
     requests += [planned(f"r{i}", 40 + 4 * i, 16, 8) for i in range(100)]
     settings = fleet(replicas=2, max_num_seqs=4, max_waiting=2)
-    told = run_fleet(requests, settings)
+    reported = run_fleet(requests, settings)
     monkeypatch.setattr(replica, "is_saturated", lambda **_: False)
-    untold = run_fleet(requests, settings)
-    assert _shed(told) == 0
-    assert _shed(untold) > 20
+    unreported = run_fleet(requests, settings)
+    assert _shed(reported) == 0
+    assert _shed(unreported) > 20

@@ -1,4 +1,4 @@
-"""Live migration in a fleet: what it gains, what it costs, and that nothing is lost on the way.
+"""Live migration in a fleet: its benefit, its cost, and the completeness of every output.
 
 Source: Sun et al., "Llumnix: Dynamic Scheduling for Large Language Model Serving", OSDI 2024:
 moving requests while they decode removes fragmentation and queueing, and lowers preemptions.
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 16 * 131_072
 
 
-def moving(
+def with_migration(
     fleet: FleetSettings, *, below_blocks: int = 3, blocks_per_ms: float = 24
 ) -> FleetSettings:
-    """The fleet, its requests moving."""
+    """Return the settings with live migration."""
     rate = round(blocks_per_ms * 1000 * BLOCK_BYTES)
     return replace(
         fleet,
@@ -52,7 +52,7 @@ def moving(
 
 @pytest.fixture(name="two")
 def two_fixture(fleet: Settings) -> Callable[..., FleetSettings]:
-    """Two replicas of 100 blocks that take requests in turn."""
+    """Return a fleet of two replicas of 100 blocks with round-robin placement."""
 
     def build(kv_blocks: int = 100, **changes: Any) -> FleetSettings:
         return fleet(replicas=2, profile={"kv_blocks": kv_blocks}, **changes)
@@ -60,37 +60,36 @@ def two_fixture(fleet: Settings) -> Callable[..., FleetSettings]:
     return build
 
 
-def test_a_long_prompt_gets_the_room_that_was_in_pieces(
+def test_migration_defragments_memory_for_a_long_prompt(
     planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
 ) -> None:
-    # Six requests of 40 blocks on each replica, growing: 150 blocks are free here, 150 there, and
-    # 188 are needed in one place.
+    # Six growing requests of 40 blocks on each replica leave 150 blocks free on each; the long
+    # prompt needs 188 blocks on one.
     requests = [planned(f"r{i}", 0, 640, 900) for i in range(12)]
     requests.append(planned("long", 10, 3_000, 5))
-    stay, move = run_fleet(requests, two(400)), run_fleet(requests, moving(two(400)))
-    assert stay.ttft_ms(100, "long") > 800, "it waits until somebody ends"
+    stay, move = run_fleet(requests, two(400)), run_fleet(requests, with_migration(two(400)))
+    assert stay.ttft_ms(100, "long") > 800, "it waits for the end of another request"
     assert move.ttft_ms(100, "long") < 300, "a few polls later"
     assert move.outcome.migrations >= 1
 
 
-def test_answers_that_grow_unevenly_evict_each_other_less_and_end_sooner(
+def test_migration_reduces_preemptions_if_outputs_grow_unevenly(
     planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
 ) -> None:
-    # Whoever places requests does not know how long answers will be: all the long ones are on
-    # one of two replicas.
+    # Placement does not know output lengths: all long ones are on one of two replicas.
     requests = [planned(f"r{i}", 20 * i, 60, 600 if i % 2 == 0 else 20) for i in range(20)]
-    stay, move = run_fleet(requests, two(200)), run_fleet(requests, moving(two(200)))
+    stay, move = run_fleet(requests, two(200)), run_fleet(requests, with_migration(two(200)))
     assert stay.outcome.preemptions > 0
     assert move.outcome.preemptions < stay.outcome.preemptions / 2
     assert move.outcome.end_ns < stay.outcome.end_ns
     assert move.tbt_ms(100) < stay.tbt_ms(100)
 
 
-def test_moving_what_was_well_where_it_was_costs_pauses_and_gains_nothing(
+def test_migration_between_replicas_with_enough_memory_only_adds_pauses(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
-    # Room for everybody: nobody waits and nobody is evicted, so a threshold that always finds
-    # somebody to balance only stops requests for their last blocks.
+    # With enough memory no request waits or is evicted. A threshold that is always exceeded then
+    # only pauses requests while their last blocks are copied.
     draw = random.Random(6)
     requests, at_ms = [], 0.0
     for i in range(200):
@@ -98,21 +97,21 @@ def test_moving_what_was_well_where_it_was_costs_pauses_and_gains_nothing(
         requests.append(planned(f"r{i}", at_ms, draw.randint(50, 800), draw.randint(20, 400)))
     plain = fleet(replicas=4, placement=RouterPolicy.LEAST_LOADED, profile={"kv_blocks": 2_000})
     stay = run_fleet(requests, plain)
-    move = run_fleet(requests, moving(plain, below_blocks=10_000, blocks_per_ms=1))
+    move = run_fleet(requests, with_migration(plain, below_blocks=10_000, blocks_per_ms=1))
     assert move.outcome.migrations > 10
     assert move.ttft_ms(99) == pytest.approx(stay.ttft_ms(99), rel=0.02)
     assert stay.tbt_ms(100) == 1
     assert move.tbt_ms(100) >= 10, "up to 16 blocks at a block a millisecond, in one pause"
 
 
-def test_a_request_pauses_only_for_what_it_computed_last(
+def test_a_request_pauses_only_for_its_last_blocks(
     planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
 ) -> None:
-    # 40 blocks at one a millisecond while decoding goes on: 40 ms in which 3 blocks are filled,
-    # and only these stop it.
+    # 40 blocks at 1 block/ms are copied while decoding continues. In these 40 ms 3 blocks are
+    # filled, and the request pauses only for these.
     requests = [planned("a", 0, 640, 400), planned("b", 0, 16, 2), planned("c", 0, 640, 400)]
     requests.append(planned("d", 1, 16, 2))
-    run = run_fleet(requests, moving(two(), below_blocks=30, blocks_per_ms=1))
+    run = run_fleet(requests, with_migration(two(), below_blocks=30, blocks_per_ms=1))
     assert run.outcome.migrations == 1
     assert {run["a"].replica, run["c"].replica} == {"chat-0", "chat-1"}
     moved = run["a"] if run["a"].replica == "chat-1" else run["c"]
@@ -120,21 +119,21 @@ def test_a_request_pauses_only_for_what_it_computed_last(
     assert max(moved.gaps_us) in range(3_000, 6_000)
 
 
-def test_a_move_that_does_not_converge_is_given_up(
+def test_a_move_that_does_not_converge_is_aborted(
     planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
 ) -> None:
-    # A block takes 24 ms on the link and is filled in 16: each stage has more to copy.
+    # A block is copied in 24 ms and filled in 16, so each stage has more blocks to copy.
     requests = [planned("a", 0, 288, 4_000), planned("b", 0, 16, 2), planned("c", 0, 288, 4_000)]
     settings = two(1_000)
     stay = run_fleet(requests, settings)
-    move = run_fleet(requests, moving(settings, below_blocks=10_000, blocks_per_ms=1 / 24))
+    move = run_fleet(requests, with_migration(settings, below_blocks=10_000, blocks_per_ms=1 / 24))
     assert move.outcome.migrations == 0
     assert move.outcome.migrations_aborted >= 2, "one after three stages, one at the end"
-    assert move.records == stay.records, "nobody noticed"
+    assert move.records == stay.records, "no effect on the requests"
 
 
 @pytest.mark.parametrize("cancel_ms", [51.5, 70.5, 91.5, 93.5, 200.5])
-def test_a_request_can_be_given_up_at_every_stage_of_its_move(
+def test_a_request_can_be_cancelled_at_every_stage_of_its_move(
     planned: Planned, two: Callable[..., FleetSettings], cancel_ms: float
 ) -> None:
     requests = [
@@ -142,16 +141,16 @@ def test_a_request_can_be_given_up_at_every_stage_of_its_move(
         planned("b", 0, 16, 2),
         planned("c", 0, 640, 400, cancel_ms=cancel_ms),
     ]
-    records, _ = _run_and_check(requests, moving(two(), below_blocks=30, blocks_per_ms=1))
-    given_up = [r for r in records if r.outcome is Outcome.CANCELLED]
-    assert {r.request_id for r in given_up} == {"a", "c"}
-    assert all(r.output_tokens > 40 for r in given_up)
+    records, _ = _run_and_check(requests, with_migration(two(), below_blocks=30, blocks_per_ms=1))
+    cancelled = [r for r in records if r.outcome is Outcome.CANCELLED]
+    assert {r.request_id for r in cancelled} == {"a", "c"}
+    assert all(r.output_tokens > 40 for r in cancelled)
 
 
 def _run_and_check(
     requests: Iterable[PlannedRequest], settings: FleetSettings
 ) -> tuple[list[RequestRecord], Migration]:
-    """Run, and see that everything is free afterwards."""
+    """Run, and check that no block is in use afterwards."""
     assert settings.migration is not None
     records: list[RequestRecord] = []
     fleet = VirtualFleet(settings, lambda _, record: records.append(record))
@@ -165,7 +164,7 @@ def _run_and_check(
     return records, migration
 
 
-def test_a_topology_says_when_requests_move(tmp_path: Path, fleet: Settings) -> None:
+def test_a_topology_file_sets_the_rules_of_migration(tmp_path: Path, fleet: Settings) -> None:
     path = tmp_path / "move.yaml"
     path.write_text("migration: {belowBlocks: 8}\nlink: {gbPerSecond: 25}\n")
     built = apply_topology(fleet(replicas=3), read_topology(path))
@@ -186,9 +185,11 @@ def test_a_topology_says_when_requests_move(tmp_path: Path, fleet: Settings) -> 
         ),
         ("migration: {pollMs: 0}\n", "migration.pollMs: must lie in 1 to 60000, not 0"),
     ],
-    ids=["nothing", "one pool", "both", "no poll"],
+    ids=["empty", "one pool", "both", "poll interval of zero"],
 )
-def test_a_topology_is_two_pools_or_migration(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_topology_has_either_two_pools_or_migration(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     path = tmp_path / "move.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=problem):
@@ -218,7 +219,7 @@ WORK = st.lists(
     preemption=st.sampled_from(["recompute", "swap"]),
     policy=st.sampled_from(sorted(Policy)),
 )
-def test_every_token_is_given_once_and_nothing_is_left_folded_or_not(
+def test_every_request_is_complete_and_frees_its_blocks_with_and_without_fast_forward(
     planned: Planned,
     fleet: Settings,
     work: list[tuple[int, int, int, int | None]],
@@ -245,7 +246,7 @@ def test_every_token_is_given_once_and_nothing_is_left_folded_or_not(
         _run_and_check(
             requests,
             replace(
-                moving(plain, below_blocks=below_blocks, blocks_per_ms=blocks_per_ms),
+                with_migration(plain, below_blocks=below_blocks, blocks_per_ms=blocks_per_ms),
                 fast_forward=fast_forward,
             ),
         )[0]

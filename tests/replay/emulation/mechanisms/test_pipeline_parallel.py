@@ -1,8 +1,8 @@
-"""Four devices as one stage or as two: prompts gain rate, each single step takes longer.
+"""Four devices as one or two pipeline stages: more prompts per second, but longer steps.
 
-The same 70B model on the same four H100: the shipped profiles with four tensor-parallel devices,
-and with two pipeline stages of two. The second one's all-reduces are cheaper, its steps twice as
-long, and the next step may enter when the first stage is free.
+The same 70B model on the same four H100, as the shipped profiles with four tensor-parallel devices,
+and with two pipeline stages of two. The all-reduces of the second profile are cheaper and its steps
+twice as long, but the next step may start when the first stage is free.
 
 Source: Zhong et al., "DistServe", OSDI 2024, section 3.1: for prefills, intra-operator parallelism
 wins at low rates and inter-operator parallelism at high ones.
@@ -34,7 +34,7 @@ TWO_STAGES = "llama-3-70b-4xh100-pp2"
 
 @pytest.fixture(name="run_on")
 def run_on_fixture(planned: Planned, fleet: Settings, run_fleet: RunFleet) -> RunOn:
-    """Prompts of 1,500 to 2,500 tokens on a device, at a rate in requests per second."""
+    """Return a runner of prompts of 1,500 to 2,500 tokens, at a rate in requests per second."""
 
     def run(device: str, per_s: float, *, outputs: int = 1, **changes: Any) -> Run:
         draw = random.Random(5)
@@ -48,28 +48,28 @@ def run_on_fixture(planned: Planned, fleet: Settings, run_fleet: RunFleet) -> Ru
     return run
 
 
-def test_stages_answer_more_prompts_while_there_is_too_much_to_do(run_on: RunOn) -> None:
+def test_two_stages_have_more_throughput_under_overload(run_on: RunOn) -> None:
     one, two = run_on(ONE_STAGE, 50), run_on(TWO_STAGES, 50)
     assert two.outcome.end_ns < 0.95 * one.outcome.end_ns
     assert two.ttft_ms(90) < 0.95 * one.ttft_ms(90)
 
 
-def test_a_prompt_alone_takes_longer_through_stages(run_on: RunOn) -> None:
+def test_a_single_prompt_takes_longer_with_two_stages(run_on: RunOn) -> None:
     one, two = run_on(ONE_STAGE, 0.1), run_on(TWO_STAGES, 0.1)
     assert two.ttft_ms(50) > 1.7 * one.ttft_ms(50)
 
 
-def test_decodes_wait_for_the_last_stage_so_they_take_longer_too(run_on: RunOn) -> None:
+def test_decodes_take_longer_with_two_stages(run_on: RunOn) -> None:
     one, two = run_on(ONE_STAGE, 1, outputs=50), run_on(TWO_STAGES, 1, outputs=50)
     assert two.tbt_ms(50) > 1.7 * one.tbt_ms(50)
 
 
-def test_without_plans_ahead_only_one_stage_works_at_a_time(run_on: RunOn) -> None:
+def test_without_queued_plans_only_one_stage_is_busy(run_on: RunOn) -> None:
     ahead, alone = run_on(TWO_STAGES, 50), run_on(TWO_STAGES, 50, depth=0)
     assert alone.outcome.end_ns > 1.8 * ahead.outcome.end_ns
 
 
-def test_handing_over_takes_time(run_on: RunOn) -> None:
+def test_the_transfer_between_stages_takes_time(run_on: RunOn) -> None:
     fast = run_on(TWO_STAGES, 0.1)
     slow = run_on(TWO_STAGES, 0.1, profile={"handover_ns_per_token": 10_000.0})
     assert slow.ttft_ms(50) - fast.ttft_ms(50) == pytest.approx(20, rel=0.1), "2,000 × 10 µs"

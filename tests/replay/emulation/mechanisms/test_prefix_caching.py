@@ -1,4 +1,4 @@
-"""Prefix reuse in a fleet: what it gains, and where it is useless or in the way.
+"""Prefix reuse in a fleet: where it helps, and where it is useless or hurts.
 
 Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
 NeurIPS 2024 (RadixAttention: shared prefixes are computed once, evicted least recently used).
@@ -31,21 +31,21 @@ BLOCK = 16
 def without_reuse_fixture(
     run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Iterable[PlannedRequest], FleetSettings], Run]:
-    """The same run on engines that find nothing."""
+    """Return a runner of fleets without prefix reuse."""
 
-    def nothing(self: BlockPool, hashes: Sequence[int], limit: int) -> list[int]:
+    def no_match(self: BlockPool, hashes: Sequence[int], limit: int) -> list[int]:
         return []
 
     def run(requests: Iterable[PlannedRequest], settings: FleetSettings) -> Run:
         with monkeypatch.context() as patch:
-            patch.setattr(BlockPool, "match", nothing)
+            patch.setattr(BlockPool, "match", no_match)
             return run_fleet(requests, settings)
 
     return run
 
 
 def _sessions(planned: Planned, *, every_ms: int = 40) -> list[PlannedRequest]:
-    """20 sessions of 6 turns: each brings what was said before and 200 tokens more."""
+    """Return 20 sessions of 6 requests; each prompt extends the previous one by 200 tokens."""
     requests = []
     for turn in range(6):
         for session in range(20):
@@ -56,7 +56,7 @@ def _sessions(planned: Planned, *, every_ms: int = 40) -> list[PlannedRequest]:
     return requests
 
 
-def test_turns_of_a_session_find_what_was_said_before(
+def test_requests_of_a_session_reuse_the_earlier_prompts(
     planned: Planned,
     fleet: Settings,
     run_fleet: RunFleet,
@@ -67,10 +67,10 @@ def test_turns_of_a_session_find_what_was_said_before(
     assert none.outcome.prefix_hit_tokens == 0
     assert reuse.outcome.prefix_hit_tokens > 0.7 * reuse.outcome.prefix_queried_tokens
     assert reuse.ttft_ms(50) < none.ttft_ms(50) / 3
-    assert reuse.outcome.step_ns < 0.8 * none.outcome.step_ns, "the device has less to do"
+    assert reuse.outcome.step_ns < 0.8 * none.outcome.step_ns, "fewer tokens are computed"
 
 
-def test_prompts_that_share_nothing_gain_nothing_and_pay_nothing(
+def test_reuse_has_no_effect_on_prompts_without_shared_prefixes(
     planned: Planned,
     fleet: Settings,
     run_fleet: RunFleet,
@@ -83,11 +83,11 @@ def test_prompts_that_share_nothing_gain_nothing_and_pay_nothing(
     assert reuse.records == none.records
 
 
-def test_a_stream_of_one_off_prompts_pushes_a_hot_set_out(
+def test_one_off_prompts_evict_frequently_used_prefixes(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> None:
-    # 20 sessions of up to 3,000 tokens fit into the memory; what nobody asks for again is as
-    # recent as they are, and least-recently-used lets go of them for it.
+    # 20 sessions of up to 3,000 tokens fit into the memory. Prompts that are never repeated are as
+    # recent as the sessions, so least-recently-used eviction removes the sessions too.
     settings = fleet(device="llama-3-8b-h100", profile={"kv_blocks": 4_500})
     sessions = _sessions(planned, every_ms=200)
     one_off = [planned(f"o{i}", i * 200 + 100, 6_000, 2) for i in range(len(sessions))]
@@ -102,20 +102,20 @@ def test_a_stream_of_one_off_prompts_pushes_a_hot_set_out(
     assert beside.ttft_ms(50, "s") > 2 * alone.ttft_ms(50, "s")
 
 
-def test_sharing_lets_more_in_at_once_than_can_grow_together(
+def test_sharing_admits_more_requests_than_can_grow_at_once(
     planned: Planned,
     fleet: Settings,
     run_fleet: RunFleet,
     without_reuse: Callable[..., Run],
 ) -> None:
-    # A shared prompt takes up room once, so admission by what is free lets everybody in; what
-    # they generate is nobody else's, and they evict each other.
+    # A shared prompt needs its blocks once, so admission by free blocks admits all requests. Their
+    # outputs are not shared, so they then evict each other.
     shared = range(128)
     requests = [planned("first", 0, 2_048, 2, hashes=shared)]
     requests += [planned(f"r{i}", 100, 2_060, 400, hashes=shared) for i in range(24)]
     settings = fleet(device="llama-3-8b-h100", profile={"kv_blocks": 480}, policy="vllm")
     reuse, none = run_fleet(requests, settings), without_reuse(requests, settings)
-    assert reuse.outcome.end_ns < none.outcome.end_ns, "and yet it is worth it"
-    assert reuse.tbt_ms(50, "r") > none.tbt_ms(50, "r"), "a wider batch is a slower one"
+    assert reuse.outcome.end_ns < none.outcome.end_ns, "still faster in total"
+    assert reuse.tbt_ms(50, "r") > none.tbt_ms(50, "r"), "a wider batch has longer steps"
     assert none.outcome.preemptions == 0
     assert reuse.outcome.preemptions > 0

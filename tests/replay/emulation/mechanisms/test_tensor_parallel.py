@@ -1,9 +1,9 @@
-"""Four devices as one fast replica or as four of their own.
+"""Four devices as one tensor-parallel replica, or as four replicas.
 
 Tensor parallelism is a property of the device model: its coefficients are those of the group.
-Both fleets here are the same 8B model on the same four devices, derived from one profile: the
-group's step has a quarter of the weights, the arithmetic and the context on each device, and pays
-for 64 all-reduces of 10 µs (two in each of 32 layers) that nothing hides.
+Both fleets here are the same 8B model on the same four devices, derived from one profile. In a step
+of the group, each device has a quarter of the weights, the arithmetic and the context. The step
+also has 64 all-reduces of 10 µs, two in each of 32 layers, that do not overlap with computation.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3, for the two all-reduces of a layer; Zhong
 et al., "DistServe", OSDI 2024, section 3.1: intra-operator parallelism shortens execution and
@@ -39,11 +39,10 @@ ALL_REDUCES_NS = 64 * 10 * NS_PER_US
 
 
 def _group(devices: int) -> dict[str, Any]:
-    """What changes where so many devices are one: everything by their number, and the talking."""
+    """Return the profile values of a group: those of one device divided, plus communication."""
     one = load_profile(DEVICE)
     numbers = one.numbers
-    # Beside c0 a token costs its own share of the all-reduces: 64 × 2 × 3/4 × 4,096 × 2 bytes
-    # at 360e9 bytes/s.
+    # The all-reduces of each token transfer 64 × 2 × 3/4 × 4,096 × 2 bytes at 360e9 bytes/s.
     wire_ns = 64 * 2 * 0.75 * 4_096 * 2 / 360
     return {
         "tensor_parallel": devices,
@@ -61,7 +60,7 @@ def _group(devices: int) -> dict[str, Any]:
 def both_fixture(
     planned: Planned, fleet: Settings, run_fleet: RunFleet
 ) -> Callable[[float], tuple[Run, Run]]:
-    """One group of four, and four replicas, at a rate in requests per second."""
+    """Return a runner of one group of four devices and of four replicas, at a rate per second."""
 
     def run(per_s: float) -> tuple[Run, Run]:
         draw = random.Random(5)
@@ -77,7 +76,7 @@ def both_fixture(
     return run
 
 
-def test_a_group_answers_faster_while_there_is_little_to_do(
+def test_a_group_has_lower_latency_at_low_load(
     both: Callable[[float], tuple[Run, Run]],
 ) -> None:
     group, single = both(2)
@@ -85,7 +84,7 @@ def test_a_group_answers_faster_while_there_is_little_to_do(
     assert group.tbt_ms(50) < 0.6 * single.tbt_ms(50)
 
 
-def test_single_devices_get_more_done_while_there_is_too_much(
+def test_single_devices_have_more_throughput_under_overload(
     both: Callable[[float], tuple[Run, Run]],
 ) -> None:
     group, single = both(150)

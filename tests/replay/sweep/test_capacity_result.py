@@ -1,4 +1,4 @@
-"""What a search says that it found."""
+"""The result of a capacity search, its sentence and its exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.run.folder import RunWriter
 from goodput_replay.sweep.capacity import as_json, conclude
 from goodput_replay.sweep.probe import ProbeRun
-from goodput_replay.sweep.search import Probe, RateLevel
+from goodput_replay.sweep.search import RateLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRu
 
 @pytest.fixture
 def probe(summary: Summary, tmp_path: Path) -> Callable[[float, RateLevel], ProbeRun]:
-    """A probe at a scale of a trace with two requests a second."""
+    """Return a probe of a trace with two requests a second."""
 
     def make(scale: float, level: RateLevel) -> ProbeRun:
         verdict = replace(
@@ -50,7 +50,8 @@ def probe(summary: Summary, tmp_path: Path) -> Callable[[float, RateLevel], Prob
         )
         overall = replace(summary.overall, offered_per_s=2 * scale)
         return ProbeRun(
-            probe=Probe(scale=Fraction(scale), level=level),
+            scale=Fraction(scale),
+            level=level,
             summary=replace(summary, verdict=verdict, overall=overall),
             folder=tmp_path,
         )
@@ -58,41 +59,45 @@ def probe(summary: Summary, tmp_path: Path) -> Callable[[float, RateLevel], Prob
     return make
 
 
-def test_the_rate_that_holds_and_the_next_one_are_named(
+def test_the_result_names_the_sustained_rate_and_the_next_one(
     probe: Callable[[float, RateLevel], ProbeRun],
 ) -> None:
     found = conclude(
         [probe(1, RateLevel.SHOWN), probe(2, RateLevel.FAILED), probe(1.5, RateLevel.SHOWN)]
     )
-    assert found.sentence == "3 requests/s (1.5 times the trace's rate) holds; 4/s does not (FAIL)"
+    assert found.sentence == (
+        "3 requests/s (1.5 times the trace's rate) is sustained; 4 requests/s is not (FAIL)"
+    )
     assert found.exit_code is ExitCode.PASS
 
 
-def test_without_a_higher_rate_that_fails_nothing_is_claimed_of_one(
+def test_the_result_states_that_no_higher_rate_was_tried(
     probe: Callable[[float, RateLevel], ProbeRun],
 ) -> None:
     found = conclude([probe(1, RateLevel.SHOWN)])
-    assert found.sentence.endswith("holds; no higher rate was tried")
+    assert found.sentence.endswith("is sustained; no higher rate was tried")
 
 
-def test_what_only_seems_to_hold_is_said_in_whole_sentences(
+def test_a_rate_that_only_seems_sustained_is_reported_with_the_verdict(
     probe: Callable[[float, RateLevel], ProbeRun],
 ) -> None:
     found = conclude([probe(1, RateLevel.SEEMS)])
     assert found.sentence == (
-        "2 requests/s (1 times the trace's rate) seems to hold, but is not shown to; "
+        "2 requests/s (1 times the trace's rate) seems to be sustained, but is not shown to be; "
         "no higher rate was tried. A sentence on SEEMS. One run"
     )
     assert found.exit_code is ExitCode.INCONCLUSIVE
 
 
-def test_a_lower_rate_that_failed_is_told_to_a_person_and_to_a_program(
+def test_a_failed_lower_rate_is_in_the_sentence_and_in_the_json(
     probe: Callable[[float, RateLevel], ProbeRun],
 ) -> None:
     tried = [probe(s, RateLevel.SHOWN) for s in (1, 5)]
     tried += [probe(s, RateLevel.FAILED) for s in (4, 8)]
     found = conclude(tried)
-    assert "A lower rate, 8/s, did not hold: there is no sharp limit" in found.sentence
+    assert (
+        "A lower rate, 8 requests/s, was not sustained, so the limit is not sharp" in found.sentence
+    )
     (hole,) = as_json(found, tried)["lower_that_do_not_hold"]
     assert hole["rate_scale"] == 4
     assert not as_json(conclude(tried[:1]), tried)["lower_that_do_not_hold"]
@@ -107,7 +112,9 @@ def test_a_lower_rate_with_too_few_requests_is_no_failure(
     assert "lower" not in found.sentence
 
 
-def test_no_rate_that_holds_is_a_failure(probe: Callable[[float, RateLevel], ProbeRun]) -> None:
+def test_the_search_fails_if_no_rate_is_sustained(
+    probe: Callable[[float, RateLevel], ProbeRun],
+) -> None:
     found = conclude([probe(1, RateLevel.FAILED)])
-    assert found.sentence == "no rate that was tried keeps every class's objective"
+    assert found.sentence == "no tried rate meets every class's objective"
     assert found.exit_code is ExitCode.FAIL
