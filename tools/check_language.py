@@ -40,7 +40,6 @@ NOT_YET_CLEAN: Final = (
     "docs",
     "engine",
     "replay",
-    "tests/e2e",
     "tests/replay",
 )
 

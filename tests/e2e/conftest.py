@@ -1,4 +1,4 @@
-"""The cluster that end-to-end tests share, and what they do on a machine that cannot run one."""
+"""The cluster and the custom resource definition of the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tools.cluster import binaries, starting
 from tools.cluster.handle import Cluster, OwnCluster
 from tools.cluster.host import lacks_for_running
 
+from goodput_operator.render.crd import render_crd
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,12 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and "cluster" in item.fixturenames:
             item.add_marker(pytest.mark.cluster)
-            # The first one starts the cluster, and the machine may be busy with others.
+            # The first test starts the cluster, possibly on a busy machine.
             item.add_marker(pytest.mark.timeout(300))
 
 
-def _unavailable(reason: str) -> None:
-    """Skip loudly, or fail where a cluster was promised."""
+def _skip_or_fail(reason: str) -> None:
+    """Skip the test, or fail it if the environment requires a cluster."""
     if os.environ.get("GOODPUT_REQUIRE_CLUSTER"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -34,54 +36,75 @@ def _unavailable(reason: str) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster: the one whose kubeconfig was given, else one of our own."""
+    """The cluster of `GOODPUT_KUBECONFIG`, or else a cluster of our own."""
     given = os.environ.get("GOODPUT_KUBECONFIG")
     if given:
         kubectl = shutil.which("kubectl")
         if kubectl is None and not binaries.is_built():
-            _unavailable("kubectl is missing: install it, or build it with make e2e")
+            _skip_or_fail("kubectl is missing: install it, or build it with make e2e")
         folder = Path(kubectl).parent if kubectl else binaries.folder()
         yield Cluster(kubeconfig=Path(given).resolve(), binaries=folder)
         return
     if lacks := lacks_for_running():
-        _unavailable("no cluster can run here: " + "; ".join(lacks))
+        _skip_or_fail("no cluster can run here: " + "; ".join(lacks))
     if not binaries.is_built():
-        _unavailable("the cluster's programs are not built yet: `make e2e` builds and tests them")
+        _skip_or_fail("the cluster's programs are not built yet: `make e2e` builds and tests them")
     with starting.running(tmp_path_factory.mktemp("cluster"), binaries.folder()) as own:
         yield own
 
 
 @pytest.fixture(scope="session")
 def own_cluster(cluster: Cluster) -> OwnCluster:
-    """The same, for tests that need control over its processes, nodes, network or audit log."""
+    """Our own cluster, for tests that control its processes, nodes or network or read its audit.
+
+    Tests are skipped on any other cluster.
+    """
     if not isinstance(cluster, OwnCluster):
-        pytest.skip("needs control over nodes, which is taken of no given cluster")
+        pytest.skip("the test needs control over nodes and processes of the cluster")
     return cluster
 
 
 @pytest.fixture(scope="session")
-def unattended(cluster: Cluster) -> None:
-    """Nobody else looks after services: for tests that bring an operator."""
+def no_other_operator(cluster: Cluster) -> None:
+    """Skip tests that start an operator if another one manages all namespaces."""
     if isinstance(cluster, OwnCluster):
         return
     label = "app.kubernetes.io/name=goodput-operator"
     for found in cluster.get("deployments", "--all-namespaces", "-l", label)["items"]:
         (container,) = found["spec"]["template"]["spec"]["containers"]
-        everywhere = not any(word.startswith("--namespace=") for word in container["args"])
-        if everywhere and found["spec"]["replicas"]:
-            where = f"{found['metadata']['namespace']}/{found['metadata']['name']}"
+        all_namespaces = not any(word.startswith("--namespace=") for word in container["args"])
+        if all_namespaces and found["spec"]["replicas"]:
+            name = f"{found['metadata']['namespace']}/{found['metadata']['name']}"
             pytest.skip(
-                f"the operator {where} of the given cluster looks after every namespace, and "
-                "this test brings one; uninstall it for the while"
+                f"the operator {name} of this cluster manages all namespaces, and the test "
+                "starts another one; uninstall it first"
             )
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace of the test's own, deleted with all that is in it."""
+    """A new namespace, deleted after the test."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", name)
-    # No pod can be created before its service account.
+    # Pods need the service account.
     cluster.wait("create", "serviceaccount/default", "-n", name)
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def crd_created(cluster: Cluster) -> Iterator[bool]:
+    """True if this session created the custom resource definition, which it then deletes."""
+    name = "crd/llmservices.goodput.dev"
+    created = not cluster.kubectl("get", name, "--ignore-not-found")
+    if created:
+        cluster.apply(render_crd(), "--server-side")
+    cluster.wait("condition=Established", name)
+    yield created
+    if created:
+        cluster.kubectl("delete", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def crd(crd_created: bool) -> None:
+    """The established custom resource definition; an existing one is not changed."""

@@ -1,7 +1,6 @@
-"""A real API server takes the CustomResourceDefinition, and judges manifests as we do locally.
+"""A real API server accepts the CustomResourceDefinition and validates manifests as we do locally.
 
-Manifests are sent through `kubectl proxy`, which knows how to reach any cluster, and as dry runs:
-nothing is left behind, the definition neither, unless it was there before.
+Manifests are sent as dry runs through `kubectl proxy`, which reaches any cluster.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ VALID = [
     manifest
     for path in [ROOT / "tests" / "core" / "valid_manifests.yaml", *ROOT.glob("examples/*.yaml")]
     for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    if "kind" in manifest  # the examples have a device profile, too
+    if "kind" in manifest  # the examples include a device profile
 ]
 NAMED = [case for case in CASES if "server" not in case]
 DECODED = [case for case in CASES if case.get("server") == "words"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the API server said to a manifest."""
+class Response:
+    """Response of the API server to a manifest."""
 
     code: int
     body: dict[str, Any]
 
     @property
     def paths(self) -> set[str]:
-        """The fields that it named."""
+        """Return the rejected fields."""
         causes = self.body.get("details", {}).get("causes", [])
         unknown = re.findall(r'unknown field "([^"]+)"', self.body.get("message", ""))
         return {cause["field"].lstrip(".") for cause in causes if "field" in cause} | set(unknown)
@@ -63,46 +62,37 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The API server, through a proxy that authenticates, and a namespace where nothing is."""
+    """The API server behind an authenticating proxy, and an empty namespace."""
 
     url: str
     namespace: str
 
-    def judge(self, manifest: Any, *, fields: str = "Strict") -> Answer:
-        """Create the object without keeping it; `fields` says what becomes of unknown ones."""
+    def validate(self, manifest: Any, *, fields: str = "Strict") -> Response:
+        """Create the object as a dry run.
+
+        Args:
+            manifest: the object.
+            fields: treatment of unknown fields, `Strict` or `Ignore`.
+        """
         request = Request(
             f"{self.url}/apis/goodput.dev/v1alpha1/namespaces/{self.namespace}/llmservices"
             f"?dryRun=All&fieldValidation={fields}",
-            # A date is text in JSON, as it is when kubectl reads the YAML.
+            # Like kubectl, which reads a date in YAML as text.
             data=json.dumps(manifest, allow_nan=False, default=str).encode(),
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urlopen(request, timeout=60) as answer:
-                return Answer(code=answer.status, body=json.load(answer))
-        except HTTPError as refusal:
-            with refusal:
-                return Answer(code=refusal.code, body=json.load(refusal))
+            with urlopen(request, timeout=60) as response:
+                return Response(code=response.status, body=json.load(response))
+        except HTTPError as error:
+            with error:
+                return Response(code=error.code, body=json.load(error))
 
 
 @pytest.fixture(scope="module")
-def definition(cluster: Cluster) -> Iterator[str]:
-    """The definition's name; it is removed again unless it stood there before."""
-    crd = render_crd()
-    name: str = crd["metadata"]["name"]
-    there = cluster.kubectl("get", "crd", name, "--ignore-not-found", "-o", "name")
-    if not there:
-        cluster.apply(crd, "--server-side")
-        cluster.wait("condition=Established", f"crd/{name}")
-    yield name
-    if not there:
-        cluster.kubectl("delete", "crd", name)
-
-
-@pytest.fixture(scope="module")
-def server(cluster: Cluster, definition: str) -> Iterator[Server]:
+def server(cluster: Cluster, crd: None) -> Iterator[Server]:
     command = [str(cluster.binaries / "kubectl"), "proxy", "--port=0"]
-    namespace = f"judged-{uuid.uuid4().hex[:8]}"
+    namespace = f"validated-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", namespace)
     with subprocess.Popen(
         command, env=cluster.environment, stdout=subprocess.PIPE, text=True
@@ -116,54 +106,54 @@ def server(cluster: Cluster, definition: str) -> Iterator[Server]:
 
 
 @pytest.fixture
-def chat(cluster: Cluster, definition: str, namespace: str) -> str:
-    """A stored service, by its namespace."""
+def chat(cluster: Cluster, crd: None, namespace: str) -> str:
+    """The namespace of a stored service."""
     cluster.apply(BASE, "-n", namespace)
     return namespace
 
 
-def test_sixty_cases_are_named_by_both_validators() -> None:
+def test_both_validators_name_the_field_in_at_least_sixty_cases() -> None:
     assert len(NAMED) >= 60
 
 
 @pytest.mark.parametrize("case", NAMED, ids=[case["name"] for case in NAMED])
-def test_an_invalid_manifest_is_refused_at_the_field_that_we_name(
+def test_an_invalid_manifest_is_rejected_at_the_field_that_we_name(
     server: Server, case: dict[str, Any]
 ) -> None:
-    answer = server.judge(changed(case))
-    assert answer.code in {400, 422}
-    assert case["path"] in answer.paths, answer.body["message"]
+    response = server.validate(changed(case))
+    assert response.code in {400, 422}
+    assert case["path"] in response.paths, response.body["message"]
 
 
 @pytest.mark.parametrize("case", DECODED, ids=[case["name"] for case in DECODED])
-def test_what_is_no_object_at_all_is_refused_in_words(server: Server, case: dict[str, Any]) -> None:
-    assert server.judge(changed(case)).code in {400, 422}
+def test_a_value_that_is_not_an_object_is_rejected(server: Server, case: dict[str, Any]) -> None:
+    assert server.validate(changed(case)).code in {400, 422}
 
 
 @pytest.mark.parametrize("manifest", VALID, ids=[m["metadata"]["name"] for m in VALID])
-def test_a_valid_manifest_is_taken_and_means_the_same(
+def test_a_valid_manifest_is_accepted_and_decoded_to_the_same_spec(
     server: Server, manifest: dict[str, Any]
 ) -> None:
-    answer = server.judge(manifest)
-    assert answer.code == 201, answer.body["message"]
+    response = server.validate(manifest)
+    assert response.code == 201, response.body["message"]
     ours = LLMService.from_dict(manifest).spec
-    assert decode(LLMServiceSpec, answer.body["spec"], "spec") == ours
+    assert decode(LLMServiceSpec, response.body["spec"], "spec") == ours
 
 
-def test_a_stored_manifest_says_every_default(server: Server) -> None:
-    stored = server.judge(BASE).body["spec"]
-    assert list(unsaid(LLMServiceSpec, stored, "spec")) == []
+def test_a_stored_manifest_contains_every_default(server: Server) -> None:
+    stored = server.validate(BASE).body["spec"]
+    assert list(missing_defaults(LLMServiceSpec, stored, "spec")) == []
     assert stored["engine"]["tokenBudget"]["initial"] == 2048
 
 
-def unsaid(cls: type[Any], stored: dict[str, Any], path: str) -> Iterator[str]:
-    """The defaults that a stored object lacks, inside objects that every manifest has."""
+def missing_defaults(cls: type[Any], stored: dict[str, Any], path: str) -> Iterator[str]:
+    """Yield the defaults that a stored object lacks, inside objects that every manifest has."""
     for field in declared_fields(cls):
         at = f"{path}.{field.name}"
         if field.container is not None or (field.default is None and not field.required):
             continue
         if field.nested is not None:
-            yield from unsaid(field.nested, stored.get(field.name, {}), at)
+            yield from missing_defaults(field.nested, stored.get(field.name, {}), at)
         elif not field.required and stored.get(field.name) != field.default:
             yield at
 
@@ -206,11 +196,11 @@ shapes = st.recursive(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(field=st.sampled_from(FIELDS), value=shapes)
-def test_both_validators_agree_on_anything(server: Server, field: str, value: Any) -> None:
+def test_both_validators_agree_on_arbitrary_values(server: Server, field: str, value: Any) -> None:
     manifest = json.loads(json.dumps(BASE))
     parent = manifest["spec"]
-    *way, last = field.split(".")
-    for step in way:
+    *sections, last = field.split(".")
+    for step in sections:
         parent = parent.setdefault(step, {})
     parent[last] = value
     try:
@@ -219,26 +209,26 @@ def test_both_validators_agree_on_anything(server: Server, field: str, value: An
         ours = False
     else:
         ours = True
-    answer = server.judge(manifest)
-    assert (answer.code == 201) is ours, answer.body.get("message")
+    response = server.validate(manifest)
+    assert (response.code == 201) is ours, response.body.get("message")
 
 
-@pytest.mark.parametrize("beside", [{}, {"emptyDir": {}}], ids=["alone", "beside-another"])
-def test_a_path_of_the_node_never_gets_in_even_where_unknown_fields_are_dropped(
-    server: Server, beside: dict[str, Any]
+@pytest.mark.parametrize("source", [{}, {"emptyDir": {}}], ids=["alone", "with-another-source"])
+def test_a_host_path_is_never_stored_even_if_unknown_fields_are_dropped(
+    server: Server, source: dict[str, Any]
 ) -> None:
     manifest = json.loads(json.dumps(BASE))
-    volume = {"name": "root", "hostPath": {"path": "/"}, **beside}
+    volume = {"name": "root", "hostPath": {"path": "/"}, **source}
     manifest["spec"]["engine"] = {"pod": {"volumes": [volume]}}
-    answer = server.judge(manifest, fields="Ignore")
-    if beside:
-        assert answer.body["spec"]["engine"]["pod"]["volumes"] == [{"name": "root", **beside}]
+    response = server.validate(manifest, fields="Ignore")
+    if source:
+        assert response.body["spec"]["engine"]["pod"]["volumes"] == [{"name": "root", **source}]
     else:
-        assert answer.code == 422
-        assert answer.paths == {"spec.engine.pod.volumes[0]"}
+        assert response.code == 422
+        assert response.paths == {"spec.engine.pod.volumes[0]"}
 
 
-def test_replicas_are_scaled_by_kubectl(cluster: Cluster, chat: str) -> None:
+def test_kubectl_scales_the_replicas(cluster: Cluster, chat: str) -> None:
     cluster.kubectl("scale", "llmservice/chat", "--replicas=3", "-n", chat)
     assert cluster.get("llmsvc", "chat", "-n", chat)["spec"]["replicas"] == 3
     with pytest.raises(ClusterError, match=r"spec\.replicas"):
@@ -294,37 +284,38 @@ STATUS = {
 }
 
 
-@pytest.mark.usefixtures("unattended")
-def test_a_status_is_kept_whole_and_printed_in_columns(cluster: Cluster, chat: str) -> None:
+def patch_status(cluster: Cluster, namespace: str) -> None:
+    patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": STATUS}))
+    cluster.kubectl("patch", "llmsvc", "chat", "-n", namespace, *patch)
+
+
+@pytest.mark.usefixtures("no_other_operator")
+def test_a_complete_status_is_stored_and_printed_in_columns(cluster: Cluster, chat: str) -> None:
     assert encode(decode(LLMServiceStatus, STATUS, "status")) == STATUS
-    assert set(STATUS) == set(render_status_fields())
-    patch = json.dumps({"status": STATUS})
-    cluster.kubectl(
-        "patch", "llmsvc", "chat", "-n", chat, "--subresource=status", "--type=merge", "-p", patch
-    )
+    assert set(STATUS) == set(status_fields())
+    patch_status(cluster, chat)
     assert cluster.get("llmsvc", "chat", "-n", chat)["status"] == STATUS
-    heads, row = cluster.kubectl("get", "llmsvc", "-n", chat).splitlines()
-    assert heads.split() == ["NAME", "REPLICAS", "ATTAINMENT", "GOODPUT", "BUDGET", "PHASE", "AGE"]
+    head, row = cluster.kubectl("get", "llmsvc", "-n", chat).splitlines()
+    assert head.split() == ["NAME", "REPLICAS", "ATTAINMENT", "GOODPUT", "BUDGET", "PHASE", "AGE"]
     assert row.split()[:-1] == ["chat", "3/4", "99.4%/99%", "12.4", "2048", "Reconciling"]
     assert "llmservice.goodput.dev/chat" in cluster.kubectl("get", "all", "-n", chat, "-o", "name")
 
 
-@pytest.mark.usefixtures("unattended")
-def test_an_autoscaler_finds_the_pods_once_replicas_are_set(cluster: Cluster, chat: str) -> None:
+@pytest.mark.usefixtures("no_other_operator")
+def test_the_scale_subresource_has_replicas_and_selector_once_replicas_are_set(
+    cluster: Cluster, chat: str
+) -> None:
     scale = ["get", "llmsvc", "chat", "-n", chat, "--subresource=scale", "-o", "json"]
     with pytest.raises(ClusterError, match=r"replicas field .* does not exist"):
         cluster.kubectl(*scale)
     cluster.kubectl("scale", "llmsvc/chat", "--replicas=3", "-n", chat)
-    patch = json.dumps({"status": STATUS})
-    cluster.kubectl(
-        "patch", "llmsvc", "chat", "-n", chat, "--subresource=status", "--type=merge", "-p", patch
-    )
+    patch_status(cluster, chat)
     found = json.loads(cluster.kubectl(*scale))
     assert found["spec"] == {"replicas": 3}
     assert found["status"] == {"replicas": 4, "selector": "goodput.dev/llmservice=chat"}
 
 
-def render_status_fields() -> list[str]:
+def status_fields() -> list[str]:
     (version,) = render_crd()["spec"]["versions"]
     return list(version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"])
 
@@ -341,9 +332,9 @@ def render_status_fields() -> list[str]:
     ids=["service", "number", "list", "choice", "status"],
 )
 def test_kubectl_explains_a_field(
-    cluster: Cluster, definition: str, path: str, sentences: list[str]
+    cluster: Cluster, crd: None, path: str, sentences: list[str]
 ) -> None:
-    # Lines are wrapped where kubectl sees fit.
+    # kubectl wraps lines.
     explained = " ".join(cluster.kubectl("explain", path).split())
     for sentence in sentences:
         assert sentence in explained

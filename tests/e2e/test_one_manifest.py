@@ -1,4 +1,4 @@
-"""One manifest and one trace, end to end: real commands, real processes, real sockets."""
+"""A trace replayed against `goodput up`: real commands, real processes, real sockets."""
 
 from __future__ import annotations
 
@@ -39,25 +39,22 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def replayed(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A replay into `run` that is valid.
+    """Replay into the folder `run`, again if the run is INVALID because of late requests.
 
-    While other tests keep both cores busy, requests may leave late. A run says so and does not
-    count; as anybody would, ask again.
+    The client may send late while other tests use all cores.
     """
     for _ in range(4):
         ended = run("replay", *words, "--out", "run", "--force", cwd=cwd)
         if ended.returncode != ExitCode.INVALID:
             break
-        validity = json.loads((cwd / "run" / "summary.json").read_text(encoding="utf-8"))[
-            "validity"
-        ]
-        assert validity["reason"] == Reason.CLIENT_LAG, validity
+        summary = json.loads((cwd / "run" / "summary.json").read_text(encoding="utf-8"))
+        assert summary["validity"]["reason"] == Reason.CLIENT_LAG, summary["validity"]
     assert ended.returncode == 0, ended.stderr
     return ended
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Every process that was started in this folder, or below it."""
+    """Return the processes started in this folder or below it."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -70,7 +67,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.fixture
 def summary(tmp_path: Path) -> dict[str, Any]:
-    """Eight seconds of the sample trace against two replicas that the manifest describes."""
+    """Summary of eight seconds of the sample trace against the manifest's two replicas."""
     words = ("--trace", "sample", "--window", "0s..8s", "-f", CHAT, "--json")
     ended = replayed(*words, cwd=tmp_path)
     assert processes_of(tmp_path) == [], "the service ends with the replay"
@@ -79,9 +76,7 @@ def summary(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_trace_is_replayed_at_its_own_timestamps_judged_and_reported(
-    summary: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_trace_is_replayed_judged_and_reported(summary: dict[str, Any], tmp_path: Path) -> None:
     rows = [judged.record for judged in read_judged(tmp_path / "run")]
     assert summary["validity"]["valid"], summary["validity"]
     assert summary["window"]["rows_sent"] == summary["window"]["rows_planned"] == len(rows)
@@ -90,7 +85,7 @@ def test_a_trace_is_replayed_at_its_own_timestamps_judged_and_reported(
     assert all(row.output_tokens == row.pinned_output_tokens for row in rows)
     assert any(row.cached_tokens for row in rows), "the trace's shared prefixes were found"
 
-    # No request beats the device: a prompt's own share of one step, and one step per token.
+    # No request is faster than the device: one step for its prompt, and one step per token.
     device = load_profile("llama-3-8b-h100").form
     for row in rows:
         new = row.input_tokens - (row.cached_tokens or 0)
@@ -98,7 +93,7 @@ def test_a_trace_is_replayed_at_its_own_timestamps_judged_and_reported(
         one = StepShape.of(decodes=1, decode_context_tokens=1)
         assert row.ttft_ns is not None
         assert row.ttft_ns >= device.step_ns(shape)
-        if row.output_tokens >= 20:  # over few tokens, one late first token shortens the mean
+        if row.output_tokens >= 20:  # over few tokens, a late first token shortens the mean
             assert row.tpot_ns is not None
             assert row.tpot_ns >= 0.9 * device.step_ns(one)
 
@@ -110,7 +105,7 @@ def test_a_trace_is_replayed_at_its_own_timestamps_judged_and_reported(
 
 
 @pytest.mark.slow
-def test_a_foreign_trace_becomes_a_run_by_the_commands_of_the_readme(tmp_path: Path) -> None:
+def test_an_imported_trace_is_described_and_replayed(tmp_path: Path) -> None:
     with (tmp_path / "azure.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
@@ -124,12 +119,12 @@ def test_a_foreign_trace_becomes_a_run_by_the_commands_of_the_readme(tmp_path: P
     assert "30/30" in ended.stdout
     table_of_records = pq.read_table(tmp_path / "run" / "records.parquet").to_pydict()
     scheduled = table_of_records["scheduled_ns"]
-    assert scheduled == [i * 100_000_000 for i in range(30)], "real timestamps, to the tick"
+    assert scheduled == [i * 100_000_000 for i in range(30)], "the real timestamps"
     assert processes_of(tmp_path) == []
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_middle_keeps_the_run_and_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interrupted_replay_writes_its_run_and_leaves_no_process(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [BIN / "replay", "--trace", "sample", "-f", CHAT, "--out", "run"],
         cwd=tmp_path,

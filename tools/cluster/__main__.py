@@ -1,4 +1,4 @@
-"""`python -m tools.cluster`: build, keep a cluster running, end it."""
+"""`python -m tools.cluster`: build the programs, start a cluster and keep it, or stop it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _SAMPLE = starting.ROOT / "examples" / "chat.yaml"
 
 
 def _kept() -> Path:
-    """Where the files of the cluster lie that `up` keeps running."""
+    """Return the folder of the cluster that `up` keeps running."""
     return binaries.cache_folder() / "cluster" / _KEPT
 
 
-def _demand_a_fit_machine() -> None:
+def _require_fit_machine() -> None:
     if lacks := lacks_for_running():
         raise ClusterError("no cluster can run here: " + "; ".join(lacks))
 
 
 def build() -> None:
-    """Build the binaries, unless the cache has them; first say what else is lacking."""
-    _demand_a_fit_machine()
+    """Build the programs unless the cache has them, after a check of the machine."""
+    _require_fit_machine()
     print(binaries.build())
 
 
 def up() -> None:
-    """Start a cluster that outlives this command, or find the one that runs; serve the sample."""
-    _demand_a_fit_machine()
+    """Start a cluster that outlives this command, unless it runs, and apply the example."""
+    _require_fit_machine()
     cluster = starting.attach(_kept())
     if cluster is None:
         shutil.rmtree(_kept(), ignore_errors=True)
@@ -49,15 +49,15 @@ def up() -> None:
     print(f"  export PATH={cluster.binaries}:$PATH    # kubectl, helm")
     print("  kubectl get llmservices,pods\n")
     address = cluster.get("service", "chat")["spec"]["clusterIP"]
-    print("Service and pod addresses answer inside the cluster's network, so replay from there:\n")
+    print("Services and pods are reachable inside the cluster's network, so replay from there:\n")
     replay = ("--trace", "sample", "--slo", str(_SAMPLE), "--target", f"http://{address}", "--yes")
     program = str(Path(sys.executable).parent / "replay")
     print(f"  {' '.join(cluster.inside(program, *replay))}\n")
-    print("It ends with: make cluster-down")
+    print("Stop the cluster with: make cluster-down")
 
 
 def down() -> None:
-    """End the cluster that `up` started."""
+    """Stop the cluster that `up` started."""
     cluster = starting.attach(_kept())
     if cluster is not None:
         starting.stop(cluster)
@@ -65,7 +65,7 @@ def down() -> None:
 
 
 def main() -> int:
-    """Run one of the three."""
+    """Run a command."""
     commands = {"build": build, "up": up, "down": down}
     parser = argparse.ArgumentParser(prog="python -m tools.cluster", description=__doc__)
     parser.add_argument("command", choices=commands)

@@ -48,9 +48,9 @@ _TOOLS = {
     "helm": "helm.sh/helm/v4/cmd/helm",
 }
 _RECIPE = 1
-"""Raised when `_compile` changes, so that what it built before is built again."""
+"""Incremented when `_compile` changes, which invalidates earlier builds."""
 _KEPT = 3
-"""Builds, of about 290 MB each: this checkout's, another one's, and the one before."""
+"""Number of builds, of about 290 MB each."""
 _BUILDS = "v*-*"
 _MAKING = ".building-"
 _DAY_S = 24 * 3600
@@ -61,12 +61,12 @@ class Unbuildable(Exception):
 
 
 def cache_folder() -> Path:
-    """The folder of downloads and builds; `GOODPUT_CACHE` overrides it."""
+    """Return the folder of downloads and builds; `GOODPUT_CACHE` overrides it."""
     return Path(os.environ.get("GOODPUT_CACHE") or Path.home() / ".cache" / "goodput")
 
 
 def version_of(module: str) -> str:
-    """The version of a Go module in the build, with its `v`."""
+    """Return the version of a Go module in the build, with its `v`."""
     for path in (GO_MODULE / "go.mod", GO_MODULE / "tools" / "go.mod"):
         found = re.search(rf"^\s*{re.escape(module)} (v\S+)", path.read_text(), re.MULTILINE)
         if found:
@@ -75,7 +75,7 @@ def version_of(module: str) -> str:
 
 
 def folder() -> Path:
-    """The folder of this checkout's build, built or not."""
+    """Return the folder of this checkout's build, which need not exist."""
     digest = hashlib.sha256(platform.machine().encode())
     sources = [p for p in GO_MODULE.rglob("*") if p.name.endswith((".go", "go.mod", "go.sum"))]
     for path in sorted(sources):
@@ -94,7 +94,7 @@ def build() -> Path:
     """Build the programs unless they are cached, and return their folder; progress is on stderr.
 
     Raises:
-        Unbuildable: without a Go toolchain, or when the compiler or a download failed.
+        Unbuildable: no suitable Go, or the compiler or a download failed.
     """
     done = folder()
     if done.is_dir():
@@ -104,7 +104,7 @@ def build() -> Path:
     if lacks:
         raise Unbuildable("; ".join(lacks))
     done.parent.mkdir(parents=True, exist_ok=True)
-    # An interrupted build must leave nothing under the final name.
+    # An interrupted build must not leave the final folder.
     making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=done.parent))
     try:
         making.chmod(0o755)
@@ -125,13 +125,13 @@ def build() -> Path:
 
 
 def mark_used(build_folder: Path) -> None:
-    """Mark a build as used now, so that it is among the last to be removed."""
-    with contextlib.suppress(OSError):  # a cache may be read-only; nothing is removed there
+    """Mark a build as used now; the least recently used builds are removed first."""
+    with contextlib.suppress(OSError):  # a read-only cache, which is never pruned
         os.utime(build_folder)
 
 
 def _prune(cache: Path) -> None:
-    """Remove builds except the latest used and those that a cluster runs from."""
+    """Remove builds except the most recently used ones and those in use."""
     running = {
         str(Path(process.info["exe"]).parent)
         for process in psutil.process_iter(["exe"])
@@ -141,9 +141,9 @@ def _prune(cache: Path) -> None:
     for old in by_use[_KEPT:]:
         if str(old.resolve()) not in running:
             shutil.rmtree(old, ignore_errors=True)
-    for cut_off in cache.glob(f"{_MAKING}*"):
-        if time.time() - cut_off.stat().st_mtime > _DAY_S:
-            shutil.rmtree(cut_off, ignore_errors=True)
+    for stale in cache.glob(f"{_MAKING}*"):
+        if time.time() - stale.stat().st_mtime > _DAY_S:
+            shutil.rmtree(stale, ignore_errors=True)
 
 
 def _compile(package: str, output: Path, module: Path) -> None:

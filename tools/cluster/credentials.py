@@ -1,7 +1,4 @@
-"""Write the files that a cluster's parts and its administrator show each other.
-
-Every token is made anew for every cluster.
-"""
+"""Write the tokens, kubeconfigs and keys of a cluster; each cluster gets new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ __all__ = ["write_credentials"]
 
 _OWN_PARTS = ("kube-controller-manager", "kube-scheduler", "kube-proxy")
 
-# The cluster's own traffic is no test's business and most of the log.
+# Requests of the cluster's own parts would be most of the log.
 _AUDIT_POLICY = """\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -37,7 +34,12 @@ rules:
 
 
 def write_credentials(layout: Layout, *, outer_port: int) -> None:
-    """Write keys, tokens and kubeconfigs; `outer_port` of this machine leads to the API server."""
+    """Write keys, tokens and kubeconfigs.
+
+    Args:
+        layout: files of the cluster.
+        outer_port: port of this machine that is forwarded to the API server.
+    """
     users = {"admin": ("admin", "system:masters")}
     users |= {part: (f"system:{part}", "") for part in _OWN_PARTS}
     users |= {node.name: (f"system:node:{node.name}", "system:nodes") for node in NODES}

@@ -1,7 +1,7 @@
-"""Handles of a cluster for tests: its kubectl and, for a cluster of our own, its processes.
+"""Handles of a cluster for tests: kubectl and, for a cluster of our own, its processes.
 
-Nothing in `Cluster` needs control over the cluster's machines; `OwnCluster` adds what does, and a
-test that uses it cannot run against a cluster that was given.
+`Cluster` needs only a kubeconfig. `OwnCluster` also controls the machines of the cluster, so a test
+that uses it cannot run on another cluster.
 """
 
 from __future__ import annotations
@@ -14,42 +14,62 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 from tools.cluster.images import publish
 from tools.cluster.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tools.cluster.images import Image
 
-__all__ = ["Cluster", "ClusterError", "OwnCluster"]
+__all__ = ["Cluster", "ClusterError", "OwnCluster", "wait_for"]
+
+_Found = TypeVar("_Found")
 
 
 class ClusterError(Exception):
     """A command of the cluster failed; the text is the cluster's message."""
 
 
+def wait_for(check: Callable[[], _Found], description: str, timeout_s: float = 60) -> _Found:
+    """Repeat a check until its result is true, and return that result.
+
+    Raises:
+        AssertionError: the check was not true within the time limit.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"not after {timeout_s:g} s: {description}"
+        time.sleep(0.05)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Any cluster, by its kubeconfig."""
+    """Any cluster.
+
+    Args:
+        kubeconfig: credentials of an administrator.
+        binaries: folder of kubectl and helm.
+    """
 
     kubeconfig: Path
     binaries: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """This process's environment, for a program that talks to the cluster: helm, kopf, ours."""
+        """Environment of a program that uses the cluster: this process's, with the kubeconfig."""
         path = f"{self.binaries}:{os.environ['PATH']}"
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 60) -> str:
-        """Run kubectl and return what it printed.
+        """Run kubectl and return its output.
 
         Raises:
-            ClusterError: with kubectl's own words, when it failed.
+            ClusterError: kubectl failed; the text is its message.
         """
         ended = subprocess.run(
             [self.binaries / "kubectl", *words],
@@ -72,7 +92,7 @@ class Cluster:
         return self.kubectl("apply", "-f", "-", *words, stdin=text)
 
     def get(self, *words: str) -> dict[str, Any]:
-        """An object, or a list of them with `items`, as `kubectl get … -o json` reads it."""
+        """Return an object, or a list of objects with `items`, from `kubectl get … -o json`."""
         decoded: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))
         return decoded
 
@@ -80,7 +100,7 @@ class Cluster:
         """Wait as `kubectl wait --for=CONDITION` does.
 
         Raises:
-            ClusterError: the time is over; includes the cluster's description of the object.
+            ClusterError: the condition was not met in time; the text describes the object.
         """
         limit = f"--timeout={timeout_s}s"
         try:
@@ -94,10 +114,13 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCluster(Cluster):
-    """A cluster whose processes are ours to stop, kill and start again.
+    """A cluster that this tool started, whose processes can be stopped, killed and restarted.
 
-    `pid` is the first process inside its namespaces; `process` is set where it was started, and
-    holds the pipe whose end is the cluster's.
+    Args:
+        layout: files of the cluster.
+        pid: first process inside its namespaces.
+        process: the process that started it, with the pipe whose closing ends the cluster; None if
+            another process started the cluster.
     """
 
     layout: Layout
@@ -105,79 +128,79 @@ class OwnCluster(Cluster):
     process: subprocess.Popen[bytes] | None = None
 
     def publish(self, images: dict[str, Image]) -> None:
-        """Make images pullable."""
+        """Add images that the nodes can pull."""
         publish(self.layout.catalogue, images)
 
     def inside(self, *command: str) -> list[str]:
-        """The command line that runs a command in the cluster's network.
+        """Return the command line that runs a command in the cluster's network.
 
-        There, service and pod addresses answer and `inner_kubeconfig` holds; the disk is this
-        machine's.
+        There, services and pods are reachable, and `inner_kubeconfig` is valid. The file system is
+        this machine's.
         """
         enter = ["nsenter", f"--target={self.pid}", "--user", "--net", "--preserve-credentials"]
         return [*enter, "--", *command]
 
     def processes_of(self, pod: str) -> list[psutil.Process]:
-        """The processes of a pod's containers, each before those that it started."""
+        """Return the processes of a pod's containers, each before its children."""
         found = []
         for process in psutil.Process(self.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+            with contextlib.suppress(psutil.Error):  # it may have ended
                 if process.environ().get("HOSTNAME") == pod:
                     found.append(process)
         return found
 
     @property
     def inner_kubeconfig(self) -> Path:
-        """The administrator's credentials for a command that runs `inside`."""
+        """The administrator's credentials for a command inside the cluster's network."""
         return self.layout.kubeconfig("admin")
 
     def start(self, part: str) -> None:
-        """Start a part (`kube-apiserver`, `node-1`, …) that was stopped."""
+        """Start a part (`kube-apiserver`, `node-1`, …) that does not run."""
         self.order(do="start", part=part)
 
     def stop(self, part: str) -> None:
-        """Ask a part to end, and wait until it has."""
+        """Send SIGTERM to a part and wait for its end."""
         self.order(do="stop", part=part)
 
     def kill(self, part: str) -> None:
-        """End a part at once; with a node, all its pods, as when a machine loses power."""
+        """Kill a part; a node is killed with all its pods, as if a machine lost power."""
         self.order(do="kill", part=part)
 
     def exited(self) -> dict[str, int]:
-        """The parts that are down, with their exit codes."""
+        """Return the exit codes of the parts that have ended."""
         found: dict[str, int] = self.order(do="status")["exited"]
         return found
 
     def order(self, **order: str) -> dict[str, Any]:
-        """Give the supervisor an order and return its answer."""
+        """Send an order to the supervisor and return its response."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(60)
             connection.connect(str(self.layout.control))
             with connection.makefile("rwb") as stream:
                 stream.write(json.dumps(order).encode() + b"\n")
                 stream.flush()
-                answer: dict[str, Any] = json.loads(stream.readline() or b"{}")
-        if "error" in answer:
-            raise ClusterError(answer["error"])
-        return answer
+                response: dict[str, Any] = json.loads(stream.readline() or b"{}")
+        if "error" in response:
+            raise ClusterError(response["error"])
+        return response
 
     def audit(self) -> Iterator[dict[str, Any]]:
-        """Every request that the API server has answered, but for those of its own parts.
+        """Yield all requests to the API server except those of the cluster's parts.
 
-        The user's name is empty if the request was refused before authentication.
+        The user's name is empty if the request was rejected before authentication.
         """
         with self.layout.audit_log.open(encoding="utf-8") as log:
             for line in log:
-                if line.endswith("\n"):  # the last one may be half written
+                if line.endswith("\n"):  # the last line may be incomplete
                     entry: dict[str, Any] = json.loads(line)
                     entry["user"].setdefault("username", "")
                     yield entry
 
     def wait_until(self, *words: str, timeout_s: float = 60) -> None:
-        """Wait until kubectl succeeds at something.
+        """Repeat a kubectl command until it succeeds.
 
         Raises:
-            ClusterError: when a part of the cluster has ended, or the time is over.
+            ClusterError: a part of the cluster has ended, or the command did not succeed in time.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -189,5 +212,5 @@ class OwnCluster(Cluster):
                     tail = self.layout.log(name).read_text(errors="replace")[-2000:]
                     raise ClusterError(f"{name} ended with code {code}:\n{tail}") from error
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"still not after {timeout_s:.0f} s: {error}") from error
+                    raise ClusterError(f"not after {timeout_s:.0f} s: {error}") from error
                 time.sleep(0.1)

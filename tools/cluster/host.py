@@ -1,7 +1,7 @@
 """Requirements of this machine for building and starting a cluster.
 
-Every lack is one sentence that names the package to install: a test that is skipped, and a make
-target that ends, show nothing else.
+Each missing requirement is a sentence that names the package to install. Skipped tests and failed
+make targets show only these sentences.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PROGRAMS = {
 
 
 def lacks_for_running() -> list[str]:
-    """Why no cluster can run here; empty when one can."""
+    """Return the missing requirements of a cluster; empty if one can run here."""
     if not sys.platform.startswith("linux"):
-        return [f"the cluster is made of Linux namespaces, and this machine runs {sys.platform}"]
+        return [f"the cluster needs Linux namespaces, and this machine runs {sys.platform}"]
     lacks = [
         f"{program} is missing: install the package {package}"
         for program, package in _PROGRAMS.items()
@@ -42,22 +42,22 @@ def lacks_for_running() -> list[str]:
     )
     if tried.returncode != 0:
         lacks.append(
-            "this machine gives unprivileged processes no user namespace "
-            f"({tried.stderr.strip()}): look at the sysctls user.max_user_namespaces, "
+            "unprivileged processes cannot create user namespaces on this machine "
+            f"({tried.stderr.strip()}): check the sysctls user.max_user_namespaces, "
             "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
         )
     return lacks
 
 
 def lacks_for_building() -> list[str]:
-    """Why the binaries cannot be built here; empty when they can."""
+    """Return the missing requirements of a build; empty if the programs can be built here."""
     wanted = re.search(r"^go (\d+)\.(\d+)", (GO_MODULE / "go.mod").read_text(), re.MULTILINE)
-    assert wanted is not None, "a go.mod names its Go"
+    assert wanted is not None, "go.mod names its version of Go"
     needs = f"Go {wanted[1]}.{wanted[2]} or later"
     if shutil.which("go") is None:
         return [f"go is missing: install {needs}"]
-    said = subprocess.run(["go", "version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"go(\d+)\.(\d+)", said)
+    version = subprocess.run(["go", "version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"go(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < (int(wanted[1]), int(wanted[2])):
-        return [f"{said.strip()} is too old: install {needs}"]
+        return [f"{version.strip()} is too old: install {needs}"]
     return []

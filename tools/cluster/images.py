@@ -1,7 +1,7 @@
 """Images of the cluster: names that stand for folders of this machine.
 
-A container sees these folders, at the paths that they have here, and /usr; nothing else of the
-machine's disk. So an image for our own commands is a virtual environment and a checkout.
+A container has these folders at the same paths, and /usr, and no other part of the file system. The
+image of our own commands consists of a virtual environment and a checkout.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ _ANY_USER = 65532
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """Folders, and how to start what lies in them.
+    """Folders and a command.
 
-    `path` goes before the usual PATH; `user` is what the image's USER line would say, and a
-    user other than 0 gets no capabilities.
+    Args:
+        folders: folders of the container.
+        path: entries before the usual PATH.
+        env: environment variables.
+        entrypoint, command: as in an image.
+        user: numeric user, as in the USER line of a Dockerfile; only user 0 gets capabilities.
     """
 
     folders: list[str] = field(default_factory=list)
@@ -35,12 +39,12 @@ class Image:
 
 
 def shell_image() -> Image:
-    """This machine's /usr and a shell."""
+    """Return an image with this machine's /usr and a shell."""
     return Image(entrypoint=["/bin/sh"])
 
 
 def python_image() -> Image:
-    """The virtual environment that runs the tests, and the Python below it."""
+    """Return an image with the virtual environment of the tests and its base Python."""
     folders = dict.fromkeys([sys.base_prefix, sys.prefix])
     return Image(
         folders=[f for f in folders if not f.startswith("/usr/")],
@@ -51,13 +55,13 @@ def python_image() -> Image:
 
 
 def checkout_image(root: Path, *command: str) -> Image:
-    """Our commands, from the sources of a checkout, started as the Dockerfiles' images are."""
+    """Return an image of our commands from a checkout, with the entry point of the Dockerfiles."""
     python = python_image()
     packages = [str(root / name) for name in ("core", "traces", "engine", "replay", "operator")]
     return Image(
         folders=[*python.folders, *packages],
         path=python.path,
-        # It wins over an installation of another checkout.
+        # It overrides an installation of another checkout.
         env={**python.env, "PYTHONPATH": ":".join(packages)},
         entrypoint=["goodput"],
         command=list(command),
@@ -65,9 +69,9 @@ def checkout_image(root: Path, *command: str) -> Image:
 
 
 def publish(catalogue: Path, images: dict[str, Image]) -> None:
-    """Add images to a cluster's catalogue, or replace them; the nodes read it at each pull."""
+    """Add images to a cluster's catalogue, or replace them; nodes read it for each pull."""
     known = json.loads(catalogue.read_text()) if catalogue.exists() else {}
     known |= {name: asdict(image) for name, image in images.items()}
-    beside = catalogue.with_suffix(".new")
-    beside.write_text(json.dumps(known, indent=1))
-    beside.replace(catalogue)
+    new = catalogue.with_suffix(".new")
+    new.write_text(json.dumps(known, indent=1))
+    new.replace(catalogue)

@@ -1,6 +1,6 @@
-"""Install what this project is about into a cluster: the chart, and the sample service.
+"""Install, render, test and uninstall the chart in a cluster.
 
-The images that the chart names by default become the checkout that this module is part of.
+The default images of the chart stand for this checkout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMESPACE = "goodput-system"
 
 
 def publish_ours(cluster: OwnCluster) -> None:
-    """Make the images of the chart's default values pullable."""
+    """Publish this checkout under the names of the chart's default images."""
     version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     names = {
@@ -51,7 +51,7 @@ def install_chart(
     """Install the chart, or upgrade it, and wait until the operator is ready.
 
     Raises:
-        ClusterError: with Helm's own words.
+        ClusterError: Helm failed; the text is its message.
     """
     where = ["--create-namespace", "--wait", "--timeout=120s"]
     _helm(cluster, namespace, "upgrade", "--install", "goodput", str(chart), *where, *flags)
@@ -61,22 +61,22 @@ def rendered_chart(cluster: Cluster, *flags: str, namespace: str = NAMESPACE) ->
     """Render the chart as YAML.
 
     Raises:
-        ClusterError: with Helm's own words.
+        ClusterError: Helm failed; the text is its message.
     """
     return _helm(cluster, namespace, "template", "goodput", str(CHART), *flags)
 
 
 def run_chart_tests(cluster: Cluster, *, namespace: str = NAMESPACE) -> str:
-    """Run the tests that the chart brings along; what Helm says of them.
+    """Run the tests in the chart and return Helm's output.
 
     Raises:
-        ClusterError: with Helm's own words, when one failed.
+        ClusterError: a test failed; the text is Helm's message.
     """
     return _helm(cluster, namespace, "test", "goodput", "--timeout=60s")
 
 
 def uninstall_chart(cluster: Cluster, *, namespace: str = NAMESPACE) -> None:
-    """Remove what `install_chart` installed, but for the custom resource definition."""
+    """Uninstall the chart; the custom resource definition remains."""
     _helm(cluster, namespace, "uninstall", "goodput", "--wait")
 
 
@@ -89,7 +89,7 @@ def _helm(cluster: Cluster, namespace: str, *words: str) -> str:
             text=True,
             check=False,
         )
-    except FileNotFoundError as error:  # a given cluster may come without
+    except FileNotFoundError as error:  # on another cluster
         raise ClusterError("helm is missing: install it, or build it with make e2e") from error
     if ended.returncode != 0:
         raise ClusterError(f"helm: {ended.stderr.strip()}")

@@ -1,7 +1,4 @@
-"""Where the parts of a cluster find each other: addresses, files, command lines.
-
-Values only: nothing here starts a process or writes a file.
-"""
+"""Addresses, files and command lines of a cluster's parts, as values."""
 
 from __future__ import annotations
 
@@ -20,7 +17,13 @@ _ETCD = "http://127.0.0.1:2379"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One kubelet; `address` is its own and the gateway of its pods, `prefix` theirs."""
+    """One kubelet.
+
+    Args:
+        name: name of the node.
+        address: address of the node and gateway of its pods.
+        prefix: beginning of its pods' addresses.
+    """
 
     name: str
     address: str
@@ -34,7 +37,7 @@ NODES = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A process of the cluster: its name, and how it is started."""
+    """Name and command line of a process of the cluster."""
 
     name: str
     command: list[str]
@@ -42,14 +45,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The files of one cluster below `state`, and the programs in `binaries`."""
+    """Files of one cluster below `state`, and its programs in `binaries`."""
 
     state: Path
     binaries: Path
 
     @property
     def control(self) -> Path:
-        """The socket on which the supervisor takes orders."""
+        """The supervisor's socket."""
         return self.state / "control.sock"
 
     @property
@@ -59,7 +62,7 @@ class Layout:
 
     @property
     def audit_log(self) -> Path:
-        """One JSON object a line, for every request of anything but the cluster's own parts."""
+        """The audit log, one JSON object per line, without requests of the cluster's parts."""
         return self.state / "audit.log"
 
     @property
@@ -79,12 +82,12 @@ class Layout:
 
     @property
     def certificates(self) -> Path:
-        """Where the API server puts the certificate that it signs itself."""
+        """The folder of the API server's self-signed certificate."""
         return self.state / "certificates"
 
     @property
     def certificate(self) -> Path:
-        """The certificate that clients trust."""
+        """The API server's certificate, which clients trust."""
         return self.certificates / "apiserver.crt"
 
     @property
@@ -93,20 +96,20 @@ class Layout:
         return self.state / "volumes"
 
     def kubeconfig(self, user: str) -> Path:
-        """The credentials of a user, for a process inside the cluster's network."""
+        """Return the credentials of a user for processes inside the cluster's network."""
         return self.state / "kubeconfig" / user
 
     @property
     def outer_kubeconfig(self) -> Path:
-        """The administrator's credentials for this machine's own network."""
+        """The administrator's credentials for processes in this machine's network."""
         return self.state / "kubeconfig.yaml"
 
     def log(self, part: str) -> Path:
-        """The output of a part."""
+        """Return the file with the output of a part."""
         return self.state / "logs" / f"{part}.log"
 
     def parts(self) -> list[Part]:
-        """Every process, in the order in which it is started; stopping goes the other way."""
+        """Return all processes in start order, the reverse of the stop order."""
         return [
             self._etcd(),
             self._api_server(),
@@ -124,7 +127,7 @@ class Layout:
                 f"--kubeconfig={self.kubeconfig('kube-scheduler')}",
                 "--leader-elect=false",
             ),
-            # One is enough: the nodes are apart in everything but their network.
+            # One is enough, since the nodes share their network.
             self._part(
                 "kube-proxy",
                 f"--kubeconfig={self.kubeconfig('kube-proxy')}",
@@ -154,7 +157,7 @@ class Layout:
         return self._part(
             "kube-apiserver",
             f"--etcd-servers={_ETCD}",
-            # Listening everywhere puts the name localhost into the certificate.
+            # It listens on all addresses, so its certificate includes the name localhost.
             f"--advertise-address={API_ADDRESS}",
             f"--secure-port={API_PORT}",
             f"--cert-dir={self.certificates}",
@@ -167,14 +170,14 @@ class Layout:
             "--enable-admission-plugins=NodeRestriction",
             "--kubelet-preferred-address-types=InternalIP",
             "--allow-privileged",
-            # It would otherwise wait up to a minute for its watchers to go.
+            # Without it, a stop waits up to a minute for watches to close.
             "--shutdown-send-retry-after",
             f"--audit-policy-file={self.audit_policy}",
             f"--audit-log-path={self.audit_log}",
         )
 
     def _node(self, node: Node) -> Part:
-        """A kubelet in process and mount namespaces of its own: with it, all its pods end."""
+        """Return a kubelet in its own process and mount namespaces; its pods end with it."""
         kubelet = [
             str(self.binaries / "kubelet"),
             f"--name={node.name}",
@@ -185,7 +188,7 @@ class Layout:
             f"--pods={node.prefix}",
             f"--address={node.address}",
             f"--cluster-dns={CLUSTER_DNS}",
-            # Announced, not owned: the processes share this machine as they do without us.
+            # The node's reported capacity; it does not limit its processes.
             "--cpu=32",
             "--memory=256Gi",
             "--storage=1Ti",

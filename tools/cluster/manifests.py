@@ -1,4 +1,4 @@
-"""The small objects that the tests of the cluster itself are made of."""
+"""Small objects for the tests of the cluster itself."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ __all__ = ["container", "pod", "python", "shell", "template_of", "web"]
 
 
 def container(image: str, *command: str, **fields: Any) -> dict[str, Any]:
-    """A container named main."""
+    """Return a container named main."""
     return {"name": "main", "image": image, "command": list(command), **fields}
 
 
 def shell(script: str, **fields: Any) -> dict[str, Any]:
-    """A container that runs a shell script."""
+    """Return a container that runs a shell script."""
     return container(SHELL, "sh", "-ec", script, **fields)
 
 
 def python(script: str, **fields: Any) -> dict[str, Any]:
-    """A container that runs a Python script."""
+    """Return a container that runs a Python script."""
     return container(PYTHON, "python", "-c", script, **fields)
 
 
 def pod(name: str, main: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A pod of one container, which is neither restarted nor long in ending."""
+    """Return a pod of one container, without restarts and with a short grace period."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -45,14 +45,14 @@ def template_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def web(name: str, *, replicas: int = 1) -> list[dict[str, Any]]:
-    """A Deployment that serves a file `hello` with its pod's name, and its Service on port 80."""
+    """Return a Deployment whose pods serve their name as `/hello`, and its Service."""
     script = 'cd /tmp; echo "hello from $HOSTNAME" > hello; exec python -m http.server'
-    serving = container(
+    server = container(
         PYTHON,
         *("sh", "-ec", script),
         readinessProbe={"httpGet": {"path": "/hello", "port": 8000}, "periodSeconds": 1},
     )
-    template = template_of(pod(name, serving, restartPolicy="Always"))
+    template = template_of(pod(name, server, restartPolicy="Always"))
     return [
         {
             "apiVersion": "apps/v1",

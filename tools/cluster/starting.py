@@ -1,8 +1,8 @@
-"""Start a cluster from its binaries, bring it to the point where pods run, and end it.
+"""Start a cluster, wait until it can run pods, and stop it.
 
-The cluster is a process tree below one `unshare`, in user, mount, network and process namespaces
-of its own. The API server is reached through a port of this machine's loopback; for anything else
-there is `OwnCluster.inside`.
+The cluster is a process tree below one `unshare`, in its own user, mount, network and process
+namespaces. Its API server is reached through a loopback port of this machine, everything else by
+`OwnCluster.inside`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ _ADDONS = Path(__file__).parent / "addons"
 
 
 def start(state: Path, binaries: Path, *, outlive_me: bool = False) -> OwnCluster:
-    """Start a cluster that keeps its files in `state`, an empty folder.
+    """Start a cluster.
 
-    Unless it is to outlive this process, it ends with it, however this process ends.
+    Args:
+        state: empty folder for its files.
+        binaries: folder of its programs.
+        outlive_me: False to end the cluster with this process, even if that is killed.
 
     Raises:
-        ClusterError: when it does not come up; `state/logs` has what each part printed.
+        ClusterError: the cluster did not start; `state/logs` has the output of each part.
     """
     mark_used(binaries)
     layout = Layout(state=state.resolve(), binaries=binaries)
     for folder in (layout.state, layout.volumes, layout.certificates, layout.state / "logs"):
         folder.mkdir(parents=True, exist_ok=True)
     publish(layout.catalogue, _own_images(binaries))
-    # Made here, in this machine's network, and handed down: see supervisor.lead_in.
+    # Created in this machine's network and inherited; see supervisor.forward_connection.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         write_credentials(layout, outer_port=listener.getsockname()[1])
         cluster = _spawn(layout, listener, outlive_me=outlive_me)
@@ -76,7 +79,7 @@ def _spawn(layout: Layout, listener: socket.socket, *, outlive_me: bool) -> OwnC
         f"--listener={listener.fileno()}",
         *([] if outlive_me else ["--until-end-of-input"]),
     ]
-    # An inherited proxy or kubeconfig would lead the parts astray.
+    # The parts must not inherit a proxy or a kubeconfig.
     environment = {n: v for n in ("PATH", "HOME", "LANG") if (v := os.environ.get(n))}
     with layout.log("supervisor").open("ab") as log:
         process = subprocess.Popen(
@@ -87,7 +90,7 @@ def _spawn(layout: Layout, listener: socket.socket, *, outlive_me: bool) -> OwnC
             stdout=log,
             stderr=log,
             pass_fds=[listener.fileno()],
-            start_new_session=True,  # Ctrl-C is for the test, which then ends the cluster
+            start_new_session=True,  # Ctrl-C reaches only the test, which then ends the cluster
         )
     deadline = time.monotonic() + 30
     while not layout.control.exists():
@@ -111,7 +114,7 @@ def _handle(layout: Layout, pid: int, process: subprocess.Popen[bytes] | None) -
 
 
 def _bring_up(cluster: OwnCluster) -> None:
-    """Start the parts in their order: most give up where they find no API server."""
+    """Start the parts in order, since most exit without an API server."""
     storage, api, *others = [part.name for part in cluster.layout.parts()]
     cluster.start(storage)
     cluster.start(api)
@@ -119,7 +122,7 @@ def _bring_up(cluster: OwnCluster) -> None:
     for name in others:
         cluster.start(name)
     cluster.kubectl("apply", "-f", str(_ADDONS))
-    # No pod can be created before its service account.
+    # Pods need the service account.
     cluster.wait_until("get", "serviceaccount", "default")
     for node in NODES:
         cluster.wait_until("get", "node", node.name)
@@ -128,7 +131,7 @@ def _bring_up(cluster: OwnCluster) -> None:
 
 
 def attach(state: Path) -> OwnCluster | None:
-    """The cluster that another process started in `state`, or None when none runs there."""
+    """Return the cluster that another process started in `state`; None if none runs there."""
     try:
         pid, binaries = (state / "started").read_text().splitlines()
         layout = Layout(state=state.resolve(), binaries=Path(binaries))
@@ -140,7 +143,7 @@ def attach(state: Path) -> OwnCluster | None:
 
 
 def stop(cluster: OwnCluster) -> None:
-    """End a cluster and wait until no process of it is left."""
+    """Stop a cluster and wait for the end of all its processes."""
     processes = _processes(cluster.pid)
     with contextlib.suppress(OSError, ClusterError):
         cluster.order(do="shutdown")
@@ -150,12 +153,12 @@ def stop(cluster: OwnCluster) -> None:
             process.kill()
     psutil.wait_procs(alive, timeout=10)
     if cluster.process is not None:
-        with cluster.process:  # waits for it, and closes the pipe to it
+        with cluster.process:  # waits for it and closes its pipe
             pass
 
 
 def _processes(pid: int) -> list[psutil.Process]:
-    """The first process inside, which takes all others with it, and the `unshare` before it."""
+    """Return the first process inside, whose end ends all others, and its parent `unshare`."""
     try:
         first = psutil.Process(pid)
         return [first, *([parent] if (parent := first.parent()) else [])]
@@ -165,7 +168,7 @@ def _processes(pid: int) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def running(state: Path, binaries: Path) -> Iterator[OwnCluster]:
-    """A cluster for the length of a block."""
+    """Run a cluster during the block."""
     cluster = start(state, binaries)
     try:
         yield cluster

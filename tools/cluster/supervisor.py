@@ -1,10 +1,10 @@
-"""The first process inside the cluster's namespaces: starts parts, ends them, leads in.
+"""The first process in the cluster's namespaces: starts and stops the parts.
 
-Run by `starting.start` as `python -m tools.cluster.supervisor`, never by hand. It takes orders
-on a socket, one JSON object a connection, and answers each with one. It is the first process of its
-process namespace: when it ends, however it ends, the kernel ends everything else in there.
+`starting.start` runs it as `python -m tools.cluster.supervisor`. It receives orders on a socket,
+one JSON object per connection, and responds with one. It also forwards connections to the API
+server. When this process ends, the kernel ends all other processes of its process namespace.
 
-It knows processes, not Kubernetes: what is installed into the cluster is the starter's job.
+It manages processes only; `starting` installs objects in the cluster.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 from tools.cluster.layout import API_ADDRESS, API_PORT, NODES, Layout, Part
 
 _STOP_GRACE_S = 30.0
-# Parts that lose nothing when they are killed; the API server and etcd are asked.
+# These parts get SIGTERM; the others lose no data when they are killed.
 _STATEFUL = ("kube-apiserver", "etcd")
 
 
 def prepare_network(layout: Layout) -> None:
-    """Make the network in which the control plane and the nodes live.
+    """Create the network of the control plane and the nodes.
 
-    One bridge carries the API server's address, as EndpointSlices refuse loopback ones; the other
-    carries the nodes' and the default route, without which no service address is ever looked up.
+    One bridge has the API server's address, since EndpointSlices reject loopback addresses. The
+    other one has the nodes' addresses and the default route, which service addresses need.
     """
     commands = [
         "mount -t tmpfs run /run",
@@ -43,7 +43,7 @@ def prepare_network(layout: Layout) -> None:
         "ip link set nodes up",
         "ip route add default dev nodes",
         "sysctl -qw net.ipv4.ip_forward=1",
-        # The provisioner of host-path volumes knows no other place.
+        # The provisioner of host-path volumes uses this folder only.
         f"mkdir -p /tmp/hostpath_pv {layout.volumes}",
         f"mount --bind {layout.volumes} /tmp/hostpath_pv",
     ]
@@ -72,7 +72,7 @@ class Supervisor:
             )
 
     async def stop(self, name: str, *, kill: bool = False) -> None:
-        """Ask a part to end, or end it; returns when it is gone."""
+        """Send SIGTERM or SIGKILL to a part and wait for its end."""
         self._part(name)
         process = self._running.get(name)
         if process is None or process.returncode is not None:
@@ -86,7 +86,7 @@ class Supervisor:
             await process.wait()
 
     async def stop_all(self) -> None:
-        """End every part, the API server before etcd: without etcd it would wait for ever."""
+        """Stop all parts, the API server before etcd, without which it would not end."""
         for name in reversed(self._parts):
             await self.stop(name, kill=name not in _STATEFUL)
 
@@ -99,8 +99,8 @@ class Supervisor:
         process = self._running.get(name)
         return None if process is None else process.returncode
 
-    async def obey(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one order and say what came of it."""
+    async def execute(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Execute one order and return the response."""
         match order:
             case {"do": "status"}:
                 codes = {name: self._exit_code(name) for name in self._running}
@@ -118,22 +118,22 @@ class Supervisor:
         return {}
 
     async def serve_order(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the one order of a connection."""
+        """Respond to the order of a connection."""
         try:
-            answer = await self.obey(json.loads(await reader.readline()))
+            response = await self.execute(json.loads(await reader.readline()))
         except (ValueError, OSError) as error:
-            answer = {"error": str(error)}
+            response = {"error": str(error)}
         with contextlib.suppress(OSError):
-            writer.write(json.dumps(answer).encode() + b"\n")
+            writer.write(json.dumps(response).encode() + b"\n")
             await writer.drain()
         writer.close()
 
 
-async def lead_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Connect a client on the machine's own network with the API server.
+async def forward_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forward a connection from the machine's network to the API server.
 
-    The listening socket was made before the namespace and handed down: a socket stays in the
-    network in which it was made, while the process that accepts from it connects from here.
+    The listening socket was created before the namespace. A socket stays in the network in which it
+    was created, while this process connects from inside the namespace.
     """
     try:
         inner_reader, inner_writer = await asyncio.open_connection(API_ADDRESS, API_PORT)
@@ -149,7 +149,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     except OSError:
-        pass  # either side may vanish; the other learns it by the close
+        pass  # one side has closed; the other side is closed below
     finally:
         writer.close()
 
@@ -161,26 +161,26 @@ async def run(layout: Layout, listener: socket.socket, *, until_end_of_input: bo
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.ended.set)
     if until_end_of_input:
-        # The starter never writes: when it is gone, so is the other end, and input is over.
+        # The starter never writes, so stdin becomes readable only when the starter has ended.
         loop.add_reader(0, supervisor.ended.set)
     prepare_network(layout)
-    await asyncio.start_server(lead_in, sock=listener)
+    await asyncio.start_server(forward_connection, sock=listener)
     await asyncio.start_unix_server(supervisor.serve_order, layout.control)
     await supervisor.ended.wait()
     await supervisor.stop_all()
 
 
 def main() -> None:
-    """Read the arguments and run."""
+    """Parse the arguments and run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--binaries", type=Path, required=True)
     parser.add_argument("--listener", type=int, required=True)
     parser.add_argument("--until-end-of-input", action="store_true")
-    said = parser.parse_args()
-    layout = Layout(state=said.state, binaries=said.binaries)
-    listener = socket.socket(fileno=said.listener)
-    asyncio.run(run(layout, listener, until_end_of_input=said.until_end_of_input))
+    args = parser.parse_args()
+    layout = Layout(state=args.state, binaries=args.binaries)
+    listener = socket.socket(fileno=args.listener)
+    asyncio.run(run(layout, listener, until_end_of_input=args.until_end_of_input))
 
 
 if __name__ == "__main__":

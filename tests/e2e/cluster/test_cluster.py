@@ -1,24 +1,24 @@
-"""The cluster that the end-to-end tests stand on does what they take for granted."""
+"""Behaviour of the cluster that the other end-to-end tests rely on."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 from tools.cluster.handle import ClusterError
 from tools.cluster.layout import NODES
 from tools.cluster.manifests import pod, python, shell, template_of, web
+from tools.e2e.clients import PortForward
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tools.cluster.handle import Cluster, OwnCluster
 
 ENDED = "jsonpath={.status.containerStatuses[0].state.terminated}"
 
-LOOK_AROUND = """
+PROBE_SANDBOX = """
 import json, os, pathlib
 
 def writes(path):
@@ -44,7 +44,7 @@ print(json.dumps({
 }))
 """
 
-ASK_THE_API = """
+QUERY_API = """
 import ssl, urllib.error
 from urllib.request import Request, urlopen
 
@@ -60,8 +60,8 @@ for kind in ("pods", "secrets"):
 """
 
 
-class Scene:
-    """A namespace of a cluster."""
+class NamespaceBench:
+    """A namespace of a cluster, with kubectl in it."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
@@ -84,15 +84,15 @@ class Scene:
         return state
 
     def run(self, name: str, main: dict[str, Any], **fields: Any) -> str:
-        """Run a pod to its end and return what it printed."""
+        """Run a pod to its end and return its log."""
         self.apply(pod(name, main, **fields))
         self.wait(ENDED, f"pod/{name}")
         return self.kubectl("logs", name)
 
 
 @pytest.fixture
-def scene(own_cluster: OwnCluster, namespace: str) -> Scene:
-    return Scene(own_cluster, namespace)
+def bench(own_cluster: OwnCluster, namespace: str) -> NamespaceBench:
+    return NamespaceBench(own_cluster, namespace)
 
 
 def test_two_nodes_are_ready(own_cluster: OwnCluster) -> None:
@@ -104,7 +104,7 @@ def test_two_nodes_are_ready(own_cluster: OwnCluster) -> None:
     assert own_cluster.exited() == {}
 
 
-def test_a_pod_with_an_init_container_and_probes_becomes_ready(scene: Scene) -> None:
+def test_a_pod_with_an_init_container_and_probes_becomes_ready(bench: NamespaceBench) -> None:
     shared = [{"name": "shared", "mountPath": "/shared"}]
     main = shell(
         "sleep 1000",
@@ -114,105 +114,98 @@ def test_a_pod_with_an_init_container_and_probes_becomes_ready(scene: Scene) -> 
     )
     first = shell("echo made > /shared/made", volumeMounts=shared) | {"name": "first"}
     volumes = [{"name": "shared", "emptyDir": {}}]
-    scene.apply(pod("probed", main, initContainers=[first], volumes=volumes))
-    scene.wait("condition=Ready", "pod/probed")
-    scene.kubectl("exec", "probed", "--", "rm", "/shared/made")
-    scene.wait("condition=Ready=false", "pod/probed")
+    bench.apply(pod("probed", main, initContainers=[first], volumes=volumes))
+    bench.wait("condition=Ready", "pod/probed")
+    bench.kubectl("exec", "probed", "--", "rm", "/shared/made")
+    bench.wait("condition=Ready=false", "pod/probed")
 
 
-def test_a_liveness_probe_that_fails_restarts_its_container(scene: Scene) -> None:
+def test_a_liveness_probe_that_fails_restarts_its_container(bench: NamespaceBench) -> None:
     probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
     manifest = pod("dying", shell("sleep 1000", livenessProbe=probe), restartPolicy="Always")
-    scene.apply(manifest)
-    scene.wait("jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/dying")
+    bench.apply(manifest)
+    bench.wait("jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/dying")
 
 
-def test_a_service_answers_by_its_address_and_by_its_name(
-    scene: Scene, own_cluster: OwnCluster
+def test_a_service_is_reached_by_address_and_by_name(
+    bench: NamespaceBench, own_cluster: OwnCluster
 ) -> None:
-    scene.apply(*web("web", replicas=2))
-    scene.wait("condition=Available", "deployment/web")
-    address = scene.get("service", "web")["spec"]["clusterIP"]
-    names = ["web", f"web.{scene.namespace}.svc.cluster.local", address]
-    ask = (
+    bench.apply(*web("web", replicas=2))
+    bench.wait("condition=Available", "deployment/web")
+    address = bench.get("service", "web")["spec"]["clusterIP"]
+    names = ["web", f"web.{bench.namespace}.svc.cluster.local", address]
+    script = (
         "import urllib.request as r\nfor n in {!r}: print(r.urlopen(f'http://{{n}}/hello').read())"
     )
-    said = scene.run("asking", python(ask.format(names)))
-    assert said.count("hello from web-") == 3, said
-    # And from the test's own side, through the cluster's network.
+    output = bench.run("client", python(script.format(names)))
+    assert output.count("hello from web-") == 3, output
+    # The test also reaches it, from inside the cluster's network.
     reached = subprocess.run(
-        own_cluster.inside("python3", "-c", ask.format([address])),
+        own_cluster.inside("python3", "-c", script.format([address])),
         capture_output=True, text=True, timeout=30, check=True,
     )  # fmt: skip
     assert "hello from web-" in reached.stdout
 
 
-# Endpoints and rules follow a pod's readiness after a moment: rounds of sixty, until so many
-# answer and the one that says 404 is asked no more.
+# Endpoints follow a pod's readiness after a moment. Send sixty requests at a time until the
+# expected number of pods respond and none with status 404.
 SPREAD = """
 import time, urllib.error, urllib.request
-def answer():
+def request():
     try: return urllib.request.urlopen('http://web/hello').read()
     except urllib.error.HTTPError as error: return error.code
 ends = time.monotonic() + 20
 while True:
-    found = {{answer() for _ in range(60)}}
+    found = {{request() for _ in range(60)}}
     if time.monotonic() > ends or len(found) == {} and 404 not in found: break
 print(len(found) if 404 not in found else found)
 """
 
 
-def test_a_service_spreads_over_its_pods_and_leaves_out_the_unready(scene: Scene) -> None:
-    scene.apply(*web("web", replicas=3))
-    scene.wait("jsonpath={.status.readyReplicas}=3", "deployment/web")
-    assert scene.run("asking", python(SPREAD.format(3))).strip() == "3"
-    pods = scene.get("pods", "-l", "app=web")["items"]
+def test_a_service_routes_to_all_ready_pods_and_to_no_other(bench: NamespaceBench) -> None:
+    bench.apply(*web("web", replicas=3))
+    bench.wait("jsonpath={.status.readyReplicas}=3", "deployment/web")
+    assert bench.run("client", python(SPREAD.format(3))).strip() == "3"
+    pods = bench.get("pods", "-l", "app=web")["items"]
     name = pods[0]["metadata"]["name"]
-    scene.kubectl("exec", name, "--", "rm", "/tmp/hello")
-    scene.wait("condition=Ready=false", f"pod/{name}")
-    assert scene.run("asking-again", python(SPREAD.format(2))).strip() == "2"
+    bench.kubectl("exec", name, "--", "rm", "/tmp/hello")
+    bench.wait("condition=Ready=false", f"pod/{name}")
+    assert bench.run("client-again", python(SPREAD.format(2))).strip() == "2"
 
 
-def test_a_container_that_ends_at_once_is_backed_off(scene: Scene) -> None:
-    scene.apply(pod("crashing", shell("echo going; exit 3"), restartPolicy="Always"))
+def test_a_crashing_container_is_restarted_with_back_off(bench: NamespaceBench) -> None:
+    bench.apply(pod("crashing", shell("echo going; exit 3"), restartPolicy="Always"))
     waiting = "jsonpath={.status.containerStatuses[0].state.waiting.reason}=CrashLoopBackOff"
-    scene.wait(waiting, "pod/crashing")
-    last = scene.get("pod", "crashing")["status"]["containerStatuses"][0]["lastState"]
+    bench.wait(waiting, "pod/crashing")
+    last = bench.get("pod", "crashing")["status"]["containerStatuses"][0]["lastState"]
     assert last["terminated"]["exitCode"] == 3
-    assert "going" in scene.kubectl("logs", "crashing")
+    assert "going" in bench.kubectl("logs", "crashing")
 
 
-def test_logs_and_exec_show_what_happens_inside(scene: Scene) -> None:
-    scene.apply(pod("talking", shell("echo out; echo err >&2; sleep 1000")))
-    scene.wait("condition=Ready", "pod/talking")
-    assert sorted(scene.kubectl("logs", "talking").split()) == ["err", "out"]
-    assert scene.kubectl("exec", "talking", "--", "hostname").strip() == "talking"
-    assert scene.kubectl("exec", "-i", "talking", "--", "cat", stdin="to and fro") == "to and fro"
+def test_logs_and_exec_return_the_output_of_a_container(bench: NamespaceBench) -> None:
+    bench.apply(pod("talking", shell("echo out; echo err >&2; sleep 1000")))
+    bench.wait("condition=Ready", "pod/talking")
+    assert sorted(bench.kubectl("logs", "talking").split()) == ["err", "out"]
+    assert bench.kubectl("exec", "talking", "--", "hostname").strip() == "talking"
+    assert bench.kubectl("exec", "-i", "talking", "--", "cat", stdin="to and fro") == "to and fro"
     with pytest.raises(ClusterError, match="exit code 7"):
-        scene.kubectl("exec", "talking", "--", "sh", "-c", "exit 7")
+        bench.kubectl("exec", "talking", "--", "sh", "-c", "exit 7")
     with pytest.raises(ClusterError, match="executable file not found"):
-        scene.kubectl("exec", "talking", "--", "no-such-command")
+        bench.kubectl("exec", "talking", "--", "no-such-command")
 
 
-def test_a_port_is_forwarded_from_this_machine(scene: Scene) -> None:
-    scene.apply(*web("web"))
-    scene.wait("condition=Available", "deployment/web")
-    command: list[str | Path] = [scene.cluster.binaries / "kubectl", "-n", scene.namespace]
-    with subprocess.Popen(
-        [*command, "port-forward", "service/web", ":80"],
-        env=scene.cluster.environment, stdout=subprocess.PIPE, text=True,
-    ) as forwarding:  # fmt: skip
-        assert forwarding.stdout is not None
-        where = forwarding.stdout.readline().split()[2]
-        said = subprocess.run(
-            ["curl", "-sS", "--max-time", "10", f"http://{where}/hello"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        forwarding.terminate()
-    assert said.stdout.startswith("hello from web-")
+def test_a_port_is_forwarded_from_this_machine(bench: NamespaceBench) -> None:
+    bench.apply(*web("web"))
+    bench.wait("condition=Available", "deployment/web")
+    forward = PortForward(bench.cluster, bench.namespace, "web")
+    try:
+        with urlopen(f"{forward.url}/hello", timeout=10) as response:
+            assert response.read().startswith(b"hello from web-")
+    finally:
+        forward.close()
 
 
-def test_a_job_leaves_its_termination_message(scene: Scene) -> None:
+def test_a_job_leaves_its_termination_message(bench: NamespaceBench) -> None:
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -222,9 +215,9 @@ def test_a_job_leaves_its_termination_message(scene: Scene) -> None:
             "template": template_of(pod("saying", shell("echo PASS > /dev/termination-log"))),
         },
     }
-    scene.apply(job)
-    scene.wait("condition=Complete", "job/saying")
-    [ended] = scene.get("pods", "-l", "job-name=saying")["items"]
+    bench.apply(job)
+    bench.wait("condition=Complete", "job/saying")
+    [ended] = bench.get("pods", "-l", "job-name=saying")["items"]
     state = ended["status"]["containerStatuses"][0]["state"]["terminated"]
     assert (state["message"].strip(), state["reason"], state["exitCode"]) == (
         "PASS",
@@ -233,24 +226,24 @@ def test_a_job_leaves_its_termination_message(scene: Scene) -> None:
     )
 
 
-def test_an_unknown_image_is_not_pulled_and_the_known_ones_are_named(scene: Scene) -> None:
-    scene.apply(pod("imageless", shell("true") | {"image": "example.test/nothing:1"}))
-    scene.wait("jsonpath={.status.containerStatuses[0].state.waiting.message}", "pod/imageless")
-    waiting = scene.state_of("imageless")["waiting"]
+def test_an_unknown_image_fails_to_pull(bench: NamespaceBench) -> None:
+    bench.apply(pod("imageless", shell("true") | {"image": "example.test/nothing:1"}))
+    bench.wait("jsonpath={.status.containerStatuses[0].state.waiting.message}", "pod/imageless")
+    waiting = bench.state_of("imageless")["waiting"]
     assert waiting["reason"] in {"ErrImagePull", "ImagePullBackOff"}
     assert (
         'image "example.test/nothing:1" is not in this cluster\'s catalogue' in waiting["message"]
     )
 
 
-def test_a_command_that_is_not_there_is_an_error_of_the_container(scene: Scene) -> None:
-    scene.apply(pod("commandless", shell("true") | {"command": ["no-such-command"]}))
-    scene.wait(ENDED, "pod/commandless")
-    ended = scene.state_of("commandless")["terminated"]
+def test_a_missing_command_is_an_error_of_the_container(bench: NamespaceBench) -> None:
+    bench.apply(pod("commandless", shell("true") | {"command": ["no-such-command"]}))
+    bench.wait(ENDED, "pod/commandless")
+    ended = bench.state_of("commandless")["terminated"]
     assert "no-such-command" in ended["message"]
 
 
-def test_a_container_is_asked_to_end_before_it_is_killed(scene: Scene) -> None:
+def test_a_container_gets_its_hook_and_sigterm_before_sigkill(bench: NamespaceBench) -> None:
     volumes = [{"name": "kept", "persistentVolumeClaim": {"claimName": "kept"}}]
     mounts = [{"name": "kept", "mountPath": "/kept"}]
     claim = {
@@ -259,20 +252,20 @@ def test_a_container_is_asked_to_end_before_it_is_killed(scene: Scene) -> None:
         "metadata": {"name": "kept"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
-    # Deaf to TERM: it is killed once the period of grace is over.
-    script = "trap 'echo asked >> /kept/log' TERM; while true; do sleep 0.1; done"
+    # It ignores SIGTERM and is killed after the grace period.
+    script = "trap 'echo terminated >> /kept/log' TERM; while true; do sleep 0.1; done"
     hook = {"preStop": {"exec": {"command": ["sh", "-c", "echo hook >> /kept/log"]}}}
     main = shell(script, volumeMounts=mounts, lifecycle=hook)
-    scene.apply(claim, pod("ending", main, volumes=volumes, terminationGracePeriodSeconds=3))
-    scene.wait("condition=Ready", "pod/ending")
-    scene.kubectl("delete", "pod", "ending")
-    # Another pod finds on the same volume what the first one left there.
-    assert scene.run(
+    bench.apply(claim, pod("ending", main, volumes=volumes, terminationGracePeriodSeconds=3))
+    bench.wait("condition=Ready", "pod/ending")
+    bench.kubectl("delete", "pod", "ending")
+    # Another pod reads the same volume.
+    assert bench.run(
         "reading", shell("cat /kept/log", volumeMounts=mounts), volumes=volumes
-    ).split() == ["hook", "asked"]
+    ).split() == ["hook", "terminated"]
 
 
-def test_volumes_hold_what_the_api_has(scene: Scene) -> None:
+def test_volumes_contain_the_objects_of_the_api(bench: NamespaceBench) -> None:
     volumes = [
         {"name": "config", "configMap": {"name": "config"}},
         {"name": "secret", "secret": {"secretName": "secret"}},
@@ -287,18 +280,18 @@ def test_volumes_hold_what_the_api_has(scene: Scene) -> None:
         {"name": "down", "mountPath": "/down"},
         {"name": "memory", "mountPath": "/dev/shm"},
     ]
-    scene.kubectl("create", "configmap", "config", "--from-literal=a=A", "--from-literal=b=B")
-    scene.kubectl("create", "secret", "generic", "secret", "--from-literal=c=C")
+    bench.kubectl("create", "configmap", "config", "--from-literal=a=A", "--from-literal=b=B")
+    bench.kubectl("create", "secret", "generic", "secret", "--from-literal=c=C")
     script = (
         "cat /etc/all/a /etc/one/b.txt /run/secret/c /down/name; echo; echo $D; "
         "stat --file-system --format=%T /dev/shm"
     )
     main = shell(script, volumeMounts=mounts, env=[{"name": "D", "value": "$(E)-d"}])
-    assert scene.run("reading", main, volumes=volumes).split() == ["ABCreading", "$(E)-d", "tmpfs"]
+    assert bench.run("reading", main, volumes=volumes).split() == ["ABCreading", "$(E)-d", "tmpfs"]
 
 
-def test_a_confined_container_writes_nowhere_but_into_its_volumes(scene: Scene) -> None:
-    """As OpenShift's restricted-v2 and the restricted pod security level demand it."""
+def test_a_confined_container_can_write_only_to_its_volumes(bench: NamespaceBench) -> None:
+    """The container meets OpenShift's restricted-v2 and the pod security level `restricted`."""
     security = {
         "readOnlyRootFilesystem": True,
         "allowPrivilegeEscalation": False,
@@ -312,12 +305,12 @@ def test_a_confined_container_writes_nowhere_but_into_its_volumes(scene: Scene) 
         {"name": "volume", "emptyDir": {}},
         {"name": "config", "configMap": {"name": "config"}},
     ]
-    scene.kubectl("create", "configmap", "config", "--from-literal=a=A")
+    bench.kubectl("create", "configmap", "config", "--from-literal=a=A")
     level = "pod-security.kubernetes.io/enforce=restricted"
-    scene.kubectl("label", "namespace", scene.namespace, level)
-    said = scene.run(
+    bench.kubectl("label", "namespace", bench.namespace, level)
+    output = bench.run(
         "confined",
-        python(LOOK_AROUND, securityContext=security, volumeMounts=mounts),
+        python(PROBE_SANDBOX, securityContext=security, volumeMounts=mounts),
         volumes=volumes,
         securityContext={
             "runAsNonRoot": True,
@@ -327,26 +320,26 @@ def test_a_confined_container_writes_nowhere_but_into_its_volumes(scene: Scene) 
         },
     )
     refused = "Read-only file system"
-    assert json.loads(said) == {
+    assert json.loads(output) == {
         "root": refused, "tmp": refused, "usr": refused, "config": refused, "volume": "written",
         "home": [], "processes": 1, "capabilities": 0, "new_privileges": "1", "token": True,
     }  # fmt: skip
 
 
-def test_a_pod_may_do_what_its_service_account_may(scene: Scene) -> None:
-    scene.kubectl("create", "role", "reader", "--verb=list", "--resource=pods")
-    scene.kubectl(
+def test_a_pod_has_the_permissions_of_its_service_account(bench: NamespaceBench) -> None:
+    bench.kubectl("create", "role", "reader", "--verb=list", "--resource=pods")
+    bench.kubectl(
         "create", "rolebinding", "reader", "--role=reader",
-        f"--serviceaccount={scene.namespace}:default",
+        f"--serviceaccount={bench.namespace}:default",
     )  # fmt: skip
-    assert scene.run("asking", python(ASK_THE_API)).split() == ["200", "403"]
+    assert bench.run("client", python(QUERY_API)).split() == ["200", "403"]
 
 
-def test_gpus_are_counted_by_the_scheduler(scene: Scene) -> None:
+def test_gpus_are_counted_by_the_scheduler(bench: NamespaceBench) -> None:
     for name, count in {"fits": 8, "does-not-fit": 9}.items():
         limits = {"limits": {"nvidia.com/gpu": count}}
-        scene.apply(pod(name, shell("sleep 1000", resources=limits)))
-    scene.wait("condition=Ready", "pod/fits")
-    scene.wait("condition=PodScheduled=false", "pod/does-not-fit")
-    conditions = scene.get("pod", "does-not-fit")["status"]["conditions"]
+        bench.apply(pod(name, shell("sleep 1000", resources=limits)))
+    bench.wait("condition=Ready", "pod/fits")
+    bench.wait("condition=PodScheduled=false", "pod/does-not-fit")
+    conditions = bench.get("pod", "does-not-fit")["status"]["conditions"]
     assert any("Insufficient nvidia.com/gpu" in c.get("message", "") for c in conditions)

@@ -1,4 +1,4 @@
-"""Disturbances of the cluster: stopped parts, drained nodes, its end."""
+"""Disturbances of the cluster: stopped parts, drained nodes, and its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tools.cluster.handle import OwnCluster
 
 
-def test_a_drained_node_loses_its_pods_to_the_other(
+def test_the_pods_of_a_drained_node_move_to_the_other(
     own_cluster: OwnCluster, namespace: str
 ) -> None:
     own_cluster.apply(web("web", replicas=4), "-n", namespace)
@@ -30,24 +30,24 @@ def test_a_drained_node_loses_its_pods_to_the_other(
         own_cluster.kubectl("drain", "node-1", "--ignore-daemonsets", "--timeout=60s", "--force")
         own_cluster.wait("jsonpath={.status.readyReplicas}=4", "deployment/web", "-n", namespace)
         pods = own_cluster.get("pods", "-n", namespace)["items"]
-        staying = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
-        assert {p["spec"]["nodeName"] for p in staying} == {"node-2"}
+        remaining = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+        assert {p["spec"]["nodeName"] for p in remaining} == {"node-2"}
     finally:
         own_cluster.kubectl("uncordon", "node-1")
 
 
-def test_a_node_that_loses_power_takes_its_pods_along_and_restarts_them_when_back(
+def test_a_killed_node_ends_its_pods_and_restarts_them_when_it_returns(
     own_cluster: OwnCluster, namespace: str
 ) -> None:
-    sign = f"power-{namespace}"
-    main = container(SHELL, "bash", "-c", f"exec -a {sign} sleep 1000")
-    there = pod("powered", main, restartPolicy="Always", nodeName="node-2")
-    own_cluster.apply(there, "-n", namespace)
+    process_name = f"power-{namespace}"
+    main = container(SHELL, "bash", "-c", f"exec -a {process_name} sleep 1000")
+    powered = pod("powered", main, restartPolicy="Always", nodeName="node-2")
+    own_cluster.apply(powered, "-n", namespace)
     own_cluster.wait("condition=Ready", "pod/powered", "-n", namespace)
-    assert len(processes_called(sign)) == 1
+    assert len(processes_called(process_name)) == 1
     own_cluster.kill("node-2")
     try:
-        gone_by(time.monotonic() + 10, sign)
+        wait_until_ended(time.monotonic() + 10, process_name)
     finally:
         own_cluster.start("node-2")
     restarted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
@@ -55,14 +55,14 @@ def test_a_node_that_loses_power_takes_its_pods_along_and_restarts_them_when_bac
     own_cluster.wait("condition=Ready", "nodes", "--all")
 
 
-def test_pods_outlive_a_restart_of_the_api_server(own_cluster: OwnCluster, namespace: str) -> None:
+def test_pods_survive_a_restart_of_the_api_server(own_cluster: OwnCluster, namespace: str) -> None:
     own_cluster.apply(web("web"), "-n", namespace)
     own_cluster.wait("condition=Available", "deployment/web", "-n", namespace)
     before = own_cluster.get("pods", "-n", namespace)["items"][0]["metadata"]["uid"]
     own_cluster.stop("kube-apiserver")
     try:
         ended = {"kube-apiserver": 0}
-        assert own_cluster.exited() == ended, "it ended well, and nothing ended with it"
+        assert own_cluster.exited() == ended, "it exited with code 0, and no other part"
         with pytest.raises(ClusterError):
             own_cluster.kubectl("get", "pods", "-n", namespace)
     finally:
@@ -88,13 +88,13 @@ def test_the_audit_log_has_every_request_with_its_user(
     own_cluster: OwnCluster, namespace: str
 ) -> None:
     own_cluster.kubectl("create", "configmap", "watched", "-n", namespace)
-    asked = {
+    requests = {
         (line["user"]["username"], line["verb"], line["objectRef"]["resource"])
         for line in own_cluster.audit()
         if line.get("objectRef", {}).get("namespace") == namespace
     }
-    assert ("admin", "create", "configmaps") in asked
-    assert not any(user.startswith("system:node:") for user, _, _ in asked)
+    assert ("admin", "create", "configmaps") in requests
+    assert not any(user.startswith("system:node:") for user, _, _ in requests)
 
 
 def test_a_part_that_does_not_exist_is_named(own_cluster: OwnCluster) -> None:
@@ -138,7 +138,7 @@ def test_an_ended_cluster_leaves_no_process(
         starter.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(below, timeout=20)
     assert alive == []
-    assert own_cluster.exited() == {}, "another cluster is not touched"
+    assert own_cluster.exited() == {}, "another cluster still runs"
 
 
 def processes_called(name: str) -> list[psutil.Process]:
@@ -152,6 +152,6 @@ def cmdline_of(process: psutil.Process) -> list[str]:
         return []
 
 
-def gone_by(deadline: float, name: str) -> None:
+def wait_until_ended(deadline: float, name: str) -> None:
     _, alive = psutil.wait_procs(processes_called(name), timeout=deadline - time.monotonic())
     assert alive == []

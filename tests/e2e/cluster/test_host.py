@@ -1,4 +1,4 @@
-"""A machine that cannot run or build the cluster says what it lacks, and how to get it."""
+"""If a machine cannot run or build the cluster, messages name each missing part and a remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def program(folder: Path, name: str, script: str = "") -> None:
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with nothing on it."""
+    """An empty PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -50,7 +50,7 @@ def test_missing_user_namespaces_are_named_with_the_setting_to_check(bare: Path)
     assert "user.max_user_namespaces" in reason
 
 
-def test_building_needs_a_go_that_is_there_and_new_enough(
+def test_a_build_needs_go_in_a_recent_version(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOODPUT_CACHE", str(tmp_path / "cache"))
@@ -62,7 +62,7 @@ def test_building_needs_a_go_that_is_there_and_new_enough(
     assert not binaries.is_built()
 
 
-def test_a_build_that_fails_leaves_nothing_and_shows_the_compilers_words(
+def test_a_failed_build_leaves_no_file_and_shows_the_compilers_output(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOODPUT_CACHE", str(tmp_path / "cache"))
@@ -73,10 +73,10 @@ def test_a_build_that_fails_leaves_nothing_and_shows_the_compilers_words(
 
 
 @pytest.mark.parametrize(
-    ("promised", "outcome"), [("", "1 skipped"), ("1", "1 error")], ids=["skips", "fails"]
+    ("required", "outcome"), [("", "1 skipped"), ("1", "1 error")], ids=["skips", "fails"]
 )
 def test_without_the_binaries_a_test_is_skipped_or_fails_if_a_cluster_is_required(
-    promised: str, outcome: str, tmp_path: Path
+    required: str, outcome: str, tmp_path: Path
 ) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", ONE_TEST],
@@ -84,7 +84,7 @@ def test_without_the_binaries_a_test_is_skipped_or_fails_if_a_cluster_is_require
         env={
             **os.environ,
             "GOODPUT_CACHE": str(tmp_path),
-            "GOODPUT_REQUIRE_CLUSTER": promised,
+            "GOODPUT_REQUIRE_CLUSTER": required,
             "GOODPUT_KUBECONFIG": "",
         },
         capture_output=True,

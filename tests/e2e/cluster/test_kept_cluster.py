@@ -1,7 +1,7 @@
-"""`make cluster` and `make cluster-down`: a cluster to try things in, with the chart as it comes.
+"""`make cluster` and `make cluster-down`: a cluster with the chart's default values.
 
-This is the only installation of the tests with the chart's own values: all namespaces are looked
-after, and the rights come from a ClusterRole.
+No other test installs the default values: the operator manages all namespaces, with the permissions
+of a ClusterRole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHAT = starting.ROOT / "examples" / "chat.yaml"
 OPERATOR = "system:serviceaccount:goodput-system:goodput"
-MADE_FOR_A_SERVICE = {
+CREATED_FOR_A_SERVICE = {
     *("deployments", "controllerrevisions", "services", "configmaps", "secrets"),
     *("serviceaccounts", "roles", "rolebindings", "poddisruptionbudgets"),
 }
@@ -33,7 +33,7 @@ MADE_FOR_A_SERVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A cache of its own, in which a cluster may be kept."""
+    """A separate cache for the cluster of `make cluster`."""
 
     cache: Path
 
@@ -42,7 +42,7 @@ class Kept:
         return self.cache / "cluster" / "kept"
 
     def make(self, target: str) -> str:
-        """Run what `make TARGET` runs once all is installed, and return what it printed."""
+        """Run the last command of `make TARGET` and return its output."""
         planned = subprocess.run(
             ["make", "--dry-run", "--no-print-directory", target],
             cwd=starting.ROOT,
@@ -66,7 +66,7 @@ class Kept:
 
 @pytest.fixture
 def kept(own_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    """Nothing is kept yet, and all is built."""
+    """A cache with the build and without a cluster."""
     cache = tmp_path_factory.mktemp("kept")  # a short name: a socket's path is bounded
     (cache / "cluster").mkdir()
     (cache / "cluster" / binaries.folder().name).symlink_to(binaries.folder())
@@ -76,12 +76,12 @@ def kept(own_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.mark.slow
-def test_a_kept_cluster_serves_in_every_namespace_and_leaves_nothing(kept: Kept) -> None:
-    said = kept.make("cluster")
-    exports = [line.strip() for line in said.splitlines() if line.startswith("  export ")]
+def test_a_kept_cluster_serves_in_every_namespace_and_leaves_no_process(kept: Kept) -> None:
+    output = kept.make("cluster")
+    exports = [line.strip() for line in output.splitlines() if line.startswith("  export ")]
 
     def user(script: str) -> str:
-        """The output of a command in another terminal, after the printed exports."""
+        """Run a command as in another terminal, after the printed exports; return its output."""
         lines = "\n".join([*exports, script])
         ended = subprocess.run(["bash", "-ec", lines], capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
@@ -105,16 +105,16 @@ def test_a_kept_cluster_serves_in_every_namespace_and_leaves_nothing(kept: Kept)
 
     cluster = starting.attach(kept.state)
     assert cluster is not None
-    asked = [line for line in cluster.audit() if line["user"]["username"] == OPERATOR]
-    assert [line for line in asked if line["responseStatus"]["code"] in {401, 403}] == []
+    requests = [line for line in cluster.audit() if line["user"]["username"] == OPERATOR]
+    assert [line for line in requests if line["responseStatus"]["code"] in {401, 403}] == []
     for namespace in ("default", "elsewhere"):
-        made = {
+        created = {
             line["objectRef"]["resource"]
-            for line in asked
+            for line in requests
             if line["responseStatus"]["code"] == 201
             and line["objectRef"].get("namespace") == namespace
         }
-        assert made >= MADE_FOR_A_SERVICE, namespace
+        assert created >= CREATED_FOR_A_SERVICE, namespace
 
     first = psutil.Process(cluster.pid)
     processes = [first, *first.parents()[:1], *first.children(recursive=True)]

@@ -17,12 +17,12 @@ MARK = "goodput.test/mark"
 
 
 def test_a_kubelet_may_change_its_own_node_and_no_other(own_cluster: OwnCluster) -> None:
-    def mark(name: str) -> subprocess.CompletedProcess[str]:
+    def annotate(name: str) -> subprocess.CompletedProcess[str]:
         """Annotate a node with the credentials of node-1's kubelet."""
         node = own_cluster.get("node", name)
-        del node["metadata"]["resourceVersion"]  # its own kubelet may write meanwhile
-        node["metadata"].setdefault("annotations", {})[MARK] = "made"
-        # Not a patch: kubectl first reads what it patches, and that much is refused already.
+        del node["metadata"]["resourceVersion"]  # its own kubelet may update it meanwhile
+        node["metadata"].setdefault("annotations", {})[MARK] = "set"
+        # Not a patch: kubectl would read the object first, which is already forbidden.
         words = ("replace", "--raw", f"/api/v1/nodes/{name}", "-f", "-")
         credentials = f"--kubeconfig={own_cluster.layout.kubeconfig('node-1')}"
         command = own_cluster.inside(str(own_cluster.binaries / "kubectl"), credentials, *words)
@@ -30,7 +30,7 @@ def test_a_kubelet_may_change_its_own_node_and_no_other(own_cluster: OwnCluster)
             command, input=json.dumps(node), capture_output=True, text=True, check=False
         )
 
-    own, other = mark("node-1"), mark("node-2")
+    own, other = annotate("node-1"), annotate("node-2")
     assert own.returncode == 0, own.stderr
     assert 'node "node-1" is not allowed to modify node "node-2"' in other.stderr
     assert MARK not in own_cluster.get("node", "node-2")["metadata"].get("annotations", {})
@@ -47,31 +47,33 @@ def test_every_node_renews_its_lease(own_cluster: OwnCluster) -> None:
         env=own_cluster.environment,
         stdout=subprocess.PIPE,
         text=True,
-    ) as watching:
-        assert watching.stdout is not None
-        for line in watching.stdout:
+    ) as watch:
+        assert watch.stdout is not None
+        for line in watch.stdout:
             name, *times = line.split()
-            made, said = map(datetime.fromisoformat, times)
-            if said - made > timedelta(seconds=5):  # and not when it was made
+            created, renewed_at = map(datetime.fromisoformat, times)
+            if renewed_at - created > timedelta(seconds=5):  # not the creation itself
                 renewed.add(name)
             if renewed == {node.name for node in NODES}:
                 break
-        watching.terminate()
+        watch.terminate()
     assert renewed == {node.name for node in NODES}
 
 
-def test_a_pod_that_outgrows_its_volume_is_evicted(own_cluster: OwnCluster, namespace: str) -> None:
+def test_a_pod_that_exceeds_its_volumes_size_limit_is_evicted(
+    own_cluster: OwnCluster, namespace: str
+) -> None:
     volumes = [{"name": "small", "emptyDir": {"sizeLimit": "1Mi"}}]
     mounts = [{"name": "small", "mountPath": "/small"}]
-    for name, size in {"growing": "4M", "content": "512K"}.items():
+    for name, size in {"growing": "4M", "small": "512K"}.items():
         script = f"head -c {size} /dev/zero > /small/file; sleep 1000"
         own_cluster.apply(
             pod(name, shell(script, volumeMounts=mounts), volumes=volumes), "-n", namespace
         )
     own_cluster.wait("jsonpath={.status.reason}=Evicted", "pod/growing", "-n", namespace)
-    growing, content = (
-        own_cluster.get("pod", name, "-n", namespace)["status"] for name in ("growing", "content")
+    growing, small = (
+        own_cluster.get("pod", name, "-n", namespace)["status"] for name in ("growing", "small")
     )
     assert growing["phase"] == "Failed"
     assert 'EmptyDir volume "small" exceeds the limit "1Mi"' in growing["message"]
-    assert content["phase"] == "Running"
+    assert small["phase"] == "Running"

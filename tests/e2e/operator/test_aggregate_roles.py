@@ -1,17 +1,16 @@
-"""Who may do what with services: by the cluster's own roles, which the chart's are added to."""
+"""Permissions on services that the chart adds to the cluster roles view, edit and admin."""
 
 from __future__ import annotations
 
 import json
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from tools.cluster.handle import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.e2e.operator.installed import Installed
+    from tools.e2e.installation import Installation
 
 READ = ("get", "list", "watch")
 WRITE = ("create", "update", "patch", "delete")
@@ -25,11 +24,13 @@ GRANTED = {
 }
 
 
-def granted(installed: Installed, user: str, *namespaces: str) -> set[tuple[str, str, str]]:
-    """What a user may do with services where, as `kubectl auth can-i` asks, and all at once."""
-    asked = list(product(namespaces, RESOURCES, VERBS))
+def permissions(
+    installation: Installation, user: str, *namespaces: str
+) -> set[tuple[str, str, str]]:
+    """Return a user's permissions on services as (namespace, resource, verb)."""
+    questions = list(product(namespaces, RESOURCES, VERBS))
     reviews = []
-    for namespace, resource, verb in asked:
+    for namespace, resource, verb in questions:
         name, _, subresource = resource.partition("/")
         attributes = {
             "group": "goodput.dev",
@@ -45,25 +46,26 @@ def granted(installed: Installed, user: str, *namespaces: str) -> set[tuple[str,
                 "spec": {"user": user, "resourceAttributes": attributes},
             }
         )
-    said = installed.cluster.kubectl(
+    output = installation.cluster.kubectl(
         *("create", "-f", "-", "-o", "jsonpath={.status.allowed} "),
         stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": reviews}),
     )
-    return {one for one, allowed in zip(asked, said.split(), strict=True) if allowed == "true"}
+    allowed = zip(questions, output.split(), strict=True)
+    return {permission for permission, answer in allowed if answer == "true"}
 
 
 @pytest.mark.parametrize("role", GRANTED)
-def test_a_role_of_the_cluster_covers_services_and_no_more_of_them_than_its_name_says(
-    installed: Installed, namespace: str, until: Callable[..., Any], role: str
+def test_a_cluster_role_grants_exactly_its_permissions_on_services(
+    installation: Installation, namespace: str, role: str
 ) -> None:
     user = f"{role}er-of-{namespace}"
     bind = ("create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}")
-    installed.cluster.kubectl(*bind, "-n", namespace)
-    wanted = {(namespace, *right) for right in GRANTED[role]}
+    installation.cluster.kubectl(*bind, "-n", namespace)
+    expected = {(namespace, *right) for right in GRANTED[role]}
 
-    def covered() -> set[tuple[str, str, str]] | None:
-        found = granted(installed, user, namespace, installed.namespace)
-        return found if found >= wanted else None
+    def granted() -> set[tuple[str, str, str]] | None:
+        found = permissions(installation, user, namespace, installation.namespace)
+        return found if found >= expected else None
 
-    # The cluster puts its roles together a moment after a part has come.
-    assert until(covered, "the role covers services") == wanted, "nothing else, and nowhere else"
+    # The cluster aggregates roles a moment after a part was created.
+    assert wait_for(granted, "the role covers services") == expected, "no more, in no other place"

@@ -1,55 +1,50 @@
-"""A budget beyond the bounds that engines started with, and a law: in force, and no pod new."""
+"""Changes of the token budget and the control mode reach running engines without new pods."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tools.cluster.handle import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.operator.installed import Installed
+    from tools.e2e.installation import Installation
 
 NAME = "followed"
 
 
 @pytest.mark.slow
-def test_engines_that_run_follow_the_budget_and_the_mode_and_lose_no_answer(
-    installed: Installed, serve: Callable[..., None], until: Callable[..., Any]
+def test_running_engines_adopt_a_new_budget_and_mode_and_lose_no_request(
+    installation: Installation, serve: Callable[..., None]
 ) -> None:
-    control = {"mode": "Manual", "intervalSeconds": 2}
-    serve(NAME, replicas=1, control=control)
-    (engine,) = installed.pods(NAME, "engine")
+    serve(NAME, replicas=1, control={"mode": "Manual", "intervalSeconds": 2})
+    (engine,) = installation.pods(NAME, "engine")
     name = engine["metadata"]["name"]
-    looks = itertools.count()
+    reads = itertools.count()
 
     def state() -> dict[str, Any]:
-        # A kubelet looks after a pod's volumes once a minute, and when something of it changes.
-        installed.kubectl("annotate", "pod", name, f"looks={next(looks)}", "--overwrite")
-        return installed.state(name)
-
-    def ask(**spec: Any) -> None:
-        words = ("patch", "llmservice", NAME, "--type=merge", "-p", json.dumps({"spec": spec}))
-        installed.kubectl(*words)
+        # A kubelet updates a pod's volumes when the pod changes, and otherwise once a minute.
+        installation.kubectl("annotate", "pod", name, f"reads={next(reads)}", "--overwrite")
+        return installation.state(name)
 
     before = state()
     assert (before["token_budget"], before["bounds"]["token_budget"]) == (2048, [256, 8192])
-    answers = installed.answering(NAME, 2, 3000)
+    streams = installation.start_streams(NAME, 2, 3000)
 
-    ask(engine={"tokenBudget": {"max": 16_384, "initial": 12_000}})
-    until(lambda: state()["token_budget"] == 12_000, "the budget is the manifest's")
+    installation.patch(NAME, engine={"tokenBudget": {"max": 16_384, "initial": 12_000}})
+    wait_for(lambda: state()["token_budget"] == 12_000, "the engine has the manifest's budget")
     assert state()["bounds"]["token_budget"] == [256, 16_384]
-    ask(control={"mode": "Auto"})
-    until(lambda: state()["budget_law"] == "model", "a law sizes the steps")
+    installation.patch(NAME, control={"mode": "Auto"})
+    wait_for(lambda: state()["budget_law"] == "model", "a law sets the step size")
 
-    assert answers.ends() == ["done", "done"]
-    (after,) = installed.pods(NAME, "engine")
+    assert streams.outcomes() == ["done", "done"]
+    (after,) = installation.pods(NAME, "engine")
     assert after["metadata"]["uid"] == engine["metadata"]["uid"]
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0
     assert state()["epoch"] == before["epoch"]
-    story = installed.kubectl("describe", "llmservice", NAME)
-    assert "token budget 2048 → 12000: the spec has changed" in story
-    assert "LimitsNotTaken" not in story
+    description = installation.kubectl("describe", "llmservice", NAME)
+    assert "token budget 2048 → 12000: the spec has changed" in description
+    assert "LimitsNotTaken" not in description

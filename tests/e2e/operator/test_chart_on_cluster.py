@@ -1,10 +1,8 @@
-"""The chart in a cluster: what it renders is taken and answers, upgrades leave services alone.
+"""The chart in a cluster: the API server accepts its objects, and upgrades keep services running.
 
-The earlier chart lies in tests/charts/earlier, made by
+tests/charts/earlier contains an earlier chart, since a shallow clone lacks the history:
 
     git archive --prefix=goodput/ COMMIT:charts/goodput | gzip -n > goodput-COMMIT.tgz
-
-rather than taken from the history, which a shallow clone lacks.
 """
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.operator.installed import Installed
-from tools.cluster.handle import ClusterError
+from tools.cluster.handle import ClusterError, wait_for
 from tools.cluster.installing import (
     CHART,
     install_chart,
@@ -22,6 +19,7 @@ from tools.cluster.installing import (
     uninstall_chart,
 )
 from tools.cluster.starting import ROOT
+from tools.e2e.installation import CHAT, OPERATOR_PODS, Installation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +31,7 @@ EXAMPLES = CHART / "examples"
 VALUES = {
     "default": [],
     "kind": ["--values", str(EXAMPLES / "kind.yaml")],
-    # Monitors are of kinds that the Prometheus operator brings.
+    # The Prometheus operator would define the kinds of the monitors.
     "gpu": [
         *("--values", str(EXAMPLES / "gpu.yaml")),
         *("--set", "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false"),
@@ -42,32 +40,54 @@ VALUES = {
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_the_api_server_takes_all_that_the_chart_renders(
+def test_the_api_server_accepts_all_objects_of_the_chart(
     cluster: Cluster, namespace: str, values: list[str]
 ) -> None:
-    said = cluster.apply(
+    output = cluster.apply(
         rendered_chart(cluster, *values, namespace=namespace),
         *("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"),
     )
-    kinds = {line.partition("/")[0].partition(".")[0] for line in said.splitlines()}
+    kinds = {line.partition("/")[0].partition(".")[0] for line in output.splitlines()}
     assert {"customresourcedefinition", "deployment", "clusterrole", "role", "secret"} <= kinds
 
 
-def test_the_api_server_refuses_a_field_that_it_does_not_know(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_the_api_server_rejects_an_unknown_field(cluster: Cluster, namespace: str) -> None:
     text = rendered_chart(cluster, namespace=namespace)
     text = text.replace("terminationGracePeriodSeconds", "terminationGraceSeconds")
     with pytest.raises(ClusterError, match="terminationGraceSeconds"):
         cluster.apply(text, "--server-side", "--dry-run=server", "--validate=strict")
 
 
-def test_the_charts_own_test_passes_against_the_installed_release(installed: Installed) -> None:
-    said = run_chart_tests(installed.cluster, namespace=installed.namespace)
-    assert "Phase:          Succeeded" in said
+def test_the_charts_own_test_passes_against_the_installed_release(
+    installation: Installation,
+) -> None:
+    output = run_chart_tests(installation.cluster, namespace=installation.namespace)
+    assert "Phase:          Succeeded" in output
 
 
-def settings(namespace: str, *images: str) -> tuple[str, ...]:
+def test_the_admission_policy_rejects_a_source_that_is_not_implemented(
+    installation: Installation, apply_service: Callable[..., None]
+) -> None:
+    source = "hf://Qwen/Qwen3-8B"
+    manifest = CHAT.read_text(encoding="utf-8").replace("emulated://llama-3-8b-h100", source)
+
+    def rejection() -> str:
+        try:
+            installation.kubectl("apply", "--dry-run=server", "-f", "-", stdin=manifest)
+        except ClusterError as error:
+            return str(error)
+        return ""
+
+    # The API server enforces a new policy after a moment.
+    message = wait_for(rejection, "the policy is enforced")
+    assert f"ValidatingAdmissionPolicy 'goodput-{installation.namespace}'" in message
+    assert "spec.model.source: torch execution" in message
+    apply_service("admitted", suspend=True)
+    with pytest.raises(ClusterError, match=r"spec\.model\.source: torch execution"):
+        installation.patch("admitted", model={"source": source})
+
+
+def chart_options(namespace: str, *images: str) -> tuple[str, ...]:
     values = f"verbose=true,rbac.aggregate=false,watchNamespaces={{{namespace}}}"
     return (*images, "--set", values)
 
@@ -75,31 +95,31 @@ def settings(namespace: str, *images: str) -> tuple[str, ...]:
 @pytest.fixture
 def earlier(
     cluster: Cluster,
-    unattended: None,
-    crd_is_ours: bool,
+    no_other_operator: None,
+    crd_created: bool,
     images: tuple[str, ...],
     namespace: str,
-) -> Iterator[Installed]:
-    """The operator from the earlier chart, its custom resource definition included."""
-    if not crd_is_ours:
-        pytest.skip("the given cluster has a definition, which would be an earlier one for a while")
-    # The definition is there already, from this checkout and as kubectl's.
+) -> Iterator[Installation]:
+    """The operator and the custom resource definition from the earlier chart."""
+    if not crd_created:
+        pytest.skip("the test would downgrade the custom resource definition of this cluster")
+    # kubectl has created the definition from this checkout.
     install_chart(
         cluster,
-        *("--take-ownership", "--force-conflicts", *settings(namespace, *images)),
+        *("--take-ownership", "--force-conflicts", *chart_options(namespace, *images)),
         chart=EARLIER,
         namespace=namespace,
     )
-    yield Installed(cluster=cluster, namespace=namespace)
+    yield Installation(cluster=cluster, namespace=namespace)
     uninstall_chart(cluster, namespace=namespace)
 
 
 @pytest.mark.slow
-def test_an_upgrade_replaces_the_operator_and_leaves_every_pod_of_a_service_alone(
-    earlier: Installed, images: tuple[str, ...], until: Callable[..., Any]
+def test_an_upgrade_replaces_the_operator_and_changes_no_pod_of_a_service(
+    earlier: Installation, images: tuple[str, ...]
 ) -> None:
     def pods() -> dict[str, Any]:
-        """Each pod of the service: which it is, since when it is ready, how often restarted."""
+        """Return the uid, the condition Ready and the restarts of each pod of the service."""
         found = earlier.pods("chat", "engine") + earlier.pods("chat", "router")
         return {
             pod["metadata"]["name"]: (
@@ -111,8 +131,7 @@ def test_an_upgrade_replaces_the_operator_and_leaves_every_pod_of_a_service_alon
         }
 
     def operators() -> set[str]:
-        found = earlier.get("pods", "-l", "app.kubernetes.io/name=goodput-operator")["items"]
-        return {pod["metadata"]["uid"] for pod in found}
+        return {pod["metadata"]["uid"] for pod in earlier.get(*OPERATOR_PODS)["items"]}
 
     def definition_differs() -> bool:
         crd = CHART / "files" / "crd-llmservices.yaml"
@@ -123,25 +142,25 @@ def test_an_upgrade_replaces_the_operator_and_leaves_every_pod_of_a_service_alon
         return False
 
     earlier.apply("chat", replicas=1)
-    earlier.settled("chat")
+    earlier.wait_settled("chat")
     served, before, key = pods(), operators(), earlier.get("secret", "goodput-key")["data"]
     assert len(served) == 2
-    assert definition_differs(), "or the upgrade would show nothing"
+    assert definition_differs(), "otherwise the upgrade would show nothing"
 
-    # No image has this tag: a pod that took the new default would not start.
+    # No image has this tag, so a pod with the new default would not start.
     defaults = ("--set", "engine.tag=later,router.tag=later")
-    upgraded = (*settings(earlier.namespace, *images), *defaults)
+    upgraded = (*chart_options(earlier.namespace, *images), *defaults)
     install_chart(earlier.cluster, *upgraded, namespace=earlier.namespace)
-    until(lambda: not before & operators(), "the earlier operator to be gone")
-    [told] = earlier.get("deployment", "goodput")["spec"]["template"]["spec"]["containers"]
-    assert sum(word.endswith(":later") for word in told["args"]) == 2
+    wait_for(lambda: not before & operators(), "the earlier operator has ended")
+    [operator] = earlier.get("deployment", "goodput")["spec"]["template"]["spec"]["containers"]
+    assert sum(word.endswith(":later") for word in operator["args"]) == 2
 
-    def looked_after() -> bool:
+    def reconciled() -> bool:
         done = {"event": "phase", "phase": "done", "llmservice": "chat"}
         return any(done.items() <= line.items() for line in earlier.operator_log())
 
-    until(looked_after, "the new operator's first turn")
-    earlier.settled("chat")
+    wait_for(reconciled, "the first reconciliation by the new operator")
+    earlier.wait_settled("chat")
     assert pods() == served
     assert not definition_differs()
     assert earlier.get("secret", "goodput-key")["data"] == key

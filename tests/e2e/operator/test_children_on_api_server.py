@@ -1,7 +1,7 @@
-"""The API server takes every child of a service that asks for all there is, or for nothing.
+"""The API server accepts every child object of a service, with all options and with none.
 
-The children are those of the golden files, and nothing of them is kept. A namespace that enforces
-the level `restricted` judges pods alone, so each pod template is sent as a pod, too.
+The children are those of the golden files, sent as dry runs. A namespace that enforces the level
+`restricted` checks only pods, so each pod template is also sent as a pod.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tests.e2e.operator.installed import RESTRICTED
 from tools.cluster.handle import ClusterError
+from tools.e2e.installation import RESTRICTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,10 @@ CHILDREN = {
 
 @pytest.fixture
 def restricted(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A namespace with what pods name and no service brings; their two classes have its name."""
+    """A hardened namespace with the objects that pods refer to and no service creates.
+
+    The priority class and the runtime class have the namespace's name.
+    """
     cluster.kubectl("label", "namespace", namespace, RESTRICTED)
     scheduling = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1}
     node = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "any"}
@@ -45,15 +48,15 @@ def restricted(cluster: Cluster, namespace: str) -> Iterator[str]:
     cluster.kubectl("delete", f"priorityclass/{namespace}", f"runtimeclass/{namespace}")
 
 
-def here(child: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """A child, in this namespace."""
+def in_namespace(child: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """Return a copy of a child in this namespace."""
     body = copy.deepcopy(child)
     body["metadata"]["namespace"] = namespace
     return body
 
 
 def pod_of(deployment: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """The pod that a Deployment's controllers would make."""
+    """Return the pod that a Deployment's controllers would create."""
     template = copy.deepcopy(deployment["spec"]["template"])
     for name in {"priorityClassName", "runtimeClassName"} & set(template["spec"]):
         template["spec"][name] = namespace
@@ -66,23 +69,25 @@ def pod_of(deployment: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CHILDREN)
-def test_the_api_server_takes_every_child_and_admits_its_pods_where_only_hardened_ones_are(
+def test_the_api_server_accepts_every_child_and_admits_its_pods_to_a_hardened_namespace(
     cluster: Cluster, restricted: str, name: str
 ) -> None:
-    children = [here(child, restricted) for child in CHILDREN[name]]
+    children = [in_namespace(child, restricted) for child in CHILDREN[name]]
     pods = [pod_of(child, restricted) for child in children if child["kind"] == "Deployment"]
     assert len(pods) == 2, "engines and routers"
-    said = cluster.apply([*children, *pods], *DRY_RUN)
-    assert len(said.splitlines()) == len(children) + len(pods)
+    output = cluster.apply([*children, *pods], *DRY_RUN)
+    assert len(output.splitlines()) == len(children) + len(pods)
 
 
-def test_what_the_api_server_must_refuse_it_refuses(cluster: Cluster, restricted: str) -> None:
+def test_the_api_server_rejects_an_unhardened_pod_and_an_unknown_field(
+    cluster: Cluster, restricted: str
+) -> None:
     deployment = next(one for one in CHILDREN["gpu"] if one["kind"] == "Deployment")
     pod = pod_of(deployment, restricted)
     pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
     with pytest.raises(ClusterError, match="violates PodSecurity"):
         cluster.apply(pod, *DRY_RUN)
-    child = here(deployment, restricted)
+    child = in_namespace(deployment, restricted)
     child["spec"]["template"]["spec"]["unknown"] = 1
     with pytest.raises(ClusterError, match="unknown"):
         cluster.apply(child, *DRY_RUN)

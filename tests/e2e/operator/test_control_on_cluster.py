@@ -1,11 +1,11 @@
-"""The control laws at work in a cluster: real engines on an emulated device, real routers.
+"""The control laws in a cluster: real engines on an emulated device, and real routers.
 
-Three services share the time: each test waits for minutes of the laws' own windows, so while one
-load steps up and down, another has been constant for long, and a third one is only advised.
-Decisions are a second apart, a tenth of the default; no window is shortened.
+Three services run at the same time, because each test waits minutes for the laws' windows: one has
+load steps, one constant load, and one gets only recommendations. The interval is a second, a tenth
+of the default; the windows are not shortened.
 
-A replica bears 3.4 of these requests per second (0.8 of its time, 0.23 s each), and in steps of
-2048 tokens who decodes waits for 155 ms a token.
+One replica sustains 3.4 of these requests per second (80 % of its time, 0.23 s each). With steps of
+2048 tokens, a decode takes 155 ms per token.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 import pytest
-from tests.e2e.operator.stage import Stage
+from tools.cluster.handle import wait_for
 from tools.cluster.layout import API_ADDRESS
+from tools.e2e import client_process
+from tools.e2e.installation import Installation
+
+from goodput_core.contract import PATH_CONTROL_STATE
+from goodput_operator.kube.objects import ADMIN_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.e2e.operator.installed import Installed
-
-    Until = Callable[..., Any]
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_cluster")
 
 BUDGET: Final = 2048
-ROUNDS: Final = 60
-"""As many decisions as ten minutes have at the default interval."""
-KNOBS: Final = ("TokenBudget", "Scaled", "Recommended")
-"""Reasons of Events on what the laws turn."""
+INTERVALS: Final = 60
+"""The number of decisions in ten minutes at the default interval."""
+CHANGES: Final = ("TokenBudget", "Scaled", "Recommended")
+"""Reasons of Events about changes of the laws."""
 
 
 def spec(*, tpot_ms: int = 100, mode: str = "Auto", **fields: Any) -> dict[str, Any]:
-    promise = {"name": "interactive", "ttftMs": 60000, "tpotMs": tpot_ms, "objective": "90%"}
+    target = {"name": "interactive", "ttftMs": 60000, "tpotMs": tpot_ms, "objective": "90%"}
     return {
         "model": {"source": "emulated://llama-3-70b-4xh100"},
         "engine": {
@@ -54,183 +56,281 @@ def spec(*, tpot_ms: int = 100, mode: str = "Auto", **fields: Any) -> dict[str, 
         "replicas": None,
         "minReplicas": 1,
         "maxReplicas": 3,
-        "slo": {"classes": [promise], "default": "interactive"},
+        "slo": {"classes": [target], "default": "interactive"},
         "control": {"mode": mode, "intervalSeconds": 1, "scaleDownStabilizationSeconds": 5},
         **fields,
     }
 
 
-@pytest.fixture(scope="module")
-def stage(installed: Installed, until: Until) -> Iterator[Stage]:
-    """Three services that have settled, one of them under a load that stays the same.
+@dataclass(kw_only=True)
+class LoadedServices:
+    """Services of an installation, and the process that sends requests to them."""
 
-    It takes two replicas, which are there before its floor and ceiling leave one and three open.
-    Until its load is known the others are seen without any, so that theirs is a step.
+    installation: Installation
+    client: subprocess.Popen[str]
+    urls: dict[str, str] = field(default_factory=dict)
+
+    def set_load(self, name: str, per_s: float) -> dict[str, int]:
+        """Set the requests per second; return the outcomes of the earlier requests."""
+        if name not in self.urls:
+            self.urls[name] = self.installation.url(name)
+        assert self.client.stdin is not None
+        assert self.client.stdout is not None
+        rate = {"name": name, "url": self.urls[name], "per_s": per_s}
+        self.client.stdin.write(json.dumps(rate) + "\n")
+        self.client.stdin.flush()
+        outcomes: dict[str, int] = json.loads(self.client.stdout.readline())
+        return outcomes
+
+    def engines(self, name: str) -> dict[str, Any]:
+        """Return the Deployment of a service's engines."""
+        (deployment,) = self.installation.get("deployments", "-l", engine_labels(name))["items"]
+        found: dict[str, Any] = deployment
+        return found
+
+    def wait_for_replicas(self, name: str, replicas: int, timeout_s: int) -> None:
+        """Wait until the engines' Deployment has these replicas, all ready."""
+        for path in ("spec.replicas", "status.readyReplicas", "status.replicas"):
+            condition = f"jsonpath={{.{path}}}={replicas}"
+            words = ("deployments", "-l", engine_labels(name))
+            self.installation.wait(condition, *words, timeout_s=timeout_s)
+
+    def decisions(self, name: str) -> list[dict[str, Any]]:
+        """Return the decisions in the status, the oldest first."""
+        found: list[dict[str, Any]] = self.installation.status(name).get("decisions", [])
+        return found[::-1]
+
+    def controlled_state(self, name: str) -> dict[str, Any]:
+        """Return everything that the laws change."""
+        config = self.installation.get("configmap", f"{name}-config")
+        return {
+            "decisions": self.decisions(name),
+            "budget": self.installation.status(name)["tokenBudget"],
+            "replicas": self.engines(name)["spec"]["replicas"],
+            "limits": config["data"]["limits.json"],
+            "pods": {pod["metadata"]["uid"] for pod in self.installation.pods(name, "engine")},
+        }
+
+    def events(self, name: str, *reasons: str) -> list[dict[str, Any]]:
+        """Return Events with these reasons on a service or on the Deployment of its engines."""
+        names = {name, self.engines(name)["metadata"]["name"]}
+        return [
+            event
+            for event in self.installation.get("events")["items"]
+            if event["involvedObject"]["name"] in names and event["reason"] in reasons
+        ]
+
+    def engine_budgets(self, name: str) -> list[int]:
+        """Return the token budget that each engine reports."""
+        pods = self.installation.pods(name, "engine")
+        states = (self.installation.read_admin(pod, PATH_CONTROL_STATE) for pod in pods)
+        return [json.loads(state)["token_budget"] for state in states]
+
+    def reconciliations(self, name: str) -> list[tuple[datetime, datetime]]:
+        """Return the start and the end of each reconciliation, from the operator's log."""
+        found, begun = [], None
+        for line in self.installation.operator_log():
+            if line["event"] == "phase" and line["llmservice"] == name:
+                if line["phase"] == "observe":
+                    begun = datetime.fromisoformat(line["time"])
+                elif line["phase"] == "done" and begun is not None:
+                    found.append((begun, datetime.fromisoformat(line["time"])))
+        return found
+
+    def count_intervals(self, name: str, since: datetime) -> int:
+        """Count the measured intervals of a second.
+
+        Only a reconciliation after the end of an interval measures it.
+        """
+        count = 0
+        for begun, _ in self.reconciliations(name):
+            if begun - since >= timedelta(seconds=1):
+                since, count = begun, count + 1
+        return count
+
+
+def engine_labels(name: str) -> str:
+    return f"goodput.dev/llmservice={name},app.kubernetes.io/component=engine"
+
+
+@pytest.fixture(scope="module")
+def services(installation: Installation) -> Iterator[LoadedServices]:
+    """Three settled services, one of them under constant load.
+
+    The constant load needs two replicas, so the service starts with two. Then its bounds become one
+    and three. The other services have no load yet, so that theirs is a step.
     """
-    services = {
+    specs = {
         "steady": spec(tpot_ms=150, minReplicas=2),
         "stepped": spec(),
         "advised": spec(mode="Recommend"),
     }
-    for name, fields in services.items():
-        installed.apply(name, **fields)
+    for name, fields in specs.items():
+        installation.apply(name, **fields)
     client = subprocess.Popen(
-        installed.own.inside(sys.executable, str(Path(__file__).with_name("offering.py"))),
+        installation.own.inside(sys.executable, client_process.__file__, "load"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
-        stage = Stage(installed=installed, client=client)
-        for name in services:
-            installed.settled(name)
-            stage.offer(name, 5.0 if name == "steady" else 0.0)
-        until(lambda: sum(stage.offer("steady", 5.0).values()) >= 60, "the load is known")
-        installed.apply("steady", **spec(tpot_ms=150))
-        installed.settled("steady")
-        yield stage
+        services = LoadedServices(installation=installation, client=client)
+        for name in specs:
+            installation.wait_settled(name)
+            services.set_load(name, 5.0 if name == "steady" else 0.0)
+        wait_for(
+            lambda: sum(services.set_load("steady", 5.0).values()) >= 60, "60 completed requests"
+        )
+        installation.apply("steady", **spec(tpot_ms=150))
+        installation.wait_settled("steady")
+        yield services
     finally:
         client.communicate()
-        for name in services:
-            installed.kubectl("delete", "llmservice", name)
-    for name in services:
-        installed.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=90)
+        for name in specs:
+            installation.kubectl("delete", "llmservice", name)
+    installation.wait_deleted(*specs)
 
 
 @pytest.fixture(scope="module")
-def before(stage: Stage) -> tuple[datetime, dict[str, Any]]:
-    """Since when the load of one service stays the same, and what was in force there then."""
-    return datetime.now(UTC), stage.in_force("steady")
+def steady_since(services: LoadedServices) -> tuple[datetime, dict[str, Any]]:
+    """The time since which one service has constant load, and its controlled state then."""
+    return datetime.now(UTC), services.controlled_state("steady")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("before")
-def test_a_load_step_moves_the_budget_first_then_replicas_and_back_down(stage: Stage) -> None:
-    """The budget's way is down, and it stays there when the load has gone.
+@pytest.mark.usefixtures("steady_since")
+def test_a_load_step_moves_the_budget_first_then_replicas_and_back_down(
+    services: LoadedServices,
+) -> None:
+    """The token budget is lowered and remains low after the load step.
 
-    By the laws it rises where TTFT is missed and TPOT has slack; with fewer requests no promise is
-    missed, and smaller steps cost nothing. What returns is the replica.
+    The law raises it only if TTFT is missed and TPOT has slack. With fewer requests no target is
+    missed, and smaller steps cost nothing. The number of replicas returns to one.
     """
-    stage.offer("stepped", 5.0)
-    stage.offer("advised", 5.0)
-    stage.until_replicas("stepped", 2, timeout_s=180)
-    risen = stage.decisions("stepped")
-    assert all(one["applied"] for one in risen)
-    assert risen[0]["message"].startswith("token budget 2048 → 1536, safety 90 % → 85 %: TPOT is")
-    assert risen[-1]["message"].startswith("replicas 1 → 2:")
-    told = stage.installed.status("stepped")["tokenBudget"]
-    assert told < BUDGET
-    assert stage.engine_budgets("stepped") == [told, told], "the new one begins with it"
+    installation = services.installation
+    services.set_load("stepped", 5.0)
+    services.set_load("advised", 5.0)
+    services.wait_for_replicas("stepped", 2, timeout_s=180)
+    decisions = services.decisions("stepped")
+    assert all(one["applied"] for one in decisions)
+    lowers = "token budget 2048 → 1536, safety 90 % → 85 %: TPOT is"
+    assert decisions[0]["message"].startswith(lowers)
+    assert decisions[-1]["message"].startswith("replicas 1 → 2:")
+    budget = installation.status("stepped")["tokenBudget"]
+    assert budget < BUDGET
+    assert services.engine_budgets("stepped") == [budget, budget], "the new engine has it too"
 
-    stage.offer("stepped", 0.5)
-    stage.until_replicas("stepped", 1, timeout_s=240)
-    outcomes = stage.offer("stepped", 0.5)
-    assert set(outcomes) == {"ok"}, "no request notices"
-    moves = moves_of(stage, "stepped")
-    replicas = [move for move in moves if move.startswith("replicas")]
+    services.set_load("stepped", 0.5)
+    services.wait_for_replicas("stepped", 1, timeout_s=240)
+    assert set(services.set_load("stepped", 0.5)) == {"done"}, "no request fails"
+    changes = changes_of(services, "stepped")
+    replicas = [change for change in changes if change.startswith("replicas")]
     assert replicas == ["replicas 1 → 2", "replicas 2 → 1"]
-    assert (moves[0], moves[-1]) == ("token budget 2048 → 1536", "replicas 2 → 1")
-    left = lowered(moves)
-    assert stage.installed.status("stepped")["tokenBudget"] == left <= told
-    assert stage.engine_budgets("stepped") == [left]
-    scaled = stage.events("stepped", "ScalingReplicaSet")
-    assert [" ".join(one["message"].split()[:2]) for one in sorted(scaled, key=when)] == [
+    assert (changes[0], changes[-1]) == ("token budget 2048 → 1536", "replicas 2 → 1")
+    final = lowered_budget(changes)
+    assert installation.status("stepped")["tokenBudget"] == final <= budget
+    assert services.engine_budgets("stepped") == [final]
+    scaled = services.events("stepped", "ScalingReplicaSet")
+    assert [" ".join(one["message"].split()[:2]) for one in sorted(scaled, key=first_time)] == [
         "Scaled up",
         "Scaled up",
         "Scaled down",
     ]
-    story = [one["reason"] for one in sorted(stage.events("stepped", *KNOBS), key=when)]
-    assert story[0] == "TokenBudget"
-    assert [reason for reason in story if reason == "Scaled"] == ["Scaled"] * 2
+    events = sorted(services.events("stepped", *CHANGES), key=first_time)
+    reasons = [one["reason"] for one in events]
+    assert reasons[0] == "TokenBudget"
+    assert [reason for reason in reasons if reason == "Scaled"] == ["Scaled"] * 2
 
 
-def moves_of(stage: Stage, name: str) -> list[str]:
-    """What was turned, and from what to what, without why."""
-    return [one["message"].partition(":")[0].partition(",")[0] for one in stage.decisions(name)]
+def changes_of(services: LoadedServices, name: str) -> list[str]:
+    """Return the changes in the status without their reasons, such as `replicas 1 → 2`."""
+    messages = [one["message"] for one in services.decisions(name)]
+    return [message.partition(":")[0].partition(",")[0] for message in messages]
 
 
-def lowered(moves: list[str]) -> int:
-    """The token budget after these moves, none of which raises it."""
+def lowered_budget(changes: list[str]) -> int:
+    """Return the token budget after these changes, each of which lowers it."""
     budget = BUDGET
-    for move in moves:
-        if move.startswith("token budget"):
-            before, after = map(int, move.removeprefix("token budget ").split(" → "))
-            assert before == budget > after, moves
+    for change in changes:
+        if change.startswith("token budget"):
+            before, after = map(int, change.removeprefix("token budget ").split(" → "))
+            assert before == budget > after, changes
             budget = after
     return budget
 
 
-def when(event: dict[str, Any]) -> str:
+def first_time(event: dict[str, Any]) -> str:
     found: str = event["firstTimestamp"]
     return found
 
 
 @pytest.mark.slow
-def test_what_is_recommended_is_told_and_nothing_is_changed(stage: Stage, until: Until) -> None:
-    stage.offer("advised", 5.0)
+def test_a_recommendation_is_reported_and_nothing_is_changed(services: LoadedServices) -> None:
+    installation = services.installation
+    services.set_load("advised", 5.0)
     recommends = "jsonpath={.status.recommendedReplicas}=2"
-    stage.installed.wait(recommends, "llmservice/advised", timeout_s=180)
-    stage.offer("advised", 0.0)
-    decisions = stage.decisions("advised")
+    installation.wait(recommends, "llmservice/advised", timeout_s=180)
+    services.set_load("advised", 0.0)
+    decisions = services.decisions("advised")
     assert {one["knob"] for one in decisions} == {"TokenBudget", "Replicas"}
     assert not any(one["applied"] for one in decisions)
-    status = stage.installed.status("advised")
+    status = installation.status("advised")
     assert (status["tokenBudget"], status["replicas"]) == (BUDGET, 1)
-    engines = stage.engines("advised")
+    engines = services.engines("advised")
     assert (engines["spec"]["replicas"], engines["metadata"]["generation"]) == (1, 1)
-    assert stage.engine_budgets("advised") == [BUDGET]
+    assert services.engine_budgets("advised") == [BUDGET]
 
-    def told() -> list[str]:
-        return [one["message"] for one in stage.events("advised", *KNOBS)]
+    def messages() -> list[str]:
+        return [one["message"] for one in services.events("advised", *CHANGES)]
 
-    words = {f"{one['message']} ({one['reason']})" for one in decisions}
-    until(lambda: words <= set(told()), "each decision is an Event")
-    assert len(told()) == len(set(told())), "the same words are one Event"
-    story = stage.installed.kubectl("describe", "llmservice/advised")
-    decided = Counter(one["message"] for one in decisions)
-    for message, times in decided.items():
+    expected = {f"{one['message']} ({one['reason']})" for one in decisions}
+    wait_for(lambda: expected <= set(messages()), "each decision is an Event")
+    assert len(messages()) == len(set(messages())), "equal messages are one Event"
+    description = installation.kubectl("describe", "llmservice/advised")
+    for message, times in Counter(one["message"] for one in decisions).items():
         assert message.endswith("(recommended, not applied)")
-        assert story.count(message) == times + 1, "each among the decisions, and one Event"
+        assert description.count(message) == times + 1, "each in the decisions, and one Event"
 
 
 @pytest.mark.slow
-def test_a_scrape_that_hangs_is_told_scales_nothing_and_delays_nobody(
-    stage: Stage, serve: Callable[..., None], until: Until
+def test_a_hanging_scrape_is_reported_scales_nothing_and_delays_no_other_service(
+    services: LoadedServices, serve: Callable[..., None]
 ) -> None:
-    installed = stage.installed
+    installation = services.installation
     serve("stuck", **spec(minReplicas=2))
-    until_attained(installed, "stuck", "NoTraffic")
-    generation = stage.engines("stuck")["metadata"]["generation"]
-    engine = installed.pods("stuck", "engine")[0]["metadata"]["name"]
-    router = installed.pods("stuck", "router")[0]["metadata"]["name"]
+    wait_for_attained(installation, "stuck", "NoTraffic")
+    generation = services.engines("stuck")["metadata"]["generation"]
+    engine = installation.pods("stuck", "engine")[0]["metadata"]["name"]
+    router = installation.pods("stuck", "router")[0]["metadata"]["name"]
 
     def failed(role: str, pod: str) -> bool:
-        said = [one["message"] for one in stage.events("stuck", "ScrapeFailed")]
-        return any(one.startswith(f"{role} {pod}: http://") for one in said)
+        messages = [one["message"] for one in services.events("stuck", "ScrapeFailed")]
+        return any(one.startswith(f"{role} {pod}: http://") for one in messages)
 
-    with frozen(engine):
-        until(lambda: failed("engine", engine), "the engine is named")
-        until_attained(installed, "stuck", "NoTraffic")  # still: routers count, whoever is silent
-    with frozen(router):
-        until_attained(installed, "stuck", "ScrapeFailed")
-        until(lambda: failed("router", router), "the router is named")
-    until_attained(installed, "stuck", "NoTraffic")
-    installed.settled("stuck")
+    with suspended(installation, engine):
+        wait_for(lambda: failed("engine", engine), "an Event names the engine")
+        wait_for_attained(installation, "stuck", "NoTraffic")  # only the routers' counts matter
+    with suspended(installation, router):
+        wait_for_attained(installation, "stuck", "ScrapeFailed")
+        wait_for(lambda: failed("router", router), "an Event names the router")
+    wait_for_attained(installation, "stuck", "NoTraffic")
+    installation.wait_settled("stuck")
 
-    assert stage.decisions("stuck") == []
-    assert stage.engines("stuck")["metadata"]["generation"] == generation
-    slowest = max(stage.turns("stuck"), key=lambda turn: turn[1] - turn[0])
-    lasted = (slowest[1] - slowest[0]).total_seconds()
-    assert 2.5 < lasted < 30, "a turn waits for an answer, and not for long"
-    others = [one for one in stage.turns("steady") if slowest[0] < one[0] and one[1] < slowest[1]]
-    assert others, "meanwhile others have theirs"
+    assert services.decisions("stuck") == []
+    assert services.engines("stuck")["metadata"]["generation"] == generation
+    begun, ended = max(services.reconciliations("stuck"), key=lambda one: one[1] - one[0])
+    assert 2.5 < (ended - begun).total_seconds() < 30, "the time limit of a scrape, and not more"
+    others = [
+        one for one in services.reconciliations("steady") if begun < one[0] and one[1] < ended
+    ]
+    assert others, "another service was reconciled meanwhile"
 
 
 @contextmanager
-def frozen(pod: str) -> Iterator[None]:
-    """Stop all processes of a pod, and let them go on."""
-    processes = [one for one in psutil.process_iter() if hostname_of(one) == pod]
+def suspended(installation: Installation, pod: str) -> Iterator[None]:
+    """Suspend all processes of a pod during the block."""
+    processes = installation.own.processes_of(pod)
     assert processes
     for process in processes:
         process.suspend()
@@ -242,60 +342,53 @@ def frozen(pod: str) -> Iterator[None]:
                 process.resume()
 
 
-def hostname_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get("HOSTNAME")
-    except psutil.Error:  # it has ended, or is another user's
-        return None
-
-
-def until_attained(installed: Installed, name: str, reason: str) -> None:
+def wait_for_attained(installation: Installation, name: str, reason: str) -> None:
     """Wait until the condition SLOAttained has this reason."""
     path = '{.status.conditions[?(@.type=="SLOAttained")].reason}'
-    installed.wait(f"jsonpath={path}={reason}", f"llmservice/{name}", timeout_s=60)
+    installation.wait(f"jsonpath={path}={reason}", f"llmservice/{name}", timeout_s=60)
 
 
 @pytest.mark.slow
-def test_a_prometheus_server_is_asked_in_place_of_the_routers(
-    stage: Stage, serve: Callable[..., None], tmp_path: Path
+def test_a_prometheus_server_is_read_instead_of_the_routers(
+    services: LoadedServices, serve: Callable[..., None], tmp_path: Path
 ) -> None:
     program = shutil.which("prometheus")
     if program is None:
-        pytest.skip("NOT RUN: there is no prometheus here; `apt-get install prometheus` brings it")
-    installed, url = stage.installed, f"http://{API_ADDRESS}:9090"
-    asked = spec(tpot_ms=400)
-    serve("scraped", **asked)
-    until_attained(installed, "scraped", "NoTraffic")
+        pytest.skip("NOT RUN: prometheus is missing; install it with `apt-get install prometheus`")
+    installation, url = services.installation, f"http://{API_ADDRESS}:9090"
+    scraped = spec(tpot_ms=400)
+    serve("scraped", **scraped)
+    wait_for_attained(installation, "scraped", "NoTraffic")
     server = subprocess.Popen(
-        installed.own.inside(
+        installation.own.inside(
             program,
-            f"--config.file={scraping(tmp_path)}",
+            f"--config.file={write_configuration(tmp_path)}",
             f"--storage.tsdb.path={tmp_path}/data",
             f"--web.listen-address={API_ADDRESS}:9090",
         ),
         stderr=subprocess.DEVNULL,
     )
     try:
-        asked["control"]["prometheus"] = {"url": url}
-        installed.apply("scraped", **asked)
-        until_attained(installed, "scraped", "MetricsMissing")  # it knows of no router yet
-        routers = installed.pods("scraped", "router")
-        scraping(tmp_path, *(pod["status"]["podIP"] for pod in routers))
+        scraped["control"]["prometheus"] = {"url": url}
+        installation.apply("scraped", **scraped)
+        wait_for_attained(installation, "scraped", "MetricsMissing")  # it scrapes no router yet
+        routers = installation.pods("scraped", "router")
+        write_configuration(tmp_path, *(pod["status"]["podIP"] for pod in routers))
         server.send_signal(signal.SIGHUP)
-        until_attained(installed, "scraped", "NoTraffic")
-        stage.offer("scraped", 3.0)
-        until_attained(installed, "scraped", "Attained")
-        stage.offer("scraped", 0.0)
+        wait_for_attained(installation, "scraped", "NoTraffic")
+        services.set_load("scraped", 3.0)
+        wait_for_attained(installation, "scraped", "Attained")
+        services.set_load("scraped", 0.0)
     finally:
         server.kill()
         server.wait()
-    until_attained(installed, "scraped", "ScrapeFailed")
-    assert stage.decisions("scraped") == []
+    wait_for_attained(installation, "scraped", "ScrapeFailed")
+    assert services.decisions("scraped") == []
 
 
-def scraping(folder: Path, *addresses: str) -> Path:
-    """A configuration by which a Prometheus server scrapes these routers each second."""
-    targets = json.dumps([f"{address}:9000" for address in addresses])
+def write_configuration(folder: Path, *addresses: str) -> Path:
+    """Write the configuration of a Prometheus server that scrapes these routers each second."""
+    targets = json.dumps([f"{address}:{ADMIN_PORT}" for address in addresses])
     path = folder / "prometheus.yml"
     path.write_text(
         "global: {scrape_interval: 1s}\n"
@@ -307,19 +400,20 @@ def scraping(folder: Path, *addresses: str) -> Path:
 
 @pytest.mark.slow
 def test_constant_load_changes_nothing_for_ten_minutes(
-    stage: Stage, before: tuple[datetime, dict[str, Any]], until: Until
+    services: LoadedServices, steady_since: tuple[datetime, dict[str, Any]]
 ) -> None:
-    """Scaled are the decisions: sixty, as many as ten minutes have at the default interval.
+    """The intervals are shorter: sixty, as many as in ten minutes at the default interval.
 
-    The laws' windows are not: that hours of constant load change nothing is shown in virtual time
-    (tests/core/control/test_closed_loop.py, tests/replay/emulation/test_control_loop.py).
+    The windows of the laws are not. Tests in virtual time show that hours of constant load change
+    nothing (tests/core/control/test_closed_loop.py, tests/replay/emulation/test_control_loop.py).
     """
-    since, in_force = before
-    until(lambda: stage.rounds("steady", since) >= ROUNDS, "enough rounds", 180)
-    assert stage.in_force("steady") == in_force
-    assert stage.events("steady", *KNOBS) == []
-    outcomes = stage.offer("steady", 5.0)
-    assert set(outcomes) == {"ok"}
-    assert outcomes["ok"] > 60 + 3 * ROUNDS, "the load has lasted"
-    # Constant is also what is left of the load that had stepped up.
-    assert stage.installed.status("stepped")["tokenBudget"] == lowered(moves_of(stage, "stepped"))
+    since, state = steady_since
+    wait_for(lambda: services.count_intervals("steady", since) >= INTERVALS, "60 intervals", 180)
+    assert services.controlled_state("steady") == state
+    assert services.events("steady", *CHANGES) == []
+    outcomes = services.set_load("steady", 5.0)
+    assert set(outcomes) == {"done"}
+    assert outcomes["done"] > 60 + 3 * INTERVALS, "the load was constant"
+    # The service with the load step has had constant load since then.
+    budget = services.installation.status("stepped")["tokenBudget"]
+    assert budget == lowered_budget(changes_of(services, "stepped"))

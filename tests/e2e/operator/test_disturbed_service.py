@@ -1,81 +1,86 @@
-"""What clients see when a service loses a process, a pod or a node: an answer, or a proper error.
+"""Requests while a service loses a process, a pod or a node, or gets a new revision.
 
-No request hangs, and what is announced beforehand, a drained node or a new revision, costs none.
+Every request ends with a response or an error in the API's form. Planned disruptions (a drained
+node, a new revision) cost no request.
 """
 
 from __future__ import annotations
 
 import json
 import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.operator.killing import kill_pod, kill_process
-from tests.e2e.operator.loading import under_load
-from tests.e2e.operator.watching import PARTS, Serving, watching
+from tools.cluster.handle import wait_for
+from tools.e2e.clients import replay_load
+from tools.e2e.installation import Installation, conditions_of
 
+from goodput_core.contract import PATH_CONTROL_STATE
 from goodput_replay.run.records import read_judged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from tests.e2e.operator.installed import Installed
-
-    Until = Callable[..., Any]
 
 pytestmark = pytest.mark.usefixtures("own_cluster")
 
 REPLICAS = 2
-ANSWERS = 6
-# The emulated device makes about a hundred tokens a second for each.
-LONG = 1000
-LOST = "replica_lost"
+STREAMS = 6
+TOKENS_OF_TEN_S = 1000
+"""The emulated device generates about 100 tokens per second and request."""
+COMPONENTS = ("engine", "router")
+ReadyPods = Mapping[str, frozenset[str]]
+"""Names of the ready pods that are not being deleted, by component."""
 
 
 @pytest.fixture(scope="module")
-def chat(installed: Installed) -> Iterator[Installed]:
-    """Two engines and two routers, all on one node at first."""
-    installed.kubectl("cordon", "node-2")
+def chat(installation: Installation) -> Iterator[Installation]:
+    """Two engines and two routers, first all on one node."""
+    installation.kubectl("cordon", "node-2")
     try:
         router = {"policy": "least-loaded", "replicas": REPLICAS}
-        installed.apply("chat", replicas=REPLICAS, router=router)
-        installed.settled("chat")
+        installation.apply("chat", replicas=REPLICAS, router=router)
+        installation.wait_settled("chat")
     finally:
-        installed.kubectl("uncordon", "node-2")
-    yield installed
-    installed.kubectl("delete", "llmservice", "chat")
+        installation.kubectl("uncordon", "node-2")
+    yield installation
+    installation.kubectl("delete", "llmservice", "chat")
 
 
 @pytest.mark.slow
 def test_a_node_that_is_drained_under_load_costs_no_request(
-    chat: Installed, until: Until, tmp_path: Path
+    chat: Installation, tmp_path: Path
 ) -> None:
-    before = {part: chat.pods("chat", part) for part in ("engine", "router")}
-    replay = chat.replaying("chat", tmp_path / "run")
+    before = {component: chat.pods("chat", component) for component in COMPONENTS}
+    replay = chat.start_replay("chat", tmp_path / "run")
     try:
-        state = f"http://{before['router'][0]['status']['podIP']}:9000/control/state"
-        until(lambda: '"attained":' in chat.inside("curl", "-s", state), "requests are answered")
-        # They outlive the preparations of a router's end: it drains while others still come.
-        answers = chat.answering("chat", ANSWERS, 2 * LONG)
+        [router, _] = before["router"]
+        wait_for(
+            lambda: '"attained":' in chat.read_admin(router, PATH_CONTROL_STATE),
+            "completed requests",
+        )
+        # Longer than the delay before a router drains, which still admits requests.
+        streams = chat.start_streams("chat", STREAMS, 2 * TOKENS_OF_TEN_S)
         words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s")
         chat.kubectl("drain", "node-1", *words, timeout_s=100)
-        chat.settled("chat")
-        assert replay.poll() is None, "it went on all the time"
+        chat.wait_settled("chat")
+        assert replay.poll() is None, "the replay lasted longer than the drain"
     finally:
         chat.kubectl("uncordon", "node-1")
         replay.send_signal(signal.SIGINT)
-        said, _ = replay.communicate(timeout=60)
-    assert answers.ends() == ["done"] * ANSWERS
+        output, _ = replay.communicate(timeout=60)
+    assert streams.outcomes() == ["done"] * STREAMS
     outcomes = {judged.record.outcome for judged in read_judged(tmp_path / "run")}
-    assert outcomes <= {"ok", "cancelled", "unsent"}, said
-    for part, pods in before.items():
-        assert {pod["spec"]["nodeName"] for pod in chat.pods("chat", part)} == {"node-2"}
-        assert evictions(chat, pods) == {201, 429}, "one at a time, by its budget"
+    assert outcomes <= {"ok", "cancelled", "unsent"}, output
+    for component, pods in before.items():
+        assert {pod["spec"]["nodeName"] for pod in chat.pods("chat", component)} == {"node-2"}
+        assert evictions(chat, pods) == {201, 429}, "one by one, by the disruption budget"
 
 
-def evictions(chat: Installed, pods: list[dict[str, Any]]) -> set[int]:
-    """What the API server answered to those who would evict some of these pods."""
+def evictions(chat: Installation, pods: list[dict[str, Any]]) -> set[int]:
+    """Return the status codes of the evictions of these pods."""
     names = {pod["metadata"]["name"] for pod in pods}
     return {
         line["responseStatus"]["code"]
@@ -86,25 +91,27 @@ def evictions(chat: Installed, pods: list[dict[str, Any]]) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", [kill_process, kill_pod], ids=["process", "pod"])
-def test_an_engine_killed_mid_stream_costs_its_own_answers_and_nothing_else(
-    chat: Installed, kill: Callable[[Installed, str], None], until: Until
+@pytest.mark.parametrize(
+    "kill", [Installation.kill_process, Installation.kill_pod], ids=["process", "pod"]
+)
+def test_a_killed_engine_costs_only_its_own_streams(
+    chat: Installation, kill: Callable[[Installation, str], None]
 ) -> None:
     before = {pod["metadata"]["name"]: restarts(pod) for pod in chat.pods("chat", "engine")}
-    answers = chat.answering("chat", ANSWERS, LONG)
+    streams = chat.start_streams("chat", STREAMS, TOKENS_OF_TEN_S)
     kill(chat, min(before))
-    # New ones are answered meanwhile, by the engine that is left.
-    assert chat.answering("chat", ANSWERS, 10).ends() == ["done"] * ANSWERS
-    assert set(answers.ends()) == {"done", LOST}, "each engine had some of them"
+    # The remaining engine serves new requests.
+    assert chat.run_streams("chat", STREAMS, 10) == ["done"] * STREAMS
+    assert set(streams.outcomes()) == {"done", "replica_lost"}, "each engine had some of them"
 
     def returned() -> bool:
         pods = chat.pods("chat", "engine")
         now = {pod["metadata"]["name"]: restarts(pod) for pod in pods}
         return len(now) == REPLICAS and now != before
 
-    until(returned, "another process")
-    chat.settled("chat")
-    assert chat.answering("chat", 2, 10).ends() == ["done", "done"]
+    wait_for(returned, "another start of the engine")
+    chat.wait_settled("chat")
+    assert chat.run_streams("chat", 2, 10) == ["done", "done"]
 
 
 def restarts(pod: dict[str, Any]) -> int:
@@ -112,28 +119,73 @@ def restarts(pod: dict[str, Any]) -> int:
 
 
 @pytest.mark.slow
-def test_new_revisions_come_in_under_load_and_never_is_an_engine_or_a_router_missing(
-    chat: Installed, until: Until, tmp_path: Path
+def test_new_revisions_start_under_load_before_the_pods_of_the_old_ones_stop(
+    chat: Installation, tmp_path: Path
 ) -> None:
-    def whole(serving: Serving) -> bool:
-        return all(len(serving[part]) == REPLICAS for part in PARTS)
+    def complete(ready: ReadyPods) -> bool:
+        return all(len(ready[component]) == REPLICAS for component in COMPONENTS)
 
     with (
-        watching(chat, "chat", tmp_path / "watched") as states,
-        under_load(chat, "chat", tmp_path, until),
+        watch_ready_pods(chat, "chat", tmp_path / "watched") as changes,
+        replay_load(chat, "chat", tmp_path),
     ):
-        until(lambda: states() and whole(states()[-1]), "the watch has begun")
-        begun = len(states()) - 1
-        before = states()[begun]
-        spec = {"engine": {"policy": "slo"}, "router": {"policy": "round-robin"}}
-        words = ("patch", "llmservice/chat", "--type=merge", "-p", json.dumps({"spec": spec}))
-        chat.kubectl(*words)
+        wait_for(lambda: changes() and complete(changes()[-1]), "the watch has all pods")
+        begun = len(changes()) - 1
+        before = changes()[begun]
+        chat.patch("chat", engine={"policy": "slo"}, router={"policy": "round-robin"})
 
         def replaced() -> bool:
-            now = states()[-1]
-            return whole(now) and all(now[part].isdisjoint(before[part]) for part in PARTS)
+            now = changes()[-1]
+            return complete(now) and all(now[one].isdisjoint(before[one]) for one in COMPONENTS)
 
-        until(replaced, "other engines and other routers", timeout_s=90)
-        seen = states()[begun:]
-        for part in PARTS:
-            assert {len(serving[part]) for serving in seen} == {REPLICAS, REPLICAS + 1}, part
+        wait_for(replaced, "other engines and other routers", timeout_s=90)
+        seen = changes()[begun:]
+        for component in COMPONENTS:
+            assert {len(ready[component]) for ready in seen} == {REPLICAS, REPLICAS + 1}, component
+
+
+@contextmanager
+def watch_ready_pods(
+    installation: Installation, name: str, file: Path
+) -> Iterator[Callable[[], list[ReadyPods]]]:
+    """Watch the pods of a service during the block; unlike polling, a watch misses no change.
+
+    Args:
+        installation: installation of the service.
+        name: name of the service.
+        file: file for the watch events.
+
+    Yields:
+        A function that returns the ready pods after each change so far. The first changes add the
+        existing pods.
+    """
+    pods = f"/api/v1/namespaces/{installation.namespace}/pods"
+    path = f"{pods}?watch=true&labelSelector=goodput.dev/llmservice={name}"
+    with file.open("wb") as events:
+        process = subprocess.Popen(
+            [installation.cluster.binaries / "kubectl", "get", "--raw", path],
+            env=installation.cluster.environment,
+            stdout=events,
+        )
+    try:
+        yield lambda: list(_ready_pods(file))
+        assert process.poll() is None, "the watch lasted to the end"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _ready_pods(file: Path) -> Iterator[ReadyPods]:
+    now: dict[str, frozenset[str]] = dict.fromkeys(COMPONENTS, frozenset())
+    for line in file.read_bytes().split(b"\n")[:-1]:  # the last line may be incomplete
+        change = json.loads(line)
+        pod = change["object"]
+        metadata = pod["metadata"]
+        component, name = metadata["labels"]["app.kubernetes.io/component"], {metadata["name"]}
+        ready = (
+            change["type"] != "DELETED"
+            and conditions_of(pod).get("Ready") == "True"
+            and "deletionTimestamp" not in metadata
+        )
+        now = {**now, component: now[component] | name if ready else now[component] - name}
+        yield now

@@ -1,6 +1,7 @@
-"""Somebody edits what belongs to a service: it is put back, and said who had set what.
+"""Objects of a service that another client edits or deletes are restored.
 
-What belongs to somebody else stays as it is, also where a service needs its name.
+An `Overwritten` Event names the client's field manager and the field. Objects of other owners are
+not changed, even if the service needs their names.
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.e2e.operator.killing import kill_pod
-from tools.cluster.handle import ClusterError
+from tools.cluster.handle import ClusterError, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.operator.installed import Installed
-
-    Until = Callable[..., Any]
+    from tools.e2e.installation import Installation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +24,19 @@ class Edit:
     """One change by hand.
 
     Args:
-        kind, name: of what; an engine Deployment has its revision's name, written REVISION.
+        kind, name: the edited object; REVISION stands for the revision's name.
         patch: a merge patch, or the steps of a JSON patch.
-        said: what the Event says of it.
+        message: message of the Event.
     """
 
     kind: str
     name: str
     patch: Any
-    said: str
+    message: str
 
 
 def replaced(path: str, value: object) -> list[dict[str, object]]:
-    """A JSON patch of one step."""
+    """Return a JSON patch that replaces one value."""
     return [{"op": "replace", "path": path, "value": value}]
 
 
@@ -47,153 +45,156 @@ EDITS = {
         kind="deployment",
         name="REVISION",
         patch={"spec": {"replicas": 3}},
-        said="Deployment REVISION {back} .spec.replicas",
+        message="Deployment REVISION {back} .spec.replicas",
     ),
     "an engine's image": Edit(
         kind="deployment",
         name="REVISION",
         patch=replaced("/spec/template/spec/containers/0/image", "example.test/other:1"),
-        said='Deployment REVISION {back} .spec.template.spec.containers[name="engine"].image',
+        message='Deployment REVISION {back} .spec.template.spec.containers[name="engine"].image',
     ),
-    # One of a list beside ours, which the API server refuses both together.
+    # An entry in addition to ours; the API server would reject both together.
     "a Service's port": Edit(
         kind="service",
         name="edited",
         patch=replaced("/spec/ports/0/port", 8080),
-        said='Service edited {back} .spec.ports[port=8080,protocol="TCP"]',
+        message='Service edited {back} .spec.ports[port=8080,protocol="TCP"]',
     ),
-    "a label more in a selector": Edit(
+    "an added label in a selector": Edit(
         kind="service",
         name="edited-engines",
         patch={"spec": {"selector": {"track": "canary"}}},
-        said="Service edited-engines {back} .spec.selector",
+        message="Service edited-engines {back} .spec.selector",
     ),
-    "another rule in place of a budget's own": Edit(
+    "another rule of a disruption budget": Edit(
         kind="poddisruptionbudget",
         name="edited-engines",
         patch={"spec": {"maxUnavailable": None, "minAvailable": "100%"}},
-        said="PodDisruptionBudget edited-engines {back} .spec.minAvailable",
+        message="PodDisruptionBudget edited-engines {back} .spec.minAvailable",
     ),
-    "the last limits": Edit(
+    "the stored limits": Edit(
         kind="configmap",
         name="edited-config",
         patch={"data": {"limits.json": "{}"}},
-        said="ConfigMap edited-config {back} .data.limits.json",
+        message="ConfigMap edited-config {back} .data.limits.json",
     ),
-    "the label by which it is found": Edit(
+    "the label that the operator selects by": Edit(
         kind="role",
         name="edited-router",
         patch={"metadata": {"labels": {"goodput.dev/llmservice": "another"}}},
-        said="Role edited-router {back} .metadata.labels.goodput.dev/llmservice",
+        message="Role edited-router {back} .metadata.labels.goodput.dev/llmservice",
     ),
 }
-BACK = 'was reset to its LLMService: "somebody" had set'
+BACK = 'was reset to its LLMService: "another-client" had set'
 
 
 @pytest.fixture(scope="module")
-def edited(installed: Installed) -> Iterator[str]:
-    """The revision of a service that all tests of this module may edit."""
-    installed.apply("edited", replicas=1)
-    installed.settled("edited")
-    yield str(installed.status("edited")["currentRevision"])
-    installed.kubectl("delete", "llmservice", "edited")
+def edited(installation: Installation) -> Iterator[str]:
+    """The revision of a service whose objects the tests of this module edit."""
+    installation.apply("edited", replicas=1)
+    installation.wait_settled("edited")
+    yield str(installation.status("edited")["currentRevision"])
+    installation.kubectl("delete", "llmservice", "edited")
 
 
-def overwritten(installed: Installed, service: str) -> set[str]:
-    found = installed.get("events", "--field-selector", f"involvedObject.name={service}")["items"]
+def overwritten(installation: Installation, service: str) -> set[str]:
+    found = installation.get("events", "--field-selector", f"involvedObject.name={service}")[
+        "items"
+    ]
     return {event["message"] for event in found if event["reason"] == "Overwritten"}
 
 
 @pytest.mark.slow
-def test_whatever_somebody_edits_is_put_back_and_both_are_named(
-    installed: Installed, edited: str, until: Until
+def test_an_edited_field_is_reset_and_an_event_names_the_field_and_its_manager(
+    installation: Installation, edited: str
 ) -> None:
     def patch(where: tuple[str, str], patch: Any) -> None:
         how = "json" if isinstance(patch, list) else "merge"
-        by = ("--field-manager=somebody", f"--type={how}", "-p", json.dumps(patch))
-        installed.kubectl("patch", *where, *by)
+        by = ("--field-manager=another-client", f"--type={how}", "-p", json.dumps(patch))
+        installation.kubectl("patch", *where, *by)
 
-    patch(("configmap", "edited-config"), {"data": {"theirs": "stands beside ours, and stays"}})
+    patch(("configmap", "edited-config"), {"data": {"theirs": "a field of another manager"}})
     for number, (name, edit) in enumerate(EDITS.items(), start=1):
         where = (edit.kind, edit.name.replace("REVISION", edited))
-        before = installed.get(*where)
+        before = installation.get(*where)
         patch(where, edit.patch)
-        said = edit.said.replace("REVISION", edited).format(back=BACK)
-        # One after the other: two edits that are found together are one Event.
-        until(lambda: said in overwritten(installed, "edited"), said)  # noqa: B023
-        assert meaning(installed.get(*where)) == meaning(before), name
-        assert len(overwritten(installed, "edited")) == number, "and nothing else"
-    assert "theirs" in installed.get("configmap", "edited-config")["data"]
-    installed.settled("edited")
-    assert installed.status("edited")["summary"]["replicas"] == "1/1"
-    assert installed.condition("edited", "Stalled")[0] == "Unhindered"
+        message = edit.message.replace("REVISION", edited).format(back=BACK)
+        # One by one: two edits that the operator finds together are one Event.
+        wait_for(lambda: message in overwritten(installation, "edited"), message)  # noqa: B023
+        assert desired_part(installation.get(*where)) == desired_part(before), name
+        assert len(overwritten(installation, "edited")) == number, "no other Event"
+    assert "theirs" in installation.get("configmap", "edited-config")["data"]
+    installation.wait_settled("edited")
+    assert installation.status("edited")["summary"]["replicas"] == "1/1"
+    assert installation.condition("edited", "Stalled")[0] == "Unhindered"
 
 
-def meaning(body: dict[str, Any]) -> dict[str, Any]:
-    """An object without what the API server counts."""
+def desired_part(body: dict[str, Any]) -> dict[str, Any]:
+    """Return an object without its status and the fields that controllers update."""
     stamps = {"resourceVersion", "generation", "managedFields"}
     metadata = {k: v for k, v in body["metadata"].items() if k not in stamps}
-    # The Deployment's controller counts the templates that it has seen.
+    # The Deployment's controller numbers the templates.
     annotations = {k: v for k, v in metadata["annotations"].items() if "deployment" not in k}
     kept = {k: v for k, v in body.items() if k != "status"}
     return {**kept, "metadata": {**metadata, "annotations": annotations}}
 
 
 @pytest.mark.slow
-def test_whatever_somebody_deletes_is_made_again(
-    installed: Installed, edited: str, until: Until
-) -> None:
-    gone = {
+def test_deleted_objects_are_recreated(installation: Installation, edited: str) -> None:
+    deleted = {
         "poddisruptionbudget": "edited-engines",
         "service": "edited",
         "serviceaccount": "edited-router",
         "deployment": "edited-router",
     }
-    before = {kind: uid_of(installed, kind, name) for kind, name in gone.items()}
-    for kind, name in gone.items():
-        installed.kubectl("delete", kind, name, "--wait=false")
-    for kind, name in gone.items():
-        until(lambda: uid_of(installed, kind, name) not in {before[kind], None}, kind)  # noqa: B023
-    installed.settled("edited")
+    before = {kind: uid_of(installation, kind, name) for kind, name in deleted.items()}
+    for kind, name in deleted.items():
+        installation.kubectl("delete", kind, name, "--wait=false")
+    for kind, name in deleted.items():
+        wait_for(
+            lambda: uid_of(installation, kind, name) not in {before[kind], None},  # noqa: B023
+            f"another {kind} {name}",
+        )
+    installation.wait_settled("edited")
 
 
 @pytest.mark.slow
-def test_a_deleted_secret_is_there_again_for_the_next_engine(
-    installed: Installed, edited: str
+def test_a_deleted_secret_is_recreated_before_the_next_engine_starts(
+    installation: Installation, edited: str
 ) -> None:
-    # The operator may not read it, and a running engine needs it no more.
+    # The operator has no permission to read it, and a running engine no longer needs it.
     of_revision = ("secret", "-l", f"goodput.dev/revision={edited}")
-    [secret] = installed.get(*of_revision)["items"]
-    installed.kubectl("delete", "secret", secret["metadata"]["name"])
-    [engine] = installed.pods("edited", "engine")
-    kill_pod(installed, engine["metadata"]["name"])
-    installed.wait("create", f"secret/{secret['metadata']['name']}")
-    installed.settled("edited")
+    [secret] = installation.get(*of_revision)["items"]
+    installation.kubectl("delete", "secret", secret["metadata"]["name"])
+    [engine] = installation.pods("edited", "engine")
+    installation.kill_pod(engine["metadata"]["name"])
+    installation.wait("create", f"secret/{secret['metadata']['name']}")
+    installation.wait_settled("edited")
 
 
 @pytest.mark.slow
-def test_what_belongs_to_somebody_else_stays_and_stalls_the_service_until_it_is_gone(
-    installed: Installed, asked: Callable[..., None]
+def test_objects_of_another_owner_with_the_needed_names_stall_the_service(
+    installation: Installation, apply_service: Callable[..., None]
 ) -> None:
     theirs = ("service/hindered-engines", "configmap/hindered-config")
-    installed.kubectl("create", "service", "clusterip", "hindered-engines", "--tcp=80")
-    # Without a field in common a server-side apply would meet no conflict, and join it.
-    installed.kubectl("create", "configmap", "hindered-config")
-    before = [installed.get(one) for one in theirs]
-    asked("hindered", replicas=1, control={"mode": "Manual", "intervalSeconds": 2})
-    installed.wait("condition=Stalled", "llmservice/hindered")
-    reason, message = installed.condition("hindered", "Stalled")
+    installation.kubectl("create", "service", "clusterip", "hindered-engines", "--tcp=80")
+    # Without a common field, a server-side apply would succeed and share the object.
+    installation.kubectl("create", "configmap", "hindered-config")
+    before = [installation.get(one) for one in theirs]
+    apply_service("hindered", replicas=1, control={"mode": "Manual", "intervalSeconds": 2})
+    installation.wait("condition=Stalled", "llmservice/hindered")
+    reason, message = installation.condition("hindered", "Stalled")
     assert reason == "NameConflict"
     assert "Service hindered-engines" in message
     assert "ConfigMap hindered-config" in message
-    assert [installed.get(one) for one in theirs] == before, "untouched"
-    installed.kubectl("delete", *theirs)
-    installed.settled("hindered")
-    installed.wait("condition=Stalled=false", "llmservice/hindered")
+    assert [installation.get(one) for one in theirs] == before, "unchanged"
+    installation.kubectl("delete", *theirs)
+    installation.wait_settled("hindered")
+    installation.wait("condition=Stalled=false", "llmservice/hindered")
 
 
-def uid_of(installed: Installed, kind: str, name: str) -> str | None:
+def uid_of(installation: Installation, kind: str, name: str) -> str | None:
     try:
-        return str(installed.get(kind, name)["metadata"]["uid"])
+        return str(installation.get(kind, name)["metadata"]["uid"])
     except ClusterError:
         return None

@@ -1,7 +1,7 @@
-"""An operator that is killed in the middle of its work: whoever asks the service notices nothing.
+"""An operator that is killed during its work costs no request.
 
-A kill is SIGKILL to the process; the kubelet starts the container again in its pod. Where a kill
-hit is read from the log that the dead process left.
+The test sends SIGKILL to the process, and the kubelet restarts the container in its pod. The log of
+the dead process shows the phase in which it was killed.
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ import json
 import signal
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.e2e.operator.loading import under_load
+from tools.cluster.handle import wait_for
+from tools.e2e.clients import replay_load
+from tools.e2e.installation import OPERATOR_PODS, conditions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.operator.installed import Installed
+    from tools.e2e.installation import Installation
 
 pytestmark = pytest.mark.usefixtures("own_cluster")
 
 KILLS = 20
-TAIL = 8192
+TAIL_BYTES = 8192
 PHASES = ("observe", "decide", "apply", "done")
 BUDGETS = (1024, 1088, 1152, 1216, 1280)
 REPLICAS = (2, 1, 2, 1, 2)
 POLICIES = ("slo", "sarathi", "slo", "sarathi", "slo")
-KEPT = ["engine", "engine", "router"]
-"""Roles of the revisions that are kept: the policies that engines had, and one of the routers."""
+REVISION_ROLES = ["engine", "engine", "router"]
+"""Roles of the revisions: one for each policy of the engines, and one of the routers."""
 PDB = "poddisruptionbudget/chat-engines"
 CHILDREN = (
     "deployments,controllerrevisions,services,configmaps,serviceaccounts,"
@@ -40,35 +42,35 @@ CHILDREN = (
 
 
 class Victim:
-    """The one pod of the operator, as its node has it: its process, and what that has logged."""
+    """The operator's pod on its node: its process and the log of its containers."""
 
-    def __init__(self, installed: Installed) -> None:
-        self._installed, self._cluster = installed, installed.own
-        [pod] = installed.get("pods", "-l", "app.kubernetes.io/name=goodput-operator")["items"]
+    def __init__(self, installation: Installation) -> None:
+        self._installed, self._cluster = installation, installation.own
+        [pod] = installation.get(*OPERATOR_PODS)["items"]
         self.name: str = pod["metadata"]["name"]
         node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
         logs = self._cluster.layout.state / node / "logs"
-        self._logs = logs / f"{installed.namespace}_{self.name}_{uid}" / "operator"
+        self._logs = logs / f"{installation.namespace}_{self.name}_{uid}" / "operator"
 
     def restarts(self) -> int:
         pod = self._installed.get("pod", self.name)
         count: int = pod["status"]["containerStatuses"][0]["restartCount"]
         return count
 
-    def kill_in(self, wanted: str, until: Callable[..., Any]) -> str:
-        """Kill it when it is in a phase; the phase that the kill hit."""
-        [process] = until(lambda: self._cluster.processes_of(self.name), "the operator runs")
-        # The log of each container of the pod has the number of its restart.
+    def kill_in(self, wanted: str) -> str:
+        """Kill the process in a phase; return the phase in which it was killed."""
+        [process] = wait_for(lambda: self._cluster.processes_of(self.name), "the operator runs")
+        # The name of each log is the number of the restart.
         log = max(self._logs.glob("*.log"), key=lambda path: int(path.stem))
         deadline = time.monotonic() + 60
         while True:
-            assert time.monotonic() < deadline, f"no turn was seen in {wanted}"
+            assert time.monotonic() < deadline, f"no reconciliation was seen in the phase {wanted}"
             if phase_in(log) != wanted:
                 time.sleep(0.0005)  # a decision takes a few milliseconds
                 continue
-            # Held still, it can be asked whether it is there yet.
+            # While the process is suspended, its phase cannot change.
             process.send_signal(signal.SIGSTOP)
-            time.sleep(0.02)  # what it wrote before is on its way through the kubelet
+            time.sleep(0.02)  # the kubelet writes the last lines to the log
             if phase_in(log) == wanted:
                 break
             process.send_signal(signal.SIGCONT)
@@ -78,9 +80,9 @@ class Victim:
 
 
 def phase_in(log: Path) -> str | None:
-    """The last phase that an operator has logged."""
+    """Return the last phase in an operator's log."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL))
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
         if '"phase"' in line and line.endswith("}"):
@@ -89,31 +91,26 @@ def phase_in(log: Path) -> str | None:
     return None
 
 
-def change(installed: Installed, number: int) -> str:
-    """Give the operator something to do, so that each phase meets each kind; what it was."""
+def change(installation: Installation, number: int) -> str:
+    """Change the service so that each phase occurs with each kind of change; return the kind."""
     times = number // len(PHASES)
     kind = (number + times) % 4
-
-    def patch(spec: dict[str, Any]) -> None:
-        words = ("patch", "llmservice/chat", "--type=merge", "-p", json.dumps({"spec": spec}))
-        installed.kubectl(*words)
-
     if kind == 0:
-        patch({"engine": {"tokenBudget": {"initial": BUDGETS[times]}}})
+        installation.patch("chat", engine={"tokenBudget": {"initial": BUDGETS[times]}})
         return "token budget"
     if kind == 1:
-        patch({"replicas": REPLICAS[times]})
+        installation.patch("chat", replicas=REPLICAS[times])
         return "replicas"
     if kind == 2:
-        patch({"engine": {"policy": POLICIES[times]}})
+        installation.patch("chat", engine={"policy": POLICIES[times]})
         return "revision"
-    installed.kubectl("delete", PDB, "--ignore-not-found")
-    return "PodDisruptionBudget deleted"
+    installation.kubectl("delete", PDB, "--ignore-not-found")
+    return "PodDisruptionBudget"
 
 
-def as_it_should_be(installed: Installed) -> bool:
-    """Whether the service has what the last changes ask for, each object once, and no other."""
-    service = installed.get("llmservice", "chat")
+def has_desired_state(installation: Installation) -> bool:
+    """True if the service has the objects of the last changes, each once, and no others."""
+    service = installation.get("llmservice", "chat")
     status, uid = service["status"], service["metadata"]["uid"]
     wanted = [
         *((kind, "chat-router") for kind in ("ServiceAccount", "Role", "RoleBinding")),
@@ -122,18 +119,18 @@ def as_it_should_be(installed: Installed) -> bool:
         *(("Deployment", name) for name in ("chat-router", status["currentRevision"])),
         ("ConfigMap", "chat-config"),
     ]
-    found = installed.get(CHILDREN, "-l", "goodput.dev/llmservice=chat")["items"]
+    found = installation.get(CHILDREN, "-l", "goodput.dev/llmservice=chat")["items"]
     assert all(one["metadata"]["ownerReferences"][0]["uid"] == uid for one in found)
     names = [(one["kind"], one["metadata"]["name"]) for one in found]
     revisions = [one["metadata"] for one in found if one["kind"] == "ControllerRevision"]
     [limits] = [one["data"]["limits.json"] for one in found if one["kind"] == "ConfigMap"]
-    engines, routers = installed.pods("chat", "engine"), installed.pods("chat", "router")
-    ready = {c["type"]: c["status"] for c in status["conditions"]}
+    engines, routers = installation.pods("chat", "engine"), installation.pods("chat", "router")
+    conditions = conditions_of(service)
     return (
         status["observedGeneration"] == service["metadata"]["generation"]
-        and (ready["Ready"], ready["Reconciling"]) == ("True", "False")
+        and (conditions["Ready"], conditions["Reconciling"]) == ("True", "False")
         and sorted(name for name in names if name[0] != "ControllerRevision") == sorted(wanted)
-        and sorted(one["labels"]["goodput.dev/role"] for one in revisions) == KEPT
+        and sorted(one["labels"]["goodput.dev/role"] for one in revisions) == REVISION_ROLES
         and json.loads(limits)["token_budget"] == status["tokenBudget"] == BUDGETS[-1]
         and (len(engines), len(routers), status["readyReplicas"]) == (REPLICAS[-1], 1, REPLICAS[-1])
     )
@@ -141,29 +138,28 @@ def as_it_should_be(installed: Installed) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_an_operator_killed_twenty_times_costs_no_request_and_leaves_all_as_it_should_be(
-    installed: Installed,
+def test_an_operator_killed_twenty_times_costs_no_request_and_reaches_the_desired_state(
+    installation: Installation,
     serve: Callable[..., None],
-    until: Callable[..., Any],
     tell: Callable[[str], None],
     tmp_path: Path,
 ) -> None:
     serve("chat", replicas=1, control={"mode": "Manual", "intervalSeconds": 1})
-    victim = Victim(installed)
+    victim = Victim(installation)
     before = victim.restarts()
-    transitions = installed.get("lease", "goodput")["spec"]["leaseTransitions"]
+    transitions = installation.get("lease", "goodput")["spec"]["leaseTransitions"]
     hits = Counter[str]()
-    with under_load(installed, "chat", tmp_path, until):
+    with replay_load(installation, "chat", tmp_path):
         for number in range(KILLS):
-            what = change(installed, number)
-            hit = victim.kill_in(PHASES[number % 4], until)
-            tell(f"kill {number + 1} hit {hit}, after a change: {what}")
+            kind = change(installation, number)
+            hit = victim.kill_in(PHASES[number % 4])
+            tell(f"kill {number + 1} in {hit}, after a change of the {kind}")
             hits[hit] += 1
-        until(lambda: victim.restarts() >= before + KILLS, "it is back")
-        until(lambda: as_it_should_be(installed), "everything is as it should be", timeout_s=90)
-    assert set(hits) == set(PHASES), "every phase was hit"
-    assert victim.restarts() == before + KILLS, "nothing else ended it"
-    lease = installed.get("lease", "goodput")["spec"]
-    assert lease["leaseTransitions"] == transitions, "it went on under its own Lease"
-    for pod in (*installed.pods("chat", "engine"), *installed.pods("chat", "router")):
+        wait_for(lambda: victim.restarts() >= before + KILLS, "the operator has restarted")
+        wait_for(lambda: has_desired_state(installation), "the desired state", timeout_s=90)
+    assert set(hits) == set(PHASES), "kills in every phase"
+    assert victim.restarts() == before + KILLS, "no other restart"
+    lease = installation.get("lease", "goodput")["spec"]
+    assert lease["leaseTransitions"] == transitions, "the same holder of the Lease"
+    for pod in (*installation.pods("chat", "engine"), *installation.pods("chat", "router")):
         assert [one["restartCount"] for one in pod["status"]["containerStatuses"]] == [0]

@@ -1,4 +1,4 @@
-"""The operator as it is shipped, by either of its commands: it makes what a service needs."""
+"""The shipped operator, started by either of its commands, creates the objects of a service."""
 
 from __future__ import annotations
 
@@ -7,75 +7,63 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from tools.cluster.handle import wait_for
+from tools.e2e.operator_process import operator_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tools.cluster.handle import Cluster
 
-BIN = Path(sys.executable).parent
 GOODPUT = [sys.executable, "-m", "goodput_core", "operator"]
-KOPF = [str(BIN / "kopf"), "run", "-m", "goodput_operator.manager.kopf_run"]
+KOPF = [
+    *(str(Path(sys.executable).parent / "kopf"), "run"),
+    *("-m", "goodput_operator.manager.kopf_run"),
+]
+CHILDREN = {
+    *("Deployment", "Service", "ConfigMap"),
+    *("PodDisruptionBudget", "Role", "ControllerRevision"),
+}
 
 
-@pytest.fixture
-def options(cluster: Cluster, namespace: str, tmp_path: Path) -> list[str]:
-    (tmp_path / "key").write_bytes(b"0123456789abcdef" * 2)
-    return [
-        *("--engine-image", "engine:1", "--router-image", "router:1"),
-        *("--key-file", str(tmp_path / "key"), "--kubeconfig", str(cluster.kubeconfig)),
-        *("--namespace", namespace, "--lease-namespace", namespace, "--probe-port", "0"),
-    ]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    started: list[subprocess.Popen[bytes]] = []
-
-    def run(*command: str, **environment: str) -> subprocess.Popen[bytes]:
-        with (tmp_path / "log").open("wb") as log:
-            started.append(subprocess.Popen(command, stderr=log, env={**os.environ, **environment}))
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.wait(timeout=30)
-
-
-@pytest.mark.parametrize("which", ["goodput operator", "kopf run"])
-def test_it_makes_what_a_service_needs_and_ends_when_asked(
+@pytest.mark.usefixtures("no_other_operator", "crd")
+@pytest.mark.parametrize("command", ["goodput operator", "kopf run"])
+def test_an_operator_creates_the_children_and_exits_on_sigterm(
     cluster: Cluster,
-    unattended: None,
-    crd: None,
     namespace: str,
-    options: list[str],
-    start: Callable[..., subprocess.Popen[bytes]],
-    make_service: Callable[..., None],
-    until: Callable[..., Any],
-    which: str,
+    apply_text: Callable[[str, str], None],
+    tmp_path: Path,
+    command: str,
 ) -> None:
-    if which == "goodput operator":
-        process = start(*GOODPUT, *options)
+    options = operator_options(tmp_path, namespace, cluster.kubeconfig)
+    environment = dict(os.environ)
+    if command == "goodput operator":
+        words = [*GOODPUT, *options]
     else:
-        process = start(*KOPF, "-n", namespace, GOODPUT_OPERATOR_OPTIONS=" ".join(options))
-    make_service("chat", "")
+        words = [*KOPF, "-n", namespace]
+        environment["GOODPUT_OPERATOR_OPTIONS"] = " ".join(options)
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(words, stderr=log, env=environment) as process,
+    ):
+        try:
+            apply_text("chat", "")
+            of_service = ("-n", namespace, "-l", "goodput.dev/llmservice=chat")
 
-    def made() -> set[str]:
-        kinds = "deployments,services,configmaps,poddisruptionbudgets,roles,controllerrevisions"
-        found = cluster.get(kinds, "-n", namespace, "-l", "goodput.dev/llmservice=chat")
-        return {one["kind"] for one in found["items"]}
+            def created() -> set[str]:
+                found = cluster.get(",".join(f"{kind.lower()}s" for kind in CHILDREN), *of_service)
+                return {one["kind"] for one in found["items"]}
 
-    kinds = {
-        *("Deployment", "Service", "ConfigMap"),
-        *("PodDisruptionBudget", "Role", "ControllerRevision"),
-    }
-    until(lambda: made() == kinds, "all kinds of objects")
-    until(lambda: cluster.get("llmservice", "chat", "-n", namespace).get("status"), "its status")
-    secrets = cluster.get("secrets", "-n", namespace, "-l", "goodput.dev/llmservice=chat")
-    assert len(secrets["items"]) == 1
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
+            wait_for(lambda: created() == CHILDREN, "all kinds of objects")
+            wait_for(
+                lambda: cluster.get("llmservice", "chat", "-n", namespace).get("status"),
+                "the service's status",
+            )
+            assert len(cluster.get("secrets", *of_service)["items"]) == 1
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()

@@ -1,20 +1,21 @@
-"""The promise of the README, in a cluster: install the chart, apply the sample, replay, attained.
+"""The steps of the README in a cluster: install the chart, apply the example, replay, attain.
 
-Everything is as a user has it: the operator runs from the rendered chart with the chart's own
-rights, the engines are real ones on an emulated device, and a real router counts the outcomes.
-What the operator asked of the API server is held against the table that its page has.
+The operator runs from the rendered chart with the chart's permissions, real engines run on an
+emulated device, and a real router counts the outcomes. The operator's requests to the API server
+are compared with the table in docs/operator.md.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.charts.rights import documented_rights
-from tests.e2e.operator.loading import under_load
+from tools.cluster.handle import wait_for
+from tools.e2e.clients import replay_load
+from tools.e2e.installation import OPERATOR_PODS
 
 from goodput_replay.run.records import read_judged
 
@@ -22,14 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.e2e.operator.installed import Installed
-
-    Until = Callable[..., Any]
+    from tools.e2e.installation import Installation
 
 FOR_ROUTERS = "endpointslices"
-"""The operator asks for none; but nobody may grant routers what they do not have themselves."""
-COUNTED_S = 60
-"""What happens again is counted in its Event, once in so long at most."""
+"""The operator requests none, but it can grant routers only permissions that it has itself."""
+COUNT_INTERVAL_S = 60
+"""An Event's count increases at most once in this time."""
 REVISIONS_KEPT = 5
 ATTAINED = (
     r"Message: +over the last .*: interactive: \d+ of \d+ attained, at least .*; batch: .*\n"
@@ -40,135 +39,137 @@ READY = r"\n +Normal +Ready .* engines and 1 of 1 routers are ready\n"
 """A condition and an Event, as `kubectl describe` has them."""
 
 
-class Edited:
-    """A service that runs nothing, one of whose objects somebody edits."""
+class EditedService:
+    """A suspended service with an object that another client edits."""
 
-    def __init__(self, installed: Installed, until: Until) -> None:
-        self._installed, self._until = installed, until
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
         self._counted_from_s = 0.0
 
     def edit(self) -> None:
-        """Edit it, so long after the last time that its Event is counted."""
-        due_s = self._counted_from_s
-        self._until(lambda: time.monotonic() > due_s, "a minute is over", 2 * COUNTED_S)
-        self._installed.kubectl(
+        """Edit the object, not before its Event can be counted again."""
+        wait_for(lambda: time.monotonic() > self._counted_from_s, "a minute", 2 * COUNT_INTERVAL_S)
+        self._installation.kubectl(
             *("patch", "poddisruptionbudget/rights-engines", "--type=merge"),
-            *("--field-manager=somebody", "-p", '{"spec": {"maxUnavailable": 2}}'),
+            *("--field-manager=another-client", "-p", '{"spec": {"maxUnavailable": 2}}'),
         )
-        self._until(lambda: counts_of(self._installed, "Overwritten"), "it is put back, and said")
-        self._counted_from_s = time.monotonic() + COUNTED_S
+        wait_for(lambda: counts_of(self._installation, "Overwritten"), "an Overwritten Event")
+        self._counted_from_s = time.monotonic() + COUNT_INTERVAL_S
 
 
 @pytest.fixture(scope="module", autouse=True)
-def edited(installed: Installed, until: Until) -> Iterator[Edited]:
-    """Edited once before the other tests of this module, so that a minute passes in them."""
-    installed.apply("rights", suspend=True)
-    installed.wait("create", "poddisruptionbudget/rights-engines")
-    edited = Edited(installed, until)
+def edited(installation: Installation) -> Iterator[EditedService]:
+    """A service edited once before the other tests of this module, which take over a minute."""
+    installation.apply("rights", suspend=True)
+    installation.wait("create", "poddisruptionbudget/rights-engines")
+    edited = EditedService(installation)
     edited.edit()
     yield edited
-    installed.kubectl("delete", "llmservice/rights")
+    installation.kubectl("delete", "llmservice/rights")
 
 
 @pytest.mark.slow
-def test_the_sample_service_keeps_its_promise_on_the_sample_trace(
-    installed: Installed, serve: Callable[..., None], tmp_path: Path
+def test_the_example_service_attains_its_slo_on_the_sample_trace(
+    installation: Installation, serve: Callable[..., None], tmp_path: Path
 ) -> None:
     serve("chat")
-    # 99 % takes 410 requests without a miss.
-    replay = installed.replaying("chat", tmp_path / "run", "--rate-scale", "3")
-    said, _ = replay.communicate(timeout=240)
-    # A busy machine may make the client itself late, which invalidates the run; not its answers.
-    assert replay.returncode in {0, 3}, said
-    assert {judged.record.outcome for judged in read_judged(tmp_path / "run")} == {"ok"}, said
-    installed.wait("condition=SLOAttained", "llmservice/chat")
-    attained = {c["name"]: c["attainment"] for c in installed.status("chat")["classes"]}
+    # An objective of 99 % needs 410 requests without a miss.
+    replay = installation.start_replay("chat", tmp_path / "run", "--rate-scale", "3")
+    output, _ = replay.communicate(timeout=240)
+    # On a busy machine a late client may make the run INVALID.
+    assert replay.returncode in {0, 3}, output
+    assert {judged.record.outcome for judged in read_judged(tmp_path / "run")} == {"ok"}, output
+    installation.wait("condition=SLOAttained", "llmservice/chat")
+    attained = {c["name"]: c["attainment"] for c in installation.status("chat")["classes"]}
     assert set(attained) == {"interactive", "batch"}
-    story = installed.kubectl("describe", "llmservice/chat")
-    assert re.search(ATTAINED, story), story
-    assert re.search(READY, story), story
+    description = installation.kubectl("describe", "llmservice/chat")
+    assert re.search(ATTAINED, description), description
+    assert re.search(READY, description), description
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cluster")
-def test_a_restart_of_the_api_server_costs_no_request_and_the_operator_works_on(
-    installed: Installed, serve: Callable[..., None], until: Until, tmp_path: Path
+def test_a_restart_of_the_api_server_costs_no_request_and_the_operator_continues(
+    installation: Installation, serve: Callable[..., None], tmp_path: Path
 ) -> None:
     serve("chat", replicas=1)
-    operators = ("pods", "-l", "app.kubernetes.io/name=goodput-operator")
-    before = [pod["status"]["containerStatuses"] for pod in installed.get(*operators)["items"]]
-    with under_load(installed, "chat", tmp_path, until):
-        installed.own.kill("kube-apiserver")
-        installed.own.start("kube-apiserver")
-        installed.own.wait_until("get", "--raw", "/readyz")
-        patch = {"spec": {"engine": {"tokenBudget": {"initial": 1024}}, "replicas": 2}}
-        installed.kubectl("patch", "llmservice/chat", "--type=merge", "-p", json.dumps(patch))
-        until(lambda: installed.status("chat")["tokenBudget"] == 1024, "the budget is changed")
-        until(lambda: installed.status("chat")["readyReplicas"] == 2, "another engine serves")
-    after = [pod["status"]["containerStatuses"] for pod in installed.get(*operators)["items"]]
-    assert after == before, "the same process"
+
+    def operators() -> list[Any]:
+        pods = installation.get(*OPERATOR_PODS)["items"]
+        return [pod["status"]["containerStatuses"] for pod in pods]
+
+    before = operators()
+    with replay_load(installation, "chat", tmp_path):
+        installation.own.kill("kube-apiserver")
+        installation.own.start("kube-apiserver")
+        installation.own.wait_until("get", "--raw", "/readyz")
+        installation.patch("chat", engine={"tokenBudget": {"initial": 1024}}, replicas=2)
+        wait_for(lambda: installation.status("chat")["tokenBudget"] == 1024, "the changed budget")
+        wait_for(lambda: installation.status("chat")["readyReplicas"] == 2, "another ready engine")
+    assert operators() == before, "the same process"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cluster")
-def test_every_right_in_the_table_is_used_and_no_other(
-    installed: Installed, edited: Edited, until: Until
+def test_the_operator_uses_exactly_the_documented_permissions(
+    installation: Installation, edited: EditedService
 ) -> None:
-    def change(spec: dict[str, Any]) -> None:
-        words = ("patch", "llmservice/rights", "--type=merge", "-p", json.dumps({"spec": spec}))
-        installed.kubectl(*words)
-        generation = installed.get("llmservice", "rights")["metadata"]["generation"]
-        seen = "jsonpath={.status.observedGeneration}=" + str(generation)
-        installed.wait(seen, "llmservice/rights")
+    def change(**spec: Any) -> None:
+        installation.patch("rights", **spec)
+        generation = installation.get("llmservice", "rights")["metadata"]["generation"]
+        observed = "jsonpath={.status.observedGeneration}=" + str(generation)
+        installation.wait(observed, "llmservice/rights")
 
     def found(kind: str, role: str) -> list[dict[str, Any]]:
         labels = f"goodput.dev/llmservice=rights,goodput.dev/role={role}"
-        items: list[dict[str, Any]] = installed.get(kind, "-l", labels)["items"]
+        items: list[dict[str, Any]] = installation.get(kind, "-l", labels)["items"]
         return items
 
-    # Of revisions that nobody uses only the latest are kept, and a Deployment goes once another
-    # revision serves alone.
+    # Only the latest unused revisions are kept, and a Deployment is deleted once only another
+    # revision serves.
     for seconds in range(100, 101 + REVISIONS_KEPT):
-        change({"router": {"drainSeconds": seconds}})
-    until(
+        change(router={"drainSeconds": seconds})
+    wait_for(
         lambda: len(found("controllerrevisions", "router")) == 1 + REVISIONS_KEPT,
-        "the oldest one goes",
+        "the oldest revision is deleted",
     )
-    change({"engine": {"policy": "slo"}})
-    until(lambda: len(found("deployments", "engine")) == 2, "the new revision has a Deployment")
-    change({"suspend": False, "replicas": 1})
-    until(lambda: len(found("deployments", "engine")) == 1, "the old revision's Deployment goes")
+    change(engine={"policy": "slo"})
+    wait_for(lambda: len(found("deployments", "engine")) == 2, "the new revision has a Deployment")
+    change(suspend=False, replicas=1)
+    wait_for(
+        lambda: len(found("deployments", "engine")) == 1, "the old revision's Deployment is deleted"
+    )
     edited.edit()
-    until(lambda: 2 in counts_of(installed, "Overwritten"), "it is said that it happened twice")
+    wait_for(lambda: 2 in counts_of(installation, "Overwritten"), "the Event is counted twice")
 
     documented = documented_rights()
-    requests = installed.audited()
+    requests = installation.audited_requests()
     elsewhere = [line["requestURI"] for line in requests if "objectRef" not in line]
-    assert all(uri.startswith("/api") for uri in elsewhere), "what is served at all, anyone may ask"
+    assert all(uri.startswith("/api") for uri in elsewhere), "discovery needs no permission"
     refused, used = set[tuple[str, str]](), set[tuple[str, str]]()
     for line in requests:
         rights = refused if line["responseStatus"]["code"] in {401, 403} else used
         rights.update(rights_used(line))
-    assert refused <= used, "while it starts, the API server may refuse what it grants later"
+    assert refused <= used, "a starting API server may reject requests that it grants later"
     granted = {(resource, verb) for resource, verbs in documented.items() for verb in verbs}
     assert used == {(resource, verb) for resource, verb in granted if resource != FOR_ROUTERS}
 
-    [rule] = installed.get("role", "rights-router")["rules"]
+    [rule] = installation.get("role", "rights-router")["rules"]
     assert rule["resources"] == [FOR_ROUTERS]
     assert set(rule["verbs"]) == documented[FOR_ROUTERS]
 
 
 def rights_used(line: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The rights that a request needed, as (resource, verb)."""
+    """Yield the permissions that a request needed, as (resource, verb)."""
     if reference := line.get("objectRef"):
         parts = reference["resource"], reference.get("subresource")
         resource = "/".join(part for part in parts if part)
         yield resource, line["verb"]
         if line["verb"] == "patch" and line["responseStatus"]["code"] == 201:
-            yield resource, "create"  # asked for as well where an apply finds nothing
+            yield resource, "create"  # an apply that creates an object needs it too
 
 
-def counts_of(installed: Installed, reason: str) -> set[int]:
-    """How often things happened of which Events with this reason tell."""
-    events = installed.get("events", "--field-selector", f"reason={reason}")["items"]
+def counts_of(installation: Installation, reason: str) -> set[int]:
+    """Return the counts of the Events with this reason."""
+    events = installation.get("events", "--field-selector", f"reason={reason}")["items"]
     return {event["count"] for event in events if event["involvedObject"]["name"] == "rights"}

@@ -1,7 +1,7 @@
-"""The operator as a process of its own, with decisions that a test can foresee.
+"""An operator with predictable decisions: each service gets one ConfigMap.
 
-A service's annotation `text` is what its one child, a ConfigMap, is to hold. Everything else is
-the real operator: Kopf, queue, Lease, client.
+The ConfigMap contains the text of the service's annotation `text`. Kopf, work queue, Lease and
+client are those of the real operator.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from goodput_operator.manager.options import Options
     from goodput_operator.reconcile.snapshot import Snapshot
 
-_AGAIN_NS = NS_PER_S
+_WAKE_AFTER_NS = NS_PER_S
 
 
-class Unmeasured:
+class NoMeasures:
     async def measure(self, service: Any, pods: Any, now_ns: int) -> None:
         return None
 
@@ -46,8 +46,8 @@ def decide(snapshot: Snapshot) -> Decision:
         "metadata": owner.metadata(name),
         "data": data,
     }
-    standing = {(one["kind"], one["metadata"]["name"]): one for one in snapshot.objects}
-    live = standing.get(("ConfigMap", name))
+    objects = {(one["kind"], one["metadata"]["name"]): one for one in snapshot.objects}
+    live = objects.get(("ConfigMap", name))
     actions: list[Action] = []
     if live is None or live["data"] != data:
         actions.append(Apply(body=body))
@@ -55,7 +55,7 @@ def decide(snapshot: Snapshot) -> Decision:
     if snapshot.service.get("status") != status:
         actions.append(WriteStatus(status=status))
     return Decision(
-        actions=tuple(actions), memory=snapshot.memory, wake_at_ns=snapshot.now_ns + _AGAIN_NS
+        actions=tuple(actions), memory=snapshot.memory, wake_at_ns=snapshot.now_ns + _WAKE_AFTER_NS
     )
 
 
@@ -63,7 +63,7 @@ def make(options: Options, on_failure: Callable[[], None]) -> Operator:
     return Operator(
         options,
         decide=decide,
-        measure=lambda _: Unmeasured(),
+        measure=lambda _: NoMeasures(),
         clock=SystemClock(),
         on_failure=on_failure,
     )
