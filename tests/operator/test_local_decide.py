@@ -13,16 +13,16 @@ from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.local.decide import (
+    Abort,
     Address,
     Announce,
     Desired,
     FleetSnapshot,
-    Forget,
-    GiveUp,
     Kill,
     ProcessPhase,
     ProcessView,
     Publish,
+    Remove,
     Role,
     RoutedReplica,
     Start,
@@ -83,12 +83,12 @@ def test_an_empty_machine_gets_replicas_and_a_router() -> None:
 
 @pytest.mark.parametrize("name", ["chat-1", "chat-router"])
 def test_a_process_that_hangs_is_killed_once_its_time_is_over(name: str) -> None:
-    silent = serving_with(process(name, silent_ns=LATER))
+    silent = serving_with(process(name, unresponsive_ns=LATER))
     early = decide(silent, DESIRED, LATER)
     assert (early.actions, early.wake_at_ns) == ((), LATER + 30 * NS_PER_S)
     kill = Kill(name=name, reason="it failed its liveness checks for 30 s")
     assert decide(silent, DESIRED, LATER + 30 * NS_PER_S).actions == (kill,)
-    killed = serving_with(process(name, silent_ns=LATER, killed=True))
+    killed = serving_with(process(name, unresponsive_ns=LATER, killed=True))
     assert decide(killed, DESIRED, LATER + 31 * NS_PER_S).actions == ()
 
 
@@ -144,7 +144,7 @@ def test_a_refusal_before_the_first_readiness_ends_the_attempt() -> None:
     refused = exited("chat-1", exit_code=64, ever_ready=False, error="no such device")
     snapshot = serving_with(refused, announced=False)
     assert decide(snapshot, DESIRED, LATER).actions == (
-        GiveUp(sentence="no such device", exit_code=ExitCode.USAGE),
+        Abort(sentence="no such device", exit_code=ExitCode.USAGE),
     )
 
 
@@ -178,12 +178,12 @@ def test_any_other_end_is_answered_by_a_restart(fields: dict[str, Any]) -> None:
 def test_a_start_that_takes_too_long_names_the_process(late: ProcessView, words: str) -> None:
     snapshot = serving_with(late, announced=False)
     timeout_ns = DESIRED.ready_timeout_ns
-    assert not any(isinstance(a, GiveUp) for a in decide(snapshot, DESIRED, timeout_ns - 1).actions)
-    (give_up,) = decide(snapshot, DESIRED, timeout_ns).actions
-    assert isinstance(give_up, GiveUp)
-    assert give_up.exit_code is ExitCode.INTERNAL
-    assert words in give_up.sentence
-    assert "--ready-timeout" in give_up.sentence
+    assert not any(isinstance(a, Abort) for a in decide(snapshot, DESIRED, timeout_ns - 1).actions)
+    (abort,) = decide(snapshot, DESIRED, timeout_ns).actions
+    assert isinstance(abort, Abort)
+    assert abort.exit_code is ExitCode.INTERNAL
+    assert words in abort.sentence
+    assert "--ready-timeout" in abort.sentence
 
 
 def test_a_restarted_process_that_hangs_is_killed_when_its_time_is_up() -> None:
@@ -206,7 +206,7 @@ def test_fewer_replicas_are_unpublished_drained_and_forgotten() -> None:
     draining = serving_with(process("chat-1", terminated_ns=LATER), published=BOTH[:1])
     assert decide(draining, one, LATER + 1).actions == ()
     gone = serving_with(exited("chat-1", exit_code=0, terminated_ns=LATER), published=BOTH[:1])
-    assert decide(gone, one, LATER + 1).actions == (Forget(name="chat-1"),)
+    assert decide(gone, one, LATER + 1).actions == (Remove(name="chat-1"),)
 
 
 def test_a_stop_drains_the_router_first_and_then_the_replicas() -> None:
@@ -316,12 +316,12 @@ def test_every_decision_keeps_the_invariants(
                 assert snapshot.stop is None
             case Terminate(name=name) | Kill(name=name):
                 assert name in alive
-            case Forget(name=name):
+            case Remove(name=name):
                 assert name not in alive
                 assert name not in desired.processes
             case Publish(upstreams=upstreams):
                 assert {u.name for u in upstreams} <= alive & set(desired.processes)
-            case GiveUp() | Announce():
+            case Abort() | Announce():
                 assert not snapshot.announced
     assert decision.finished == (snapshot.stop is not None and not alive)
     if not decision.actions and decision.wake_at_ns is not None:

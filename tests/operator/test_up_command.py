@@ -14,7 +14,7 @@ from goodput_core.dispatch import run_command
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.local.cli import _desired, _params, require_free
-from goodput_operator.local.commands import ChildCommands
+from goodput_operator.local.commands import Commands
 from goodput_operator.local.decide import RoutedReplica
 from goodput_operator.local.manifest import ignored_here, read_manifest
 from goodput_operator.local.options import parse_options
@@ -145,7 +145,7 @@ def test_the_routers_file_is_replaced_whole() -> None:
 
 
 def test_children_are_called_as_agreed() -> None:
-    commands = ChildCommands(
+    commands = Commands(
         service="chat",
         manifest=Path("/w/chat.yaml"),
         upstreams=Path("/w/upstreams.json"),

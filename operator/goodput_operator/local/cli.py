@@ -23,28 +23,20 @@ from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.support import require_built, require_served
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.local.commands import HOST, ChildCommands
+from goodput_operator.local.commands import HOST, Commands
 from goodput_operator.local.control import FleetControl
-from goodput_operator.local.decide import Address, Desired
+from goodput_operator.local.decide import Desired
 from goodput_operator.local.manifest import ignored_here, read_manifest
 from goodput_operator.local.options import MAX_REPLICAS, UpOptions, parse_options
-from goodput_operator.local.process import answers
 from goodput_operator.local.reporter import Outlet, Reporter
-from goodput_operator.local.supervisor import (
-    Supervisor,
-    Workspace,
-    open_workspace,
-    until_routable,
-)
+from goodput_operator.local.supervisor import Supervisor, open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from goodput_core.errors import ExitCode
     from goodput_core.spec.llmservice import LLMService
-    from goodput_operator.local.commands import Commands
-
-    MakeCommands = Callable[[Workspace, LLMService, UpOptions], Commands]
+    from goodput_operator.local.supervisor import Workspace
 
 __all__ = ["main", "require_free", "run_up"]
 
@@ -58,11 +50,16 @@ def main(argv: list[str]) -> int:
     Raises:
         GoodputError: the service cannot run with this manifest or these options.
     """
-    return run_up(parse_options(argv), _real_commands)
+    return run_up(parse_options(argv))
 
 
-def run_up(options: UpOptions, make_commands: MakeCommands) -> int:
-    """Run a service with parsed options; tests replace the command lines of its processes."""
+def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
+    """Run a service with parsed options.
+
+    Args:
+        options: parsed arguments.
+        commands_type: makes the command lines of the processes; tests replace it.
+    """
     service, text = read_manifest(options.manifest)
     try:
         # A device profile on the command line replaces the model's source.
@@ -86,7 +83,15 @@ def run_up(options: UpOptions, make_commands: MakeCommands) -> int:
         for note in ignored_here(service, device=options.device):
             reporter.say(note)
         with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
-            commands = make_commands(workspace, service, options)
+            commands = commands_type(
+                service=service.metadata.name,
+                manifest=workspace.manifest,
+                upstreams=workspace.upstreams,
+                token=secrets.token_urlsafe(32),
+                device=options.device,
+                grace_ns=options.grace_ns,
+                environment=os.environ.copy(),
+            )
             control = _control(service, options, commands.token, reporter)
             try:
                 return asyncio.run(
@@ -100,7 +105,7 @@ def run_up(options: UpOptions, make_commands: MakeCommands) -> int:
                     )
                 )
             except GoodputError as error:
-                # Processes read a copy of the manifest; report the name of the original.
+                # Processes read a copy of the manifest; name the original file.
                 sentence = str(error).replace(str(workspace.manifest), str(options.manifest))
                 raise type(error)(sentence) from error
     finally:
@@ -119,21 +124,13 @@ async def _serve(
     """Run the fleet to its end; return the exit code of the first stop request."""
     causes: list[StopCause] = []
     async with aiohttp.ClientSession() as session:
-
-        async def routable(address: Address) -> None:
-            await until_routable(session, address, lambda: supervisor.routed)
-
-        async def alive(address: Address) -> bool:
-            return await answers(session, address)
-
         supervisor = Supervisor(
             desired=desired,
             commands=commands,
             port=options.port,
             admin_port=options.admin_port,
-            publish=workspace.publish,
-            routable=routable,
-            answers=alive,
+            workspace=workspace,
+            session=session,
             reporter=reporter,
             clock=time.monotonic_ns,
             control=None if control is None else partial(control.run, session),
@@ -162,7 +159,7 @@ def require_free(port: int, option: str) -> None:
         UsageError: the port is in use, or the user lacks the permission to use it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # The router binds with this option too: connections of an earlier run may still linger.
+        # The router sets this option too, for connections of an earlier run in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -234,16 +231,4 @@ def _params(service: LLMService, options: UpOptions) -> ServiceParams:
         params,
         min_replicas=min(params.min_replicas, MAX_REPLICAS),
         max_replicas=min(params.max_replicas, MAX_REPLICAS),
-    )
-
-
-def _real_commands(workspace: Workspace, service: LLMService, options: UpOptions) -> Commands:
-    return ChildCommands(
-        service=service.metadata.name,
-        manifest=workspace.manifest,
-        upstreams=workspace.upstreams,
-        token=secrets.token_urlsafe(32),
-        device=options.device,
-        grace_ns=options.grace_ns,
-        environment=os.environ.copy(),
     )

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.units import NS_PER_MS
 
-__all__ = ["HOST", "ChildCommands", "Command", "Commands"]
+__all__ = ["HOST", "Command", "Commands"]
 
 HOST: Final = "127.0.0.1"
 
@@ -29,26 +29,9 @@ class Command:
     env: Mapping[str, str]
 
 
-class Commands(Protocol):
-    """Command lines of the processes; tests replace them."""
-
-    @property
-    def token(self) -> str:
-        """Bearer token of the replicas' admin ports."""
-        ...
-
-    def replica(self, name: str) -> Command:
-        """Return the command of a replica."""
-        ...
-
-    def router(self, name: str, *, port: int, admin_port: int) -> Command:
-        """Return the command of the router on these ports, 0 for any free one."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildCommands:
-    """Commands of this installation.
+class Commands:
+    """Commands of a service's processes, run from this installation.
 
     Args:
         service: the service's name.

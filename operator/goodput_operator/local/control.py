@@ -1,7 +1,7 @@
-"""The driver of the control loop over local processes: observe, decide, apply each interval.
+"""The driver of the control loop over local processes.
 
-It measures this machine's processes as the operator measures pods, and applies the decisions to
-the supervisor and, over HTTP, to the engines.
+Each interval it measures the processes as the operator measures pods, runs a control step, and
+applies the decision: limits to the engines over HTTP, replicas to the supervisor.
 """
 
 from __future__ import annotations
@@ -137,17 +137,13 @@ def _sources(processes: Sequence[ProcessView], role: Role) -> tuple[ScrapeTarget
     return tuple(
         ScrapeTarget(
             name=process.name,
-            uid=_uid(process),
+            uid=f"{process.name}/{process.started_ns}",
             url=process.address.admin_url,
             ready=process.serving,
         )
         for process in processes
         if process.role is role and process.alive and process.address is not None
     )
-
-
-def _uid(process: ProcessView) -> str:
-    return f"{process.name}/{process.started_ns}"
 
 
 def _phase(process: ProcessView) -> ReplicaPhase:

@@ -1,7 +1,8 @@
-"""The state of the local fleet, and the decision about it: pure and level-triggered.
+"""The state of the local fleet, and the decision about it.
 
-`decide` maps a snapshot of the processes to actions. The operator decides about pods in the same
-way. The control laws set the replicas in `Desired`. The module uses no clock, processes or I/O.
+`decide` is a pure function from a snapshot of the processes to actions, like the operator's
+decision about pods. It is level-triggered: it depends on the present state only. The control laws
+set the replicas in `Desired`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 
 __all__ = [
+    "Abort",
     "Action",
     "Address",
     "Announce",
     "Desired",
     "FleetDecision",
     "FleetSnapshot",
-    "Forget",
-    "GiveUp",
     "Kill",
     "ProcessPhase",
     "ProcessView",
     "Publish",
+    "Remove",
     "Role",
     "RoutedReplica",
     "Start",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _EXIT_MARGIN_NS: Final = 2 * NS_PER_S
-"""Time for a process to exit after its own drain, which the grace period bounds."""
+"""Time for a process to exit after its drain, in addition to the grace period."""
 
 
 class Role(StrEnum):
@@ -89,11 +90,11 @@ class ProcessView:
         ready_ns: time at which that start became ready; None if it has not.
         exited_ns: time at which the process ended; None while it runs.
         exit_code: code of the last end, as in `subprocess`: −9 for SIGKILL.
-        failures: consecutive ends without a stable run between them.
+        failures: consecutive failed starts; a stable run resets the count.
         ever_ready: True if any start became ready.
         terminated_ns: time at which SIGTERM was sent; None if it was not.
         killed: True if SIGKILL was sent.
-        silent_ns: time since which liveness checks have failed; None if they pass.
+        unresponsive_ns: time since which liveness checks have failed; None if they pass.
         address: addresses of the process; None until it listens.
         error: last sentence after `error:` on stderr; None if there is none.
         last_line: last line of the log of any start.
@@ -110,7 +111,7 @@ class ProcessView:
     ever_ready: bool = False
     terminated_ns: int | None = None
     killed: bool = False
-    silent_ns: int | None = None
+    unresponsive_ns: int | None = None
     address: Address | None = None
     error: str | None = None
     last_line: str | None = None
@@ -145,8 +146,8 @@ class FleetSnapshot:
 
     Args:
         began_ns: start of the fleet.
-        processes: every process that was started and not forgotten.
-        published: the replicas in the router's file.
+        processes: all processes that were started and not removed.
+        published: replicas in the router's file of upstreams.
         announced: True if readiness was reported.
         stop: the stop request; None if there is none.
     """
@@ -214,7 +215,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forget:
+class Remove:
     """Remove a process that has ended and is not desired."""
 
     name: str
@@ -233,14 +234,14 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """Stop because the fleet cannot become ready."""
+class Abort:
+    """Stop the fleet, which cannot become ready."""
 
     sentence: str
     exit_code: ExitCode
 
 
-Action = Start | Terminate | Kill | Forget | Publish | Announce | GiveUp
+Action = Start | Terminate | Kill | Remove | Publish | Announce | Abort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,9 +271,9 @@ def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecis
         # Before readiness was reported there are no requests to finish.
         grace_ns = desired.grace_ns if snapshot.announced else 0
         return _shut_down(snapshot.processes, snapshot.stop, grace_ns, now_ns)
-    give_up = _give_up(snapshot, desired, now_ns)
-    if give_up is not None:
-        return FleetDecision(actions=(give_up,))
+    abort = _abort(snapshot, desired, now_ns)
+    if abort is not None:
+        return FleetDecision(actions=(abort,))
 
     known = {process.name: process for process in snapshot.processes}
     wanted = desired.processes
@@ -285,22 +286,24 @@ def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecis
         if process is None:
             actions.append(Start(name=name, role=role))
         elif process.exited_ns is not None:
-            asked_to = process.terminated_ns is not None
-            delay_ns = 0 if asked_to else desired.back_off.delay_ns(name, process.failures)
-            if now_ns >= process.exited_ns + delay_ns:
+            terminated = process.terminated_ns is not None
+            delay_ns = 0 if terminated else desired.back_off.delay_ns(name, process.failures)
+            start_ns = process.exited_ns + delay_ns
+            if now_ns >= start_ns:
                 actions.append(Start(name=name, role=role))
             else:
-                wakes.append(process.exited_ns + delay_ns)
+                wakes.append(start_ns)
         elif process.terminated_ns is not None:
             continue
         elif (deadline := _deadline(process, desired, announced=snapshot.announced)) is not None:
-            if now_ns >= deadline.at_ns:
-                actions.append(Kill(name=name, reason=deadline.reason))
+            kill_ns, reason = deadline
+            if now_ns >= kill_ns:
+                actions.append(Kill(name=name, reason=reason))
             else:
-                wakes.append(deadline.at_ns)
+                wakes.append(kill_ns)
 
     surplus = [process for process in snapshot.processes if process.name not in wanted]
-    actions += [Forget(name=process.name) for process in surplus if not process.alive]
+    actions += [Remove(name=process.name) for process in surplus if not process.alive]
     # A replica that is desired again while it drains restarts when it has ended.
     surplus += [p for p in snapshot.processes if p.name in wanted and p.terminated_ns is not None]
     ending = _terminate(tuple(surplus), Stop(reason="fewer replicas"), desired.grace_ns, now_ns)
@@ -310,42 +313,33 @@ def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecis
 
     upstreams = _upstreams(known, wanted)
     if upstreams != snapshot.published:
-        # Before anything is stopped: the router must not send requests to a draining replica.
+        # First, so that the router sends no requests to a replica that is about to drain.
         actions.insert(0, Publish(upstreams=upstreams))
     if not snapshot.announced and _all_ready(known, wanted):
         actions.append(Announce())
     return FleetDecision(actions=tuple(actions), wake_at_ns=min(wakes, default=None))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Deadline:
-    """Return the time and the reason to kill a running process."""
-
-    at_ns: int
-    reason: str
-
-
-def _deadline(process: ProcessView, desired: Desired, *, announced: bool) -> _Deadline | None:
+def _deadline(process: ProcessView, desired: Desired, *, announced: bool) -> tuple[int, str] | None:
+    """Return the time at which to kill a running process, and the reason; None if it is healthy."""
     if process.killed:
         return None
     if process.phase is ProcessPhase.STARTING and announced:
         timeout_ns = desired.ready_timeout_ns
-        reason = f"it did not start within {_seconds(timeout_ns)}"
-        return _Deadline(at_ns=process.started_ns + timeout_ns, reason=reason)
-    if process.silent_ns is not None:
+        return process.started_ns + timeout_ns, f"it did not start within {_seconds(timeout_ns)}"
+    if process.unresponsive_ns is not None:
         timeout_ns = desired.liveness_timeout_ns
         reason = f"it failed its liveness checks for {_seconds(timeout_ns)}"
-        return _Deadline(at_ns=process.silent_ns + timeout_ns, reason=reason)
+        return process.unresponsive_ns + timeout_ns, reason
     return None
 
 
 def _shut_down(
     processes: tuple[ProcessView, ...], stop: Stop, grace_ns: int, now_ns: int
 ) -> FleetDecision:
-    """Stop the router first, and the replicas once it has ended.
+    """Stop the router first, and the replicas once it has ended, within one grace period.
 
-    A router that drains admits no request and finishes those that it has, for which it still
-    needs replicas that admit them. All of it is bounded by one grace period.
+    A draining router admits no new requests. It finishes the running ones, which need replicas.
     """
     routers = tuple(p for p in processes if p.role is Role.ROUTER and p.alive)
     if routers and not stop.at_once:
@@ -366,13 +360,13 @@ def _terminate(
     """Send SIGTERM, and SIGKILL after the grace period.
 
     Args:
-        processes: to end.
-        stop: the request.
-        grace_ns: from SIGTERM, or from `begun_ns`.
-        now_ns: the time.
-        begun_ns: start of the shutdown, if other processes were ended first.
+        processes: processes to end.
+        stop: the stop request.
+        grace_ns: grace period, from `begun_ns` if given, else from SIGTERM.
+        now_ns: current time.
+        begun_ns: start of a shutdown that ended other processes first.
     """
-    patience_ns = grace_ns + _EXIT_MARGIN_NS
+    timeout_ns = grace_ns + _EXIT_MARGIN_NS
     actions: list[Action] = []
     wakes: list[int] = []
     alive = [process for process in processes if process.alive]
@@ -385,9 +379,9 @@ def _terminate(
         if process.terminated_ns is None:
             actions.append(Terminate(name=process.name))
         sent_ns = now_ns if process.terminated_ns is None else process.terminated_ns
-        kill_ns = sent_ns + patience_ns
+        kill_ns = sent_ns + timeout_ns
         if begun_ns is not None:
-            kill_ns = max(begun_ns + patience_ns, sent_ns + _EXIT_MARGIN_NS)
+            kill_ns = max(begun_ns + timeout_ns, sent_ns + _EXIT_MARGIN_NS)
         if now_ns >= kill_ns:
             reason = f"it did not end within {_seconds(kill_ns - sent_ns)} of SIGTERM"
             actions.append(Kill(name=process.name, reason=reason))
@@ -398,35 +392,34 @@ def _terminate(
     )
 
 
-def _give_up(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> GiveUp | None:
+def _abort(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> Abort | None:
+    """Return an abort if a process rejects its arguments or is not ready in time."""
     if snapshot.announced:
         return None
     for process in snapshot.processes:
         if process.exit_code == ExitCode.USAGE and not process.ever_ready:
-            # An invalid manifest or option: a restart would end in the same way.
-            sentence = process.error or f"{process.name} rejected its arguments{_last(process)}"
-            return GiveUp(sentence=sentence, exit_code=ExitCode.USAGE)
+            # The manifest or an option is invalid, so a restart would fail too.
+            sentence = (
+                process.error or f"{process.name} rejected its arguments{_log_excerpt(process)}"
+            )
+            return Abort(sentence=sentence, exit_code=ExitCode.USAGE)
     if now_ns < snapshot.began_ns + desired.ready_timeout_ns:
         return None
     known = {process.name: process for process in snapshot.processes}
     for name in desired.processes:
         late = known.get(name)
         if late is None or late.phase is not ProcessPhase.READY:
-            waited = _seconds(desired.ready_timeout_ns)
-            sentence = (
-                f"{name} was not ready within {waited}{_how(late) if late else ''}; "
-                "see its log, or give it longer with --ready-timeout"
-            )
-            return GiveUp(sentence=sentence, exit_code=ExitCode.INTERNAL)
+            sentence = f"{name} was not ready within {_seconds(desired.ready_timeout_ns)}"
+            if late is not None and late.exit_code is not None:
+                sentence += f", it ended with code {late.exit_code}"
+            if late is not None:
+                sentence += _log_excerpt(late)
+            sentence += "; see its log, or extend the time with --ready-timeout"
+            return Abort(sentence=sentence, exit_code=ExitCode.INTERNAL)
     return None
 
 
-def _how(process: ProcessView) -> str:
-    ended = f", it ended with code {process.exit_code}" if process.exit_code is not None else ""
-    return f"{ended}{_last(process)}"
-
-
-def _last(process: ProcessView) -> str:
+def _log_excerpt(process: ProcessView) -> str:
     line = process.error or process.last_line
     return f", its last log line was {line!r}" if line else ", and it logged nothing"
 

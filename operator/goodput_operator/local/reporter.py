@@ -1,7 +1,7 @@
-"""Output of `goodput up`: logs with a prefix, sentences for users, JSON lines for programs.
+"""Output of `goodput up`: logs with a prefix, messages for users, and JSON lines for programs.
 
-Stdout carries the report that the service is ready. With `--json` it carries only events, one
-object per line. All other output goes to stderr. `docs/local.md` documents both.
+Stdout carries the report that the service is ready, or with `--json` only events, one JSON object
+per line. All other output goes to stderr. `docs/local.md` documents both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shlex
 import threading
 from collections import deque
+from dataclasses import asdict
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ import msgspec
 
 from goodput_core.contract import EVENT_DECISION, EVENT_READY, PATH_COMPLETIONS
 from goodput_core.control.decision import decision_summary, json_value
-from goodput_core.units import format_duration
+from goodput_core.units import NS_PER_MS, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,8 +80,7 @@ class Reporter:
     def ready(self, service: str, router: Address, replicas: tuple[RoutedReplica, ...]) -> None:
         """Report that the service is ready."""
         if self._machine:
-            listed = [{"name": r.name, "url": r.url, "admin_url": r.admin_url} for r in replicas]
-            self._event(EVENT_READY, url=router.url, admin_url=router.admin_url, replicas=listed)
+            self._event(EVENT_READY, **asdict(router), replicas=[asdict(r) for r in replicas])
             return
         body = {"model": self._model, "prompt": "Hello", "max_tokens": 16, "stream": True}
         data = shlex.quote(json.dumps(body))
@@ -95,41 +95,36 @@ class Reporter:
             self._out.write(line)
 
     def exited(self, process: ProcessView, restart_in_ns: int) -> None:
-        """Report that a process ended without a request."""
-        how = "could not be started"
-        if process.exit_code is not None:
-            killed = process.exit_code < 0
-            kind = f"signal {-process.exit_code}" if killed else f"code {process.exit_code}"
-            how = f"ended with {kind}"
-        self.say(f"{process.name} {how}; it restarts in {format_duration(restart_in_ns)}")
+        """Report that a process ended without a stop request."""
+        code = process.exit_code
+        if code is None:
+            end = "could not be started"
+        else:
+            end = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+        self.say(f"{process.name} {end}; it restarts in {format_duration(restart_in_ns)}")
         self._event(
             f"{process.role}_exited",
             name=process.name,
-            exit_code=process.exit_code,
-            restart_in_ms=restart_in_ns // 1_000_000,
+            exit_code=code,
+            restart_in_ms=restart_in_ns // NS_PER_MS,
         )
 
     def serves(self, process: ProcessView, *, again: bool) -> None:
         """Report that a restarted process or an added replica is ready."""
         assert process.address is not None
-        address = process.address
-        self.say(f"{process.name} is ready{' again' if again else ''} at {address.url}")
-        self._event(
-            f"{process.role}_{'restarted' if again else 'started'}",
-            name=process.name,
-            url=address.url,
-            admin_url=address.admin_url,
-        )
+        self.say(f"{process.name} is ready{' again' if again else ''} at {process.address.url}")
+        event = f"{process.role}_{'restarted' if again else 'started'}"
+        self._event(event, name=process.name, **asdict(process.address))
 
     def left(self, process: ProcessView) -> None:
         """Report that a replica that is no longer desired has ended."""
         drained = process.terminated_ns is not None and process.exit_code == 0
-        how = "has drained" if drained else "does not restart: fewer replicas are desired"
-        self.say(f"{process.name} {how}")
+        end = "has drained" if drained else "does not restart: fewer replicas are desired"
+        self.say(f"{process.name} {end}")
         self._event("replica_left", name=process.name)
 
     def decided(self, step: ControlStep) -> None:
-        """Report a control step: changes in the log, and the decision as a JSON event."""
+        """Report a control step: changes in the log, and the decision as an event."""
         # The same inputs as in the operator's log.
         inputs = json.dumps(decision_summary(step.decision)) if step.changes else ""
         for change in step.changes:
@@ -151,13 +146,18 @@ class Reporter:
         self.say(f"{name} is killed: {reason}")
 
     def stopping(self, reason: str, grace_ns: int | None) -> None:
-        """Report a shutdown; `grace_ns` is the time for running requests, None without any."""
+        """Report a shutdown.
+
+        Args:
+            reason: reason of the stop.
+            grace_ns: time for running requests to finish; None if there are none.
+        """
         grace = f": running requests have {format_duration(grace_ns)} to finish" if grace_ns else ""
         self.say(f"stopping ({reason}){grace}")
         self._event("stopping", reason=reason)
 
     def close(self) -> None:
-        """Write the queued lines, for one second at most."""
+        """Write the queued lines, for a second at most per outlet."""
         self._out.close()
         self._err.close()
 
@@ -169,8 +169,8 @@ class Reporter:
 class Outlet:
     """Writes lines to one file descriptor without waiting for its reader.
 
-    A thread writes, because a terminal held by Ctrl-S, or a parent that does not read, must not
-    stop the supervisor. Lines that do not fit into the bounded queue are dropped and counted.
+    A thread writes, because a terminal stopped by Ctrl-S, or a parent that does not read, must not
+    block the supervisor. Lines that do not fit into the bounded queue are dropped and counted.
 
     Args:
         fd: file descriptor to write to; it stays open.
@@ -185,8 +185,7 @@ class Outlet:
         self._dropped = 0
         self._closed = False
         self._changed = threading.Condition()
-        # A daemon thread without a buffered stream: a reader that never reads cannot delay the
-        # exit.
+        # A daemon thread without a buffered stream, so that a reader cannot delay the exit.
         self._thread = threading.Thread(target=self._write_all, name=f"outlet-{fd}", daemon=True)
         self._thread.start()
 

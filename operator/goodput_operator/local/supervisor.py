@@ -1,7 +1,7 @@
 """The supervisor of the local fleet: observe, decide, apply, until every process has ended.
 
-It owns the tasks of the processes, so that no process outlives it, and the fleet's private folder.
-`decide` makes the decisions, and `ChildProcess` starts and stops processes.
+It owns the tasks of the processes, so no process outlives it. `decide` makes the decisions, and
+`ChildProcess` starts and stops processes.
 """
 
 from __future__ import annotations
@@ -12,26 +12,22 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-import aiohttp
-
-from goodput_core.contract import PATH_READY
 from goodput_core.errors import ExitCode, GoodputError, InputError, InternalError, root_of
 from goodput_core.files import write_atomically
 from goodput_core.units import NS_PER_S
 from goodput_operator.local.decide import (
+    Abort,
     Action,
-    Address,
     Announce,
     Desired,
     FleetSnapshot,
-    Forget,
-    GiveUp,
     Kill,
     ProcessPhase,
     ProcessView,
     Publish,
+    Remove,
     Role,
     RoutedReplica,
     Start,
@@ -42,15 +38,14 @@ from goodput_operator.local.decide import (
 from goodput_operator.local.process import ChildProcess, port_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
+
+    import aiohttp
 
     from goodput_operator.local.commands import Command, Commands
     from goodput_operator.local.reporter import Reporter
 
-__all__ = ["Supervisor", "Workspace", "open_workspace", "until_routable"]
-
-_POLL_S: Final = 0.05
-_READY_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+__all__ = ["Supervisor", "Workspace", "open_workspace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +53,7 @@ class Workspace:
     """Files of one running fleet, in a private folder.
 
     Args:
-        manifest: copy of the manifest, so that restarted processes do not read later changes of
-            the file.
+        manifest: copy of the manifest, since a restarted process must not read a changed file.
         upstreams: the router's file of upstreams.
     """
 
@@ -90,12 +84,11 @@ class Supervisor:
         commands: command lines of the processes.
         port: serving port of the router, 0 for any free one; a restarted router keeps it.
         admin_port: admin port of the router, 0 for any free one; a restarted router keeps it.
-        publish: writes the router's file of upstreams.
-        routable: returns once the router at this address is ready.
-        answers: checks the liveness of the process at this address.
+        workspace: files of the fleet.
+        session: HTTP session for checks of the processes.
         reporter: reports to users and to a parent process.
-        control: the control loop, started when the service is ready; None in mode Manual.
         clock: monotonic clock in nanoseconds.
+        control: the control loop, started when the service is ready; None in mode Manual.
     """
 
     def __init__(
@@ -105,9 +98,8 @@ class Supervisor:
         commands: Commands,
         port: int,
         admin_port: int,
-        publish: Callable[[tuple[RoutedReplica, ...]], None],
-        routable: Callable[[Address], Awaitable[None]],
-        answers: Callable[[Address], Awaitable[bool]],
+        workspace: Workspace,
+        session: aiohttp.ClientSession,
         reporter: Reporter,
         clock: Callable[[], int],
         control: Callable[[Supervisor], Coroutine[None, None, None]] | None = None,
@@ -117,9 +109,8 @@ class Supervisor:
         self._control_task: asyncio.Task[None] | None = None
         self._commands = commands
         self._ports = (port, admin_port)
-        self._publish = publish
-        self._routable = routable
-        self._answers = answers
+        self._workspace = workspace
+        self._session = session
         self._reporter = reporter
         self._clock = clock
         self._children: dict[str, ChildProcess] = {}
@@ -137,26 +128,18 @@ class Supervisor:
         return self._desired.replicas
 
     @property
-    def routed(self) -> int:
-        """Replicas that a ready router has: all of them before the service is reported ready.
-
-        After that, the replicas listed in its file.
-        """
-        return len(self._published) if self._announced else self._desired.replicas
-
-    @property
     def processes(self) -> tuple[ProcessView, ...]:
         """All processes that were started and not removed."""
-        return tuple(child.view() for child in self._children.values())
+        return tuple(child.view for child in self._children.values())
 
     def scale(self, replicas: int) -> None:
-        """Set the desired replicas; excess ones drain, missing ones start."""
+        """Set the desired number of replicas."""
         if replicas != self._desired.replicas:
             self._desired = replace(self._desired, replicas=replicas)
             self._woken.set()
 
     def stop(self, reason: str) -> None:
-        """Begin to shut down, within the grace period; a repeated call changes nothing."""
+        """Begin to shut down within the grace period; a repeated call has no effect."""
         if self._stop is None:
             self._stop = Stop(reason=reason)
             if self._control_task is not None:
@@ -230,44 +213,51 @@ class Supervisor:
             case Kill(name=name, reason=reason):
                 self._reporter.killed(name, reason)
                 self._children[name].kill()
-            case Forget(name=name):
-                self._reporter.left(self._children.pop(name).view())
+            case Remove(name=name):
+                self._reporter.left(self._children.pop(name).view)
             case Publish(upstreams=upstreams):
-                self._publish(upstreams)
+                self._workspace.publish(upstreams)
                 self._published = upstreams
             case Announce():
                 self._announce()
                 if self._control is not None:
                     self._control_task = group.create_task(self._control(self), name="control")
-            case GiveUp(sentence=sentence, exit_code=code):
+            case Abort(sentence=sentence, exit_code=code):
                 error = InputError if code is ExitCode.USAGE else InternalError
                 self._failure = error(sentence)
                 self.stop("the service cannot start")
 
     def _start(self, name: str, role: Role, group: asyncio.TaskGroup) -> None:
-        old = self._children.get(name)
+        child = self._children.get(name)
         # After SIGTERM, a process restarts like one that starts for the first time.
-        earlier = old.view() if old and old.view().terminated_ns is None else None
+        earlier = child.view if child and child.view.terminated_ns is None else None
         child = ChildProcess(
             name,
             role,
             earlier=earlier,
             back_off=self._desired.back_off,
             clock=self._clock,
+            session=self._session,
+            routed=self._routed,
             log=self._reporter.log,
             changed=self._changed,
-            answers=self._answers,
-            silent=self._woken.set,
-            routable=self._routable if role is Role.ROUTER else None,
+            unresponsive=self._woken.set,
         )
         self._children[name] = child
         group.create_task(child.run(self._command(name, role, earlier)), name=name)
+
+    def _routed(self) -> int:
+        """Return the replicas that a ready router must have.
+
+        Before the service is ready, these are all desired replicas, afterwards those in its file.
+        """
+        return len(self._published) if self._announced else self._desired.replicas
 
     def _command(self, name: str, role: Role, earlier: ProcessView | None) -> Command:
         if role is Role.REPLICA:
             return self._commands.replica(name)
         if earlier is not None and earlier.address is not None:
-            # Clients use the router's port, so it restarts on the same one.
+            # Clients use the router's port, so it restarts on the same ports.
             self._ports = (port_of(earlier.address.url), port_of(earlier.address.admin_url))
         port, admin_port = self._ports
         return self._commands.router(name, port=port, admin_port=admin_port)
@@ -278,7 +268,7 @@ class Supervisor:
         self._woken.set()
 
     def _report_changes(self) -> None:
-        """Report ends and restarts, after the router's file was written."""
+        """Report ends and restarts, after the router's file has been written."""
         for process in self._unreported:
             if self._stop is not None:
                 break
@@ -290,33 +280,7 @@ class Supervisor:
         self._unreported.clear()
 
     def _announce(self) -> None:
-        address = self._children[self._desired.router].view().address
+        address = self._children[self._desired.router].view.address
         assert address is not None
         self._announced = True
         self._reporter.ready(self._desired.service, address, self._published)
-
-
-async def until_routable(
-    session: aiohttp.ClientSession, address: Address, replicas: Callable[[], int]
-) -> None:
-    """Wait until the router at this address is ready and has enough replicas, without a limit.
-
-    Args:
-        session: HTTP session.
-        address: address of the router.
-        replicas: returns the required number of replicas, which may change while the router starts.
-    """
-    while not await _routable(session, address, replicas()):  # noqa: ASYNC110 - another process's state
-        await asyncio.sleep(_POLL_S)
-
-
-async def _routable(session: aiohttp.ClientSession, address: Address, replicas: int) -> bool:
-    try:
-        async with session.get(address.url + PATH_READY, timeout=_READY_TIMEOUT) as response:
-            if response.status != 200:
-                return False
-            body: Any = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return False
-    counted = body.get("ready_replicas") if isinstance(body, dict) else None
-    return not isinstance(counted, int) or counted >= replicas

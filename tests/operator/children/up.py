@@ -5,36 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from goodput_core.errors import GoodputError
 from goodput_operator.local.cli import run_up
-from goodput_operator.local.commands import Command
-from goodput_operator.local.options import UpOptions, parse_options
+from goodput_operator.local.commands import Command, Commands
+from goodput_operator.local.options import parse_options
 from goodput_operator.local.reporter import Reporter
-from goodput_operator.local.supervisor import Workspace
-
-if TYPE_CHECKING:
-    from goodput_core.spec.llmservice import LLMService
 
 
-@dataclass(frozen=True)
-class StandIns:
-    workspace: Workspace
-    behaviours: dict[str, str]
-    token: str = "none"
+class StandIns(Commands):
+    """Command lines of `stand_in.py`."""
 
     def replica(self, name: str) -> Command:
-        return self._command("engine", name, 0, 0)
+        return self._stand_in("engine", name, 0, 0)
 
     def router(self, name: str, *, port: int, admin_port: int) -> Command:
-        return self._command("router", name, port, admin_port)
+        return self._stand_in("router", name, port, admin_port)
 
-    def _command(self, role: str, name: str, port: int, admin_port: int) -> Command:
+    def _stand_in(self, role: str, name: str, port: int, admin_port: int) -> Command:
         script = str(Path(__file__).with_name("stand_in.py"))
-        behaviour = self.behaviours.get(name, "well")
+        behaviour = json.loads(os.environ.get("STAND_INS", "{}")).get(name, "well")
         # "once-crashes" crashes at the first start and behaves well from then on;
         # "once-crashes then silent" is silent from then on.
         once = Path(os.environ["STAND_IN_DIR"]) / name
@@ -42,15 +33,12 @@ class StandIns:
             first, _, later = behaviour.partition(" then ")
             behaviour = (later or "well") if once.exists() else first
             once.touch()
-        upstreams, manifest = str(self.workspace.upstreams), str(self.workspace.manifest)
         python = sys.executable if "missing" not in behaviour else "/no/such/program"
         ports = (str(port), str(admin_port))
-        argv = (python, script, role, name, behaviour, *ports, upstreams, manifest)
-        return Command(argv=argv, env=os.environ.copy())
-
-
-def stand_ins(workspace: Workspace, service: LLMService, options: UpOptions) -> StandIns:
-    return StandIns(workspace, json.loads(os.environ.get("STAND_INS", "{}")))
+        files = (str(self.upstreams), str(self.manifest))
+        return Command(
+            argv=(python, script, role, name, behaviour, *ports, *files), env=self.environment
+        )
 
 
 def break_down(*_: object) -> None:
@@ -61,7 +49,7 @@ if __name__ == "__main__":
     if os.environ.get("UP_BREAKS"):
         setattr(Reporter, "ready", break_down)  # noqa: B010 - a bug, for a test
     try:
-        sys.exit(run_up(parse_options(sys.argv[1:]), stand_ins))
+        sys.exit(run_up(parse_options(sys.argv[1:]), StandIns))
     except GoodputError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
