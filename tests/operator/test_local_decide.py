@@ -1,4 +1,4 @@
-"""The local fleet's law as a table: a snapshot in, actions and the next wake-up out."""
+"""Decisions about the local fleet: actions and the next wake-up for a snapshot."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def serving_with(*changed: ProcessView, **fields: Any) -> FleetSnapshot:
     return replace(SERVING, processes=tuple(by_name.values()), **fields)
 
 
-def test_an_empty_machine_gets_replicas_and_a_router() -> None:
+def test_replicas_and_a_router_are_started() -> None:
     decision = decide(FleetSnapshot(began_ns=0), DESIRED, 0)
     assert decision.actions == (
         Start(name="chat-0", role=Role.REPLICA),
@@ -82,7 +82,7 @@ def test_an_empty_machine_gets_replicas_and_a_router() -> None:
 
 
 @pytest.mark.parametrize("name", ["chat-1", "chat-router"])
-def test_a_process_that_hangs_is_killed_once_its_time_is_over(name: str) -> None:
+def test_a_hanging_process_is_killed_after_the_liveness_timeout(name: str) -> None:
     silent = serving_with(process(name, unresponsive_ns=LATER))
     early = decide(silent, DESIRED, LATER)
     assert (early.actions, early.wake_at_ns) == ((), LATER + 30 * NS_PER_S)
@@ -92,7 +92,7 @@ def test_a_process_that_hangs_is_killed_once_its_time_is_over(name: str) -> None
     assert decide(killed, DESIRED, LATER + 31 * NS_PER_S).actions == ()
 
 
-def test_nothing_is_done_to_a_fleet_that_serves() -> None:
+def test_a_serving_fleet_needs_no_action() -> None:
     assert decide(SERVING, DESIRED, LATER).actions == ()
     assert decide(SERVING, DESIRED, LATER).wake_at_ns is None
 
@@ -110,16 +110,14 @@ def test_a_replica_is_published_as_soon_as_it_is_ready() -> None:
 
 
 @pytest.mark.parametrize("late", NAMES)
-def test_the_fleet_is_announced_only_when_all_are_ready(late: str) -> None:
+def test_the_fleet_is_announced_only_when_all_processes_are_ready(late: str) -> None:
     ready = serving_with(announced=False)
     assert decide(ready, DESIRED, 1).actions == (Announce(),)
     not_ready = serving_with(process(late, ProcessPhase.LISTENING), announced=False)
     assert Announce() not in decide(not_ready, DESIRED, 1).actions
 
 
-def test_a_crashed_replica_is_taken_from_the_router_at_once_and_started_after_the_back_off() -> (
-    None
-):
+def test_a_crashed_replica_is_unpublished_at_once_and_restarted_after_the_back_off() -> None:
     crashed = serving_with(exited("chat-1"))
     delay_ns = DESIRED.back_off.delay_ns("chat-1", 1)
     decision = decide(crashed, DESIRED, LATER)
@@ -133,16 +131,16 @@ def test_a_crashed_replica_is_taken_from_the_router_at_once_and_started_after_th
     )
 
 
-def test_a_replica_that_returned_elsewhere_is_published_there() -> None:
+def test_a_replica_restarted_on_other_ports_is_published_with_them() -> None:
     moved = Address(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
     (publish,) = decide(serving_with(process("chat-0", address=moved)), DESIRED, LATER).actions
     assert isinstance(publish, Publish)
     assert [u.url for u in publish.upstreams] == ["http://127.0.0.1:1", BOTH[1].url]
 
 
-def test_a_refusal_before_the_first_readiness_ends_the_attempt() -> None:
-    refused = exited("chat-1", exit_code=64, ever_ready=False, error="no such device")
-    snapshot = serving_with(refused, announced=False)
+def test_rejected_arguments_before_the_first_readiness_abort_the_start() -> None:
+    rejected = exited("chat-1", exit_code=64, ever_ready=False, error="no such device")
+    snapshot = serving_with(rejected, announced=False)
     assert decide(snapshot, DESIRED, LATER).actions == (
         Abort(sentence="no such device", exit_code=ExitCode.USAGE),
     )
@@ -151,9 +149,9 @@ def test_a_refusal_before_the_first_readiness_ends_the_attempt() -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"exit_code": 70, "ever_ready": False}, {"exit_code": 64, "ever_ready": True}],
-    ids=["a-crash-before-readiness", "a-refusal-after-readiness"],
+    ids=["crash-before-readiness", "rejection-after-readiness"],
 )
-def test_any_other_end_is_answered_by_a_restart(fields: dict[str, Any]) -> None:
+def test_any_other_end_leads_to_a_restart(fields: dict[str, Any]) -> None:
     snapshot = serving_with(exited("chat-1", **fields), announced=False)
     actions = decide(snapshot, DESIRED, LATER + 31 * NS_PER_S).actions
     assert Start(name="chat-1", role=Role.REPLICA) in actions
@@ -186,7 +184,7 @@ def test_a_start_that_takes_too_long_names_the_process(late: ProcessView, words:
     assert "--ready-timeout" in abort.sentence
 
 
-def test_a_restarted_process_that_hangs_is_killed_when_its_time_is_up() -> None:
+def test_a_restarted_process_that_does_not_listen_is_killed_after_the_ready_timeout() -> None:
     hanging = process("chat-1", ProcessPhase.STARTING, started_ns=LATER, ever_ready=True)
     snapshot = serving_with(hanging, published=BOTH[:1])
     due_ns = LATER + DESIRED.ready_timeout_ns
@@ -197,7 +195,7 @@ def test_a_restarted_process_that_hangs_is_killed_when_its_time_is_up() -> None:
     assert decide(killed, DESIRED, due_ns).actions == ()
 
 
-def test_fewer_replicas_are_unpublished_drained_and_forgotten() -> None:
+def test_excess_replicas_are_unpublished_drained_and_removed() -> None:
     one = replace(DESIRED, replicas=1)
     assert decide(SERVING, one, LATER).actions == (
         Publish(upstreams=BOTH[:1]),
@@ -205,8 +203,8 @@ def test_fewer_replicas_are_unpublished_drained_and_forgotten() -> None:
     )
     draining = serving_with(process("chat-1", terminated_ns=LATER), published=BOTH[:1])
     assert decide(draining, one, LATER + 1).actions == ()
-    gone = serving_with(exited("chat-1", exit_code=0, terminated_ns=LATER), published=BOTH[:1])
-    assert decide(gone, one, LATER + 1).actions == (Remove(name="chat-1"),)
+    ended = serving_with(exited("chat-1", exit_code=0, terminated_ns=LATER), published=BOTH[:1])
+    assert decide(ended, one, LATER + 1).actions == (Remove(name="chat-1"),)
 
 
 def test_a_stop_drains_the_router_first_and_then_the_replicas() -> None:
@@ -234,7 +232,7 @@ def test_a_stop_drains_the_router_first_and_then_the_replicas() -> None:
     ids=["early", "at-the-end", "too-late"],
 )
 def test_a_stop_ends_within_one_grace_period(router_took_s: int, kill_after_s: int) -> None:
-    """Replicas have what the router left of the grace period, and two seconds to exit."""
+    """Replicas have the rest of the grace period after the router, and two seconds to exit."""
     sent_ns = LATER + router_took_s * NS_PER_S
     replicas = tuple(process(name, terminated_ns=sent_ns) for name in NAMES[:2])
     snapshot = serving_with(
@@ -253,19 +251,19 @@ def test_a_stop_without_a_router_ends_the_replicas_at_once() -> None:
     assert decision.actions == (Terminate(name="chat-0"), Terminate(name="chat-1"))
 
 
-def test_a_stop_before_the_announcement_has_no_requests_to_wait_for() -> None:
+def test_a_stop_before_the_announcement_has_no_grace_period() -> None:
     starting = tuple(process(name, ProcessPhase.STARTING, terminated_ns=LATER) for name in NAMES)
     snapshot = FleetSnapshot(began_ns=0, processes=starting, stop=Stop(reason="SIGTERM"))
     assert decide(snapshot, DESIRED, LATER).wake_at_ns == LATER + 2 * NS_PER_S
 
 
-def test_an_impatient_stop_kills_at_once() -> None:
+def test_a_stop_at_once_kills_all_processes() -> None:
     snapshot = replace(SERVING, stop=Stop(reason="Ctrl-C", at_once=True))
     kills = decide(snapshot, DESIRED, LATER).actions
     assert [a.name for a in kills if isinstance(a, Kill)] == list(NAMES)
 
 
-def test_a_stop_is_finished_when_nothing_runs_and_starts_nothing_again() -> None:
+def test_a_stop_is_finished_when_no_process_runs_and_starts_none_again() -> None:
     ended = tuple(exited(name) for name in NAMES)
     snapshot = replace(SERVING, processes=ended, stop=Stop(reason="SIGTERM"))
     decision = decide(snapshot, DESIRED, LATER + 3600 * NS_PER_S)
@@ -274,7 +272,7 @@ def test_a_stop_is_finished_when_nothing_runs_and_starts_nothing_again() -> None
 
 
 phases = st.sampled_from(ProcessPhase)
-moments = st.integers(0, 100 * NS_PER_S)
+times_ns = st.integers(0, 100 * NS_PER_S)
 
 
 @st.composite
@@ -283,8 +281,8 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
     for name in draw(st.lists(st.sampled_from([*NAMES, "chat-2"]), unique=True)):
         phase = draw(phases)
         make = exited if phase is ProcessPhase.EXITED else process
-        fields: dict[str, Any] = {"started_ns": draw(moments), "killed": draw(st.booleans())}
-        fields["terminated_ns"] = draw(st.none() | moments)
+        fields: dict[str, Any] = {"started_ns": draw(times_ns), "killed": draw(st.booleans())}
+        fields["terminated_ns"] = draw(st.none() | times_ns)
         if phase is ProcessPhase.EXITED:
             fields["exit_code"] = draw(st.sampled_from([0, 64, 70, -9, None]))
             fields["failures"] = draw(st.integers(1, 10_000))
@@ -301,8 +299,8 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
     )
 
 
-@given(snapshots(), moments, st.integers(1, 3))
-def test_every_decision_keeps_the_invariants(
+@given(snapshots(), times_ns, st.integers(1, 3))
+def test_every_decision_meets_the_invariants(
     snapshot: FleetSnapshot, now_ns: int, replicas: int
 ) -> None:
     desired = Desired(service="chat", replicas=replicas, back_off=BackOff(seed=1))
@@ -325,13 +323,13 @@ def test_every_decision_keeps_the_invariants(
                 assert not snapshot.announced
     assert decision.finished == (snapshot.stop is not None and not alive)
     if not decision.actions and decision.wake_at_ns is not None:
-        assert decision.wake_at_ns > now_ns, "it would spin"
+        assert decision.wake_at_ns > now_ns, "otherwise the loop would spin"
 
 
 DRAINING = process("chat-1", terminated_ns=LATER)
 
 
-def test_a_replica_that_drains_gets_nothing_new_though_it_is_wanted_again() -> None:
+def test_a_draining_replica_is_not_published_even_if_it_is_desired_again() -> None:
     published = (upstream("chat-0"), upstream("chat-1"))
     snapshot = FleetSnapshot(
         began_ns=0,
@@ -346,7 +344,7 @@ def test_a_replica_that_drains_gets_nothing_new_though_it_is_wanted_again() -> N
     assert [action.name for action in late.actions if isinstance(action, Kill)] == ["chat-1"]
 
 
-def test_a_replica_that_drained_and_is_wanted_again_starts_at_once() -> None:
+def test_a_drained_replica_that_is_desired_again_starts_at_once() -> None:
     ended = exited("chat-1", terminated_ns=0, exit_code=0)
     snapshot = FleetSnapshot(
         began_ns=0,

@@ -1,4 +1,4 @@
-"""Output of processes becomes bounded lines, and a reader that does not read blocks nothing."""
+"""Output of processes as bounded lines, and of `goodput up` without waiting for its reader."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_lines_do_not_depend_on_how_bytes_arrive(pieces: list[bytes], cuts: list
 
 
 @pytest.mark.parametrize("chunk", [1, 1000, 10**6])
-def test_only_the_beginning_of_a_giant_line_is_kept(chunk: int) -> None:
+def test_a_long_line_is_truncated(chunk: int) -> None:
     size = MAX_LINE_BYTES * 3
     splitter, lines = LineSplitter(), []
     for start in range(0, size, chunk):
@@ -59,7 +59,7 @@ def test_only_the_beginning_of_a_giant_line_is_kept(chunk: int) -> None:
     assert lines == [f"{'x' * MAX_LINE_BYTES}… ({size - MAX_LINE_BYTES} bytes cut)", "next"]
 
 
-def test_what_a_terminal_would_obey_is_shown_instead() -> None:
+def test_control_characters_are_escaped() -> None:
     lines = LineSplitter().feed(b"a\x1b[2Jb\tc\x00\x9b\xff \xc2\x9b \xc3\xa9\r\n")
     assert lines == ["a\\x1b[2Jb\tc\\x00�� \\x9b é"]
 
@@ -96,7 +96,7 @@ def test_any_other_line_is_a_log_line(line: str) -> None:
 
 
 @given(st.text())
-def test_no_line_can_break_the_reader(line: str) -> None:
+def test_any_line_can_be_parsed(line: str) -> None:
     parse_listening(line)
     parse_listening("{" + line)
 
@@ -130,7 +130,7 @@ def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
     assert read_lines(pipe[0], "line 99") == [f"line {n}" for n in range(100)]
 
 
-def test_a_slow_reader_blocks_nothing_and_gets_the_number_of_dropped_lines(
+def test_lines_for_a_slow_reader_are_dropped_and_counted(
     pipe: tuple[int, int],
 ) -> None:
     outlet = Outlet(pipe[1], max_queued_bytes=100_000)
@@ -148,7 +148,7 @@ def test_a_slow_reader_blocks_nothing_and_gets_the_number_of_dropped_lines(
     assert notice == f"… {10_000 - len(kept)} lines dropped: they were not read in time"
 
 
-def test_a_reader_that_left_is_no_error(pipe: tuple[int, int]) -> None:
+def test_a_closed_reader_is_not_an_error(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     outlet = Outlet(pipe[1])
     outlet.write("hello")
@@ -170,8 +170,8 @@ CRASHED = ProcessView(
 )
 
 
-def told(
-    *tell: Callable[[Reporter], None], machine: bool, colour: bool = False
+def reported(
+    *reports: Callable[[Reporter], None], machine: bool, colour: bool = False
 ) -> tuple[list[str], list[str]]:
     """Return the lines on stdout and on stderr after these reports."""
     out, err = os.pipe(), os.pipe()
@@ -183,8 +183,8 @@ def told(
         names=("chat-0", "chat-router"),
         model="chat",
     )
-    for one in tell:
-        one(reporter)
+    for report in reports:
+        report(reporter)
     reporter.close()
     lines = []
     for reader, writer in (out, err):
@@ -194,7 +194,7 @@ def told(
     return lines[0], lines[1]
 
 
-def life(reporter: Reporter) -> None:
+def report_life(reporter: Reporter) -> None:
     """Report the life of a fleet."""
     reporter.log("chat-0", "hello")
     reporter.ready("chat", ROUTER, (REPLICA,))
@@ -203,8 +203,8 @@ def life(reporter: Reporter) -> None:
     reporter.stopping("SIGTERM", 30_000_000_000)
 
 
-def test_machines_get_one_json_object_a_line() -> None:
-    out, _ = told(life, machine=True)
+def test_events_are_one_json_object_per_line() -> None:
+    out, _ = reported(report_life, machine=True)
     assert [json.loads(line) for line in out] == [
         {
             "event": "ready",
@@ -225,8 +225,8 @@ def test_machines_get_one_json_object_a_line() -> None:
     ]
 
 
-def test_people_get_the_address_and_a_line_to_try() -> None:
-    out, err = told(life, machine=False)
+def test_users_get_the_address_and_an_example_request() -> None:
+    out, err = reported(report_life, machine=False)
     assert out[0] == "chat is ready at http://127.0.0.1:8000"
     (try_line,) = [line for line in out if "curl" in line]
     words = shlex.split(try_line.split("try")[1])
@@ -240,9 +240,9 @@ def test_people_get_the_address_and_a_line_to_try() -> None:
     ]
 
 
-def test_names_are_coloured_only_when_asked() -> None:
-    _, plain = told(life, machine=False)
-    _, coloured = told(life, machine=False, colour=True)
+def test_names_are_coloured_only_on_request() -> None:
+    _, plain = reported(report_life, machine=False)
+    _, coloured = reported(report_life, machine=False, colour=True)
     assert not any("\x1b" in line for line in plain)
     assert coloured[0] == "\x1b[36mchat-0      |\x1b[0m hello"
 
@@ -250,22 +250,18 @@ def test_names_are_coloured_only_when_asked() -> None:
 @pytest.mark.parametrize(
     ("ended", "words"),
     [
-        pytest.param({"terminated_ns": 1, "exit_code": 0}, "has drained", id="in order"),
-        pytest.param(
-            {}, "does not restart: fewer replicas are desired", id="it had crashed before"
-        ),
+        pytest.param({"terminated_ns": 1, "exit_code": 0}, "has drained", id="drained"),
+        pytest.param({}, "does not restart: fewer replicas are desired", id="crashed"),
         pytest.param(
             {"terminated_ns": 1},
             "does not restart: fewer replicas are desired",
-            id="it was killed while it drained",
+            id="killed while it drained",
         ),
     ],
 )
-def test_a_replica_that_leaves_is_reported_by_how_it_ended(
-    ended: dict[str, Any], words: str
-) -> None:
+def test_a_removed_replica_is_reported_with_its_end(ended: dict[str, Any], words: str) -> None:
     left = replace(CRASHED, **ended)
-    out, err = told(lambda reporter: reporter.left(left), machine=True)
+    out, err = reported(lambda reporter: reporter.left(left), machine=True)
     assert [json.loads(line) for line in out] == [{"event": "replica_left", "name": "chat-0"}]
     assert err == [f"up          | chat-0 {words}"]
 
@@ -292,7 +288,7 @@ def test_a_change_of_control_is_logged_with_the_inputs_of_its_decision() -> None
             now_ns=10_000_000_000,
         )
     )
-    _, err = told(lambda reporter: reporter.decided(step), machine=False)
+    _, err = reported(lambda reporter: reporter.decided(step), machine=False)
     assert err[0].startswith("up          | token budget 2048 → 1536")
     prefix, _, inputs = err[1].partition(": ")
     assert prefix == "up          | decision TokenBudget TPOTMissed"

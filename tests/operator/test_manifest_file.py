@@ -23,7 +23,7 @@ def test_a_manifest_and_its_text_are_read() -> None:
     assert text == CHAT.read_text(encoding="utf-8")
 
 
-def test_a_byte_order_mark_is_no_part_of_a_manifest(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + CHAT.read_bytes())
     assert read_manifest(path)[1] == CHAT.read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("make", "words"), WRONG.values(), ids=WRONG)
-def test_a_file_that_is_no_manifest_is_refused_in_a_sentence(
+def test_a_file_without_a_valid_manifest_is_rejected_in_a_sentence(
     make: Callable[[Path], object], words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.yaml"
@@ -69,13 +69,13 @@ def test_a_file_that_is_no_manifest_is_refused_in_a_sentence(
     assert caught.value.exit_code is ExitCode.USAGE
 
 
-def test_a_name_that_no_file_can_have_is_refused() -> None:
+def test_an_invalid_file_name_is_rejected() -> None:
     with pytest.raises(InputError, match=r"cannot be read|no such file"):
         read_manifest(Path("a\0b"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
+def test_an_unreadable_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.touch(mode=0)
     with pytest.raises(InputError, match="permission denied; check its permissions"):

@@ -1,4 +1,4 @@
-"""The command line of `goodput up`: what it takes, and what it refuses before it starts."""
+"""The command line of `goodput up`, and errors before it starts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_options_have_the_documented_defaults() -> None:
     ],
     ids=lambda v: " ".join(v)[:30] if isinstance(v, list) else None,
 )
-def test_a_wrong_argument_is_refused_in_a_sentence(argv: list[str], words: str) -> None:
+def test_an_invalid_argument_is_rejected_in_a_sentence(argv: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=r"^goodput up: ") as caught:
         parse_options(argv if not argv else ["-f", "chat.yaml", *argv])
     assert words in str(caught.value)
@@ -91,7 +91,7 @@ def manifest(tmp_path: Path, change: Callable[[str], str]) -> str:
         "kind",
     ],
 )
-def test_a_manifest_that_cannot_run_is_refused_by_file_and_field(
+def test_a_manifest_that_cannot_run_is_rejected_with_file_and_field(
     old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = manifest(tmp_path, lambda text: text.replace(old, new))
@@ -117,7 +117,7 @@ def test_replicas_on_the_command_line_override_min_replicas_above_the_maximum(
 
 
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])
-def test_a_taken_port_is_named_with_its_option(option: str) -> None:
+def test_a_port_in_use_is_rejected_with_its_option(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -128,7 +128,7 @@ def test_a_taken_port_is_named_with_its_option(option: str) -> None:
     require_free(0, option)
 
 
-def test_the_routers_file_is_replaced_whole() -> None:
+def test_the_file_of_upstreams_is_replaced_atomically() -> None:
     with open_workspace("chat", "my.yaml", "kind: LLMService") as workspace:
         assert workspace.manifest.name == "my.yaml"
         assert workspace.manifest.read_text() == "kind: LLMService"
@@ -144,7 +144,7 @@ def test_the_routers_file_is_replaced_whole() -> None:
     assert not folder.exists()
 
 
-def test_children_are_called_as_agreed() -> None:
+def test_commands_have_the_documented_options_and_environment() -> None:
     commands = Commands(
         service="chat",
         manifest=Path("/w/chat.yaml"),
@@ -173,7 +173,7 @@ def test_children_are_called_as_agreed() -> None:
     assert "secret" not in repr(commands)
 
 
-def test_what_a_local_service_cannot_follow_is_said(tmp_path: Path) -> None:
+def test_ignored_fields_are_reported(tmp_path: Path) -> None:
     path = manifest(
         tmp_path,
         lambda text: (

@@ -1,4 +1,4 @@
-"""`goodput up` over stand-in children: real processes, real signals, nothing left behind."""
+"""`goodput up` over stand-in children: real processes and signals, and none left behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_private_folder_is_private_and_removed(start_up: Start, tmp_path: Pa
     assert not folder.exists()
 
 
-def test_ctrl_c_lets_children_drain_and_exits_130(start_up: Start) -> None:
+def test_ctrl_c_drains_the_children_and_exits_130(start_up: Start) -> None:
     up = start_up()
     up.event("ready")
     up.signal(signal.SIGINT)
@@ -71,7 +71,7 @@ def test_the_limit_of_open_files_is_raised_for_every_process(start_up: Start) ->
 
 
 def test_replicas_serve_until_the_router_has_drained(start_up: Start, tmp_path: Path) -> None:
-    """A router that drains still sends requests to replicas, which must admit them."""
+    """A draining router still sends requests to replicas, which must admit them."""
     release = tmp_path / "release"
     up = start_up(env={"STAND_IN_RELEASE": str(release)}, chat_router="drains-slowly")
     ready = up.event("ready")
@@ -98,7 +98,7 @@ def test_a_second_ctrl_c_kills_at_once(start_up: Start) -> None:
     assert up.left_behind() == []
 
 
-def test_a_child_that_will_not_end_is_killed_after_the_grace_period(start_up: Start) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_period(start_up: Start) -> None:
     up = start_up("--grace", "1ms", chat_1="stubborn forks")
     up.event("ready")
     up.signal(signal.SIGTERM)
@@ -108,7 +108,7 @@ def test_a_child_that_will_not_end_is_killed_after_the_grace_period(start_up: St
 
 
 def test_a_closed_terminal_ends_everything(start_up: Start) -> None:
-    # Under `nohup` SIGHUP is ignored; a child inherits that, and `up` rightly honours it.
+    # `nohup` ignores SIGHUP, which a child would inherit.
     inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         up = start_up()
@@ -146,7 +146,7 @@ def test_kill_9_of_up_leaves_no_process_behind(start_up: Start, moment: str) -> 
     assert up.left_behind() == []
 
 
-def test_a_bug_in_up_leaves_no_process_behind(start_up: Start) -> None:
+def test_an_internal_error_leaves_no_process_behind(start_up: Start) -> None:
     up = start_up(env={"UP_BREAKS": "1"}, chat_0="stubborn forks")
     assert up.wait() == 1
     assert "RuntimeError: a bug in the supervisor" in up.log()
@@ -161,7 +161,7 @@ def test_sigterm_while_starting_ends_soon(start_up: Start) -> None:
     assert up.left_behind() == []
 
 
-def test_a_killed_replica_returns_and_the_router_learns_where(start_up: Start) -> None:
+def test_a_killed_replica_restarts_and_is_published_with_its_new_url(start_up: Start) -> None:
     up = start_up(chat_1="forks")
     ready = up.event("ready")
     (grandchild,) = up.child("chat-1").children()
@@ -180,7 +180,7 @@ def test_a_killed_replica_returns_and_the_router_learns_where(start_up: Start) -
     assert not grandchild.is_running()
 
 
-def test_a_killed_router_returns_on_its_ports(start_up: Start) -> None:
+def test_a_killed_router_restarts_on_its_ports(start_up: Start) -> None:
     up = start_up()
     ready = up.event("ready")
     up.child("chat-router").kill()
@@ -191,7 +191,7 @@ def test_a_killed_router_returns_on_its_ports(start_up: Start) -> None:
     assert len(upstreams(ready["url"])) == 2
 
 
-def test_a_router_returns_while_a_replica_cannot(start_up: Start) -> None:
+def test_a_router_restarts_while_a_replica_crashes(start_up: Start) -> None:
     up = start_up(chat_1="once-well then crashes")
     ready = up.event("ready")
     up.child("chat-1").kill()
@@ -203,7 +203,7 @@ def test_a_router_returns_while_a_replica_cannot(start_up: Start) -> None:
 
 
 @pytest.mark.parametrize(("name", "role"), [("chat-1", "replica"), ("chat-router", "router")])
-def test_a_process_that_hangs_is_started_again(start_up: Start, name: str, role: str) -> None:
+def test_a_hanging_process_is_restarted(start_up: Start, name: str, role: str) -> None:
     up = start_up("--liveness-timeout", "100ms")
     up.event("ready")
     up.child(name).suspend()
@@ -216,14 +216,14 @@ def test_a_process_that_hangs_is_started_again(start_up: Start, name: str, role:
     assert up.left_behind() == []
 
 
-def test_a_replica_that_crashes_at_its_first_start_is_given_another(start_up: Start) -> None:
+def test_a_replica_that_crashes_at_its_first_start_is_restarted(start_up: Start) -> None:
     up = start_up(chat_1="once-crashes")
     assert len(up.event("ready")["replicas"]) == 2
     assert [e["event"] for e in up.seen] == ["replica_exited", "replica_restarted", "ready"]
     assert "chat-1      | error: the device is on fire\n" in up.log()
 
 
-def test_a_refusal_is_relayed_once_in_the_users_own_words(start_up: Start) -> None:
+def test_a_rejected_manifest_is_reported_once_with_the_users_path(start_up: Start) -> None:
     up = start_up(chat_0="refuses", chat_1="refuses")
     assert up.wait() == 64
     chat = Path(__file__).parents[2] / "examples" / "chat.yaml"
@@ -279,7 +279,7 @@ def test_a_flood_of_unread_lines_blocks_nothing(start_up: Start) -> None:
     os.close(reader)
 
 
-def test_a_port_in_use_is_refused_before_anything_starts(start_up: Start) -> None:
+def test_a_port_in_use_is_rejected_before_a_process_starts(start_up: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         up = start_up("--port", str(port))

@@ -49,7 +49,7 @@ def stream(url: str, max_tokens: int, first_token: Barrier) -> list[str]:
     return [event for event in events if event]
 
 
-def test_a_service_answers_and_outlives_the_loss_of_a_replica_and_of_a_core(
+def test_a_service_survives_the_loss_of_a_replica_and_of_a_core(
     start_up: Start,
 ) -> None:
     up = start_up(program=UP)
@@ -80,7 +80,7 @@ def test_no_process_outlives_up(start_up: Start, number: signal.Signals) -> None
     assert up.left_behind() == []
 
 
-def test_running_requests_are_answered_to_their_end_after_ctrl_c(start_up: Start) -> None:
+def test_running_requests_finish_after_ctrl_c(start_up: Start) -> None:
     up = start_up(program=UP)
     url = up.event("ready")["url"]
     first_tokens = Barrier(9, timeout=30)
@@ -96,7 +96,7 @@ def test_running_requests_are_answered_to_their_end_after_ctrl_c(start_up: Start
     assert up.left_behind() == []
 
 
-def test_an_unknown_emulated_profile_is_one_sentence_with_the_profiles(
+def test_an_unknown_profile_is_rejected_with_the_list_of_profiles(
     start_up: Start, tmp_path: Path
 ) -> None:
     chat = Path(__file__).parents[2] / "examples" / "chat.yaml"
@@ -109,7 +109,7 @@ def test_an_unknown_emulated_profile_is_one_sentence_with_the_profiles(
     assert "llama-3-8b-h100" in line
 
 
-def test_an_unknown_device_is_the_users_error_in_one_sentence(start_up: Start) -> None:
+def test_an_unknown_device_is_rejected_in_one_sentence(start_up: Start) -> None:
     up = start_up("--device", "no-such-device", program=UP)
     assert up.wait() == 64
     errors = [line for line in up.log().splitlines() if "error" in line]
@@ -119,7 +119,7 @@ def test_an_unknown_device_is_the_users_error_in_one_sentence(start_up: Start) -
     assert up.left_behind() == []
 
 
-def test_a_refused_manifest_is_named_by_the_users_own_path(start_up: Start, tmp_path: Path) -> None:
+def test_a_rejected_manifest_is_named_by_the_users_path(start_up: Start, tmp_path: Path) -> None:
     chat = Path(__file__).parents[2] / "examples" / "chat.yaml"
     path = tmp_path / "mine.yaml"
     path.write_text(chat.read_text().replace("emulated://llama-3-8b-h100", "hf://Qwen/Qwen3-8B"))
@@ -130,7 +130,7 @@ def test_a_refused_manifest_is_named_by_the_users_own_path(start_up: Start, tmp_
     assert "llama-3-8b-h100" in last
 
 
-def test_under_recommend_it_measures_and_decides_and_changes_nothing(
+def test_mode_recommend_decides_each_interval_and_changes_nothing(
     start_up: Start, tmp_path: Path
 ) -> None:
     chat = Path(__file__).parents[2] / "examples" / "chat.yaml"
@@ -142,7 +142,7 @@ def test_under_recommend_it_measures_and_decides_and_changes_nothing(
     up = start_up("-f", str(path), program=UP)
     ready = up.event("ready")
     first = up.event("decision")["decision"]
-    assert first["observation"]["traffic"]["signal"] == "missing", "nothing to hold it against yet"
+    assert first["observation"]["traffic"]["signal"] == "missing", "the first reading"
     complete(ready["url"])
     arrived = 0
     while not arrived:

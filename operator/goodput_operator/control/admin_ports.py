@@ -1,7 +1,7 @@
 """HTTP to the admin ports of routers and engines: scraping their state and pushing limits.
 
 Responses are bounded in size and time, and redirects are not followed. The number of concurrent
-requests is bounded over all services. A process that hangs occupies one of them for a few seconds.
+requests is bounded over all services. A hanging process occupies one of them for a few seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["ScrapeError", "Scraper", "fetch", "push_limits", "session_for_pods"]
 _CONNECT_S: Final = 1.0
 _TOTAL_S: Final = 3.0
 _MAX_CONCURRENT: Final = 64
-_KEPT_S: Final = 60.0
-"""Connections outlast a long interval, which avoids reconnecting to every pod. The time is shorter
-than the 75 seconds after which engines and routers close them."""
+_KEEP_ALIVE_S: Final = 60.0
+"""Longer than most intervals, so that connections are reused. Shorter than the 75 seconds after
+which engines and routers close idle connections."""
 _MAX_STATE_BYTES: Final = 1 << 20
 _PUSH_NS: Final = 5 * NS_PER_S
 _MAX_ERROR_BYTES: Final = 4096
@@ -54,7 +54,7 @@ class ScrapeError(Exception):
 
 def session_for_pods() -> aiohttp.ClientSession:
     """Return a session that keeps its connections between intervals."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=_KEPT_S))
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=_KEEP_ALIVE_S))
 
 
 class Scraper:
@@ -63,7 +63,7 @@ class Scraper:
     Args:
         session: HTTP session; its limit of connections must not be lower than `concurrent`.
         concurrent: maximum number of concurrent requests.
-        connect_s, total_s: time limits of a connection attempt and of a complete response.
+        total_s: time limit of a complete response.
 
     Attributes:
         session: the HTTP session.
@@ -74,69 +74,63 @@ class Scraper:
         session: aiohttp.ClientSession,
         *,
         concurrent: int = _MAX_CONCURRENT,
-        connect_s: float = _CONNECT_S,
         total_s: float = _TOTAL_S,
     ) -> None:
         self.session: Final = session
-        self._places = asyncio.Semaphore(concurrent)
-        self._timeout = aiohttp.ClientTimeout(total=total_s, connect=connect_s)
+        self._slots = asyncio.Semaphore(concurrent)
+        self._time_limits = aiohttp.ClientTimeout(total=total_s, connect=_CONNECT_S)
 
     async def routers(
-        self, sources: Sequence[ScrapeTarget], since: Mapping[str, int] | None = None
+        self, targets: Sequence[ScrapeTarget], since: Mapping[str, int] | None = None
     ) -> tuple[RouterScrape, ...]:
         """Scrape routers concurrently.
 
         Args:
-            sources: the routers.
+            targets: the routers.
             since: first second of the requested per-second counts, on the router's clock, by uid.
                 A router without an entry returns all its seconds. None to request no such counts.
         """
-        queries = [
-            None if since is None else {QUERY_SECONDS_SINCE: str(since.get(one.uid, 0))}
-            for one in sources
-        ]
-        found = await asyncio.gather(
-            *(
-                self._scrape(one, decode_router, query)
-                for one, query in zip(sources, queries, strict=True)
-            )
-        )
-        return tuple(found)
 
-    async def engines(self, sources: Sequence[ScrapeTarget]) -> tuple[EngineScrape, ...]:
+        def query(uid: str) -> dict[str, str] | None:
+            return None if since is None else {QUERY_SECONDS_SINCE: str(since.get(uid, 0))}
+
+        scrapes = (self._scrape(target, decode_router, query(target.uid)) for target in targets)
+        return tuple(await asyncio.gather(*scrapes))
+
+    async def engines(self, targets: Sequence[ScrapeTarget]) -> tuple[EngineScrape, ...]:
         """Scrape engines concurrently."""
-        found = await asyncio.gather(*(self._scrape(one, decode_engine) for one in sources))
-        return tuple(found)
+        scrapes = (self._scrape(target, decode_engine) for target in targets)
+        return tuple(await asyncio.gather(*scrapes))
 
     async def _scrape(
         self,
-        source: ScrapeTarget,
+        target: ScrapeTarget,
         decode: Callable[[bytes], _Counters],
         query: dict[str, str] | None = None,
     ) -> Scrape[_Counters]:
-        url = source.url.rstrip("/") + PATH_CONTROL_STATE
+        url = target.url.rstrip("/") + PATH_CONTROL_STATE
         try:
-            async with self._places:
+            async with self._slots:
                 body = await fetch(
                     self.session,
                     url,
-                    within=self._timeout,
+                    time_limits=self._time_limits,
                     max_bytes=_MAX_STATE_BYTES,
                     params=query,
                 )
         except ScrapeError as error:
-            return Scrape(source=source, signal=Signal.FAILED, detail=str(error))
+            return Scrape(target=target, signal=Signal.FAILED, detail=str(error))
         try:
-            return Scrape(source=source, signal=Signal.FRESH, counters=decode(body))
+            return Scrape(target=target, signal=Signal.FRESH, counters=decode(body))
         except ValueError as error:
-            return Scrape(source=source, signal=Signal.MISSING, detail=str(error))
+            return Scrape(target=target, signal=Signal.MISSING, detail=str(error))
 
 
 async def fetch(
     session: aiohttp.ClientSession,
     url: str,
     *,
-    within: aiohttp.ClientTimeout,
+    time_limits: aiohttp.ClientTimeout,
     max_bytes: int,
     params: dict[str, str] | None = None,
 ) -> bytes:
@@ -145,7 +139,7 @@ async def fetch(
     Args:
         session: HTTP session.
         url: requested URL.
-        within: time limits.
+        time_limits: time limits of the connection attempt and the complete response.
         max_bytes: maximum length of the body.
         params: query parameters.
 
@@ -154,7 +148,7 @@ async def fetch(
     """
     try:
         async with session.get(
-            url, params=params, timeout=within, allow_redirects=False
+            url, params=params, timeout=time_limits, allow_redirects=False
         ) as response:
             if response.status != 200:
                 raise ScrapeError(f"{url} returned status {response.status}")
@@ -164,7 +158,7 @@ async def fetch(
                 if len(body) > max_bytes:
                     raise ScrapeError(f"{url} returned more than {max_bytes} bytes")
     except TimeoutError as error:
-        raise ScrapeError(f"{url} did not respond within {within.total:g} s") from error
+        raise ScrapeError(f"{url} did not respond within {time_limits.total:g} s") from error
     except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
         # These errors quote the response, which must not reach conditions.
         raise ScrapeError(f"{url} sent an invalid HTTP response") from error
@@ -182,14 +176,14 @@ async def push_limits(
     limits: Mapping[str, int],
     within_ns: int = _PUSH_NS,
 ) -> str:
-    """Patch the limits of one engine; takes at most five seconds.
+    """Patch the limits of one engine, within five seconds.
 
     Args:
         session: HTTP session.
         url: URL of the engine's admin port.
         token: bearer token of that port.
         limits: request body, including `revision`.
-        within_ns: time limit, if shorter than five seconds.
+        within_ns: shorter time limit.
 
     Returns:
         A message for users if the push failed; empty on success.

@@ -1,8 +1,8 @@
 """Measures: one interval of a service, as the difference of two readings. Pure.
 
-Counters start at zero with each process. A process that does not respond now may later return all
-its counts of the meantime. Therefore a reading of the routers is used completely or not at all.
-While a ready router does not respond, nothing is counted, and the next complete reading covers the
+Counters start at zero with each process. A router that does not respond now may later return all
+its counts of the meantime. Therefore the readings of all routers are used together or not at all:
+while a ready router does not respond, nothing is counted, and the next complete reading covers the
 longer interval. Engines are independent of each other.
 """
 
@@ -131,18 +131,20 @@ def measure_interval(
             silent=silent,
         )
     interval_ns = reading.at_ns - last.at_ns
-    grown = [
-        (scrape.counters, _before(last, scrape.source.uid, scrape.counters, interval_ns))
+    counters = [
+        (scrape.counters, _before(last, scrape.target.uid, scrape.counters, interval_ns))
         for scrape in reading.routers
         if scrape.counters is not None
     ]
-    windows = [_class(name, grown) for name in classes]
+    windows = [_class_counts(name, counters) for name in classes]
     return _latest(last, reading), Measures(
         interval_ns=interval_ns,
         traffic=Traffic(
             signal=Signal.FRESH,
-            arrivals=max(0, sum(_arrived(now) - _arrived(was) for now, was in grown)),
-            in_flight=sum(now.in_flight for now, _ in grown),
+            arrivals=max(
+                0, sum(_load_arrivals(now) - _load_arrivals(was) for now, was in counters)
+            ),
+            in_flight=sum(now.in_flight for now, _ in counters),
             finished=_finished(last, reading.engines),
         ),
         classes=tuple(window for window, _ in windows if window.ttft.judged or window.tpot.judged),
@@ -153,10 +155,10 @@ def measure_interval(
 
 
 def _signal(last: LastReading | None, reading: ServiceReading) -> Signal:
-    asked = [scrape for scrape in reading.routers if scrape.source.ready]
-    if any(scrape.signal is Signal.FAILED for scrape in asked):
+    signals = {scrape.signal for scrape in reading.routers if scrape.target.ready}
+    if Signal.FAILED in signals:
         return Signal.FAILED
-    if not asked or any(scrape.signal is Signal.MISSING for scrape in asked):
+    if not signals or Signal.MISSING in signals:
         return Signal.MISSING
     if last is not None and reading.at_ns <= last.at_ns:
         return Signal.MISSING  # an unchanged reading
@@ -165,10 +167,10 @@ def _signal(last: LastReading | None, reading: ServiceReading) -> Signal:
 
 def _silent(role: str, scrapes: Iterable[RouterScrape | EngineScrape]) -> Iterator[Silence]:
     for scrape in scrapes:
-        source = scrape.source
-        if source.ready and scrape.signal is not Signal.FRESH:
-            detail = scrape.detail
-            yield Silence(role=role, pod=source.name, signal=scrape.signal, detail=detail)
+        if scrape.target.ready and scrape.signal is not Signal.FRESH:
+            yield Silence(
+                role=role, pod=scrape.target.name, signal=scrape.signal, detail=scrape.detail
+            )
 
 
 def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
@@ -178,15 +180,15 @@ def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
     return LastReading(
         at_ns=reading.at_ns,
         routers={
-            # The seconds were added to the window already.
-            scrape.source.uid: replace(counters, seconds=None)
+            # The window already has the seconds.
+            scrape.target.uid: replace(counters, seconds=None)
             for scrape in reading.routers
-            if (counters := _largest(routers.get(scrape.source.uid), scrape.counters)) is not None
+            if (counters := _largest(routers.get(scrape.target.uid), scrape.counters)) is not None
         },
         engines={
-            scrape.source.uid: latest
+            scrape.target.uid: latest
             for scrape in reading.engines
-            if (latest := scrape.counters or engines.get(scrape.source.uid)) is not None
+            if (latest := scrape.counters or engines.get(scrape.target.uid)) is not None
         },
     )
 
@@ -194,8 +196,8 @@ def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
 def _largest(was: RouterCounters | None, now: RouterCounters | None) -> RouterCounters | None:
     """Return the largest known counters of a router.
 
-    A Prometheus server ingests series one by one and may lack some for a moment. No counter
-    decreases while the router runs, so the earlier value is still a lower bound.
+    A Prometheus server ingests series one by one and may lack some for a moment. Counters never
+    decrease while the router runs, so the earlier value remains a lower bound.
     """
     if was is None or now is None or not _same_run(was, now):
         return now or was
@@ -230,23 +232,22 @@ def _before(last: LastReading, uid: str, now: RouterCounters, interval_ns: int) 
     was = last.routers.get(uid)
     if was is not None and _same_run(was, now):
         return was
-    began_since = was is not None or (now.uptime_ns is not None and now.uptime_ns <= interval_ns)
-    if began_since:
-        return _AT_START
-    return now  # the part that belongs to this interval is not known
+    started = was is not None or (now.uptime_ns is not None and now.uptime_ns <= interval_ns)
+    # Of a router that started earlier, the part in this interval is not known.
+    return _AT_START if started else now
 
 
-def _arrived(counters: RouterCounters) -> int:
-    """Return the arrivals without client errors, which cause nearly no load."""
+def _load_arrivals(counters: RouterCounters) -> int:
+    """Return the arrivals without client errors, which cause hardly any load."""
     return counters.arrivals - counters.client_errors
 
 
-def _class(
-    name: str, grown: Iterable[tuple[RouterCounters, RouterCounters]]
+def _class_counts(
+    name: str, counters: Iterable[tuple[RouterCounters, RouterCounters]]
 ) -> tuple[ClassWindow, Attained]:
     ttft, tpot = PromiseCounts(), PromiseCounts()
     good = total = 0
-    for now, was in grown:
+    for now, was in counters:
         after = now.classes.get(name, _NOTHING)
         before = was.classes.get(name, _NOTHING)
         ttft += _since(after.ttft, before.ttft)
@@ -266,7 +267,7 @@ def _since(after: PromiseCounts, before: PromiseCounts) -> PromiseCounts:
 
 
 def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
-    name, uid, now = scrape.source.name, scrape.source.uid, scrape.counters
+    name, uid, now = scrape.target.name, scrape.target.uid, scrape.counters
     if now is None:
         return EngineReading(name=name, signal=scrape.signal)
     was = _same_start(last, uid, now)
@@ -294,7 +295,7 @@ def _finished(last: LastReading, engines: Iterable[EngineScrape]) -> LengthMix:
         _bins_since(now.answered, was.answered)
         for scrape in engines
         if (now := scrape.counters) is not None
-        and (was := _same_start(last, scrape.source.uid, now)) is not None
+        and (was := _same_start(last, scrape.target.uid, now)) is not None
     )
     return LengthMix.of(chain.from_iterable(bins))
 

@@ -20,7 +20,7 @@ from goodput_operator.control.measures import LastReading, Measures, measure_int
 from goodput_operator.control.prometheus import failed_scrapes, scrape_prometheus
 from goodput_operator.control.readings import RouterScrape, ScrapeTarget, ServiceReading
 from goodput_operator.control.window import ServiceWindow
-from goodput_operator.kube.objects import Object, admin_url, has_ended, is_ready
+from goodput_operator.kube.objects import admin_url, has_ended, is_ready
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from goodput_operator.control.admin_ports import Scraper
     from goodput_operator.kube.objects import Object
 
-__all__ = ["PodMeasures", "engine_sources", "router_sources"]
+__all__ = ["PodMeasures", "engine_targets", "router_targets"]
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _MeasuredService:
     """State of one service.
 
     Args:
-        generation: generation of the spec that contains the interval.
+        generation: generation of the spec that contains the interval; None before the first one.
         interval_ns: the configured interval.
         scraped_ns: time of the last scrape; None before the first one.
         server: URL of the Prometheus server that is scraped instead of the routers; None if the
@@ -45,8 +45,8 @@ class _MeasuredService:
         window: judged requests of the last hour by second.
     """
 
-    generation: int | None
-    interval_ns: int
+    generation: int | None = None
+    interval_ns: int = 0
     scraped_ns: int | None = None
     server: str | None = None
     last: LastReading | None = None
@@ -82,42 +82,37 @@ class PodMeasures:
         """
         metadata = service["metadata"]
         uid, generation = str(metadata["uid"]), metadata.get("generation")
-        known = self._services.get(uid)
-        if known is not None and known.generation == generation and not known.is_over(now_ns):
+        known = self._services.setdefault(uid, _MeasuredService())
+        if known.generation == generation and not known.is_over(now_ns):
             return None
         spec = _spec(service)
         if spec is None or spec.suspend:
-            if known is not None:
-                known.window = ServiceWindow()
+            known.window = ServiceWindow()
             return None
-        interval_ns = spec.control.interval_seconds * NS_PER_S
-        if known is None:
-            known = self._services[uid] = _MeasuredService(
-                generation=generation, interval_ns=interval_ns
-            )
-        known.generation, known.interval_ns = generation, interval_ns
+        known.generation = generation
+        known.interval_ns = spec.control.interval_seconds * NS_PER_S
         if not known.is_over(now_ns):
             return None
         known.scraped_ns = now_ns
         server = spec.control.prometheus
         url = None if server is None else server.url
         if url != known.server:
-            # The new source has another clock, so earlier readings are not comparable.
+            # The new source has another clock, so earlier readings cannot be compared with it.
             known.server, known.last, known.window = url, None, ServiceWindow()
         (at_ns, routers), engines = await asyncio.gather(
             self._routers(service, pods, url, now_ns, known.window.since()),
-            self._scraper.engines(engine_sources(pods)),
+            self._scraper.engines(engine_targets(pods)),
         )
         classes = tuple(spec.slo.by_name())
         known.last, measures = measure_interval(
             known.last,
             ServiceReading(at_ns=at_ns, routers=routers, engines=engines),
             classes=classes,
-            interval_ns=interval_ns,
+            interval_ns=known.interval_ns,
         )
         if url is None:
             known.window.add(routers, at_ns)
-            ready = [one.counters for one in routers if one.source.ready]
+            ready = [one.counters for one in routers if one.target.ready]
             complete = bool(ready) and all(c is not None and c.seconds is not None for c in ready)
         else:
             # A Prometheus server has no per-second counts.
@@ -134,18 +129,18 @@ class PodMeasures:
         now_ns: int,
         since: Mapping[str, int],
     ) -> tuple[int, tuple[RouterScrape, ...]]:
-        sources = router_sources(pods)
+        targets = router_targets(pods)
         if server is None:
-            return now_ns, await self._scraper.routers(sources, since)
+            return now_ns, await self._scraper.routers(targets, since)
         if server not in self._prometheus_urls:
-            return now_ns, failed_scrapes(sources, f"the operator may not scrape {server}")
+            return now_ns, failed_scrapes(targets, f"the operator may not scrape {server}")
         metadata = service["metadata"]
         return await scrape_prometheus(
             self._scraper.session,
             server,
             llmservice=str(metadata["name"]),
             namespace=str(metadata.get("namespace", "default")),
-            sources=sources,
+            targets=targets,
         )
 
     def forget(self, uid: str) -> None:
@@ -160,29 +155,26 @@ def _spec(service: Object) -> LLMServiceSpec | None:
         return None
 
 
-def router_sources(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
+def router_targets(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
     """Return the routers that have an address; ready routers must respond."""
-    return _sources(pods, ROLE_ROUTER)
+    return _targets(pods, ROLE_ROUTER)
 
 
-def engine_sources(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
+def engine_targets(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
     """Return the engines that have an address."""
-    return _sources(pods, ROLE_ENGINE)
+    return _targets(pods, ROLE_ENGINE)
 
 
-def _sources(pods: Iterable[Object], role: str) -> tuple[ScrapeTarget, ...]:
-    found = (
-        _source(pod)
+def _targets(pods: Iterable[Object], role: str) -> tuple[ScrapeTarget, ...]:
+    return tuple(
+        ScrapeTarget(
+            name=str(pod["metadata"]["name"]),
+            uid=str(pod["metadata"]["uid"]),
+            url=url,
+            ready=is_ready(pod),
+        )
         for pod in pods
         if (pod["metadata"].get("labels") or {}).get(OBJECT_LABEL_ROLE) == role
-    )
-    return tuple(source for source in found if source is not None)
-
-
-def _source(pod: Object) -> ScrapeTarget | None:
-    metadata, url = pod["metadata"], admin_url(pod)
-    if url is None or has_ended(pod):
-        return None
-    return ScrapeTarget(
-        name=str(metadata["name"]), uid=str(metadata["uid"]), url=url, ready=is_ready(pod)
+        and (url := admin_url(pod)) is not None
+        and not has_ended(pod)
     )

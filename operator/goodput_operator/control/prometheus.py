@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from goodput_operator.control.readings import ClassCounters, RouterScrape, ScrapeTarget
 
-__all__ = ["decode_answer", "failed_scrapes", "query_of", "scrape_prometheus"]
+__all__ = ["decode_response", "failed_scrapes", "scrape_prometheus"]
 
 _PATH: Final = "/api/v1/query"
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0, connect=1.0)
+_TIME_LIMITS: Final = aiohttp.ClientTimeout(total=5.0, connect=1.0)
 _WINDOW: Final = "2m"
 """Series without a sample for this long are ignored; scrapes are rarely a minute apart."""
 _NAME: Final = "__name__"
@@ -86,7 +86,7 @@ class _Sums:
     outcomes: dict[str, dict[str, int]] = field(default_factory=dict)
     targets: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
-    def take(self, labels: dict[str, str], value: int) -> None:
+    def add(self, labels: dict[str, str], value: int) -> None:
         name, slo_class = labels[_NAME], labels.get(LABEL_SLO_CLASS, "")
         if name == METRIC_REQUESTS:
             self.outcomes.setdefault(slo_class, {})[labels.get(LABEL_OUTCOME, "")] = value
@@ -106,16 +106,15 @@ class _Sums:
             arrivals=self._number(METRIC_ROUTER_ARRIVALS),
             client_errors=self._number(METRIC_ROUTER_CLIENT_ERRORS),
             in_flight=self._number(METRIC_ROUTER_IN_FLIGHT),
-            classes={name: self._class(name, of) for name, of in self.outcomes.items()},
+            classes={name: self._class(name) for name in self.outcomes},
         )
 
     def _number(self, name: str) -> int:
         return sum(self.numbers.get(name, {}).values())
 
-    def _class(self, name: str, outcomes: dict[str, int]) -> ClassCounters:
-        return class_counters(
-            outcomes, ttft=self._target(name, "ttft"), tpot=self._target(name, "tpot")
-        )
+    def _class(self, name: str) -> ClassCounters:
+        ttft, tpot = self._target(name, "ttft"), self._target(name, "tpot")
+        return class_counters(self.outcomes[name], ttft=ttft, tpot=tpot)
 
     def _target(self, slo_class: str, target: str) -> PromiseCounts:
         results = self.targets.get((slo_class, target), {})
@@ -126,18 +125,13 @@ class _Sums:
         )
 
 
-def query_of(llmservice: str) -> str:
-    """Return the PromQL query for the latest samples of a service's routers with timestamps."""
-    return f'{{{_NAME}=~"{"|".join(_COUNTED)}",{LABEL_LLMSERVICE}="{llmservice}"}}[{_WINDOW}]'
-
-
 async def scrape_prometheus(
     session: aiohttp.ClientSession,
     url: str,
     *,
     llmservice: str,
     namespace: str,
-    sources: Sequence[ScrapeTarget],
+    targets: Sequence[ScrapeTarget],
 ) -> tuple[int, tuple[RouterScrape, ...]]:
     """Scrape all routers of a service through the server.
 
@@ -146,63 +140,64 @@ async def scrape_prometheus(
         url: base URL of the server.
         llmservice: name of the service.
         namespace: namespace of the service.
-        sources: routers of the service.
+        targets: routers of the service.
 
     Returns:
         The oldest of the routers' last scrapes, in nanoseconds since 1970, and a scrape for each
         router: FAILED if the server does not respond, MISSING if it lacks the router's series.
     """
-    query = {"query": query_of(llmservice)}
+    # The latest samples of the service's routers, with timestamps.
+    query = f'{{{_NAME}=~"{"|".join(_COUNTED)}",{LABEL_LLMSERVICE}="{llmservice}"}}[{_WINDOW}]'
     try:
         body = await fetch(
             session,
             url.rstrip("/") + _PATH,
-            within=_TIMEOUT,
+            time_limits=_TIME_LIMITS,
             max_bytes=_MAX_BYTES,
-            params=query,
+            params={"query": query},
         )
     except ScrapeError as error:
-        return 0, failed_scrapes(sources, str(error))
+        return 0, failed_scrapes(targets, str(error))
     try:
-        return decode_answer(body, namespace=namespace, sources=sources)
+        return decode_response(body, namespace=namespace, targets=targets)
     except ValueError as error:
-        return 0, failed_scrapes(sources, f"{url}: {error}")
+        return 0, failed_scrapes(targets, f"{url}: {error}")
 
 
-def failed_scrapes(sources: Sequence[ScrapeTarget], detail: str) -> tuple[RouterScrape, ...]:
+def failed_scrapes(targets: Sequence[ScrapeTarget], detail: str) -> tuple[RouterScrape, ...]:
     """Return a failed scrape for each router."""
-    return tuple(Scrape(source=source, signal=Signal.FAILED, detail=detail) for source in sources)
+    return tuple(Scrape(target=one, signal=Signal.FAILED, detail=detail) for one in targets)
 
 
-def decode_answer(
-    body: bytes, *, namespace: str, sources: Sequence[ScrapeTarget]
+def decode_response(
+    body: bytes, *, namespace: str, targets: Sequence[ScrapeTarget]
 ) -> tuple[int, tuple[RouterScrape, ...]]:
     """Decode the server's response; see `scrape_prometheus`.
 
     Raises:
         ValueError: the body is not a response to the query.
     """
-    by_pod: dict[str, list[_Series]] = {source.name: [] for source in sources}
-    by_address = {URL(source.url).authority: by_pod[source.name] for source in sources}
+    by_pod: dict[str, list[_Series]] = {target.name: [] for target in targets}
+    by_address = {URL(target.url).authority: by_pod[target.name] for target in targets}
     for series in _series(body):
         labels = series.metric
         if _NAME not in labels or labels.get("namespace", namespace) != namespace:
             continue
         if "pod" in labels:
-            of_one = by_pod.get(labels["pod"])
+            of_router = by_pod.get(labels["pod"])
         else:
-            of_one = by_address.get(labels.get("instance", ""))
-        if of_one is not None:
-            of_one.append(series)
+            of_router = by_address.get(labels.get("instance", ""))
+        if of_router is not None:
+            of_router.append(series)
     scrapes, ends_s = [], []
-    for source in sources:
-        at_s, counters = _latest(by_pod[source.name])
-        if counters is not None and source.ready:
-            # A router that stops or starts may lag behind.
+    for target in targets:
+        at_s, counters = _latest(by_pod[target.name])
+        # The last scrape of a router that starts or stops may be older.
+        if counters is not None and target.ready:
             ends_s.append(at_s)
         signal = Signal.MISSING if counters is None else Signal.FRESH
-        detail = "" if counters else f"Prometheus has no current series of {source.name}"
-        scrapes.append(Scrape(source=source, signal=signal, counters=counters, detail=detail))
+        detail = "" if counters else f"Prometheus has no current series of {target.name}"
+        scrapes.append(Scrape(target=target, signal=signal, counters=counters, detail=detail))
     return round(min(ends_s, default=0) * NS_PER_S), tuple(scrapes)
 
 
@@ -213,7 +208,7 @@ def _latest(series: Sequence[_Series]) -> tuple[float, RouterCounters | None]:
     for one in series:
         taken_s, text = one.values[-1]
         if taken_s == at_s:
-            sums.take(one.metric, _count(text))
+            sums.add(one.metric, _count(text))
     return at_s, sums.counters()
 
 
@@ -221,7 +216,7 @@ def _series(body: bytes) -> Iterable[_Series]:
     try:
         return decode_untrusted(_RESPONSE, body).data.result
     except ValueError as error:
-        # The decoder's error may quote the response, which must not reach conditions.
+        # The decoder's message may quote the response, which must not appear in conditions.
         raise ValueError("the response does not match the query") from error
 
 

@@ -1,14 +1,13 @@
 """Readings: the counters of a service's routers and engines at one time, and their decoding.
 
 Responses of other processes are not trusted. Every number is bounded, and a number out of bounds
-makes the complete response unusable. The counters may come from the processes themselves or from a
-Prometheus server.
+makes the complete response unusable. A Prometheus server may deliver the counters instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -155,14 +154,14 @@ class Scrape(Generic[_Counters]):
     """Result of scraping one process.
 
     Args:
-        source: the process.
+        target: the process.
         signal: FRESH with counters, MISSING if the process responded without them, FAILED if it
             did not respond.
         counters: the counters; None unless FRESH.
         detail: message for users; empty if FRESH.
     """
 
-    source: ScrapeTarget
+    target: ScrapeTarget
     signal: Signal
     counters: _Counters | None = None
     detail: str = ""
@@ -192,18 +191,14 @@ _Epoch = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Name = Annotated[str, msgspec.Meta(max_length=_MAX_TEXT)]
 
 
-class _TargetBody(msgspec.Struct, frozen=True):
-    judged: _Count = 0
-    missed: _Count = 0
-    close: _Count = 0
-
-    def counts(self) -> PromiseCounts:
-        return PromiseCounts(judged=self.judged, missed=self.missed, close=self.close)
-
-
 class _TargetsBody(msgspec.Struct, frozen=True):
-    ttft: _TargetBody = _TargetBody()
-    tpot: _TargetBody = _TargetBody()
+    ttft: PromiseCounts = PromiseCounts()
+    tpot: PromiseCounts = PromiseCounts()
+
+    def __post_init__(self) -> None:
+        for counts in (self.ttft, self.tpot):
+            if not all(0 <= n <= _MAX_COUNT for n in astuple(counts)):
+                raise ValueError("a count is out of bounds")
 
 
 class _SecondCountsBody(msgspec.Struct, frozen=True):
@@ -269,12 +264,11 @@ def decode_router(body: bytes) -> RouterCounters:
         ValueError: the response has no usable counters.
     """
     state = _state(_ROUTER, body)
-    names = state.outcomes.keys() | state.promises.keys()
     classes = {}
-    for name in names:
+    for name in state.outcomes.keys() | state.promises.keys():
         targets = state.promises.get(name, _TargetsBody())
         classes[name] = class_counters(
-            state.outcomes.get(name, {}), ttft=targets.ttft.counts(), tpot=targets.tpot.counts()
+            state.outcomes.get(name, {}), ttft=targets.ttft, tpot=targets.tpot
         )
     return RouterCounters(
         epoch=state.epoch,
@@ -283,11 +277,11 @@ def decode_router(body: bytes) -> RouterCounters:
         client_errors=state.client_errors,
         in_flight=state.in_flight,
         classes=classes,
-        seconds=None if state.seconds is None else _recent(state.seconds),
+        seconds=None if state.seconds is None else _recent_seconds(state.seconds),
     )
 
 
-def _recent(seconds: _SecondsBody) -> RecentSeconds:
+def _recent_seconds(seconds: _SecondsBody) -> RecentSeconds:
     length_s = seconds.end_s - seconds.first_s
     if not 0 <= length_s <= RING_S:
         raise ValueError(f"the state cannot be used: {length_s} seconds")
@@ -335,15 +329,7 @@ def decode_engine(body: bytes) -> EngineCounters:
     return EngineCounters(
         epoch=extra.epoch,
         state=state,
-        answered=tuple(
-            LengthBin(
-                requests=b.requests,
-                input_tokens=b.input_tokens,
-                cached_tokens=b.cached_tokens,
-                output_tokens=b.output_tokens,
-            )
-            for b in extra.answered
-        ),
+        answered=tuple(LengthBin(**msgspec.structs.asdict(one)) for one in extra.answered),
         token_bounds=extra.bounds.token_budget,
         max_width=None if width is None else width[1],
         device=_device(extra.device, kv_tokens=state.kv_total_blocks * state.block_size),
@@ -361,24 +347,24 @@ def _device(body: _DeviceBody, *, kv_tokens: int) -> DeviceCapacity | None:
     """Return the device; None if its form is unknown or a number is out of bounds."""
     law = dict(body.step_time)
     form = _FORMS.get(str(law.pop("form", "")))
-    if form is None or not _sane(law):
+    if form is None or not _in_range(law):
         return None
     try:
-        made = msgspec.convert(law, type=form)
+        step_time = msgspec.convert(law, type=form)
     except (ValueError, RecursionError):
         return None
     return DeviceCapacity(
-        form=made,
+        form=step_time,
         kv_tokens=kv_tokens,
         host_ns_per_step=body.host_ns_per_step,
         host_ns_per_request=body.host_ns_per_request,
     )
 
 
-def _sane(value: Any) -> bool:
+def _in_range(value: Any) -> bool:
     """True if all numbers are in the range of times, token counts and coefficients."""
     if isinstance(value, dict):
-        return all(map(_sane, value.values()))
+        return all(map(_in_range, value.values()))
     if isinstance(value, list):
-        return all(map(_sane, value))
+        return all(map(_in_range, value))
     return value is None or (isinstance(value, int | float) and 0 <= value <= _MAX_NUMBER)

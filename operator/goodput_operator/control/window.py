@@ -1,8 +1,8 @@
 """The last hour of one service: per-second counts of its routers on the operator's clock.
 
-A router numbers seconds on its own monotonic clock. The offset to the operator's clock is taken
-from the first response after the router's start and does not change, so no second is counted twice.
-After a gap, the next response of a router contains the missing seconds.
+A router numbers seconds on its own monotonic clock. Its offset from the operator's clock is
+computed from the first response after the router's start and then stays fixed, so no second is
+counted twice. After a gap, the next response of a router contains the missing seconds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ServiceWindow:
         """
         routers: dict[str, _Router] = {}
         for scrape in scrapes:
-            uid, known = scrape.source.uid, self._routers.get(scrape.source.uid)
+            uid, known = scrape.target.uid, self._routers.get(scrape.target.uid)
             if scrape.counters is None or scrape.counters.seconds is None:
                 if known is not None:
                     routers[uid] = known
@@ -67,7 +67,7 @@ class ServiceWindow:
             epoch, seconds = scrape.counters.epoch, scrape.counters.seconds
             offset_s = now_ns // NS_PER_S - seconds.end_s
             if known is not None and known.epoch != epoch:
-                # The request named a second of the former start; request all seconds next.
+                # The router has restarted since the request; request all its seconds next.
                 routers[uid] = _Router(epoch=epoch, offset_s=offset_s, next_s=0)
                 continue
             if known is None:
@@ -91,7 +91,7 @@ class ServiceWindow:
             now_ns: end of the interval, on the same clock for all intervals.
         """
         end_s, length_s = now_ns // NS_PER_S, max(1, interval_ns // NS_PER_S)
-        ring = self._reaching(end_s - length_s)
+        ring = self._ring_from(end_s - length_s)
         ring.advance(end_s)
         for one in attained:
             for k in range(length_s):
@@ -110,17 +110,16 @@ class ServiceWindow:
         return {name: ring.counts(name, ring.first_s, ring.end_s) for name in classes}
 
     def _add(self, seconds: RecentSeconds, router: _Router) -> None:
-        ring = self._reaching(seconds.first_s + router.offset_s)
+        ring = self._ring_from(seconds.first_s + router.offset_s)
         for name, counts in seconds.classes.items():
-            for place, total in enumerate(counts.total):
-                second = seconds.first_s + place
+            pairs = zip(counts.good, counts.total, strict=True)
+            for second, (good, total) in enumerate(pairs, start=seconds.first_s):
                 if total and second >= router.next_s:
-                    good = counts.good[place]
                     ring.add(name, second + router.offset_s, good=good, total=total)
         ring.advance(seconds.end_s + router.offset_s)
 
-    def _reaching(self, first_s: int) -> SecondRing:
-        """Return the ring, extended back to this second if it starts later."""
+    def _ring_from(self, first_s: int) -> SecondRing:
+        """Return the ring, extended back to this second if necessary."""
         if self._ring is None:
             self._ring = SecondRing(first_s)
         self._ring.extend_back(first_s)

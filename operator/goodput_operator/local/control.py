@@ -106,8 +106,8 @@ class FleetControl:
     async def _measure(self, scraper: Scraper, processes: Sequence[ProcessView]) -> Measures:
         at_ns = self._clock()
         routers, engines = await asyncio.gather(
-            scraper.routers(_sources(processes, Role.ROUTER)),
-            scraper.engines(_sources(processes, Role.REPLICA)),
+            scraper.routers(_targets(processes, Role.ROUTER)),
+            scraper.engines(_targets(processes, Role.REPLICA)),
         )
         self._last, measures = measure_interval(
             self._last,
@@ -133,7 +133,7 @@ class FleetControl:
                 self._reporter.say(f"{push.name}: {problem}")
 
 
-def _sources(processes: Sequence[ProcessView], role: Role) -> tuple[ScrapeTarget, ...]:
+def _targets(processes: Sequence[ProcessView], role: Role) -> tuple[ScrapeTarget, ...]:
     return tuple(
         ScrapeTarget(
             name=process.name,

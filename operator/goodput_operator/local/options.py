@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +25,7 @@ MAX_REPLICAS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """Parsed arguments of `goodput up`.
+    """Parsed arguments of `goodput up`; each field is the destination of an argument.
 
     Args:
         manifest: file of the manifest.
@@ -89,15 +89,16 @@ def make_parser() -> CommandParser:
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when stdin is closed")
     duration = argument_type(parse_some_duration, "duration")
     parser.add_argument(
-        "--ready-timeout", type=duration, default="60s", metavar="TIME",
+        "--ready-timeout", type=duration, default="60s", metavar="TIME", dest="ready_timeout_ns",
         help="stop with an error if the service is not ready within this time (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--liveness-timeout", type=duration, default="30s", metavar="TIME",
+        dest="liveness_timeout_ns",
         help="restart a process that fails its liveness checks for this long (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--grace", type=duration, default="30s", metavar="TIME",
+        "--grace", type=duration, default="30s", metavar="TIME", dest="grace_ns",
         help="time for running requests to finish when the service stops (%(default)s)",
     )  # fmt: skip
     return parser
@@ -112,18 +113,7 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
     parser = make_parser()
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
-    return UpOptions(
-        manifest=args.manifest,
-        device=args.device,
-        port=args.port,
-        admin_port=args.admin_port,
-        replicas=args.replicas,
-        json=args.json,
-        exit_with_parent=args.exit_with_parent,
-        ready_timeout_ns=args.ready_timeout,
-        liveness_timeout_ns=args.liveness_timeout,
-        grace_ns=args.grace,
-    )
+    return UpOptions(**{one.name: getattr(args, one.name) for one in fields(UpOptions)})
 
 
 def _replicas(text: str) -> int:

@@ -1,9 +1,9 @@
-"""A child that behaves as a test tells it: an engine or a router without a model.
+"""An engine or a router without a model, with the behaviour that a test sets.
 
     stand_in.py ROLE NAME BEHAVIOUR PORT ADMIN_PORT UPSTREAMS MANIFEST
 
-A router answers 200 to every request once its file of upstreams lists a replica, and says how
-many replicas are ready where it is asked whether it is.
+A router responds with 200 to every request once its file of upstreams lists a replica. Its
+readiness endpoint returns the number of ready replicas.
 """
 
 from __future__ import annotations

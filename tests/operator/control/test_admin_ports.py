@@ -1,4 +1,4 @@
-"""Scrapes over real sockets, of processes that hang, send invalid states or too many bytes."""
+"""Scrapes over real sockets of processes that hang or send invalid or too long responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def good(_: web.Request) -> web.Response:
     return web.json_response(ROUTER)
 
 
-async def nonsense(_: web.Request) -> web.Response:
+async def invalid(_: web.Request) -> web.Response:
     return web.Response(text="<html>")
 
 
@@ -69,13 +69,13 @@ async def endless(request: web.Request) -> web.StreamResponse:
 
 HANDLERS: dict[str, Handler] = {
     handler.__name__: handler
-    for handler in (good, nonsense, secretive, unready, elsewhere, hanging, dribbling, endless)
+    for handler in (good, invalid, secretive, unready, elsewhere, hanging, dribbling, endless)
 }
 
 
 @pytest.fixture
 async def at() -> AsyncIterator[Callable[[str], ScrapeTarget]]:
-    """A source that behaves as its name says; each handler has a path of its own."""
+    """Return the target of a handler by its name; each handler has its own path."""
     app = web.Application()
     for name, handler in HANDLERS.items():
         app.router.add_get(f"/{name}/control/state", handler)
@@ -96,20 +96,18 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def ask(
-    session: aiohttp.ClientSession, *sources: ScrapeTarget, concurrent: int = 8
-) -> dict[str, RouterScrape]:
-    gatherer = Scraper(session, concurrent=concurrent, total_s=0.3)
-    return {scrape.source.name: scrape for scrape in await gatherer.routers(sources)}
+async def scrape(session: aiohttp.ClientSession, *targets: ScrapeTarget) -> dict[str, RouterScrape]:
+    scraper = Scraper(session, concurrent=8, total_s=0.3)
+    return {found.target.name: found for found in await scraper.routers(targets)}
 
 
-async def test_each_answer_is_fresh_missing_or_failed(
+async def test_each_scrape_is_fresh_missing_or_failed(
     session: aiohttp.ClientSession, at: Callable[[str], ScrapeTarget]
 ) -> None:
-    told = await ask(session, *(at(name) for name in HANDLERS))
-    assert {name: scrape.signal.value for name, scrape in told.items()} == {
+    scrapes = await scrape(session, *(at(name) for name in HANDLERS))
+    assert {name: one.signal.value for name, one in scrapes.items()} == {
         "good": "fresh",
-        "nonsense": "missing",
+        "invalid": "missing",
         "secretive": "failed",
         "unready": "failed",
         "elsewhere": "failed",
@@ -117,73 +115,69 @@ async def test_each_answer_is_fresh_missing_or_failed(
         "dribbling": "failed",
         "endless": "failed",
     }
-    assert told["good"].counters is not None
-    assert told["secretive"].detail.endswith("sent an invalid HTTP response")
-    assert "503" in told["unready"].detail
-    assert "did not respond within 0.3 s" in told["hanging"].detail
-    assert "more than" in told["endless"].detail
-    assert all(scrape.counters is None for name, scrape in told.items() if name != "good")
+    assert scrapes["good"].counters is not None
+    assert scrapes["secretive"].detail.endswith("sent an invalid HTTP response")
+    assert "503" in scrapes["unready"].detail
+    assert "did not respond within 0.3 s" in scrapes["hanging"].detail
+    assert "more than" in scrapes["endless"].detail
+    assert all(one.counters is None for name, one in scrapes.items() if name != "good")
 
 
 async def test_a_refused_connection_is_a_failure(session: aiohttp.ClientSession) -> None:
     unreachable = ScrapeTarget(name="gone", uid="gone", url="http://127.0.0.1:1")
-    assert (await ask(session, unreachable))["gone"].signal is Signal.FAILED
+    assert (await scrape(session, unreachable))["gone"].signal is Signal.FAILED
 
 
-async def test_a_connection_outlasts_an_interval_that_takes_too_long(
+async def test_a_connection_is_reused_after_a_long_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connections = set()
 
-    async def answer(request: web.Request) -> web.Response:
+    async def handle(request: web.Request) -> web.Response:
         connections.add(request.transport)
         return web.json_response(ROUTER)
 
     app = web.Application()
-    app.router.add_get("/control/state", answer)
+    app.router.add_get("/control/state", handle)
     async with TestServer(app) as server, session_for_pods() as session:
-        source = ScrapeTarget(name="r", uid="r", url=str(server.make_url("")))
+        target = ScrapeTarget(name="r", uid="r", url=str(server.make_url("")))
         for late_s in (0, 50):
             now_s = time.monotonic() + late_s
             monkeypatch.setattr("aiohttp.connector.monotonic", lambda now_s=now_s: now_s)
-            assert (await ask(session, source))["r"].signal is Signal.FRESH
+            assert (await scrape(session, target))["r"].signal is Signal.FRESH
     assert len(connections) == 1
 
 
-async def test_one_that_hangs_delays_no_answer_of_another_service(
+async def test_a_hanging_process_does_not_delay_scrapes_of_another_service(
     session: aiohttp.ClientSession, at: Callable[[str], ScrapeTarget]
 ) -> None:
-    gatherer = Scraper(session, concurrent=4, total_s=30)
-    hangs = asyncio.ensure_future(gatherer.routers([at("hanging")]))
+    scraper = Scraper(session, concurrent=4, total_s=30)
+    hanging_scrape = asyncio.ensure_future(scraper.routers([at("hanging")]))
     async with asyncio.timeout(10):
         for _ in range(3):
-            told = await gatherer.routers([at("good")] * 8)
-            assert all(scrape.signal is Signal.FRESH for scrape in told)
-    assert not hangs.done()
-    hangs.cancel()
-    await asyncio.gather(hangs, return_exceptions=True)
+            scrapes = await scraper.routers([at("good")] * 8)
+            assert all(one.signal is Signal.FRESH for one in scrapes)
+    assert not hanging_scrape.done()
+    hanging_scrape.cancel()
+    await asyncio.gather(hanging_scrape, return_exceptions=True)
 
 
-async def test_no_more_are_asked_at_a_time_than_allowed(session: aiohttp.ClientSession) -> None:
-    now, most = 0, 0
+async def test_concurrent_requests_are_bounded(session: aiohttp.ClientSession) -> None:
+    running, most = 0, 0
 
     async def count(request: web.Request) -> web.Response:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
         for _ in range(20):
             await asyncio.sleep(0)
-        now -= 1
+        running -= 1
         return web.Response(body=json.dumps(ROUTER))
 
     app = web.Application()
     app.router.add_get("/control/state", count)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    source = ScrapeTarget(name="r", uid="r", url=f"http://127.0.0.1:{runner.addresses[0][1]}")
-    told = await Scraper(session, concurrent=3).routers([source] * 12)
-    await runner.cleanup()
-    assert all(scrape.signal is Signal.FRESH for scrape in told)
+    async with TestServer(app) as server:
+        target = ScrapeTarget(name="r", uid="r", url=str(server.make_url("")))
+        scrapes = await Scraper(session, concurrent=3).routers([target] * 12)
+    assert all(one.signal is Signal.FRESH for one in scrapes)
     assert most == 3

@@ -1,3 +1,5 @@
+"""Intervals from two readings of routers and engines."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -28,7 +30,7 @@ TEN_S = 10 * NS_PER_S
 def counters(
     arrivals: int, *, epoch: str = "a", uptime_s: float = 1000, client_errors: int = 0
 ) -> RouterCounters:
-    """A router at which everything that came was judged, and a tenth of it missed TPOT."""
+    """Counters of a router: all arrivals were judged, and a tenth of them missed TPOT."""
     missed = arrivals // 10
     return RouterCounters(
         epoch=epoch,
@@ -55,12 +57,11 @@ def router(
     signal: Signal = Signal.FRESH,
     **counted: Any,
 ) -> RouterScrape:
-    told = None if arrivals is None else counters(arrivals, **counted)
-    source = ScrapeTarget(name=uid, uid=uid, url="http://10.0.0.1:9000", ready=ready)
-    return RouterScrape(source=source, signal=signal, counters=told)
+    found = None if arrivals is None else counters(arrivals, **counted)
+    target = ScrapeTarget(name=uid, uid=uid, url="http://10.0.0.1:9000", ready=ready)
+    return RouterScrape(target=target, signal=signal, counters=found)
 
 
-SILENT = Signal.FAILED
 ENGINE = EngineCounters(
     epoch="e",
     state=EngineState(
@@ -74,9 +75,9 @@ ENGINE = EngineCounters(
 )  # fmt: skip
 
 
-def engine(told: EngineCounters | None = ENGINE, signal: Signal = Signal.FRESH) -> EngineScrape:
-    source = ScrapeTarget(name="chat-0", uid="e0", url="http://10.0.0.2:9000")
-    return EngineScrape(source=source, signal=signal, counters=told)
+def engine(found: EngineCounters | None = ENGINE, signal: Signal = Signal.FRESH) -> EngineScrape:
+    target = ScrapeTarget(name="chat-0", uid="e0", url="http://10.0.0.2:9000")
+    return EngineScrape(target=target, signal=signal, counters=found)
 
 
 def read(
@@ -86,7 +87,7 @@ def read(
 
 
 def run(*readings: ServiceReading) -> Measures:
-    """The measures of the last of several readings."""
+    """Return the measures of the last of several readings."""
     baseline: LastReading | None = None
     for reading in readings:
         baseline, measures = measure_interval(
@@ -95,14 +96,14 @@ def run(*readings: ServiceReading) -> Measures:
     return measures
 
 
-def test_the_first_reading_is_what_the_next_is_held_against() -> None:
+def test_the_first_reading_has_no_measures() -> None:
     first = run(read(0, router(1000)))
     assert first.traffic.signal is Signal.MISSING
     assert first.interval_ns == TEN_S
     assert first.attained == (Attained(name="chat", good=0, total=0),)
 
 
-def test_an_interval_is_what_counters_grew_by() -> None:
+def test_an_interval_is_the_difference_of_two_readings() -> None:
     measures = run(read(0, router(1000)), read(10, router(1100)))
     assert measures.interval_ns == TEN_S
     assert measures.traffic.signal is Signal.FRESH
@@ -112,7 +113,7 @@ def test_an_interval_is_what_counters_grew_by() -> None:
     assert window.tpot == PromiseCounts(judged=100, missed=10)
 
 
-def test_routers_are_added_up() -> None:
+def test_counts_of_routers_are_summed() -> None:
     measures = run(
         read(0, router(10), router(20, uid="r1")), read(10, router(15), router(40, uid="r1"))
     )
@@ -120,14 +121,14 @@ def test_routers_are_added_up() -> None:
     assert measures.traffic.in_flight == 4
 
 
-def test_what_was_the_client_s_own_fault_is_no_demand() -> None:
+def test_client_errors_are_not_arrivals() -> None:
     readings = read(0, router(10)), read(10, router(15, client_errors=4))
     assert run(*readings).traffic.arrivals == 1
-    # It arrived earlier and ended now: no arrival, and no restart.
+    # An earlier arrival ended with a client error: no arrival, and no restart.
     assert run(*readings, read(20, router(15, client_errors=5))).traffic.arrivals == 0
 
 
-def test_no_traffic_is_fresh_and_has_no_class_that_was_judged() -> None:
+def test_an_interval_without_traffic_is_fresh_and_has_no_judged_class() -> None:
     measures = run(read(0, router(10)), read(10, router(10)))
     assert measures.traffic.signal is Signal.FRESH
     assert measures.traffic.arrivals == 0
@@ -138,14 +139,18 @@ def test_no_traffic_is_fresh_and_has_no_class_that_was_judged() -> None:
 @pytest.mark.parametrize(
     ("second", "arrivals"),
     [
-        pytest.param(router(7, epoch="b", uptime_s=5), 7, id="it started again"),
-        pytest.param(router(12, epoch="b", uptime_s=5), 12, id="and has passed its old count"),
-        pytest.param(router(7, epoch="a"), 7, id="its count fell without a word"),
-        pytest.param(router(9, uid="r9", uptime_s=8), 9, id="another came in its place"),
-        pytest.param(router(9000, uid="r9", uptime_s=800), 0, id="one was there and not known"),
+        pytest.param(router(7, epoch="b", uptime_s=5), 7, id="restarted"),
+        pytest.param(router(12, epoch="b", uptime_s=5), 12, id="restarted and above its old count"),
+        pytest.param(router(7, epoch="a"), 7, id="a lower count in the same epoch"),
+        pytest.param(router(9, uid="r9", uptime_s=8), 9, id="a new router"),
+        pytest.param(
+            router(9000, uid="r9", uptime_s=800), 0, id="an unknown router that started earlier"
+        ),
     ],
 )
-def test_a_count_that_begins_anew_is_counted_from_zero(second: RouterScrape, arrivals: int) -> None:
+def test_counters_of_a_restarted_or_new_router_begin_at_zero(
+    second: RouterScrape, arrivals: int
+) -> None:
     measures = run(read(0, router(10)), read(10, second))
     assert measures.traffic.signal is Signal.FRESH
     assert measures.traffic.arrivals == arrivals
@@ -154,17 +159,19 @@ def test_a_count_that_begins_anew_is_counted_from_zero(second: RouterScrape, arr
 @pytest.mark.parametrize(
     ("routers", "signal"),
     [
-        pytest.param((), Signal.MISSING, id="there is no router"),
-        pytest.param((router(20), router(uid="r1", signal=SILENT)), SILENT, id="one is silent"),
-        pytest.param((router(signal=Signal.MISSING),), Signal.MISSING, id="no numbers in it"),
+        pytest.param((), Signal.MISSING, id="no router"),
         pytest.param(
-            (router(signal=Signal.MISSING), router(uid="r1", signal=SILENT)),
-            SILENT,
-            id="one is silent and one has no numbers",
+            (router(20), router(uid="r1", signal=Signal.FAILED)), Signal.FAILED, id="one failed"
+        ),
+        pytest.param((router(signal=Signal.MISSING),), Signal.MISSING, id="without numbers"),
+        pytest.param(
+            (router(signal=Signal.MISSING), router(uid="r1", signal=Signal.FAILED)),
+            Signal.FAILED,
+            id="one failed and one without numbers",
         ),
     ],
 )
-def test_what_could_not_be_learnt_is_never_a_zero(
+def test_unknown_traffic_is_not_reported_as_zero(
     routers: tuple[RouterScrape, ...], signal: Signal
 ) -> None:
     measures = run(read(0, router(10)), read(10, *routers))
@@ -172,27 +179,27 @@ def test_what_could_not_be_learnt_is_never_a_zero(
     assert measures.classes == ()
 
 
-def test_a_router_that_starts_or_ends_may_be_silent() -> None:
+def test_a_router_that_starts_or_stops_need_not_respond() -> None:
     leaving = router(uid="r1", ready=False, signal=Signal.FAILED)
     measures = run(read(0, router(10)), read(10, router(30), leaving))
     assert (measures.traffic.signal, measures.traffic.arrivals) == (Signal.FRESH, 20)
 
 
-def test_a_ready_process_without_numbers_is_named() -> None:
-    hung = replace(router(uid="r1", signal=SILENT), detail="did not answer")
-    starting = router(uid="r2", ready=False, signal=SILENT)
+def test_ready_processes_without_measurements_are_listed() -> None:
+    hung = replace(router(uid="r1", signal=Signal.FAILED), detail="did not respond")
+    starting = router(uid="r2", ready=False, signal=Signal.FAILED)
     empty = replace(engine(None, Signal.MISSING), detail="the state cannot be used")
     measures = run(read(0, router(1)), read(10, router(1), hung, starting, engines=(empty,)))
     assert [(one.role, one.pod, one.signal, one.detail) for one in measures.silent] == [
-        ("router", "r1", Signal.FAILED, "did not answer"),
+        ("router", "r1", Signal.FAILED, "did not respond"),
         ("engine", "chat-0", Signal.MISSING, "the state cannot be used"),
     ]
 
 
-def test_after_silence_the_whole_time_is_one_interval() -> None:
+def test_the_interval_after_a_failed_scrape_covers_the_complete_time() -> None:
     measures = run(
         read(0, router(10), router(10, uid="r1")),
-        read(10, router(20), router(uid="r1", signal=SILENT)),
+        read(10, router(20), router(uid="r1", signal=Signal.FAILED)),
         read(20, router(30), router(50, uid="r1")),
     )
     assert measures.interval_ns == 2 * TEN_S
@@ -202,11 +209,11 @@ def test_after_silence_the_whole_time_is_one_interval() -> None:
 @pytest.mark.parametrize(
     "known",
     [
-        pytest.param({}, id="nothing of a class"),
-        pytest.param({"chat": ClassCounters(total=70)}, id="a part of its outcomes"),
+        pytest.param({}, id="no count of a class"),
+        pytest.param({"chat": ClassCounters(total=70)}, id="some outcomes of a class"),
     ],
 )
-def test_counts_missing_for_a_moment_count_once(known: dict[str, ClassCounters]) -> None:
+def test_series_missing_for_a_moment_are_counted_once(known: dict[str, ClassCounters]) -> None:
     lacking = router(1100, client_errors=1)
     assert lacking.counters is not None
     lacking = replace(lacking, counters=replace(lacking.counters, classes=known, client_errors=0))
@@ -222,11 +229,11 @@ def test_counts_missing_for_a_moment_count_once(known: dict[str, ClassCounters])
     assert measures.classes[0].tpot == PromiseCounts(judged=100, missed=10)
 
 
-def test_the_same_numbers_once_more_are_missing_not_an_idle_interval() -> None:
+def test_an_unchanged_reading_is_missing_and_not_an_idle_interval() -> None:
     assert run(read(5, router(10)), read(5, router(10))).traffic.signal is Signal.MISSING
 
 
-def test_an_engine_tells_what_it_preempted_and_answered_since() -> None:
+def test_an_engine_reading_has_the_preemptions_and_finished_requests_of_the_interval() -> None:
     later = replace(
         ENGINE,
         state=replace(ENGINE.state, preemptions=8),
@@ -247,7 +254,7 @@ def test_an_engine_tells_what_it_preempted_and_answered_since() -> None:
     )
 
 
-def test_a_silent_engine_is_failed_and_its_answers_are_counted_when_it_speaks_again() -> None:
+def test_requests_of_a_failed_engine_are_counted_when_it_responds_again() -> None:
     later = replace(
         ENGINE,
         answered=(LengthBin(requests=4, input_tokens=400, cached_tokens=10, output_tokens=80),),
@@ -257,12 +264,12 @@ def test_a_silent_engine_is_failed_and_its_answers_are_counted_when_it_speaks_ag
         read(10, router(1), engines=(engine(None, Signal.FAILED),)),
     ]
     assert run(*readings).engines[0].signal is Signal.FAILED
-    assert run(*readings).traffic.signal is Signal.FRESH, "engines may be silent"
+    assert run(*readings).traffic.signal is Signal.FRESH, "an engine need not respond"
     readings.append(read(20, router(1), engines=(engine(later),)))
     assert run(*readings).traffic.finished.requests == 2
 
 
-def test_an_engine_that_started_again_adds_nothing_of_before() -> None:
+def test_a_restarted_engine_adds_no_counts_from_before() -> None:
     state = replace(ENGINE.state, preemptions=1, limits_revision=0)
     later = replace(ENGINE, epoch="f", state=state)
     measures = run(
@@ -279,24 +286,24 @@ def test_an_engine_that_started_again_adds_nothing_of_before() -> None:
         st.tuples(st.integers(0, 50), st.booleans(), st.booleans()), min_size=2, max_size=12
     )
 )
-def test_whatever_fails_or_restarts_no_request_is_counted_twice(
+def test_no_request_is_counted_twice_after_failures_and_restarts(
     counts: list[tuple[int, bool, bool]],
 ) -> None:
     baseline: LastReading | None = None
-    total = came = seen = 0
+    total = arrived = counted = 0
     epoch = 0
-    for at, (more, restarts, answers) in enumerate(counts):
+    for at, (more, restarts, responds) in enumerate(counts):
         if restarts:
             epoch, total = epoch + 1, 0
-        total, came = total + more, came + more
+        total, arrived = total + more, arrived + more
         scrape = router(
-            total if answers else None,
-            signal=Signal.FRESH if answers else Signal.FAILED,
+            total if responds else None,
+            signal=Signal.FRESH if responds else Signal.FAILED,
             epoch=str(epoch),
         )
         baseline, measures = measure_interval(
             baseline, read(10 * at, scrape), classes=("chat",), interval_ns=TEN_S
         )
-        seen += measures.traffic.arrivals
+        counted += measures.traffic.arrivals
         assert measures.interval_ns > 0
-    assert seen <= came
+    assert counted <= arrived

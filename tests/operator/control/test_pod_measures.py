@@ -1,3 +1,5 @@
+"""Measures of services over pods, once per interval."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -14,7 +16,7 @@ from goodput_core.slo.attainment import Attainment
 from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.admin_ports import Scraper
-from goodput_operator.control.pod_measures import PodMeasures, engine_sources, router_sources
+from goodput_operator.control.pod_measures import PodMeasures, engine_targets, router_targets
 from goodput_operator.control.readings import EngineScrape, RouterScrape, ScrapeTarget
 
 if TYPE_CHECKING:
@@ -25,36 +27,36 @@ ALLOWED = ("http://127.0.0.1:1",)
 
 
 class Processes(Scraper):
-    """Answers in place of a service's processes, without a socket."""
+    """Returns scrapes of a service's processes without a socket."""
 
     def __init__(self, session: aiohttp.ClientSession | None = None) -> None:
         if session is not None:
             super().__init__(session)
-        self.asked: list[str] = []
+        self.urls: list[str] = []
         self.arrivals = 0
         self.ring: SecondRing | None = SecondRing(500)
 
     async def routers(
-        self, sources: Any, since: Mapping[str, int] | None = None
+        self, targets: Any, since: Mapping[str, int] | None = None
     ) -> tuple[RouterScrape, ...]:
-        self.asked += [source.url for source in sources]
+        self.urls += [target.url for target in targets]
         return tuple(
             RouterScrape(
-                source=s,
+                target=t,
                 signal=Signal.FRESH,
                 counters=replace(
                     counters(self.arrivals),
                     seconds=None
                     if since is None or self.ring is None
-                    else self.ring.recent(since.get(s.uid, 0), self.ring.end_s),
+                    else self.ring.recent(since.get(t.uid, 0), self.ring.end_s),
                 ),
             )
-            for s in sources
+            for t in targets
         )
 
-    async def engines(self, sources: Any) -> tuple[EngineScrape, ...]:
-        self.asked += [source.url for source in sources]
-        return tuple(EngineScrape(source=s, signal=Signal.FRESH, counters=ENGINE) for s in sources)
+    async def engines(self, targets: Any) -> tuple[EngineScrape, ...]:
+        self.urls += [target.url for target in targets]
+        return tuple(EngineScrape(target=t, signal=Signal.FRESH, counters=ENGINE) for t in targets)
 
 
 def service(uid: str = "u", generation: int = 1, **spec: Any) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def pod(
 PODS = [pod("router", "r0"), pod("engine", "e0", ip="10.0.0.2")]
 
 
-def test_pods_are_asked_at_their_admin_port_and_must_answer_when_ready() -> None:
+def test_pods_with_an_address_are_scraped_at_their_admin_port() -> None:
     pods = [
         *PODS,
         pod("router", "r1", ip="fd00::1", ready=False),
@@ -96,15 +98,15 @@ def test_pods_are_asked_at_their_admin_port_and_must_answer_when_ready() -> None
         pod("router", "r3", ip=None),
         {"metadata": {"name": "other", "uid": "o"}, "status": {"podIP": "10.0.0.9"}},
     ]
-    assert router_sources(pods) == (
+    assert router_targets(pods) == (
         ScrapeTarget(name="r0", uid="uid-r0", url="http://10.0.0.1:9000"),
         ScrapeTarget(name="r1", uid="uid-r1", url="http://[fd00::1]:9000", ready=False),
         ScrapeTarget(name="r2", uid="uid-r2", url="http://10.0.0.1:9000", ready=False),
     )
-    assert [source.name for source in engine_sources(pods)] == ["e0"]
+    assert [target.name for target in engine_targets(pods)] == ["e0"]
 
 
-async def test_pods_are_asked_once_per_interval_and_an_interval_is_what_grew() -> None:
+async def test_pods_are_scraped_once_per_interval() -> None:
     processes = Processes()
     measures = PodMeasures(processes, prometheus_urls=ALLOWED)
     first = await measures.measure(service(), PODS, 0)
@@ -116,7 +118,7 @@ async def test_pods_are_asked_once_per_interval_and_an_interval_is_what_grew() -
     assert second is not None
     assert (second.interval_ns, second.traffic.arrivals) == (10 * S, 40)
     assert [engine.name for engine in second.engines] == ["e0"]
-    assert processes.asked == ["http://10.0.0.1:9000", "http://10.0.0.2:9000"] * 2
+    assert processes.urls == ["http://10.0.0.1:9000", "http://10.0.0.2:9000"] * 2
 
 
 async def test_a_restarted_operator_reads_the_last_hour_back() -> None:
@@ -135,7 +137,7 @@ async def test_a_restarted_operator_reads_the_last_hour_back() -> None:
     assert seen == [Attainment(good=3, total=4)] * 4
 
 
-async def test_a_router_without_counts_by_second_leaves_the_window_unknown() -> None:
+async def test_a_router_without_per_second_counts_makes_the_window_unknown() -> None:
     processes = Processes()
     processes.ring = None
     measures = PodMeasures(processes, prometheus_urls=ALLOWED)
@@ -159,22 +161,22 @@ async def test_a_suspended_service_forgets_its_window() -> None:
     assert found.seconds["chat"].attainment.total == 0
 
 
-async def test_the_interval_is_the_service_s_own() -> None:
+async def test_each_service_has_its_own_interval() -> None:
     measures = PodMeasures(Processes(), prometheus_urls=ALLOWED)
     quick = service(control={"intervalSeconds": 2})
     assert await measures.measure(quick, PODS, 0) is not None
     assert await measures.measure(quick, PODS, 2 * S) is not None
-    assert await measures.measure(service("v"), PODS, 2 * S) is not None, "each has its own"
+    assert await measures.measure(service("v"), PODS, 2 * S) is not None, "another service"
 
 
 @pytest.mark.parametrize(
     ("before_s", "after_s", "over_s"),
     [
-        pytest.param(3600, 10, 10, id="shorter: measured when the new one is over"),
-        pytest.param(10, 60, 60, id="longer: no sooner"),
+        pytest.param(3600, 10, 10, id="shorter"),
+        pytest.param(10, 60, 60, id="longer"),
     ],
 )
-async def test_a_changed_interval_holds_at_once(before_s: int, after_s: int, over_s: int) -> None:
+async def test_a_changed_interval_applies_at_once(before_s: int, after_s: int, over_s: int) -> None:
     measures = PodMeasures(Processes(), prometheus_urls=ALLOWED)
     before = service(control={"intervalSeconds": before_s})
     after = service(generation=2, control={"intervalSeconds": after_s})
@@ -184,15 +186,15 @@ async def test_a_changed_interval_holds_at_once(before_s: int, after_s: int, ove
     assert await measures.measure(after, PODS, over_s * S) is not None
 
 
-async def test_what_is_suspended_or_cannot_be_read_is_not_asked() -> None:
+async def test_a_suspended_or_invalid_service_is_not_scraped() -> None:
     processes = Processes()
     measures = PodMeasures(processes, prometheus_urls=ALLOWED)
     assert await measures.measure(service(suspend=True), PODS, 0) is None
     assert await measures.measure(service(nonsense=1), PODS, 0) is None
-    assert processes.asked == []
+    assert processes.urls == []
 
 
-async def test_a_service_that_is_gone_is_forgotten() -> None:
+async def test_the_state_of_a_deleted_service_is_removed() -> None:
     measures = PodMeasures(Processes(), prometheus_urls=ALLOWED)
     await measures.measure(service(), PODS, 0)
     measures.forget("u")
@@ -202,46 +204,46 @@ async def test_a_service_that_is_gone_is_forgotten() -> None:
     assert again.traffic.signal is Signal.MISSING
 
 
-async def test_a_prometheus_server_is_asked_in_place_of_the_routers() -> None:
+async def test_a_prometheus_server_is_scraped_instead_of_the_routers() -> None:
     async with aiohttp.ClientSession() as session:
         processes = Processes(session)
         measures = PodMeasures(processes, prometheus_urls=ALLOWED)
         assert await measures.measure(service(), PODS, 0) is not None
-        processes.asked.clear()
-        nowhere = service(control={"prometheus": {"url": "http://127.0.0.1:1"}})
-        measured = await measures.measure(nowhere, PODS, 10 * S)
+        processes.urls.clear()
+        unreachable = service(control={"prometheus": {"url": "http://127.0.0.1:1"}})
+        measured = await measures.measure(unreachable, PODS, 10 * S)
     assert measured is not None
     assert measured.traffic.signal is Signal.FAILED
     assert [engine.signal for engine in measured.engines] == [Signal.FRESH]
-    assert processes.asked == ["http://10.0.0.2:9000"], "engines are asked all the same"
+    assert processes.urls == ["http://10.0.0.2:9000"], "engines are still scraped"
 
 
-async def test_a_server_that_is_not_allowed_is_never_asked(
+async def test_a_server_that_is_not_allowed_gets_no_request(
     server: tuple[str, list[str]],
 ) -> None:
-    url, asked = server
+    url, paths = server
     named = service(control={"prometheus": {"url": url}})
     async with aiohttp.ClientSession() as session:
         for allowed in (ALLOWED, (f"{url}/sub", url[:-1]), (url,)):
-            assert asked == []
+            assert paths == []
             measures = PodMeasures(Processes(session), prometheus_urls=allowed)
             measured = await measures.measure(named, PODS, 0)
             assert measured is not None
             assert measured.traffic.signal is Signal.FAILED
             assert "secret" not in str(measured.silent)
-    assert asked == ["/api/v1/query"], "the last one was allowed"
+    assert paths == ["/api/v1/query"], "only the last one was allowed"
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[str, list[str]]]:
-    """A server, and the paths that it was asked for."""
-    asked: list[str] = []
+    """A server and the requested paths."""
+    paths: list[str] = []
 
-    async def take(request: web.Request) -> web.Response:
-        asked.append(request.path)
+    async def handle(request: web.Request) -> web.Response:
+        paths.append(request.path)
         return web.Response(text="a secret")
 
     app = web.Application()
-    app.router.add_get("/{path:.*}", take)
+    app.router.add_get("/{path:.*}", handle)
     async with TestServer(app) as running:
-        yield str(running.make_url("")).rstrip("/"), asked
+        yield str(running.make_url("")).rstrip("/"), paths

@@ -1,3 +1,5 @@
+"""Routers' counters from a Prometheus server: decoded responses, and a real server."""
+
 from __future__ import annotations
 
 import asyncio
@@ -19,13 +21,14 @@ from goodput_core.control import PromiseCounts, Signal
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.prometheus import decode_answer, scrape_prometheus
+from goodput_operator.control.prometheus import decode_response, scrape_prometheus
 from goodput_operator.control.readings import RouterCounters, RouterScrape, ScrapeTarget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+API = "/api/v1/query"
 R0 = ScrapeTarget(name="chat-router-0", uid="r0", url="http://10.0.0.1:9000")
 R1 = ScrapeTarget(name="chat-router-1", uid="r1", url="http://10.0.0.2:9000")
 
@@ -53,21 +56,21 @@ def of_router(count: int, *, at_s: float = 1000, **labels: Any) -> list[dict[str
     ]
 
 
-def answer(*found: dict[str, Any], **changes: Any) -> bytes:
+def response(*found: dict[str, Any], **changes: Any) -> bytes:
     data = {"resultType": "matrix", "result": list(found), **changes}
     return json.dumps({"status": "success", "data": data}).encode()
 
 
-def read(body: bytes, *sources: ScrapeTarget) -> tuple[int, dict[str, RouterCounters | None]]:
-    at_ns, scrapes = decode_answer(body, namespace="default", sources=sources)
+def read(body: bytes, *targets: ScrapeTarget) -> tuple[int, dict[str, RouterCounters | None]]:
+    at_ns, scrapes = decode_response(body, namespace="default", targets=targets)
     for scrape in scrapes:
         assert scrape.signal is (Signal.FRESH if scrape.counters else Signal.MISSING)
-    return at_ns, {scrape.source.uid: scrape.counters for scrape in scrapes}
+    return at_ns, {scrape.target.uid: scrape.counters for scrape in scrapes}
 
 
-def test_series_add_up_to_what_the_router_itself_would_tell() -> None:
-    at_ns, told = read(answer(*of_router(10, pod="chat-router-0", namespace="default")), R0)
-    router = told["r0"]
+def test_series_are_summed_to_the_counters_of_the_router() -> None:
+    at_ns, routers = read(response(*of_router(10, pod="chat-router-0", namespace="default")), R0)
+    router = routers["r0"]
     assert at_ns == 1000 * NS_PER_S
     assert router is not None
     assert (router.arrivals, router.client_errors, router.in_flight) == (15, 3, 2)
@@ -81,13 +84,13 @@ def test_routers_are_distinguished_by_pod_or_by_address() -> None:
         *of_router(10, at_s=1010, pod="chat-router-0"),
         *of_router(20, at_s=1003, instance="10.0.0.2:9000"),
     ]
-    at_ns, told = read(answer(*found), R0, R1)
-    assert [one and one.arrivals for one in told.values()] == [15, 25]
-    assert at_ns == 1003 * NS_PER_S, "no number is newer than the oldest"
+    at_ns, routers = read(response(*found), R0, R1)
+    assert [one and one.arrivals for one in routers.values()] == [15, 25]
+    assert at_ns == 1003 * NS_PER_S, "the older of the two scrapes"
 
 
-def test_what_a_router_exported_before_a_restart_counts_no_more() -> None:
-    # Since it no client has erred and no request has ended: these series are not there again.
+def test_series_from_before_a_restart_are_not_counted() -> None:
+    # No client error and no judged request since the restart, so these series are missing.
     lazy = ("goodput_router_client_errors_total", "goodput_promises_total")
     found = [
         series
@@ -95,23 +98,23 @@ def test_what_a_router_exported_before_a_restart_counts_no_more() -> None:
         for series in of_router(count, at_s=at_s, pod="chat-router-0")
         if (series["metric"]["__name__"] in lazy) == (at_s == 1000)
     ]
-    at_ns, told = read(answer(*found), R0)
-    router = told["r0"]
-    assert at_ns == 1060 * NS_PER_S, "or no interval would end until the old ones are forgotten"
+    at_ns, routers = read(response(*found), R0)
+    router = routers["r0"]
+    assert at_ns == 1060 * NS_PER_S, "the time of the last scrape"
     assert router is not None
     assert (router.arrivals, router.client_errors, router.in_flight) == (8, 0, 2)
     chat = router.classes["chat"]
     assert (chat.good, chat.total, chat.ttft) == (2, 3, PromiseCounts())
 
 
-@pytest.mark.parametrize("apart_s", [0, 4], ids=["at once", "one after the other"])
-def test_a_router_that_two_jobs_scrape_is_counted_once(apart_s: int) -> None:
+@pytest.mark.parametrize("apart_s", [0, 4], ids=["at the same time", "at different times"])
+def test_a_router_scraped_by_two_jobs_is_counted_once(apart_s: int) -> None:
     found = [
         *of_router(10, at_s=1000, pod="chat-router-0", job="pods"),
         *of_router(10 + apart_s, at_s=1000 + apart_s, pod="chat-router-0", job="services"),
     ]
-    at_ns, told = read(answer(*found), R0)
-    router = told["r0"]
+    at_ns, routers = read(response(*found), R0)
+    router = routers["r0"]
     assert at_ns == (1000 + apart_s) * NS_PER_S
     assert router is not None
     assert (router.arrivals, router.client_errors, router.in_flight) == (15 + apart_s, 3, 2)
@@ -123,9 +126,9 @@ def test_a_router_that_stops_delays_no_measurement() -> None:
         *of_router(10, at_s=1010, pod="chat-router-0"),
         *of_router(20, at_s=900, pod="chat-router-1"),
     ]
-    at_ns, told = read(answer(*found), R0, replace(R1, ready=False))
+    at_ns, routers = read(response(*found), R0, replace(R1, ready=False))
     assert at_ns == 1010 * NS_PER_S
-    assert [one and one.arrivals for one in told.values()] == [15, 25]
+    assert [one and one.arrivals for one in routers.values()] == [15, 25]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +137,11 @@ def test_a_router_that_stops_delays_no_measurement() -> None:
         pytest.param({"pod": "chat-router-0", "namespace": "other"}, id="another namespace"),
         pytest.param({"pod": "chat-router-9", "instance": "10.0.0.1:9000"}, id="another pod"),
         pytest.param({"instance": "10.0.0.1:9001"}, id="another port"),
-        pytest.param({}, id="nobody's"),
+        pytest.param({}, id="no labels"),
     ],
 )
-def test_what_is_not_this_router_s_is_missing_not_zero(labels: dict[str, Any]) -> None:
-    assert read(answer(*of_router(10, **labels)), R0)[1] == {"r0": None}
+def test_series_of_another_router_are_not_used(labels: dict[str, Any]) -> None:
+    assert read(response(*of_router(10, **labels)), R0)[1] == {"r0": None}
 
 
 @pytest.mark.parametrize(
@@ -146,11 +149,11 @@ def test_what_is_not_this_router_s_is_missing_not_zero(labels: dict[str, Any]) -
     [
         pytest.param(b"<html>", id="not JSON"),
         pytest.param(b'{"status": "error", "error": "no"}', id="an error"),
-        pytest.param(answer(resultType="vector"), id="another type"),
-        pytest.param(answer({"metric": {}, "values": []}), id="no sample"),
-        pytest.param(answer(series("x", "NaN", pod="chat-router-0")), id="NaN"),
-        pytest.param(answer(series("x", "-1", pod="chat-router-0")), id="negative"),
-        pytest.param(answer(series("x", "many", pod="chat-router-0")), id="no number"),
+        pytest.param(response(resultType="vector"), id="another type"),
+        pytest.param(response({"metric": {}, "values": []}), id="no sample"),
+        pytest.param(response(series("x", "NaN", pod="chat-router-0")), id="NaN"),
+        pytest.param(response(series("x", "-1", pod="chat-router-0")), id="negative"),
+        pytest.param(response(series("x", "many", pod="chat-router-0")), id="not a number"),
     ],
 )
 def test_an_invalid_response_is_rejected(body: bytes) -> None:
@@ -162,28 +165,32 @@ def test_an_invalid_response_is_rejected(body: bytes) -> None:
 
 
 @asynccontextmanager
-async def answering(body: bytes) -> AsyncIterator[str]:
-    """A server that gives this answer to every query."""
+async def serving(path: str, body: bytes, content_type: str) -> AsyncIterator[str]:
+    """Run a server that returns this body for a path; yield its address."""
 
-    async def answered(_: web.Request) -> web.Response:
-        return web.Response(body=body)
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     app = web.Application()
-    app.router.add_get("/api/v1/query", answered)
-    async with TestServer(app) as server:
-        yield str(server.make_url("")).rstrip("/")
+    app.router.add_get(path, handle)
+    async with TestServer(app, host="127.0.0.1") as server:
+        yield f"127.0.0.1:{server.port}"
 
 
-async def asked(server: str, *sources: ScrapeTarget) -> tuple[RouterScrape, ...]:
+async def scrape(address: str, *targets: ScrapeTarget) -> tuple[RouterScrape, ...]:
     async with aiohttp.ClientSession() as session:
         _, scrapes = await scrape_prometheus(
-            session, server, llmservice="chat", namespace="default", sources=sources
+            session,
+            f"http://{address}",
+            llmservice="chat",
+            namespace="default",
+            targets=targets,
         )
     return scrapes
 
 
-async def test_all_classes_at_as_many_routers_as_a_manifest_may_have_are_read() -> None:
-    def whole(pod: str, name: str, **more: str) -> dict[str, Any]:
+async def test_the_maximum_number_of_classes_and_routers_is_read() -> None:
+    def labelled(pod: str, name: str, **more: str) -> dict[str, Any]:
         target = {
             "pod": pod, "namespace": "default", "container": "router", "endpoint": "admin",
             "instance": "10.100.100.100:9000", "job": "default/chat-router",
@@ -197,15 +204,15 @@ async def test_all_classes_at_as_many_routers_as_a_manifest_may_have_are_read() 
         series
         for pod in pods
         for series in (
-            whole(pod, "goodput_router_arrivals_total"),
-            whole(pod, "goodput_router_in_flight_requests", role="router"),
+            labelled(pod, "goodput_router_arrivals_total"),
+            labelled(pod, "goodput_router_in_flight_requests", role="router"),
             *(
-                whole(pod, "goodput_requests_total", slo_class=f"class-{n}", outcome=outcome)
+                labelled(pod, "goodput_requests_total", slo_class=f"class-{n}", outcome=outcome)
                 for n in range(16)
                 for outcome in CLIENT_OUTCOMES
             ),
             *(
-                whole(pod, "goodput_promises_total", slo_class=f"class-{n}", promise=promise,
+                labelled(pod, "goodput_promises_total", slo_class=f"class-{n}", promise=promise,
                       result=result)
                 for n in range(16)
                 for promise in PROMISES
@@ -213,27 +220,24 @@ async def test_all_classes_at_as_many_routers_as_a_manifest_may_have_are_read() 
             ),
         )
     ]  # fmt: skip
-    sources = [ScrapeTarget(name=pod, uid=pod, url="http://10.0.0.1:9000") for pod in pods]
-    async with answering(answer(*found)) as server:
-        scrapes = await asked(server, *sources)
+    targets = [ScrapeTarget(name=pod, uid=pod, url="http://10.0.0.1:9000") for pod in pods]
+    async with serving(API, response(*found), "application/json") as server:
+        scrapes = await scrape(server, *targets)
     assert {scrape.signal for scrape in scrapes} == {Signal.FRESH}
     assert {len(one.counters.classes) for one in scrapes if one.counters} == {16}
 
 
-async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
-    async with answering(b" " * (20 << 20)) as server:
-        (scrape,) = await asked(server, R0)
-    assert scrape.signal is Signal.FAILED
-    assert "returned more than" in scrape.detail
+async def test_a_response_that_is_too_long_is_not_read_to_its_end() -> None:
+    async with serving(API, b" " * (20 << 20), "application/json") as server:
+        (found,) = await scrape(server, R0)
+    assert found.signal is Signal.FAILED
+    assert "returned more than" in found.detail
 
 
-async def test_a_server_that_is_not_there_has_failed() -> None:
-    (scrape,) = await asked("http://127.0.0.1:1", R0)
-    assert scrape.signal is Signal.FAILED
-    assert "cannot be reached" in scrape.detail
-
-
-# A real server -----------------------------------------------------------------------------
+async def test_an_unreachable_server_is_a_failed_scrape() -> None:
+    (found,) = await scrape("127.0.0.1:1", R0)
+    assert found.signal is Signal.FAILED
+    assert "cannot be reached" in found.detail
 
 
 def free_port() -> int:
@@ -243,26 +247,10 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def serving(text: bytes) -> AsyncIterator[str]:
-    """An admin port that shows these metrics."""
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
-
-
-@asynccontextmanager
 async def prometheus(folder: Path, target: str) -> AsyncIterator[str]:
     program = shutil.which("prometheus")
     if program is None:
-        pytest.skip("NOT RUN: there is no prometheus here; `apt-get install prometheus` brings it")
+        pytest.skip("NOT RUN: prometheus is missing; install it with `apt-get install prometheus`")
     (folder / "prometheus.yml").write_text(
         "global: {scrape_interval: 1s}\n"
         f"scrape_configs: [{{job_name: chat, static_configs: [{{targets: ['{target}']}}]}}]\n",
@@ -284,7 +272,7 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[str]:
         await process.wait()
 
 
-async def test_a_real_server_tells_what_a_router_counted(tmp_path: Path) -> None:
+async def test_a_real_server_returns_the_counters_of_a_router(tmp_path: Path) -> None:
     from goodput_engine.router.outcomes import OutcomeCounts
 
     registry = CollectorRegistry()
@@ -293,29 +281,29 @@ async def test_a_real_server_tells_what_a_router_counted(tmp_path: Path) -> None
     settle(outcomes, ttft_ms=900)
     outcomes.begin()
     async with (
-        serving(generate_latest(registry)) as at,
-        prometheus(tmp_path, at) as server,
+        serving("/metrics", generate_latest(registry), "text/plain; version=0.0.4") as address,
+        prometheus(tmp_path, address) as server,
         aiohttp.ClientSession() as session,
         asyncio.timeout(60),
     ):
-        source = ScrapeTarget(name="chat-router-0", uid="r0", url=f"http://{at}")
-        told: RouterCounters | None = None
+        target = ScrapeTarget(name="chat-router-0", uid="r0", url=f"http://{address}")
+        counters: RouterCounters | None = None
         at_ns = 0
-        while told is None:
+        while counters is None:
             await asyncio.sleep(0.2)
-            at_ns, (scrape,) = await scrape_prometheus(
-                session, server, llmservice="chat", namespace="default", sources=[source]
+            at_ns, (found,) = await scrape_prometheus(
+                session, server, llmservice="chat", namespace="default", targets=[target]
             )
-            told = scrape.counters
+            counters = found.counters
     assert at_ns > 0
-    assert (told.arrivals, told.in_flight) == (3, 1)
-    assert (told.classes["chat"].good, told.classes["chat"].total) == (1, 2)
-    assert told.classes["chat"].ttft == PromiseCounts(judged=2, missed=1)
-    assert told.classes["batch"].total == 0
+    assert (counters.arrivals, counters.in_flight) == (3, 1)
+    assert (counters.classes["chat"].good, counters.classes["chat"].total) == (1, 2)
+    assert counters.classes["chat"].ttft == PromiseCounts(judged=2, missed=1)
+    assert counters.classes["batch"].total == 0
 
 
 def settle(outcomes: Any, *, ttft_ms: int) -> None:
-    """A request of class chat, promised its first token within half a second."""
+    """Settle a request of class chat with a TTFT target of 500 ms."""
     from types import SimpleNamespace
 
     from goodput_core.slo.record import RequestRecord

@@ -1,3 +1,5 @@
+"""Decoding of the states of routers and engines, valid and invalid."""
+
 from __future__ import annotations
 
 import json
@@ -53,8 +55,8 @@ ENGINE: dict[str, Any] = {
 
 
 def encoded(state: dict[str, Any], **changes: Any) -> bytes:
-    told = {key: value for key, value in (state | changes).items() if value is not ...}
-    return json.dumps(told).encode()
+    body = {key: value for key, value in (state | changes).items() if value is not ...}
+    return json.dumps(body).encode()
 
 
 def seconds(good: list[int], total: list[int], *, end_s: int = 11) -> dict[str, Any]:
@@ -62,37 +64,37 @@ def seconds(good: list[int], total: list[int], *, end_s: int = 11) -> dict[str, 
     return {"first_s": 10, "end_s": end_s, "classes": {"chat": counts}}
 
 
-def test_a_router_tells_its_seconds_where_it_is_asked_for_them() -> None:
+def test_requested_seconds_of_a_router_are_decoded() -> None:
     assert decode_router(encoded(ROUTER)).seconds is None
-    told = decode_router(encoded(ROUTER, seconds=seconds([1, 0], [2, 1], end_s=12)))
-    assert told.seconds == RecentSeconds(
+    counters = decode_router(encoded(ROUTER, seconds=seconds([1, 0], [2, 1], end_s=12)))
+    assert counters.seconds == RecentSeconds(
         first_s=10, end_s=12, classes={"chat": SecondCounts(good=[1, 0], total=[2, 1])}
     )
 
 
-def test_a_router_tells_outcomes_and_promises_by_class() -> None:
-    told = decode_router(encoded(ROUTER))
-    assert (told.epoch, told.uptime_ns) == ("0011aabb", 12.5 * NS_PER_S)
-    assert (told.arrivals, told.client_errors) == (20, 3)
-    assert told.in_flight == 4
-    chat = told.classes["chat"]
-    assert (chat.good, chat.total) == (7, 12), "cancelled and unjudged are in neither"
+def test_counters_of_a_router_are_decoded_by_class() -> None:
+    counters = decode_router(encoded(ROUTER))
+    assert (counters.epoch, counters.uptime_ns) == ("0011aabb", 12.5 * NS_PER_S)
+    assert (counters.arrivals, counters.client_errors) == (20, 3)
+    assert counters.in_flight == 4
+    chat = counters.classes["chat"]
+    assert (chat.good, chat.total) == (7, 12), "without cancelled and unjudged"
     assert chat.ttft == PromiseCounts(judged=10, missed=2, close=1)
 
 
-def test_an_engine_tells_its_state_and_what_its_device_can_do() -> None:
-    told = decode_engine(encoded(ENGINE))
-    state = told.state
+def test_the_state_and_the_device_of_an_engine_are_decoded() -> None:
+    counters = decode_engine(encoded(ENGINE))
+    state = counters.state
     assert (state.running, state.waiting, state.kv_total_blocks) == (3, 2, 100)
     assert state.kv_free_blocks == 60
-    assert (state.budget_law, told.settled, state.limits_revision) == ("model", True, 6)
-    assert (told.token_bounds, told.max_width) == ((256, 8192), 64)
+    assert (state.budget_law, counters.settled, state.limits_revision) == ("model", True, 6)
+    assert (counters.token_bounds, counters.max_width) == ((256, 8192), 64)
     assert (state.token_budget, state.max_num_seqs, state.safety_percent) == (1024, 48, 85)
-    (bin_,) = told.answered
+    (bin_,) = counters.answered
     assert (bin_.requests, bin_.input_tokens, bin_.cached_tokens, bin_.output_tokens) == (
         2, 300, 16, 40,
     )  # fmt: skip
-    device = told.device
+    device = counters.device
     assert device is not None
     assert device.form == UnitForm(unit_ns=1_000_000)
     assert (device.kv_tokens, device.host_ns_per_step) == (1600, 5)
@@ -116,7 +118,7 @@ def test_an_engine_tells_its_state_and_what_its_device_can_do() -> None:
         ),
     ],
 )  # fmt: skip
-def test_each_form_of_a_device_is_known(step_time: dict[str, Any], form: object) -> None:
+def test_each_step_time_form_is_decoded(step_time: dict[str, Any], form: object) -> None:
     device = decode_engine(encoded(ENGINE, device={"step_time": step_time})).device
     assert device is not None
     assert device.form == form
@@ -136,22 +138,22 @@ def test_each_form_of_a_device_is_known(step_time: dict[str, Any], form: object)
         ),
     ],
 )
-def test_a_device_that_makes_no_sense_is_not_known(step_time: dict[str, Any]) -> None:
-    told = decode_engine(encoded(ENGINE, device={"step_time": step_time}))
-    assert told.device is None
-    assert told.state.running == 3, "the rest holds"
+def test_an_invalid_device_is_ignored(step_time: dict[str, Any]) -> None:
+    counters = decode_engine(encoded(ENGINE, device={"step_time": step_time}))
+    assert counters.device is None
+    assert counters.state.running == 3, "the rest is valid"
 
 
 @pytest.mark.parametrize(
     ("law", "error", "settled"),
     [("model", 0.3, False), ("model", 0.04, True), ("", 0.3, True)],
-    ids=["it follows its device", "it has followed", "nothing follows"],
+    ids=["large error", "small error", "no law"],
 )
-def test_an_engine_is_settled_when_steps_take_what_was_predicted(
+def test_an_engine_is_settled_if_its_steps_take_the_predicted_time(
     law: str, error: float, settled: bool
 ) -> None:
-    told = decode_engine(encoded(ENGINE, budget_law=law, step_time_error=error))
-    assert told.settled is settled
+    counters = decode_engine(encoded(ENGINE, budget_law=law, step_time_error=error))
+    assert counters.settled is settled
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,9 @@ def test_an_engine_is_settled_when_steps_take_what_was_predicted(
         pytest.param(encoded(ROUTER, arrivals=True), id="not a number"),
         pytest.param(encoded(ROUTER, uptime_seconds=-1), id="negative time"),
         pytest.param(encoded(ROUTER, outcomes={"chat": {"attained": "7"}}), id="text"),
+        pytest.param(
+            encoded(ROUTER, promises={"chat": {"tpot": {"judged": -1}}}), id="a negative target"
+        ),
         pytest.param(encoded(ROUTER, promises={str(i): {} for i in range(300)}), id="too many"),
         pytest.param(encoded(ROUTER, seconds=seconds([1], [1], end_s=12)), id="a second too few"),
         pytest.param(encoded(ROUTER, seconds=seconds([1], [1, 2], end_s=12)), id="uneven seconds"),
@@ -182,7 +187,7 @@ def test_an_engine_is_settled_when_steps_take_what_was_predicted(
         ),
     ],
 )
-def test_a_router_s_answer_that_cannot_be_used_is_refused_whole(body: bytes) -> None:
+def test_an_invalid_state_of_a_router_is_rejected_completely(body: bytes) -> None:
     with pytest.raises(ValueError, match="the state cannot be used"):
         decode_router(body)
 
@@ -199,6 +204,6 @@ def test_a_router_s_answer_that_cannot_be_used_is_refused_whole(body: bytes) -> 
         pytest.param({"kv_free_blocks": "60"}, id="text"),
     ],
 )
-def test_an_engine_s_answer_that_cannot_be_used_is_refused_whole(changes: dict[str, Any]) -> None:
+def test_an_invalid_state_of_an_engine_is_rejected_completely(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the state cannot be used"):
         decode_engine(encoded(ENGINE, **changes))

@@ -20,10 +20,10 @@ S = NS_PER_S
 def scrape(
     window: ServiceWindow, ring: SecondRing, end_s: int, *, name: str = "r0", epoch: str = "e"
 ) -> RouterScrape:
-    """The answer of a router at a second of its own clock."""
-    source = ScrapeTarget(name=name, uid=name, url="")
+    """Return a router's scrape at a second of its own clock."""
+    target = ScrapeTarget(name=name, uid=name, url="")
     return RouterScrape(
-        source=source,
+        target=target,
         signal=Signal.FRESH,
         counters=replace(
             counters(0), epoch=epoch, seconds=ring.recent(window.since().get(name, 0), end_s)
@@ -31,8 +31,8 @@ def scrape(
     )
 
 
-def silent(name: str = "r0") -> RouterScrape:
-    return RouterScrape(source=ScrapeTarget(name=name, uid=name, url=""), signal=Signal.FAILED)
+def failed(name: str = "r0") -> RouterScrape:
+    return RouterScrape(target=ScrapeTarget(name=name, uid=name, url=""), signal=Signal.FAILED)
 
 
 def totals(window: ServiceWindow) -> list[int]:
@@ -41,10 +41,10 @@ def totals(window: ServiceWindow) -> list[int]:
     return list(counts["chat"].total)
 
 
-def test_before_any_answer_there_are_no_counts() -> None:
+def test_there_are_no_counts_before_the_first_response() -> None:
     window = ServiceWindow()
     assert window.counts(["chat"]) is None
-    window.add([silent()], 5 * S)
+    window.add([failed()], 5 * S)
     assert window.counts(["chat"]) is None
 
 
@@ -60,7 +60,7 @@ def test_each_second_is_added_once() -> None:
     assert totals(window) == [0, 0, 0, 2, 0, 0, 0, 1]
 
 
-def test_an_answer_that_was_late_moves_no_second() -> None:
+def test_a_late_response_does_not_shift_seconds() -> None:
     window, ring = ServiceWindow(), SecondRing(100)
     window.add([scrape(window, ring, 105)], 1_000 * S)
     ring.add("chat", 106, good=1, total=1)
@@ -68,7 +68,7 @@ def test_an_answer_that_was_late_moves_no_second() -> None:
     assert totals(window) == [0] * 6 + [1] + [0] * 3
 
 
-def test_routers_are_summed_by_second_whatever_their_clocks() -> None:
+def test_routers_with_different_clocks_are_summed_by_second() -> None:
     window, one, two = ServiceWindow(), SecondRing(100), SecondRing(9_000)
     one.add("chat", 103, good=1, total=1)
     two.add("chat", 9_004, good=1, total=3)
@@ -76,23 +76,23 @@ def test_routers_are_summed_by_second_whatever_their_clocks() -> None:
     assert totals(window) == [0, 0, 0, 0, 1 + 3, 0]
 
 
-def test_a_silent_router_delivers_what_was_missed() -> None:
+def test_a_router_returns_missed_seconds_with_its_next_response() -> None:
     window, ring = ServiceWindow(), SecondRing(100)
     window.add([scrape(window, ring, 105)], 1_000 * S)
     ring.add("chat", 106, good=1, total=1)
-    window.add([silent()], 1_010 * S)
+    window.add([failed()], 1_010 * S)
     assert sum(totals(window)) == 0
     window.add([scrape(window, ring, 125)], 1_020 * S)
     assert totals(window) == [0] * 6 + [1] + [0] * 18
 
 
-def test_a_restarted_router_counts_on_from_its_new_start() -> None:
+def test_a_restarted_router_is_counted_from_its_new_start() -> None:
     window, ring = ServiceWindow(), SecondRing(100)
     ring.add("chat", 103, good=1, total=1)
     window.add([scrape(window, ring, 105)], 1_000 * S)
     fresh = SecondRing(2)
     fresh.add("chat", 4, good=2, total=2)
-    window.add([scrape(window, fresh, 6, epoch="f")], 1_010 * S)  # asked from a second far ahead
+    window.add([scrape(window, fresh, 6, epoch="f")], 1_010 * S)  # the request named a later second
     assert sum(totals(window)) == 1
     window.add([scrape(window, fresh, 6, epoch="f")], 1_010 * S)
     assert sum(totals(window)) == 1 + 2
@@ -102,7 +102,7 @@ def test_a_restarted_router_counts_on_from_its_new_start() -> None:
 
 
 @pytest.mark.parametrize(("good", "total"), [(0, 0), (7, 9), (100, 101), (3, 1000)])
-def test_an_interval_is_spread_evenly(good: int, total: int) -> None:
+def test_the_counts_of_an_interval_are_distributed_evenly(good: int, total: int) -> None:
     window = ServiceWindow()
     window.add_interval([Attained(name="chat", good=good, total=total)], 10 * S, 1_000 * S)
     counts = window.counts(["chat"])
