@@ -1,4 +1,4 @@
-"""`goodput up` as a process of its own, watched from outside: events, logs, what it leaves."""
+"""`goodput up` as a separate process: its events, its log and its child processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MARK = "STAND_IN_DIR"
 
 @dataclass
 class Up:
-    """A running `goodput up --json`; its processes are known by a mark in their environment."""
+    """A running `goodput up --json`; a mark in the environment identifies its processes."""
 
     process: subprocess.Popen[str]
     mark: str
@@ -34,7 +34,7 @@ class Up:
     seen: list[dict[str, Any]] = field(default_factory=list)
 
     def event(self, name: str) -> dict[str, Any]:
-        """The next event of this name; those before it are kept in `seen`."""
+        """Wait for the next event of this name; earlier events are in `seen`."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             event: dict[str, Any] = json.loads(line)
@@ -60,7 +60,7 @@ class Up:
         return self.logs.read_text(encoding="utf-8")
 
     def members(self) -> list[psutil.Process]:
-        """Every live process that carries the mark, `up` itself included."""
+        """Return the live processes with the mark, including `up` itself."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -71,7 +71,7 @@ class Up:
         return found
 
     def child(self, name: str) -> psutil.Process:
-        """The process of the fleet that has this name among its arguments."""
+        """Return the process of the fleet with this name among its arguments."""
         (found,) = [p for p in psutil.Process(self.process.pid).children() if name in p.cmdline()]
         return found
 
@@ -83,7 +83,7 @@ class Up:
 
 @pytest.fixture
 def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    """Start `up` over stand-in children; each behaves as its keyword says."""
+    """Start `up` over stand-in children, whose behaviours are the keyword arguments."""
     started: list[Up] = []
 
     def start(

@@ -46,7 +46,7 @@ def read_manifest(path: Path) -> tuple[LLMService, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        # Reading a named pipe or a device could block or never end.
+        # Reading a named pipe or a device may block or never end.
         if path.exists() and not path.is_file():
             kind = "a directory" if path.is_dir() else "not a regular file"
             raise InputError(f"{path}: is {kind}; name a manifest file with -f")
@@ -62,21 +62,23 @@ def _read_text(path: Path) -> str:
 
 
 def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
-    """Return a sentence for each field of the manifest without effect on this machine.
+    """Return a message for each field of the manifest that has no effect on this machine.
 
     Args:
         service: service of the manifest.
         device: profile that replaces `spec.model.source`; None to use the source.
     """
     emulated = device is not None or service.spec.model.scheme == "emulated"
-    notes = [f"{path} is ignored: {why}" for path, why in _ignored(service, emulated=emulated)]
+    notes = [
+        f"{path} is ignored: {why}" for path, why in _ignored_fields(service, emulated=emulated)
+    ]
     routers = service.spec.router.replicas
     if routers > 1:
         notes.append(f"spec.router.replicas is {routers}: one router runs locally")
     return notes
 
 
-def _ignored(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]]:
+def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]]:
     spec = service.spec
     if emulated and spec.model.revision is not None:
         yield "spec.model.revision", _WEIGHTS
@@ -89,15 +91,15 @@ def _ignored(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]
         yield "spec.model.offline", weights
     if spec.engine.startup_deadline_seconds != EngineSpec().startup_deadline_seconds:
         yield "spec.engine.startupDeadlineSeconds", "use --ready-timeout"
-    yield from _of_pods("spec.engine", spec.engine)
-    yield from _of_pods("spec.router", spec.router)
+    yield from _ignored_pod_fields("spec.engine", spec.engine)
+    yield from _ignored_pod_fields("spec.router", spec.router)
     if spec.suspend:
         yield "spec.suspend", "a local service runs until it is stopped"
     if spec.control.prometheus is not None:
         yield "spec.control.prometheus", "no server scrapes these processes"
 
 
-def _of_pods(path: str, part: EngineSpec | RouterSpec) -> Iterator[tuple[str, str]]:
+def _ignored_pod_fields(path: str, part: EngineSpec | RouterSpec) -> Iterator[tuple[str, str]]:
     if part.image is not None:
         yield f"{path}.image", "processes run this installation"
     if part.resources != ResourcesSpec():
