@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from goodput_operator.control.readings import EngineScrape, RouterScrape, ServiceReading
 
-__all__ = ["Attained", "LastReading", "Measures", "Silence", "measure_interval"]
+__all__ = ["Attained", "LastReading", "Measures", "UnmeasuredPod", "measure_interval"]
 
 _NOTHING: Final = ClassCounters()
 _AT_START: Final = RouterCounters(
@@ -49,7 +49,7 @@ class Attained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class UnmeasuredPod:
     """A ready pod without measurements.
 
     Args:
@@ -77,7 +77,7 @@ class Measures:
         seconds: judged requests of the last hour by class and second; None if a ready router did
             not return them.
         engines: one reading for each engine that has an address.
-        silent: ready pods without measurements, routers first.
+        unmeasured: ready pods without measurements, routers first.
     """
 
     interval_ns: int
@@ -86,7 +86,7 @@ class Measures:
     attained: tuple[Attained, ...] = ()
     seconds: Mapping[str, SecondCounts] | None = None
     engines: tuple[EngineReading, ...] = ()
-    silent: tuple[Silence, ...] = ()
+    unmeasured: tuple[UnmeasuredPod, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,10 @@ def measure_interval(
     """
     signal = _signal(last, reading)
     engines = tuple(_engine(last, scrape) for scrape in reading.engines)
-    silent = (*_silent(ROLE_ROUTER, reading.routers), *_silent(ROLE_ENGINE, reading.engines))
+    unmeasured = (
+        *_unmeasured(ROLE_ROUTER, reading.routers),
+        *_unmeasured(ROLE_ENGINE, reading.engines),
+    )
     if last is None or signal is not Signal.FRESH:
         if last is None and signal is Signal.FRESH:
             last, signal = _latest(None, reading), Signal.MISSING
@@ -128,7 +131,7 @@ def measure_interval(
             traffic=Traffic(signal=signal),
             attained=tuple(Attained(name=name, good=0, total=0) for name in classes),
             engines=engines,
-            silent=silent,
+            unmeasured=unmeasured,
         )
     interval_ns = reading.at_ns - last.at_ns
     counters = [
@@ -150,7 +153,7 @@ def measure_interval(
         classes=tuple(window for window, _ in windows if window.ttft.judged or window.tpot.judged),
         attained=tuple(attained for _, attained in windows),
         engines=engines,
-        silent=silent,
+        unmeasured=unmeasured,
     )
 
 
@@ -165,10 +168,12 @@ def _signal(last: LastReading | None, reading: ServiceReading) -> Signal:
     return Signal.FRESH
 
 
-def _silent(role: str, scrapes: Iterable[RouterScrape | EngineScrape]) -> Iterator[Silence]:
+def _unmeasured(
+    role: str, scrapes: Iterable[RouterScrape | EngineScrape]
+) -> Iterator[UnmeasuredPod]:
     for scrape in scrapes:
         if scrape.target.ready and scrape.signal is not Signal.FRESH:
-            yield Silence(
+            yield UnmeasuredPod(
                 role=role, pod=scrape.target.name, signal=scrape.signal, detail=scrape.detail
             )
 

@@ -92,7 +92,7 @@ def judge_attainment(
         signal = measures.traffic.signal
         details = [
             one.detail
-            for one in measures.silent
+            for one in measures.unmeasured
             if one.role == ROLE_ROUTER and one.signal is signal
         ]
         return AttainmentStatus(

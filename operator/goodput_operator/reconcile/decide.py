@@ -223,7 +223,7 @@ def _finish(
     if known is not None:
         actions += events.of_revisions(stored, update=known.update, current=known.rollout.current)
         actions += events.of_changes(changes)
-        silent = () if snapshot.measures is None else snapshot.measures.silent
+        silent = () if snapshot.measures is None else snapshot.measures.unmeasured
         actions += events.of_rejections(snapshot.failures, reported.refusing)
         actions += events.of_silence(silent, reported.silent)
     return Decision(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from goodput_core.control import ControlStep, Setpoint
-    from goodput_operator.control.measures import Measures, Silence
+    from goodput_operator.control.measures import Measures, UnmeasuredPod
 
 __all__ = [
     "of_changes",
@@ -97,14 +97,16 @@ def of_changes(changes: Sequence[Change]) -> Iterator[Emit]:
         yield Emit(warning=False, reason=reason, message=f"{one.message} ({one.reason})")
 
 
-def of_silence(silent: Iterable[Silence], reported: Collection[tuple[str, str]]) -> Iterator[Emit]:
+def of_silence(
+    silent: Iterable[UnmeasuredPod], reported: Collection[tuple[str, str]]
+) -> Iterator[Emit]:
     """Yield one Event per role and reason for ready pods that newly lack measurements.
 
     Args:
         silent: the pods without measurements.
         reported: pod and reason of the pods that an Event has named.
     """
-    new: dict[tuple[str, str], list[Silence]] = defaultdict(list)
+    new: dict[tuple[str, str], list[UnmeasuredPod]] = defaultdict(list)
     for one in silent:
         reason = silence_reason(one.signal)
         if (one.pod, reason) not in reported:
@@ -152,7 +154,7 @@ def update_reported(
         kept = kept & {one.name for one in law.pushes}
     silent = reported.silent
     if measures is not None:
-        silent = frozenset((one.pod, silence_reason(one.signal)) for one in measures.silent)
+        silent = frozenset((one.pod, silence_reason(one.signal)) for one in measures.unmeasured)
     return Reported(
         silent=silent,
         refusing=kept | refusing,

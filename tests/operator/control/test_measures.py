@@ -190,7 +190,7 @@ def test_ready_processes_without_measurements_are_listed() -> None:
     starting = router(uid="r2", ready=False, signal=Signal.FAILED)
     empty = replace(engine(None, Signal.MISSING), detail="the state cannot be used")
     measures = run(read(0, router(1)), read(10, router(1), hung, starting, engines=(empty,)))
-    assert [(one.role, one.pod, one.signal, one.detail) for one in measures.silent] == [
+    assert [(one.role, one.pod, one.signal, one.detail) for one in measures.unmeasured] == [
         ("router", "r1", Signal.FAILED, "did not respond"),
         ("engine", "chat-0", Signal.MISSING, "the state cannot be used"),
     ]

@@ -230,7 +230,7 @@ async def test_a_server_that_is_not_allowed_gets_no_request(
             measured = await measures.measure(named, PODS, 0)
             assert measured is not None
             assert measured.traffic.signal is Signal.FAILED
-            assert "secret" not in str(measured.silent)
+            assert "secret" not in str(measured.unmeasured)
     assert paths == ["/api/v1/query"], "only the last one was allowed"
 
 

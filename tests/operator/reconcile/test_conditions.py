@@ -11,7 +11,7 @@ from goodput_core.control import Signal
 from goodput_core.spec.codec import decode
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import Silence
+from goodput_operator.control.measures import UnmeasuredPod
 from goodput_operator.reconcile.actions import Emit, WriteStatus
 
 if TYPE_CHECKING:
@@ -334,22 +334,24 @@ def test_what_could_not_be_measured_is_not_no_traffic(
 def test_a_pod_without_numbers_is_named_and_an_engine_s_are_not_the_promise_s(
     running: Cluster, signal: Signal, reason: str
 ) -> None:
-    engine = Silence(role="engine", pod="chat-1", signal=signal, detail="it hangs")
-    running.round(replace(running.measured(500, 500, over_s=300), silent=(engine,)))
+    engine = UnmeasuredPod(role="engine", pod="chat-1", signal=signal, detail="it hangs")
+    running.round(replace(running.measured(500, 500, over_s=300), unmeasured=(engine,)))
     assert running.condition("SLOAttained") == ("True", "Attained")
     assert running.events[-1] == Emit(
         warning=True, reason=reason, message="engine chat-1: it hangs"
     )
-    router = Silence(role="router", pod="chat-r", signal=signal, detail="it hangs too")
-    running.round(replace(running.measured(0, 0, signal=signal), silent=(router, engine)))
+    router = UnmeasuredPod(role="router", pod="chat-r", signal=signal, detail="it hangs too")
+    running.round(replace(running.measured(0, 0, signal=signal), unmeasured=(router, engine)))
     assert running.condition("SLOAttained") == ("Unknown", reason)
     assert running.message("SLOAttained") == "it hangs too"
 
 
 def test_silent_pods_are_reported_once_in_one_event(running: Cluster) -> None:
     def silent(*pods: str) -> Measures:
-        those = (Silence(role="engine", pod=p, signal=Signal.FAILED, detail="hangs") for p in pods)
-        return replace(running.measured(300, 300), silent=tuple(those))
+        those = (
+            UnmeasuredPod(role="engine", pod=p, signal=Signal.FAILED, detail="hangs") for p in pods
+        )
+        return replace(running.measured(300, 300), unmeasured=tuple(those))
 
     def told() -> list[str]:
         return [one.message for one in running.events if one.reason == "ScrapeFailed"]
