@@ -1,4 +1,4 @@
-"""The HTTP server under every port: listening, limits of connections, error responses.
+"""The HTTP server of engine and router: listening, limits of connections, error responses.
 
 aiohttp limits neither the time for a request's head nor the number of connections, and its
 response to a malformed request is plain text. This module adds both limits, so that incomplete
@@ -23,7 +23,7 @@ from aiohttp import web
 
 from goodput_core.cli import argument_type, parse_whole
 from goodput_core.contract import EVENT_LISTENING
-from goodput_core.errors import UsageError
+from goodput_core.errors import InternalError, UsageError
 from goodput_core.units import NS_PER_S, parse_some_duration
 from goodput_engine.logs import EventCounter
 from goodput_engine.openai.errors import APIError, error_body, unavailable
@@ -42,6 +42,7 @@ __all__ = [
     "connection_limits",
     "error_response",
     "listen",
+    "require_running",
 ]
 
 _EVERY_ADDRESS: Final = "::"
@@ -188,6 +189,18 @@ def announce(url: str, admin_url: str, *, as_json: bool) -> None:
         event = {"event": EVENT_LISTENING, "url": url, "admin_url": admin_url, "pid": os.getpid()}
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
+
+
+def require_running(*tasks: asyncio.Future[None]) -> None:
+    """Raise the error of a background task that ended too early.
+
+    Raises:
+        InternalError: a task ended without an error.
+    """
+    for task in tasks:
+        if task.done():
+            task.result()
+            raise InternalError("a background task of this process ended; report it as a bug")
 
 
 def error_response(error: APIError, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
+from tests.builders.serving import server_state
 
 import goodput_core
 import goodput_engine
@@ -45,14 +46,10 @@ from goodput_engine.core.process import serve
 from goodput_engine.core.wire import front_reader
 from goodput_engine.core_client import CoreClient
 from goodput_engine.device.load import load_profile
-from goodput_engine.messages import Configure, EndProcess, FollowManifest, Limits, Ready
-from goodput_engine.openai.headers import ServiceClasses
+from goodput_engine.messages import EndProcess, Limits, Ready
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.server.admin import admin_app
-from goodput_engine.server.manifest_watch import FollowedFields
+from goodput_engine.server.app import admin_app
 from goodput_engine.server.metrics import EngineMetrics
-from goodput_engine.server.settings import EngineSettings, ReplicaIdentity
-from goodput_engine.server.state import ServerState
 from goodput_operator.kube.fence import Fence, SystemClock
 from goodput_operator.local.control import FleetControl
 from goodput_operator.local.decide import Address, ProcessPhase, ProcessView, Role
@@ -70,17 +67,13 @@ if TYPE_CHECKING:
 
 BUDGET = 1234
 KEY = b"0123456789abcdef0123456789abcdef"
-CLASSES = {"chat": SLOClass(name="chat", ttft_ms=500, tpot_ms=50)}
-CONFIGURE = Configure(
-    device="unit",
-    policy="sarathi",
-    preemption="recompute",
-    token_budget=512,
-    min_token_budget=64,
-    max_token_budget=2048,
-    max_num_seqs=8,
-    max_waiting=100,
-)
+CLASSES = (SLOClass(name="chat", ttft_ms=500, tpot_ms=50),)
+CONFIGURE = {
+    "token_budget": 512,
+    "min_token_budget": 64,
+    "max_token_budget": 2048,
+    "max_num_seqs": 8,
+}
 PACKAGES = [
     Path(one.__file__ or "").parent for one in (goodput_core, goodput_engine, goodput_operator)
 ]
@@ -89,7 +82,7 @@ TRANSPORT = {"goodput_engine/core_client.py", "goodput_engine/core/wire.py"}
 
 def decided() -> ControlStep:
     """A step that pushes the budget to an engine that does not have it."""
-    params = ServiceParams(mode=ControlMode.AUTO, classes=tuple(CLASSES.values()), max_num_seqs=8)
+    params = ServiceParams(mode=ControlMode.AUTO, classes=CLASSES, max_num_seqs=8)
     bounds = replace(Bounds.initial(params), max_tokens=BUDGET)
     return control_step(
         ControlInput(
@@ -145,27 +138,10 @@ def files_with_the_budget(files: set[str]) -> Iterator[None]:
 
 @asynccontextmanager
 async def replica() -> AsyncIterator[tuple[EngineCore, str]]:
-    """An engine whose HTTP process and core are threads of this process; the core and its URL."""
-    core = build_core(CONFIGURE, load_profile(CONFIGURE.device))
-    state = ServerState(
-        EngineSettings(
-            identity=ReplicaIdentity(llmservice="chat", replica="chat-0", revision="1"),
-            followed=FollowedFields(
-                slo=ServiceClasses(classes=CLASSES, default="chat"),
-                core=FollowManifest(min_token_budget=64, max_token_budget=2048),
-            ),
-            manifest=Path("none.yaml"),
-            configure=CONFIGURE,
-            device={},
-            host="127.0.0.1",
-            port=0,
-            admin_port=0,
-            grace_s=1,
-            exit_with_parent=False,
-            json=False,
-            control_token=control_token(KEY, service_uid="uid", revision="1"),
-        )
-    )
+    """Start an engine whose core is a thread of this process; yields the core and the URL."""
+    token = control_token(KEY, service_uid="uid", revision="1")
+    state = server_state(classes=CLASSES, control_token=token, **CONFIGURE)
+    core = build_core(state.configure, load_profile(state.configure.device))
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)

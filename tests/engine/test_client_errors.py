@@ -11,73 +11,54 @@ import json
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.engine.router.conftest import SETTINGS
+from tests.builders.http import PATIENCE_S, connect
+from tests.builders.serving import server_state, serving
+from tests.engine.router.conftest import SETTINGS, until
 
 from goodput_core.slo.targets import SLOClass
-from goodput_core.units import NS_PER_MS
-from goodput_engine.core_client import CoreClient
-from goodput_engine.http_server import ConnectionLimits, listen
-from goodput_engine.messages import Configure, FollowManifest
-from goodput_engine.openai.headers import ServiceClasses
+from goodput_core.units import NS_PER_S
+from goodput_engine.http_server import ConnectionLimits
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import ProbeSettings, Timeouts
 from goodput_engine.router.upstreams import Upstream
-from goodput_engine.server.app import serving_app
-from goodput_engine.server.manifest_watch import FollowedFields
-from goodput_engine.server.settings import ClientLimits, EngineSettings, ReplicaIdentity
+from goodput_engine.server.settings import ClientLimits
 from goodput_engine.server.state import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CASES: Final = int(os.environ.get("GOODPUT_FUZZ_CASES", "300"))
-PATIENCE_S: Final = 10.0
 BODY_S: Final = 0.25
 AGAINST_THE_SERVICE: Final = ("missed", "shed", "error", "timeout")
-CLASSES: Final = {
-    "interactive": SLOClass(name="interactive", ttft_ms=60_000, tpot_ms=60_000),
-    "batch": SLOClass(name="batch", ttft_ms=60_000, tpot_ms=60_000),
-}
-CONFIGURE: Final = Configure(
-    device="unit",
-    policy="sarathi",
-    preemption="recompute",
-    token_budget=2048,
-    min_token_budget=256,
-    max_token_budget=8192,
-    max_num_seqs=64,
-    max_waiting=1024,
+CLASSES: Final = tuple(
+    SLOClass(name=name, ttft_ms=60_000, tpot_ms=60_000) for name in ("interactive", "batch")
 )
 
 
 @dataclass
 class Running:
-    """An engine behind a router, on sockets of a loop of their own."""
+    """An engine behind a router, in a separate event loop."""
 
     runner: asyncio.Runner
-    stack: AsyncExitStack
     server: ServerState
+    engine_url: str
     router: RouterService
-    engine_port: int
-    router_port: int
 
-    def responses(self, request: bytes, *, through_router: bool, leaves: bool) -> list[int]:
-        """Send bytes and return the statuses of the responses; close early if it `leaves`."""
-        port = self.router_port if through_router else self.engine_port
-        return self.runner.run(_exchange(port, request, leaves=leaves))
+    def responses(self, request: bytes, *, through_router: bool, leaves: bool = False) -> list[int]:
+        """Send bytes and return the statuses of the responses; disconnect at once if `leaves`."""
+        url = self.router.url if through_router else self.engine_url
+        return self.runner.run(_exchange(url, request, leaves=leaves))
 
     def settled(self) -> dict[str, int]:
-        """Outcomes since the start, once nothing is in flight."""
+        """Return the outcomes since the start, once no request is in flight."""
         return self.runner.run(self._settled())
 
     async def _settled(self) -> dict[str, int]:
@@ -91,21 +72,17 @@ class Running:
         return totals
 
 
-async def _exchange(port: int, request: bytes, *, leaves: bool) -> list[int]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def _exchange(url: str, request: bytes, *, leaves: bool) -> list[int]:
     data = b""
-    with suppress(ConnectionError):
-        writer.write(request)
-        await writer.drain()
-        async with asyncio.timeout(PATIENCE_S):
+    async with connect(url) as (reader, writer), asyncio.timeout(PATIENCE_S):
+        with suppress(ConnectionError):
+            writer.write(request)
+            await writer.drain()
             while not leaves and not _complete(data):
                 piece = await reader.read(1 << 16)
                 if not piece:
                     break
                 data += piece
-    writer.close()
-    with suppress(ConnectionError):
-        await writer.wait_closed()
     lines = [line for line in data.split(b"\r\n") if line.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))]
     statuses = [status for line in lines if (status := int(line.split()[1])) != 100]
     if statuses and statuses[0] >= 400:
@@ -124,70 +101,33 @@ def _complete(data: bytes) -> bool:
     return bool(end) and body.endswith(b"0\r\n\r\n")
 
 
-async def _start(stack: AsyncExitStack) -> tuple[ServerState, RouterService, int, int]:
-    server = ServerState(
-        EngineSettings(
-            identity=ReplicaIdentity(llmservice="chat", replica="r", revision="1"),
-            followed=FollowedFields(
-                slo=ServiceClasses(classes=CLASSES, default="interactive"),
-                core=FollowManifest(min_token_budget=256, max_token_budget=8192),
-            ),
-            manifest=Path("none.yaml"),
-            configure=CONFIGURE,
-            device={},
-            host="127.0.0.1",
-            port=0,
-            admin_port=0,
-            grace_s=1,
-            exit_with_parent=False,
-            json=False,
-            control_token=None,
-            clients=ClientLimits(body_s=BODY_S),
-        )
+async def _start(stack: AsyncExitStack) -> tuple[ServerState, str, RouterService]:
+    server = server_state(
+        classes=CLASSES, clients=ClientLimits(body_s=BODY_S), max_num_seqs=64, max_waiting=1024
     )
-    core = await CoreClient.start(CONFIGURE, on_step=lambda _: None)
-    stack.push_async_callback(core.close)
-    server.serve(core, await core.await_ready(), startup_s=0)
-    parsers = stack.enter_context(ThreadPoolExecutor(1))
     limits = ConnectionLimits(head_s=BODY_S, idle_s=5)
-    url, _ = await listen(
-        stack,
-        serving_app(server, parsers),
-        ("127.0.0.1", 0),
-        limits=limits,
-        handler_cancellation=True,
-    )
-    router = await stack.enter_async_context(
-        RouterService(
-            _router_settings(limits),
-            clock=time.monotonic_ns,
-            upstreams=[Upstream("r", url, None)],
-        )
-    )
-    async with asyncio.timeout(PATIENCE_S):
-        while not all(replica.ready for replica in router.replicas):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return server, router, int(url.rpartition(":")[2]), int(router.url.rpartition(":")[2])
-
-
-def _router_settings(limits: ConnectionLimits) -> Any:
-    from dataclasses import replace
-
-    return replace(
+    url = await stack.enter_async_context(serving(server, connections=limits))
+    router_settings = replace(
         SETTINGS,
-        classes=CLASSES,
-        timeouts=Timeouts(body_ns=round(BODY_S * 1000) * NS_PER_MS),
+        classes={one.name: one for one in CLASSES},
+        timeouts=Timeouts(body_ns=round(BODY_S * NS_PER_S)),
         probe=ProbeSettings(),
         connections=limits,
     )
+    router = await stack.enter_async_context(
+        RouterService(
+            router_settings, clock=time.monotonic_ns, upstreams=[Upstream("r", url, None)]
+        )
+    )
+    await until(lambda: all(replica.ready for replica in router.replicas))
+    return server, url, router
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         stack = AsyncExitStack()
-        server, router, engine_port, router_port = runner.run(_start(stack))
-        yield Running(runner, stack, server, router, engine_port, router_port)
+        yield Running(runner, *runner.run(_start(stack)))
         runner.run(stack.aclose())
 
 
@@ -325,7 +265,7 @@ def test_a_damaged_body_is_400(running: Running, body: bytes, through_router: bo
     before = running.settled()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    assert running.responses(request, through_router=through_router, leaves=False) == [400]
+    assert running.responses(request, through_router=through_router) == [400]
     assert running.settled() == before
 
 
@@ -333,9 +273,7 @@ def test_bad_chunks_are_400_and_end_the_connection(running: Running) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     before = running.settled()
     for through_router in (False, True):
-        statuses = running.responses(
-            head + b'3\r\n{"m\r\nzz\r\n', through_router=through_router, leaves=False
-        )
+        statuses = running.responses(head + b'3\r\n{"m\r\nzz\r\n', through_router=through_router)
         assert set(statuses) == {400}
     assert running.settled() == before
 
@@ -343,5 +281,5 @@ def test_bad_chunks_are_400_and_end_the_connection(running: Running) -> None:
 def test_an_unknown_content_encoding_is_415(running: Running) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: rot13\r\n"
     request = head + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}"
-    assert running.responses(request, through_router=False, leaves=False) == [415]
-    assert running.responses(request, through_router=True, leaves=False) == [415]
+    assert running.responses(request, through_router=False) == [415]
+    assert running.responses(request, through_router=True) == [415]

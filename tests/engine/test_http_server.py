@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.builders.http import RawConnection, connect
 
 from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits, listen
 
@@ -26,7 +27,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def answers_at(url: str) -> list[str]:
+async def reachable_at(url: str) -> list[str]:
     """Return the loopback addresses that accept connections on the port of a URL."""
     port, found = url.rpartition(":")[2], []
     async with aiohttp.ClientSession() as http:
@@ -42,33 +43,32 @@ async def answers_at(url: str) -> list[str]:
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the kernel has no IPv6")
 @pytest.mark.parametrize(
-    ("host", "answering"),
+    ("host", "reachable"),
     [("::", [*LOOPBACKS]), ("0.0.0.0", [LOOPBACKS[0]]), ("::1", [LOOPBACKS[1]])],
-    ids=["everywhere", "every IPv4 address", "one IPv6 address"],
+    ids=["every address", "every IPv4 address", "one IPv6 address"],
 )
-async def test_a_process_answers_where_it_listens(
-    stack: AsyncExitStack, host: str, answering: list[str]
+async def test_a_port_is_reachable_at_its_addresses(
+    stack: AsyncExitStack, host: str, reachable: list[str]
 ) -> None:
     url, _ = await listen(stack, web.Application(), (host, 0))
-    assert await answers_at(url) == answering
+    assert await reachable_at(url) == reachable
 
 
-async def test_everywhere_is_every_ipv4_address_where_the_kernel_has_no_ipv6(
+async def test_every_address_is_ipv4_only_if_the_kernel_has_no_ipv6(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     url, _ = await listen(stack, web.Application(), ("::", 0))
     assert url.startswith("http://0.0.0.0:")
-    assert await answers_at(url) == ["127.0.0.1"]
+    assert await reachable_at(url) == ["127.0.0.1"]
 
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Connect = Callable[..., Awaitable[Connection]]
+Send = Callable[..., Awaitable[RawConnection]]
 
 
-async def start(stack: AsyncExitStack, limits: ConnectionLimits) -> Connect:
-    """Serve 200 for every path; returns a function that opens a connection."""
+async def start(stack: AsyncExitStack, limits: ConnectionLimits) -> Send:
+    """Serve 200 for `/`; return a function that opens a connection and sends bytes."""
 
     async def handler(_: web.Request) -> web.Response:
         return web.Response(text="served")
@@ -76,33 +76,31 @@ async def start(stack: AsyncExitStack, limits: ConnectionLimits) -> Connect:
     app = web.Application()
     app.router.add_get("/", handler)
     url, _ = await listen(stack, app, ("127.0.0.1", 0), limits=limits)
-    port = int(url.rpartition(":")[2])
 
-    async def connect(data: bytes = b"") -> Connection:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        stack.callback(writer.close)
+    async def send(data: bytes = b"") -> RawConnection:
+        reader, writer = await stack.enter_async_context(connect(url))
         writer.write(data)
         return reader, writer
 
-    return connect
+    return send
 
 
-async def status_of(connection: Connection) -> bytes:
+async def status_of(connection: RawConnection) -> bytes:
     async with asyncio.timeout(10):
         return (await connection[0].readline())[9:12]
 
 
 async def test_a_head_that_does_not_arrive_in_time_is_408(stack: AsyncExitStack) -> None:
-    connect = await start(stack, ConnectionLimits(head_s=0.1))
-    connection = await connect(HEAD)
+    send = await start(stack, ConnectionLimits(head_s=0.1))
+    connection = await send(HEAD)
     assert await status_of(connection) == b"408"
     rest = await connection[0].read()
     assert b'"code":"request_timeout"' in rest
 
 
 async def test_a_head_may_arrive_in_parts_and_a_second_one_too(stack: AsyncExitStack) -> None:
-    connect = await start(stack, ConnectionLimits(head_s=5))
-    reader, writer = await connect()
+    send = await start(stack, ConnectionLimits(head_s=5))
+    reader, writer = await send()
     for _ in range(2):
         for part in (HEAD[:7], HEAD[7:], b"\r\n"):
             writer.write(part)
@@ -112,18 +110,18 @@ async def test_a_head_may_arrive_in_parts_and_a_second_one_too(stack: AsyncExitS
 
 
 async def test_a_connection_without_a_request_is_closed(stack: AsyncExitStack) -> None:
-    connect = await start(stack, ConnectionLimits(idle_s=0.1))
-    reader, _ = await connect()
+    send = await start(stack, ConnectionLimits(idle_s=0.1))
+    reader, _ = await send()
     async with asyncio.timeout(10):
         assert await reader.read() == b""
 
 
-async def test_half_sent_heads_do_not_shut_out_requests(
+async def test_incomplete_heads_do_not_block_requests(
     stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connect = await start(stack, ConnectionLimits(connections=64, head_s=600))
-    halves = [await connect(HEAD) for _ in range(200)]
-    assert await status_of(await connect(HEAD + b"\r\n")) == b"200"
+    send = await start(stack, ConnectionLimits(connections=64, head_s=600))
+    halves = [await send(HEAD) for _ in range(200)]
+    assert await status_of(await send(HEAD + b"\r\n")) == b"200"
     ended = [reader.at_eof() for reader, _ in halves]
     assert ended.count(False) <= 64
     assert ended.index(False) >= ended.count(True) - 1, "the oldest were closed"
@@ -144,11 +142,9 @@ async def test_a_connection_beyond_the_limit_gets_503_if_all_others_are_busy(
     app = web.Application()
     app.router.add_get("/", handler)
     url, _ = await listen(stack, app, ("127.0.0.1", 0), limits=ConnectionLimits(connections=2))
-    port = int(url.rpartition(":")[2])
     connections = []
     for _ in range(3):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        stack.callback(writer.close)
+        reader, writer = await stack.enter_async_context(connect(url))
         writer.write(HEAD + b"\r\n")
         connections.append((reader, writer))
         if len(connections) < 3:
@@ -167,11 +163,11 @@ def test_connections_are_bounded_by_the_open_files() -> None:
 
 
 async def test_a_malformed_request_is_400_in_openais_form(stack: AsyncExitStack) -> None:
-    connect = await start(stack, CLIENT_CONNECTIONS)
+    send = await start(stack, CLIENT_CONNECTIONS)
     for request in (b"GET / HTTQ/1.1\r\n\r\n", HEAD + b"X: " + b"x" * 10_000 + b"\r\n\r\n"):
-        connection = await connect(request)
+        connection = await send(request)
         assert await status_of(connection) == b"400"
         assert b'"code":"malformed_request"' in await connection[0].read()
-    expectation = await connect(HEAD + b"Expect: tea\r\nConnection: close\r\n\r\n")
+    expectation = await send(HEAD + b"Expect: tea\r\nConnection: close\r\n\r\n")
     assert await status_of(expectation) == b"417"
     assert b'{"error":{"message":' in await expectation[0].read()

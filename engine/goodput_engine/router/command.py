@@ -28,11 +28,11 @@ from goodput_engine.http_server import (
     add_connection_arguments,
     announce,
     connection_limits,
+    require_running,
 )
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
-from goodput_engine.router.api_server import in_cluster
-from goodput_engine.router.endpoints import EndpointsWatch, parse_service
+from goodput_engine.router.endpoints import EndpointsWatch, in_cluster, parse_service
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import RouterSettings, Timeouts
 from goodput_engine.router.upstreams import (
@@ -41,7 +41,6 @@ from goodput_engine.router.upstreams import (
     UpstreamSource,
     parse_upstream,
 )
-from goodput_engine.stopping import require_running
 
 if TYPE_CHECKING:
     import argparse

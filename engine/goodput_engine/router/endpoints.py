@@ -5,6 +5,8 @@ those that failed. Every failure is retried with an increasing pause.
 
 Pods that are not ready are included, because a probe detects their readiness sooner than the API
 server. Terminating pods are excluded.
+
+The two requests do not need a Kubernetes client, so the engine's package does not depend on one.
 """
 
 from __future__ import annotations
@@ -13,36 +15,210 @@ import asyncio
 import ipaddress
 import logging
 import re
-from contextlib import aclosing
+import ssl
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import aiohttp
 import msgspec
 
 from goodput_core.contract import PORT_NAME_ADMIN, PORT_NAME_SERVING
+from goodput_core.errors import GoodputError, UsageError
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.api_server import APIServer, APIServerError
 from goodput_engine.router.upstreams import MAX_UPSTREAMS, Upstream
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Sequence
-
-    import aiohttp
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 __all__ = [
+    "APIServer",
+    "APIServerError",
     "EndpointSlice",
     "EndpointsWatch",
     "WatchIntervals",
+    "in_cluster",
     "parse_service",
     "upstreams_of",
 ]
 
+_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_MAX_TOKEN_BYTES: Final = 64 << 10
+_MAX_RESPONSE_BYTES: Final = 16 << 20
+_MAX_SHOWN: Final = 300
 _PAGE: Final = 500
 _MAX_SLICES: Final = 1_000
 _NAME: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SERVICE: Final = re.compile(rf"({_NAME})/({_NAME})")
 _log: Final = logging.getLogger(__name__)
+
+
+class APIServerError(GoodputError):
+    """The API server sent no usable response.
+
+    Args:
+        message: one sentence.
+        gone: the resource version expired (410), so a new list is needed.
+    """
+
+    def __init__(self, message: str, *, gone: bool = False) -> None:
+        self.gone = gone
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class APIServer:
+    """Address and credentials of the API server; responses are bounded in size and time.
+
+    Args:
+        url: base URL of the API server.
+        token_file: file with the bearer token, read for each request because the token changes.
+        ca_file: file with the certificate authorities; None for the system's authorities.
+    """
+
+    url: str
+    token_file: Path
+    ca_file: Path | None
+
+    def session(self) -> aiohttp.ClientSession:
+        """Return a new pool of connections with the current certificates.
+
+        Raises:
+            APIServerError: the certificates cannot be read.
+        """
+        secure: ssl.SSLContext | bool = True
+        if self.ca_file is not None:
+            try:
+                secure = ssl.create_default_context(cafile=str(self.ca_file))
+            except OSError as error:
+                raise APIServerError(f"{self.ca_file}: cannot be read: {error}") from error
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=secure))
+
+    async def get(
+        self,
+        session: aiohttp.ClientSession,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        within_s: float,
+    ) -> bytes:
+        """Return the body of one response.
+
+        Raises:
+            APIServerError: no response, an error status, or a body that exceeds the limit.
+        """
+        limits = aiohttp.ClientTimeout(total=within_s)
+        async with self._response(session, path, query, limits) as response:
+            return await _read_body(response)
+
+    async def lines(
+        self,
+        session: aiohttp.ClientSession,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        within_s: float,
+        silence_s: float,
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a watch until the server ends it.
+
+        Args:
+            session: a pool of connections, made by `session`.
+            path: path of the request.
+            query: query of the request.
+            within_s: time limit of the complete response.
+            silence_s: longest time without data.
+
+        Raises:
+            APIServerError: the watch failed, or a line exceeds the limit.
+        """
+        limits = aiohttp.ClientTimeout(total=within_s, sock_read=silence_s)
+        async with self._response(session, path, query, limits) as response:
+            held = bytearray()
+            while piece := await response.content.readany():
+                held += piece
+                *complete, held = held.split(b"\n")
+                for line in complete:
+                    yield bytes(line)
+                if len(held) > _MAX_RESPONSE_BYTES:
+                    raise APIServerError(f"{path}: a line over {_MAX_RESPONSE_BYTES >> 20} MiB")
+
+    @asynccontextmanager
+    async def _response(
+        self,
+        session: aiohttp.ClientSession,
+        path: str,
+        query: Mapping[str, str],
+        limits: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Open a response with status 200; convert every failure until its end."""
+        try:
+            async with session.get(
+                self.url + path, params=query, headers=self._headers(), timeout=limits
+            ) as response:
+                if response.status != 200:
+                    raise _status_error(response, await _read_body(response))
+                yield response
+        except (aiohttp.ClientError, OSError) as error:  # a time-out is an OSError
+            detail = str(error)[:_MAX_SHOWN] or type(error).__name__
+            raise APIServerError(f"{path}: {detail}") from error
+
+    def _headers(self) -> dict[str, str]:
+        try:
+            with self.token_file.open("rb") as file:
+                token = file.read(_MAX_TOKEN_BYTES).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise APIServerError(f"{self.token_file}: cannot be read: {error}") from error
+        return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+
+
+def in_cluster(environment: Mapping[str, str]) -> APIServer:
+    """Return the API server of the cluster that this pod runs in.
+
+    Raises:
+        UsageError: this process does not run in a pod.
+    """
+    host = environment.get("KUBERNETES_SERVICE_HOST")
+    port = environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise UsageError(
+            "--endpoints: KUBERNETES_SERVICE_HOST is not set; the option works in a pod only, "
+            "elsewhere name replicas with --upstreams FILE or --upstream"
+        )
+    shown = f"[{host}]" if ":" in host else host
+    return APIServer(
+        url=f"https://{shown}:{port}", token_file=_ACCOUNT / "token", ca_file=_ACCOUNT / "ca.crt"
+    )
+
+
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    while piece := await response.content.readany():
+        body += piece
+        if len(body) > _MAX_RESPONSE_BYTES:
+            raise APIServerError(f"{response.url.path}: over {_MAX_RESPONSE_BYTES >> 20} MiB")
+    return bytes(body)
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """A `Status` object, which the API server sends in place of a result."""
+
+    code: int = 0
+    message: str = ""
+
+
+_STATUS: Final = msgspec.json.Decoder(_Status)
+
+
+def _status_error(response: aiohttp.ClientResponse, body: bytes) -> APIServerError:
+    try:
+        detail = _STATUS.decode(body).message
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        detail = body.decode(errors="replace")
+    message = f"{response.url.path}: {response.status} {' '.join(detail.split())[:_MAX_SHOWN]}"
+    return APIServerError(message, gone=response.status == 410)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +291,9 @@ class _WatchEvent(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-class _WatchStatus(msgspec.Struct, frozen=True):
-    code: int = 0
-    message: str = ""
-
-
 _LIST: Final = msgspec.json.Decoder(_SliceList)
 _EVENT: Final = msgspec.json.Decoder(_WatchEvent)
 _SLICE: Final = msgspec.json.Decoder(EndpointSlice)
-_STATUS: Final = msgspec.json.Decoder(_WatchStatus)
 # msgspec raises UnicodeDecodeError for invalid UTF-8 and RecursionError for deep nesting.
 _FAILURES: Final = (APIServerError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

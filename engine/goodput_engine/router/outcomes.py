@@ -1,10 +1,15 @@
-"""Counts exactly one outcome per client request: the source of measured attainment."""
+"""One outcome per client request: the source of measured attainment.
+
+`ProxiedRequest` holds the facts of one request. At its end `OutcomeCounts` judges them and counts
+the outcome.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -33,20 +38,24 @@ from goodput_core.contract import (
 )
 from goodput_core.control import WindowTally
 from goodput_core.slo.judging import JudgementKind, judge
-from goodput_core.slo.record import Outcome
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.targets import Targets
 from goodput_core.slo.window import SecondRing
-from goodput_core.units import NS_PER_S
+from goodput_core.units import NS_PER_S, NS_PER_US, ms_to_ns
+from goodput_engine.openai.sse import TokenObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from aiohttp import web
 
     from goodput_core.control import PromiseCounts
-    from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.window import RecentSeconds
-    from goodput_engine.router.errors import RetryReason
-    from goodput_engine.router.request_state import ProxiedRequest
+    from goodput_engine.openai.headers import RequestSLO
+    from goodput_engine.request_bodies import MemoryReservation
+    from goodput_engine.router.upstream_client import RetryReason
 
-__all__ = ["OutcomeCounts"]
+__all__ = ["OutcomeCounts", "ProxiedRequest", "Timings", "read_timings"]
 
 # Bucket bounds in seconds: OpenTelemetry's gen_ai buckets, finer near usual targets.
 _TTFT_S: Final = (
@@ -61,6 +70,157 @@ _E2E_S: Final = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1, 1.5, 2.5, 4, 6, 10, 15, 20, 30, 45, 60, 90,
     120, 180, 300, 600,
 )  # fmt: skip
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """An engine's timings of a non-streamed response, in milliseconds from the arrival there."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    tbt_p99_ms: float | None = None
+
+
+_TIMINGS: Final = msgspec.json.Decoder(Timings)
+
+
+def read_timings(text: str | None) -> Timings | None:
+    """Return the timings of a response header; None if absent or invalid."""
+    if text is None:
+        return None
+    try:
+        timings = _TIMINGS.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    values = (timings.ttft_ms, timings.tpot_ms, timings.tbt_p99_ms)
+    return None if any(v is not None and not 0 <= v < 1e9 for v in values) else timings
+
+
+class ProxiedRequest:
+    """The mutable state of one client request; only its handler writes it.
+
+    Args:
+        received_ns: arrival time; `receive` replaces it.
+        slo: class and targets; those of the default class until its own are known.
+        memory: reservation that counts the bytes of the body.
+
+    Attributes:
+        uploaded: True if the complete request was received.
+        body: bytes of the request, as long as they may have to be sent again.
+        keys: keys of the prompt, as long as the request may have to be placed again.
+        sent_ns: time of the last attempt; None before the first.
+        tried: names of the replicas that got the request.
+        retried: True if the single retry is used.
+        resent: True if the request was sent again because a pooled connection was closed.
+        response: the response to the client; None before it begins.
+        observer: observer of the stream; None for a response that is not streamed.
+        timings: the engine's timings of a non-streamed response; None without them.
+        outcome: the outcome so far.
+        client_error: HTTP status of a response to a client error; None otherwise.
+    """
+
+    __slots__ = (
+        "body",
+        "client_error",
+        "keys",
+        "memory",
+        "observer",
+        "outcome",
+        "received_ns",
+        "resent",
+        "response",
+        "retried",
+        "sent_ns",
+        "slo",
+        "timings",
+        "tried",
+        "uploaded",
+    )
+
+    def __init__(self, received_ns: int, slo: RequestSLO, memory: MemoryReservation) -> None:
+        self.received_ns = received_ns
+        self.slo = slo
+        self.memory = memory
+        self.body = b""
+        self.keys: Sequence[int] = ()
+        self.sent_ns: int | None = None
+        self.tried: set[str] = set()
+        self.retried = False
+        self.resent = False
+        self.response: web.StreamResponse | None = None
+        self.observer: TokenObserver | None = None
+        self.timings: Timings | None = None
+        self.outcome = Outcome.ERROR
+        self.client_error: int | None = None
+        self.uploaded = False
+
+    def receive(self, body: bytes, now_ns: int) -> None:
+        """Store the body of a completely received request.
+
+        The request counts as scheduled from now on, so the time of its upload, which depends on
+        the client, is in neither TTFT nor E2E.
+        """
+        self.body = body
+        self.uploaded = True
+        self.received_ns = now_ns
+
+    def drop_body(self) -> None:
+        """Free the body, which will not be sent again."""
+        self.body = b""
+        self.keys = ()
+        self.memory.release()
+
+    def watch_tokens(self) -> TokenObserver:
+        """Return a new observer for a stream."""
+        keep_gaps = self.slo.targets.tbt_p99_ns is not None
+        self.observer = TokenObserver(keep_gaps=keep_gaps)
+        return self.observer
+
+    @property
+    def complete(self) -> bool:
+        """True if the stream reported its end and contained no error."""
+        observer = self.observer
+        return observer is not None and observer.finished and not observer.error
+
+    def record(self, end_ns: int) -> RequestRecord:
+        """Return the record that is judged."""
+        first_ns: int | None = None
+        last_ns: int | None = None
+        tokens = 0
+        gaps_us: list[int] = []
+        tbt_p99_us: int | None = None
+        if self.observer is not None:
+            first_ns, last_ns = self.observer.first_ns, self.observer.last_ns
+            tokens, gaps_us = self.observer.tokens, self.observer.gaps_us
+        elif self.timings is not None and self.timings.ttft_ms is not None:
+            # The engine's times start when the engine receives the request.
+            first_ns = (self.sent_ns or self.received_ns) + ms_to_ns(self.timings.ttft_ms)
+            # Only the mean is known, so represent the response by two tokens one mean apart.
+            tokens = 1 if self.timings.tpot_ms is None else 2
+            last_ns = first_ns + ms_to_ns(self.timings.tpot_ms or 0)
+            if self.timings.tbt_p99_ms is not None:
+                tbt_p99_us = ms_to_ns(self.timings.tbt_p99_ms) // NS_PER_US
+        return RequestRecord(
+            request_id="",
+            slo_class=self.slo.slo_class,
+            scheduled_ns=self.received_ns,
+            sent_ns=self.sent_ns,
+            first_token_ns=first_ns,
+            last_token_ns=last_ns,
+            end_ns=end_ns,
+            gaps_us=gaps_us,
+            tbt_p99_us=tbt_p99_us,
+            output_tokens=tokens,
+            outcome=self.outcome,
+        )
+
+    @property
+    def measurable(self) -> Targets:
+        """The targets that can be judged: only E2E for a non-streamed response without timings."""
+        targets = self.slo.targets
+        blind = self.observer is None and (self.timings is None or self.timings.ttft_ms is None)
+        if self.outcome is Outcome.OK and blind:
+            return Targets(e2e_ns=targets.e2e_ns)
+        return targets
 
 
 _NOT_JUDGED: Final = frozenset({"cancelled", JudgementKind.UNJUDGED.value})
@@ -138,14 +298,17 @@ class OutcomeCounts:
             registry=registry,
         )
         self.ttft: Final = _histogram(
-            METRIC_TTFT, "Time from a request's arrival to its first token.", _TTFT_S, registry
+            METRIC_TTFT,
+            "Time from the end of a request's upload to its first token.",
+            _TTFT_S,
+            registry,
         )
         self.tpot: Final = _histogram(
             METRIC_TPOT, "Mean time per token after the first.", _TPOT_S, registry
         )
         self.e2e: Final = _histogram(
             METRIC_E2E,
-            "Time from a request's arrival to the end of a complete response.",
+            "Time from the end of a request's upload to the end of a complete response.",
             _E2E_S,
             registry,
         )

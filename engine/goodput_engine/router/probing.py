@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -51,9 +52,9 @@ class Prober:
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
 
-    def follow(self, added: Iterable[Replica], left: Iterable[Replica]) -> None:
+    def follow(self, added: Iterable[Replica], removed: Iterable[Replica]) -> None:
         """Start the probes of added replicas and stop those of removed replicas."""
-        for replica in left:
+        for replica in removed:
             task = self._tasks.pop(replica, None)
             if task is not None:
                 task.cancel()
@@ -69,8 +70,10 @@ class Prober:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, replica: Replica) -> None:
+        """Probe a replica until cancelled."""
+        interval_ns, quick_ns = self._settings.interval_ns, self._settings.quick_ns
         strikes = 0
-        pause_ns = self._settings.quick_ns
+        pause_ns = quick_ns
         while True:
             replica.wake.clear()
             was_ready = replica.ready
@@ -83,38 +86,28 @@ class Prober:
             except (aiohttp.ClientConnectorError, ConnectionRefusedError) as error:
                 if out_of_files(error):
                     # This process failed, not the replica.
-                    await asyncio.sleep(self._settings.interval_ns / NS_PER_S)
+                    await asyncio.sleep(interval_ns / NS_PER_S)
                     continue
                 replica.mark_gone(f"cannot connect: {_reason(error)}")
             except Exception as error:  # noqa: BLE001 - the probes of a replica must never end
                 # A busy replica may fail one probe.
                 strikes += 1
                 if strikes >= self._settings.strikes:
-                    replica.mark_hung(f"does not answer: {_reason(error)}")
+                    replica.mark_hung(f"does not respond: {_reason(error)}")
             if replica.ready != was_ready:
                 _log.info(
                     "replica ready" if replica.ready else "replica gone",
                     extra={"replica": replica.name, "detail": replica.detail},
                 )
-            settled = replica.ready and not strikes
-            pause_ns = (
-                self._settings.interval_ns
-                if settled
-                else min(2 * pause_ns, self._settings.interval_ns)
-            )
-            if settled:
-                await self._pause(replica, pause_ns)
-                pause_ns = self._settings.quick_ns
+            if replica.ready and not strikes:
+                pause_ns = quick_ns
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval_ns / NS_PER_S):
+                        await replica.wake.wait()
             else:
                 # Ignore `wake` here, because failing requests would make this a busy loop.
+                pause_ns = min(2 * pause_ns, interval_ns)
                 await asyncio.sleep(pause_ns / NS_PER_S)
-
-    async def _pause(self, replica: Replica, pause_ns: int) -> None:
-        try:
-            async with asyncio.timeout(pause_ns / NS_PER_S):
-                await replica.wake.wait()
-        except TimeoutError:
-            pass
 
     async def _probe(self, replica: Replica) -> None:
         async with self._session.get(
@@ -124,7 +117,7 @@ class Prober:
             if response.status != 200:
                 to = response.headers.get("Location")
                 where = "" if to is None else f" (a redirect to {to[:200]!r}, not followed)"
-                raise _NotReadyError(f"answers {response.status}{where} to the readiness probe")
+                raise _NotReadyError(f"readiness probe got {response.status}{where}")
         admin_url = replica.upstream.admin_url
         if admin_url is not None:
             await self._probe_load(replica, admin_url)

@@ -1,7 +1,7 @@
 """The path of a client request through the router: placement, attempts, response, one outcome.
 
-However a request ends, it passes through `inference`, the only place that counts outcomes. Among
-the possible ends are a lost or hung replica, a client that disconnects, and the router's own stop.
+Every request passes through `inference`, the only place that counts outcomes, even if a replica is
+lost or hangs, the client disconnects, or the router stops.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from goodput_engine.logs import EventCounter
 from goodput_engine.openai.errors import APIError, bad_request, overloaded, unavailable
 from goodput_engine.openai.headers import ServiceClasses, read_targets
 from goodput_engine.request_bodies import MemoryLimit, read_body
-from goodput_engine.router.errors import (
+from goodput_engine.router.outcomes import ProxiedRequest
+from goodput_engine.router.replicas import RetryBudget, read_report
+from goodput_engine.router.response_stream import SATURATED, ResponseStream
+from goodput_engine.router.upstream_client import (
     Expired,
     FilesExhausted,
     ReplicaLost,
     Rerouted,
     RetryReason,
     Stopping,
+    Watchdog,
 )
-from goodput_engine.router.replicas import read_report
-from goodput_engine.router.request_state import ProxiedRequest
-from goodput_engine.router.response_stream import SATURATED, ResponseStream
-from goodput_engine.router.retry import RetryBudget
-from goodput_engine.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,7 +62,7 @@ _CLASS: Final[msgspec.json.Decoder[str | None]] = msgspec.json.Decoder(str | Non
 
 
 class Proxy:
-    """Handles client requests.
+    """Forwards client requests to replicas.
 
     Args:
         settings: classes, time-outs and limits.
@@ -74,7 +73,7 @@ class Proxy:
 
     Attributes:
         draining: True once the router drains; each response is then the last on its connection.
-        refusing: True if requests on connections opened after the start of the drain get 503.
+        rejecting: True if requests on connections opened after the start of the drain get 503.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class Proxy:
         )
         self._memory = MemoryLimit(settings.limits.all_bodies_bytes)
         self._running: set[Watchdog] = set()
-        self._known: frozenset[object] = frozenset()
+        self._old_connections: frozenset[object] = frozenset()
         self._files_exhausted = EventCounter(_log, "open files exhausted")
         self.draining = False
-        self.refusing = False
+        self.rejecting = False
 
     def begin_drain(self, connections: Iterable[object]) -> None:
         """Close each connection after its next response.
@@ -113,16 +112,16 @@ class Proxy:
             connections: the open connections, whose next request is still served.
         """
         self.draining = True
-        self._known = frozenset(connections)
+        self._old_connections = frozenset(connections)
 
     def stop_all(self) -> None:
-        """End every running request, because the grace period is over."""
+        """End every running request at the end of the grace period."""
         for watchdog in tuple(self._running):
             watchdog.end(Stopping("the router is stopping"))
 
     async def inference(self, request: web.Request) -> web.StreamResponse:
         """Handle a completion and count it once."""
-        state = self._state()
+        state = self._new_request()
         self._outcomes.begin()
         try:
             return await self._completion(request, state)
@@ -146,23 +145,23 @@ class Proxy:
             self._outcomes.settle(state, self._clock())
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """Forward a request for the models; it has no outcome."""
+        """Forward `GET /v1/models`, which has no outcome."""
         try:
-            return await self._forward(request, self._state())
+            return await self._forward(request, self._new_request())
         except APIError as error:
             return error_response(error)
 
-    def _state(self) -> ProxiedRequest:
+    def _new_request(self) -> ProxiedRequest:
         return ProxiedRequest(self._clock(), self._default, self._memory.reserve())
 
     async def _completion(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
-        state.body = await read_body(
+        body = await read_body(
             request,
             limit_bytes=self._limits.body_bytes,
             timeout_s=self._timeouts.body_ns / NS_PER_S,
             memory=state.memory,
         )
-        state.uploaded = True
+        state.receive(body, self._clock())
         compressed = "Content-Encoding" in request.headers
         header = request.headers.get(HEADER_SLO_CLASS)
         # Only the class is read from the body; the engine reports other errors.
@@ -181,7 +180,7 @@ class Proxy:
         Raises:
             APIError: 429 or 503 if no replica can take the request.
         """
-        if self.refusing and request.protocol not in self._known:
+        if self.rejecting and request.protocol not in self._old_connections:
             raise unavailable("the router is stopping; retry shortly", "draining")
         replica, placement = self._replicas.place(self._clock(), state.keys)
         if replica is None:
@@ -202,7 +201,7 @@ class Proxy:
         except Expired:
             return await self._expire(request, state)
         except FilesExhausted as exhausted:
-            self._files_exhausted.add("refused_requests")
+            self._files_exhausted.add("rejected_requests")
             raise unavailable(
                 "the router reached its limit of open files; retry shortly", "open_files_exhausted"
             ) from exhausted
@@ -236,7 +235,7 @@ class Proxy:
         state.observer = None
         upstream: aiohttp.ClientResponse | None = None
         served = False
-        replica.begin(watchdog, partial(self._leave, state, watchdog))
+        replica.begin(watchdog, partial(self._reroute, state, watchdog))
         self._running.add(watchdog)
         try:
             with watchdog:
@@ -269,8 +268,8 @@ class Proxy:
             self._running.discard(watchdog)
             replica.end(watchdog, served=served)
 
-    def _leave(self, state: ProxiedRequest, watchdog: Watchdog) -> None:
-        """Move a request off a hung replica if no part of its response has arrived.
+    def _reroute(self, state: ProxiedRequest, watchdog: Watchdog) -> None:
+        """Move a request from a hung replica to another if no part of its response has arrived.
 
         Without another replica or a retry the request stays, because the replica may recover.
         """
@@ -280,13 +279,13 @@ class Proxy:
                 watchdog.end(Rerouted(other))
 
     def _retry_on(self, state: ProxiedRequest, reason: RetryReason) -> Replica | None:
-        """Return the replica for a second attempt, and take the retry from the budget.
+        """Take a retry from the budget and return the replica for the second attempt.
 
-        None if there must be no second attempt.
+        None if there is no other replica, or if no retry is allowed.
         """
         if state.retried:
             return None
-        replica, _ = self._replicas.place(self._clock(), state.keys, but=state.tried)
+        replica, _ = self._replicas.place(self._clock(), state.keys, exclude=state.tried)
         if replica is None or not self._budget.spend():
             return None
         state.retried = True
@@ -319,7 +318,7 @@ class Proxy:
                 transport.abort()
             raise aiohttp.ClientConnectionResetError("the client stopped reading")
         state.outcome = Outcome.TIMEOUT
-        error = APIError(504, "the replica did not answer in time", code="replica_timeout")
+        error = APIError(504, "the replica did not respond in time", code="replica_timeout")
         return await self._responses.abort(request, state, error)
 
 

@@ -1,4 +1,4 @@
-"""The state of the replicas and the placement of requests on them.
+"""The state of the replicas, the placement of requests on them, and the budget of retries.
 
 This module is the only owner of that state; probes and requests report to it. The placement laws
 are those of `goodput_core.placement`. The module does no I/O.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.router.upstreams import Upstream
 
-__all__ = ["EngineReport", "Replica", "ReplicaPool", "read_report"]
+__all__ = ["EngineReport", "Replica", "ReplicaPool", "RetryBudget", "read_report"]
 
 # A replica that responded with 429 gets no request for this time, unless one of its requests ends
 # sooner and frees a place in its queue. A longer pause would leave a busy replica idle.
@@ -76,7 +76,7 @@ class Replica:
         base: the replica's URL without a path.
         detail: reason why the replica is not ready; empty if it is ready.
         wake: event that triggers a probe at once.
-        form: the block form of the replica's prompts; a default before the first report.
+        form: the block form of the replica's prompts; the default until a report contains one.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -86,7 +86,7 @@ class Replica:
         self.detail = "not probed yet"
         self.wake: Final = asyncio.Event()
         self._ready = False
-        self._visits: dict[object, Callable[[], None]] = {}
+        self._requests: dict[object, Callable[[], None]] = {}
         self.form = PromptForm()
         self._report = EngineReport()
         self._report_ns: int | None = None
@@ -101,16 +101,16 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """Number of this router's requests that have not ended on the replica."""
-        return len(self._visits)
+        return len(self._requests)
 
     @property
     def saturated(self) -> bool:
-        """True if the replica's last report or response indicated saturation."""
+        """True if the replica's latest report or response indicated saturation."""
         return self._saturated_until_ns > 0
 
     @property
     def report(self) -> EngineReport:
-        """The replica's last report."""
+        """The replica's latest report."""
         return self._report
 
     def load(self, now_ns: int) -> ReplicaLoad:
@@ -132,19 +132,19 @@ class Replica:
             )
         return self._load
 
-    def begin(self, visit: object, leave: Callable[[], None]) -> None:
+    def begin(self, request: object, on_hung: Callable[[], None]) -> None:
         """Record that a request is sent to the replica.
 
         Args:
-            visit: identifies the request until its `end`.
-            leave: called each time the replica is found to be hung.
+            request: identifies the request until its `end`.
+            on_hung: called each time the replica is found to be hung.
         """
-        self._visits[visit] = leave
+        self._requests[request] = on_hung
         self._load = None
 
-    def end(self, visit: object, *, served: bool) -> None:
+    def end(self, request: object, *, served: bool) -> None:
         """Record the end of a request; `served` is True if the replica had accepted it."""
-        del self._visits[visit]
+        del self._requests[request]
         if served:
             self._saturated_until_ns = 0
         self._load = None
@@ -162,10 +162,10 @@ class Replica:
         self._load = None
 
     def mark_hung(self, detail: str) -> None:
-        """Send the replica no new requests, and move those without a response."""
+        """Send the replica no new requests, and move its requests that have no response yet."""
         self.mark_gone(detail)
-        for leave in tuple(self._visits.values()):
-            leave()
+        for on_hung in tuple(self._requests.values()):
+            on_hung()
 
     def mark_saturated(self, now_ns: int) -> None:
         """Record that the replica rejected a request because of load."""
@@ -225,8 +225,8 @@ class ReplicaPool:
             same = kept is not None and kept.upstream == upstream
             self._replicas[upstream.name] = kept if kept and same else Replica(upstream)
         added = [r for name, r in self._replicas.items() if before.get(name) is not r]
-        left = [r for name, r in before.items() if self._replicas.get(name) is not r]
-        return added, left
+        removed = [r for name, r in before.items() if self._replicas.get(name) is not r]
+        return added, removed
 
     def keys_of(self, body: bytes) -> Sequence[int]:
         """Return the prompt keys of a request for `place`; empty if the law does not use them.
@@ -239,11 +239,41 @@ class ReplicaPool:
         return () if replica is None else prompt_keys(body, replica.form)
 
     def place(
-        self, now_ns: int, keys: Sequence[int] = (), *, but: Collection[str] = ()
+        self, now_ns: int, keys: Sequence[int] = (), *, exclude: Collection[str] = ()
     ) -> tuple[Replica | None, Placement]:
-        """Choose a replica for one request, except those in `but`."""
-        loads = [r.load(now_ns) for r in self._replicas.values() if r.name not in but]
+        """Choose a replica for one request, except those named in `exclude`."""
+        loads = [r.load(now_ns) for r in self._replicas.values() if r.name not in exclude]
         self._state, placement = self._place(self._state, loads, keys, now_ns)
         if placement.replica is None:
             return None, placement
         return self._replicas[placement.replica], placement
+
+
+class RetryBudget:
+    """A token bucket that requests fill and retries empty, independent of time.
+
+    It prevents the router from amplifying an overload: in n requests there are at most
+    `burst + n · percent / 100` retries.
+
+    Args:
+        percent: percentage of a retry that each request adds, 0 to 100.
+        burst: capacity of the bucket in retries; it starts full.
+    """
+
+    __slots__ = ("_balance", "_capacity", "_percent")
+
+    def __init__(self, *, percent: int, burst: int) -> None:
+        self._percent = percent
+        self._capacity = burst * 100
+        self._balance = self._capacity
+
+    def earn(self) -> None:
+        """Add the share of one client request."""
+        self._balance = min(self._capacity, self._balance + self._percent)
+
+    def spend(self) -> bool:
+        """Take one retry; return False if none is left."""
+        if self._balance < 100:
+            return False
+        self._balance -= 100
+        return True

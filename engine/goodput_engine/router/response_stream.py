@@ -18,17 +18,16 @@ from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_engine.http_server import error_response
 from goodput_engine.openai.errors import error_event
-from goodput_engine.router.errors import ReplicaLost, RetryReason
-from goodput_engine.router.request_state import read_timings
-from goodput_engine.router.upstream_client import end_to_end
+from goodput_engine.router.outcomes import read_timings
+from goodput_engine.router.upstream_client import ReplicaLost, RetryReason, end_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_engine.openai.errors import APIError
-    from goodput_engine.router.request_state import ProxiedRequest
+    from goodput_engine.router.outcomes import ProxiedRequest
     from goodput_engine.router.settings import RouterSettings
-    from goodput_engine.router.watchdog import Watchdog
+    from goodput_engine.router.upstream_client import Watchdog
 
 __all__ = ["SATURATED", "ResponseStream"]
 
@@ -131,7 +130,7 @@ class ResponseStream:
         held.clear()
         # The hot path: one iteration per chunk of every stream.
         while chunk := await read():
-            watchdog.touched_ns = now_ns = clock()
+            watchdog.progress_ns = now_ns = clock()
             look(chunk, now_ns)
             if at_end():
                 await response.write_eof(chunk)  # one system call for both
@@ -151,7 +150,7 @@ class ResponseStream:
         chunk = await read()
         response = await self._begin(request, state, upstream, watchdog)
         while chunk:
-            watchdog.touched_ns = self._clock()
+            watchdog.progress_ns = self._clock()
             if upstream.content.at_eof():
                 await response.write_eof(chunk)
                 break
@@ -174,7 +173,7 @@ class ResponseStream:
         )
         state.response = response
         state.drop_body()
-        watchdog.allow(self._idle_ns)
+        watchdog.restart(self._idle_ns)
         await response.prepare(request)
         return response
 

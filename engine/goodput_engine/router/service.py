@@ -1,32 +1,52 @@
-"""A running router: its parts, its ports, and its drain."""
+"""A running router: its parts, its two ports, and its drain.
+
+A client must never reach metrics or control, neither the router's nor a replica's. So the serving
+port forwards only a fixed list of paths.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import re
+import secrets
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
-from prometheus_client import CollectorRegistry
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
+from goodput_core.contract import (
+    LABEL_LLMSERVICE,
+    METRIC_ROUTER_REPLICA_UP,
+    PATH_CHAT_COMPLETIONS,
+    PATH_COMPLETIONS,
+    PATH_CONTROL_STATE,
+    PATH_LIVE,
+    PATH_METRICS,
+    PATH_MODELS,
+    PATH_READY,
+    QUERY_SECONDS_SINCE,
+    ROLE_ROUTER,
+)
 from goodput_core.process import raise_open_files
-from goodput_engine.http_server import ADMIN_CONNECTIONS, listen
-from goodput_engine.router.app import admin_app, serving_app
-from goodput_engine.router.errors import RetryReason
+from goodput_core.units import NS_PER_S
+from goodput_engine.http_server import ADMIN_CONNECTIONS, error_response, listen
+from goodput_engine.openai.errors import APIError
 from goodput_engine.router.outcomes import OutcomeCounts
 from goodput_engine.router.probing import Prober
 from goodput_engine.router.proxy import Proxy
 from goodput_engine.router.replicas import ReplicaPool
-from goodput_engine.router.upstream_client import UpstreamClient
+from goodput_engine.router.upstream_client import RetryReason, UpstreamClient
 from goodput_engine.router.upstreams import merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from aiohttp import web
-
+    from goodput_engine.router.replicas import Replica
     from goodput_engine.router.settings import RouterSettings
     from goodput_engine.router.upstreams import Upstream, UpstreamSource
 
@@ -35,6 +55,7 @@ __all__ = ["RouterService"]
 # Time to write the last error events after the grace period.
 _LAST_EVENTS_S: Final = 1.0
 _POLL_S: Final = 0.05
+_SECOND: Final = re.compile(r"[0-9]{1,12}")
 _log: Final = logging.getLogger(__name__)
 
 
@@ -50,7 +71,10 @@ class RouterService:
         clock: returns monotonic nanoseconds.
 
     Attributes:
+        replicas: the replicas and their state.
+        outcomes: the counts of requests.
         vital: tasks that must not end while the router serves.
+        url, admin_url: URLs of both ports.
 
     Raises:
         UsageError: a port cannot be opened, or two replicas have the same name.
@@ -82,9 +106,17 @@ class RouterService:
             classes=settings.classes,
             began_ns=clock(),
         )
+        self._replica_up = Gauge(
+            METRIC_ROUTER_REPLICA_UP,
+            "1 if the replica may get new requests.",
+            (LABEL_LLMSERVICE, "replica"),
+            registry=self._registry,
+        )
         self.vital: tuple[asyncio.Task[None], ...] = ()
         self.url = ""
         self.admin_url = ""
+        self._epoch = secrets.token_hex(8)
+        self._started_ns = 0
         self._proxy: Proxy
         self._prober: Prober
         self._server: web.Server
@@ -122,7 +154,7 @@ class RouterService:
         _log.info("draining", extra={"in_flight": self.outcomes.in_flight})
         began_ns = quiet_ns = now_ns = self._clock()
         while now_ns < began_ns + grace_ns and not hurry.is_set():
-            self._proxy.refusing = now_ns >= began_ns + parting_ns
+            self._proxy.rejecting = now_ns >= began_ns + parting_ns
             if self.outcomes.in_flight:
                 quiet_ns = now_ns
             elif not server.connections or now_ns >= quiet_ns + parting_ns:
@@ -132,15 +164,13 @@ class RouterService:
                     await hurry.wait()
             now_ns = self._clock()
         self._proxy.begin_drain(())
-        self._proxy.refusing = True
+        self._proxy.rejecting = True
         cut_short = self.outcomes.in_flight
         if cut_short:
             self._proxy.stop_all()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENTS_S):
                     await self.outcomes.idle.wait()
-            except TimeoutError:
-                pass
         _log.info("stopped", extra={"cut_short": cut_short})
 
     async def _start(self) -> None:
@@ -164,25 +194,16 @@ class RouterService:
         # Forward bodies as they are, and cancel the request of a client that disconnects.
         self.url, self._server = await listen(
             self._stack,
-            serving_app(self._proxy, self.replicas),
+            self._serving_app(),
             (host, port),
             # One file for the client's connection, one for the replica's.
             limits=settings.connections.within(raise_open_files(), files_each=2),
             handler_cancellation=True,
             auto_decompress=False,
         )
+        self._started_ns = self._clock()
         self.admin_url, _ = await listen(
-            self._stack,
-            admin_app(
-                self._registry,
-                llmservice=settings.llmservice,
-                proxy=self._proxy,
-                replicas=self.replicas,
-                outcomes=self.outcomes,
-                clock=self._clock,
-            ),
-            (host, admin_port),
-            limits=ADMIN_CONNECTIONS,
+            self._stack, self._admin_app(), (host, admin_port), limits=ADMIN_CONNECTIONS
         )
         self._apply(upstreams)
         if self._source is not None:
@@ -193,14 +214,110 @@ class RouterService:
             self.vital = (following,)
 
     def _apply(self, upstreams: Sequence[Upstream]) -> None:
-        added, left = self.replicas.set_upstreams(upstreams)
-        self._prober.follow(added, left)
+        added, removed = self.replicas.set_upstreams(upstreams)
+        self._prober.follow(added, removed)
         _log.info(
             "upstreams",
-            extra={"replicas": len(self.replicas), "added": len(added), "left": len(left)},
+            extra={"replicas": len(self.replicas), "added": len(added), "removed": len(removed)},
         )
+
+    def _serving_app(self) -> web.Application:
+        app = web.Application()
+        app.on_response_prepare.append(self._close_when_draining)
+        app.router.add_post(PATH_COMPLETIONS, self._proxy.inference)
+        app.router.add_post(PATH_CHAT_COMPLETIONS, self._proxy.inference)
+        app.router.add_get(PATH_MODELS, self._proxy.models)
+        app.router.add_get(PATH_LIVE, _live)
+        app.router.add_get(PATH_READY, self._ready)
+        app.router.add_route("*", "/{path:.*}", _no_such_path)
+        return app
+
+    def _admin_app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get(PATH_METRICS, self._metrics)
+        app.router.add_get(PATH_CONTROL_STATE, self._control_state)
+        app.router.add_route("*", "/{path:.*}", _no_such_path)
+        return app
+
+    async def _close_when_draining(self, _: web.Request, response: web.StreamResponse) -> None:
+        if self._proxy.draining:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self._proxy.draining:
+            return _not_ready("draining")
+        count = sum(replica.ready for replica in self.replicas)
+        if not count:
+            return _not_ready("no replica is ready")
+        return web.json_response({"status": "ready", "ready_replicas": count})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        self._replica_up.clear()
+        for replica in self.replicas:
+            self._replica_up.labels(self._settings.llmservice, replica.name).set(replica.ready)
+        return web.Response(
+            body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def _control_state(self, request: web.Request) -> web.Response:
+        since = request.query.get(QUERY_SECONDS_SINCE)
+        if since is not None and not _SECOND.fullmatch(since):
+            message = f"{QUERY_SECONDS_SINCE} must be a whole number of seconds"
+            return error_response(APIError(400, message, code="invalid_query"))
+        now_ns, outcomes = self._clock(), self.outcomes
+        body: dict[str, object] = {
+            "role": ROLE_ROUTER,
+            "epoch": self._epoch,
+            "uptime_seconds": (now_ns - self._started_ns) / NS_PER_S,
+            "llmservice": self._settings.llmservice,
+            "policy": self.replicas.policy.value,
+            "draining": self._proxy.draining,
+            "arrivals": outcomes.arrivals,
+            "in_flight": outcomes.in_flight,
+            "replicas": [_replica_state(replica) for replica in self.replicas],
+            "outcomes": outcomes.by_class(),
+            "promises": outcomes.promises(),
+            "client_errors": outcomes.client_errors,
+            "judged_on_e2e_only": outcomes.e2e_only,
+            "retries": outcomes.retries,
+        }
+        if since is not None:
+            body["seconds"] = outcomes.seconds(int(since), now_ns)
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def _replica_state(replica: Replica) -> dict[str, object]:
+    report = replica.report
+    return {
+        "name": replica.name,
+        "url": replica.upstream.url,
+        "admin_url": replica.upstream.admin_url,
+        "ready": replica.ready,
+        "detail": replica.detail,
+        "draining": report.draining,
+        "saturated": replica.saturated,
+        "in_flight": replica.in_flight,
+        "running": report.running,
+        "waiting": report.waiting,
+        "kv_free_blocks": report.kv_free_blocks,
+        "kv_total_blocks": report.kv_total_blocks,
+    }
+
+
+async def _live(_: web.Request) -> web.Response:
+    return web.json_response({"status": "live"})
+
+
+def _not_ready(reason: str) -> web.Response:
+    return web.json_response({"status": "not ready", "reason": reason}, status=503)
+
+
+async def _no_such_path(request: web.Request) -> web.Response:
+    message = f"no {request.method} {request.path[:200]} here"
+    return error_response(APIError(404, message, code="unknown_path"))

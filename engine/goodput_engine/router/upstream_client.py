@@ -1,35 +1,58 @@
-"""One attempt on one replica: open or reuse a connection, send, wait for the response's head.
+"""One attempt on one replica: its time limits, the request, and the errors that end it early.
 
-Every failure before the head becomes `ReplicaLost` or `FilesExhausted`; the caller decides about
-a retry.
+Every failure before the response's head becomes `ReplicaLost` or `FilesExhausted`; the caller
+decides about a retry. The client never sees these errors: the router's own responses are
+`APIError`.
+
+GoodputError
+└── AttemptError
+    ├── ReplicaLost            the replica sent no response, or an incomplete one
+    ├── FilesExhausted         this process cannot open another file for a connection
+    ├── Expired                no data arrived in time
+    ├── Stopping               the router's grace period ended
+    └── Rerouted               the replica hangs, and another replica gets the request
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
-from typing import TYPE_CHECKING, Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from goodput_core.errors import GoodputError
 from goodput_core.units import NS_PER_S
 from goodput_engine.openai.errors import bad_request
-from goodput_engine.router.errors import FilesExhausted, ReplicaLost, RetryReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import SimpleNamespace
+    from types import SimpleNamespace, TracebackType
 
     from aiohttp import web
     from multidict import CIMultiDictProxy
 
+    from goodput_engine.router.outcomes import ProxiedRequest
     from goodput_engine.router.replicas import Replica
-    from goodput_engine.router.request_state import ProxiedRequest
     from goodput_engine.router.settings import Timeouts
 
-__all__ = ["UpstreamClient", "end_to_end", "out_of_files"]
+__all__ = [
+    "AttemptError",
+    "Expired",
+    "FilesExhausted",
+    "ReplicaLost",
+    "Rerouted",
+    "RetryReason",
+    "Stopping",
+    "UpstreamClient",
+    "Watchdog",
+    "end_to_end",
+    "out_of_files",
+]
 
 # RFC 9110, 7.6.1: these headers apply to a single connection.
 _HOP_BY_HOP: Final = (
@@ -49,6 +72,143 @@ _AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent
 # Larger bodies are written in pieces, so that a long prompt does not stall other streams.
 _WHOLE_BYTES: Final = 256 << 10
 _GONE: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
+
+
+class RetryReason(StrEnum):
+    """Reason for a second attempt; a label of the metric of retries."""
+
+    CONNECT = "connect"
+    """No connection to the replica."""
+    LOST = "lost"
+    """The connection broke before the first token."""
+    SERVER_ERROR = "server_error"
+    """The replica responded with 5xx."""
+    HUNG = "hung"
+    """The replica no longer responds to probes, and no part of the response had arrived."""
+    SATURATED = "saturated"
+    """The replica responded with 429 or 503."""
+    STALE_CONNECTION = "stale_connection"
+    """The replica had closed a pooled connection; the request is sent to it again."""
+
+
+class AttemptError(GoodputError):
+    """Base of the errors that end an attempt."""
+
+
+class ReplicaLost(AttemptError):
+    """A replica sent no response, or only a part of one."""
+
+    def __init__(self, reason: RetryReason, detail: str) -> None:
+        self.reason = reason
+        super().__init__(detail)
+
+
+class FilesExhausted(AttemptError):
+    """This process reached its limit of open files."""
+
+
+class Expired(AttemptError):
+    """No data arrived in time."""
+
+
+class Stopping(AttemptError):
+    """The router ends all running requests."""
+
+
+class Rerouted(AttemptError):
+    """A request moves from a hung replica to another one.
+
+    Args:
+        to: the other replica; the retry is already taken from the budget.
+    """
+
+    def __init__(self, to: Replica) -> None:
+        self.to = to
+        super().__init__(f"the replica hangs; {to.name} gets the request")
+
+
+class Watchdog:
+    """A context that cancels its own task and raises `Expired` after a time without progress.
+
+    `end` cancels the task at once and raises another error. There is no timer per chunk: the hot
+    path only stores the time of the last chunk. When the timer fires, it compares this time with
+    the limit and either cancels the task or starts again.
+
+    Args:
+        clock: returns monotonic nanoseconds.
+        limit_ns: longest time without progress.
+
+    Attributes:
+        progress_ns: time of the last progress; the guarded code sets it.
+    """
+
+    __slots__ = (
+        "_cancelling",
+        "_clock",
+        "_error",
+        "_handle",
+        "_limit_ns",
+        "_loop",
+        "_task",
+        "progress_ns",
+    )
+
+    def __init__(self, clock: Callable[[], int], *, limit_ns: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a watchdog guards a task"
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._cancelling = task.cancelling()
+        self._clock = clock
+        self._limit_ns = limit_ns
+        self._handle: asyncio.TimerHandle | None = None
+        self._error: AttemptError | None = None
+        self.progress_ns = clock()
+
+    def __enter__(self) -> Self:
+        self._arm(self._limit_ns)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        # As in asyncio.timeout, a cancellation from outside takes precedence.
+        if (
+            self._error is not None
+            and self._task.uncancel() <= self._cancelling
+            and kind is asyncio.CancelledError
+        ):
+            raise self._error from error
+
+    def restart(self, limit_ns: int) -> None:
+        """Start again with another limit."""
+        self._limit_ns = limit_ns
+        self.progress_ns = self._clock()
+        if self._handle is not None:
+            self._handle.cancel()
+            self._arm(limit_ns)
+
+    def end(self, error: AttemptError) -> None:
+        """Cancel the task now and raise `error`, unless the task is already cancelled."""
+        if self._error is None:
+            self._error = error
+            self._task.cancel()
+
+    def _arm(self, left_ns: int) -> None:
+        self._handle = self._loop.call_later(left_ns / NS_PER_S, self._check)
+
+    def _check(self) -> None:
+        left_ns = self.progress_ns + self._limit_ns - self._clock()
+        if left_ns > 0:
+            self._arm(left_ns)
+        else:
+            self.end(Expired())
 
 
 def out_of_files(error: BaseException) -> bool:
@@ -118,9 +278,9 @@ class UpstreamClient:
                 return await self._open(request.method, url, headers, state.body, reused)
             except _GONE as error:
                 connecting = isinstance(error, aiohttp.ClientConnectorError)
-                if connecting or not reused or state.met_stale:
+                if connecting or not reused or state.resent:
                     raise
-            state.met_stale = True
+            state.resent = True
             self._on_stale()
             return await self._open(request.method, url, headers, state.body, reused)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

@@ -1,13 +1,16 @@
-"""The application of the serving port: OpenAI's API and the health checks.
+"""The applications of the serving port and of the admin port.
 
-Every error response has OpenAI's form and the headers with the replica's name and load.
+The serving port has OpenAI's API and the health checks. Metrics, the engine's state and changes of
+its limits are on the admin port, so that no client reaches them. Every error response of both has
+OpenAI's form and the headers with the replica's name and load.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
@@ -18,25 +21,31 @@ from goodput_core.contract import (
     MODEL_OWNER,
     PATH_CHAT_COMPLETIONS,
     PATH_COMPLETIONS,
+    PATH_CONTROL_LIMITS,
+    PATH_CONTROL_STATE,
     PATH_LIVE,
+    PATH_METRICS,
     PATH_MODELS,
     PATH_READY,
+    TOKENIZER_EMULATED,
 )
 from goodput_engine.http_server import error_response
 from goodput_engine.openai.errors import APIError
 from goodput_engine.server.handlers import CompletionHandlers
-from goodput_engine.server.metrics import LoadHeader
+from goodput_engine.server.limits import LimitsHandler
+from goodput_engine.server.metrics import CONTENT_TYPE, LoadHeader, load_of
 from goodput_engine.server.state import ServerPhase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from concurrent.futures import Executor
 
+    from goodput_engine.server.metrics import EngineMetrics
     from goodput_engine.server.state import ServerState
 
-__all__ = ["error_middleware", "serving_app"]
+__all__ = ["admin_app", "serving_app"]
 
-_log = logging.getLogger(__name__)
+_log: Final = logging.getLogger(__name__)
 
 
 def serving_app(state: ServerState, parsers: Executor) -> web.Application:
@@ -46,19 +55,49 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
         state: state of the HTTP process.
         parsers: executor that parses large bodies.
     """
-    app = web.Application(middlewares=[error_middleware(state)])
+
+    async def live(_: web.Request) -> web.Response:
+        return _json({"status": "live"})
+
+    async def ready(_: web.Request) -> web.Response:
+        if state.phase is not ServerPhase.SERVING:
+            raise state.not_serving()
+        return _json({"status": "ready"})
+
+    app = web.Application(middlewares=[_error_middleware(state)])
     completions = CompletionHandlers(state, parsers)
     models = _ModelHandlers(state)
     app.router.add_post(PATH_COMPLETIONS, completions.completions)
     app.router.add_post(PATH_CHAT_COMPLETIONS, completions.chat_completions)
     app.router.add_get(PATH_MODELS, models.list)
     app.router.add_get(PATH_MODELS + "/{name:.+}", models.show)
-    app.router.add_get(PATH_LIVE, _live)
-    app.router.add_get(PATH_READY, _ready(state))
+    app.router.add_get(PATH_LIVE, live)
+    app.router.add_get(PATH_READY, ready)
     return app
 
 
-def error_middleware(state: ServerState) -> Callable[..., Awaitable[web.StreamResponse]]:
+def admin_app(state: ServerState, metrics: EngineMetrics) -> web.Application:
+    """Return the application of the admin port.
+
+    Args:
+        state: state of the HTTP process.
+        metrics: metrics of this replica.
+    """
+
+    async def scrape(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def control_state(_: web.Request) -> web.Response:
+        return _json(_control_state(state))
+
+    app = web.Application(middlewares=[_error_middleware(state)])
+    app.router.add_get(PATH_METRICS, scrape)
+    app.router.add_get(PATH_CONTROL_STATE, control_state)
+    app.router.add_patch(PATH_CONTROL_LIMITS, LimitsHandler(state).patch)
+    return app
+
+
+def _error_middleware(state: ServerState) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Return a middleware that converts every error to a response in OpenAI's form."""
     identity = state.settings.identity
     replica = {HEADER_REPLICA: identity.replica, HEADER_REVISION: identity.revision}
@@ -81,7 +120,7 @@ def error_middleware(state: ServerState) -> Callable[..., Awaitable[web.StreamRe
         except ConnectionError:
             raise  # the client closed the connection
         except Exception:  # noqa: BLE001 - otherwise aiohttp sends an HTML page
-            _log.exception("request_failed", extra={"path": request.path})
+            _log.exception("request failed", extra={"path": request.path})
             error = APIError(500, "internal error; the engine's log has the details")
         return error_response(error, {**replica, **load.headers()})
 
@@ -119,17 +158,34 @@ class _ModelHandlers:
         }
 
 
-async def _live(_: web.Request) -> web.Response:
-    return _json({"status": "live"})
-
-
-def _ready(state: ServerState) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handler(_: web.Request) -> web.Response:
-        if state.phase is not ServerPhase.SERVING:
-            raise state.not_serving()
-        return _json({"status": "ready"})
-
-    return handler
+def _control_state(server: ServerState) -> dict[str, Any]:
+    settings = server.settings
+    configure = server.configure
+    state: dict[str, Any] = {
+        "epoch": server.epoch,
+        "llmservice": settings.identity.llmservice,
+        "replica": settings.identity.replica,
+        "revision": settings.identity.revision,
+        "phase": server.phase,
+        "policy": configure.policy,
+        "preemption": configure.preemption,
+        "bounds": {
+            "token_budget": [configure.min_token_budget, configure.max_token_budget],
+            "max_num_seqs": [1, configure.max_num_seqs],
+            "max_waiting": [0, configure.max_waiting],
+        },
+        "device": settings.device,
+        "in_flight": server.in_flight,
+        "answered": server.lengths.rows(),
+    }
+    if server.core is not None and server.ready is not None:
+        core = server.core.state
+        state |= asdict(core)
+        state["max_model_tokens"] = server.ready.max_model_tokens
+        state["startup_seconds"] = server.startup_s
+        state["tokenizer"] = TOKENIZER_EMULATED
+        state |= load_of(server.core, draining=server.draining)
+    return state
 
 
 def _json(value: object) -> web.Response:

@@ -13,20 +13,18 @@ import logging
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.process import raise_open_files
 from goodput_core.signals import Shutdown
 from goodput_engine.core_client import CoreClient
-from goodput_engine.http_server import ADMIN_CONNECTIONS, announce, listen
+from goodput_engine.http_server import ADMIN_CONNECTIONS, announce, listen, require_running
 from goodput_engine.messages import Drain
-from goodput_engine.server.admin import admin_app
-from goodput_engine.server.app import serving_app
+from goodput_engine.server.app import admin_app, serving_app
 from goodput_engine.server.manifest_watch import watch_manifest
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.state import ServerPhase, ServerState
-from goodput_engine.stopping import require_running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -116,14 +114,12 @@ async def _drain(state: ServerState, core: CoreClient, shutdown: Shutdown) -> No
     grace_s = state.settings.grace_s
     _log.info("draining", extra={"in_flight": state.in_flight, "grace_s": grace_s})
     state.phase = ServerPhase.DRAINING
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
             # Submit the requests that are already admitted before the core stops admitting.
             await _any(state.submitted.wait(), shutdown.immediate.wait(), core.gone)
             core.send(Drain())
             await _any(state.idle.wait(), shutdown.immediate.wait(), core.gone)
-    except TimeoutError:
-        pass
     if core.gone.done():
         return
     cut_short = state.in_flight
@@ -133,16 +129,14 @@ async def _drain(state: ServerState, core: CoreClient, shutdown: Shutdown) -> No
 
 
 async def _last_events(state: ServerState) -> None:
-    """Wait until the handlers have written their last events, but not for stalled clients."""
-    try:
+    """Give the handlers a short time to write their last events."""
+    with suppress(TimeoutError):
         async with asyncio.timeout(_LAST_EVENTS_S):
             await state.idle.wait()
-    except TimeoutError:
-        pass
 
 
 async def _any(*awaitables: Awaitable[object]) -> None:
-    """Wait for the first awaitable; cancel the coroutines, but not futures of the caller."""
+    """Wait for the first awaitable; cancel the other coroutines, but no futures of the caller."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

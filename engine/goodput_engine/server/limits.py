@@ -1,7 +1,7 @@
 """Changes of the core's limits: `PATCH /control/limits`, and the file with the last limits.
 
 Each change has a revision, which must increase, so a late or repeated message has no effect. With
-several writers the newest decision stays in force, regardless of the order of arrival.
+several writers the newest decision applies, regardless of the order of arrival.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from goodput_engine.request_bodies import MemoryLimit, read_body
 from goodput_engine.scheduler.policies.registry import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from goodput_engine.server.state import ServerState
 
-__all__ = ["LimitsGate", "LimitsHandler", "read_last_limits"]
+__all__ = ["LimitsHandler", "read_last_limits"]
 
 _MAX_BODY_BYTES: Final = 64 << 10
 _ALL_BODIES_BYTES: Final = 4 << 20
@@ -64,11 +63,11 @@ _PATCH: Final = msgspec.json.Decoder(_Patch)
 _LAST: Final = msgspec.json.Decoder(_LastLimits)
 
 
-def highest_revision(current: int, *, unix_ns: int) -> int:
+def _highest_revision(current: int, *, unix_ns: int) -> int:
     """Return the highest revision that may follow another.
 
-    A writer uses a counter or Unix nanoseconds. A revision above both is a mistake: once in force,
-    it would block every later change.
+    A writer uses a counter or Unix nanoseconds. A revision above both is an error, which would
+    block every later change once it is in force.
 
     Args:
         current: the revision in force.
@@ -78,7 +77,7 @@ def highest_revision(current: int, *, unix_ns: int) -> int:
 
 
 class LimitsHandler:
-    """Handles `PATCH /control/limits`.
+    """Handles `PATCH /control/limits`; each change must be newer than the last.
 
     Args:
         state: state of the HTTP process.
@@ -88,16 +87,13 @@ class LimitsHandler:
         settings = state.settings
         self._state = state
         self._bodies = MemoryLimit(_ALL_BODIES_BYTES)
-        self._gate = LimitsGate(
-            token=settings.control_token,
-            # Only this process raises the core's revision, which starts at 0.
-            revision=0 if settings.limits is None else settings.limits.revision,
-            unix_ns=time.time_ns,
-        )
+        self._token = settings.control_token
+        # Only this process raises the core's revision, which starts at 0.
+        self._revision = 0 if settings.limits is None else settings.limits.revision
 
     async def patch(self, request: web.Request) -> web.Response:
         """Validate a change, send it to the core and return its revision."""
-        self._gate.authorise(request.headers.get("Authorization"))
+        self._authorise(request.headers.get("Authorization"))
         core = self._state.serving()
         memory = self._bodies.reserve()
         try:
@@ -106,27 +102,12 @@ class LimitsHandler:
             )
         finally:
             memory.release()
-        change = self._gate.read(body, self._state.configure)
+        change = self._read(body, self._state.configure)
         core.send(change)
         revision = msgspec.json.encode({"revision": change.revision})
         return web.Response(body=revision, content_type="application/json")
 
-
-class LimitsGate:
-    """Validates changes of limits; each must be newer than the last.
-
-    Args:
-        token: the bearer token; None if limits cannot be changed.
-        revision: revision of the limits in force at the start.
-        unix_ns: returns the Unix time in nanoseconds.
-    """
-
-    def __init__(self, *, token: str | None, revision: int, unix_ns: Callable[[], int]) -> None:
-        self._token = token
-        self._revision = revision
-        self._unix_ns = unix_ns
-
-    def authorise(self, authorization: str | None) -> None:
+    def _authorise(self, authorization: str | None) -> None:
         """Check the `Authorization` header.
 
         Raises:
@@ -152,7 +133,7 @@ class LimitsGate:
                 code="invalid_token",
             )
 
-    def read(self, data: bytes, bounds: Configure) -> SetLimits:
+    def _read(self, data: bytes, bounds: Configure) -> SetLimits:
         """Validate a change and record its revision.
 
         Args:
@@ -173,13 +154,13 @@ class LimitsGate:
         _within("max_num_seqs", patch.max_num_seqs, 1, bounds.max_num_seqs)
         _within("max_waiting", patch.max_waiting, 0, bounds.max_waiting)
         _within("safety_percent", patch.safety_percent, 1, 100)
-        paced = (
+        has_law = (
             bounds.budget_law is not None and POLICIES[Policy(bounds.policy)].uses_prefill_budget
         )
-        if not paced and (patch.budget_law or patch.safety_percent):
+        if not has_law and (patch.budget_law or patch.safety_percent):
             raise bad_request(
                 "no token-budget law runs here: control.mode is not Auto, or the policy does not "
-                "split prompts, or it sizes steps itself",
+                "split prompts or has a law of its own",
                 "budget_law" if patch.budget_law else "safety_percent",
                 "not_paced",
             )
@@ -190,7 +171,7 @@ class LimitsGate:
                 param="revision",
                 code="stale_revision",
             )
-        highest = highest_revision(self._revision, unix_ns=self._unix_ns())
+        highest = _highest_revision(self._revision, unix_ns=time.time_ns())
         if patch.revision > highest:
             raise bad_request(
                 f"revision {patch.revision} is implausible; after {self._revision} send the next "
@@ -230,7 +211,7 @@ def read_last_limits(path: Path, bounds: Configure, *, unix_ns: int) -> SetLimit
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
         last = _LAST.decode(data)
-        if last.revision > highest_revision(0, unix_ns=unix_ns):
+        if last.revision > _highest_revision(0, unix_ns=unix_ns):
             raise ValueError(f"revision {last.revision} is implausible")
     except FileNotFoundError:
         return None

@@ -1,4 +1,4 @@
-"""A replica made of plain sockets, so that it can misbehave in ways no HTTP library allows."""
+"""A router in the test's event loop, in front of replicas that may violate HTTP in any way."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 import pytest
+from tests.builders.http import PATIENCE_S
 from yarl import URL
 
 from goodput_core.contract import ENV_REPLICA
@@ -29,21 +30,13 @@ from goodput_engine.router.settings import ProbeSettings, RouterLimits, RouterSe
 from goodput_engine.router.upstreams import Upstream
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "chat.yaml"
-PATIENCE_S = 10.0
-DONE = b"data: [DONE]\n\n"
-
-
-def token(text: str = "x") -> bytes:
-    return b'data: {"choices":[{"index":0,"text":"%s","finish_reason":null}]}\n\n' % text.encode()
-
-
-def ending() -> bytes:
-    return b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\n' + DONE
+TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
+END = b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 
 
 @dataclass
 class Call:
-    """One request as a replica saw it, and the means to answer it."""
+    """One request at a replica, and the methods to respond to it."""
 
     method: str
     path: str
@@ -88,31 +81,45 @@ class Call:
 Behaviour = Callable[[Call], Awaitable[None]]
 
 
-async def answer_stream(call: Call) -> None:
-    """A well-behaved stream of three tokens."""
-    await call.stream_head()
-    for text in ("a", "b", "c"):
-        await call.chunk(token(text))
-    await call.chunk(ending())
-    await call.end()
+def stream(*steps: bytes | asyncio.Event) -> Behaviour:
+    """Send a stream of these chunks; wait at an event until it is set."""
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        for step in steps:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            else:
+                await call.chunk(step)
+        await call.end()
+
+    return behave
 
 
-async def answer_whole(call: Call) -> None:
-    await call.whole("200 OK", b'{"choices":[{"text":"abc"}]}')
+def respond(
+    status: str, body: bytes, *headers: str, content_type: str = "application/json"
+) -> Behaviour:
+    """Send a response that is not streamed."""
+    return lambda call: call.whole(status, body, *headers, content_type=content_type)
+
+
+async def hang(_: Call) -> None:
+    """Never respond."""
+    await asyncio.Event().wait()
 
 
 class FakeReplica:
-    """Listens on a port of its own; `behave` decides what a completion gets."""
+    """A replica made of plain sockets; `behave` responds to completions."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.behave: Behaviour = answer_stream
+        self.behave: Behaviour = stream(TOKEN, TOKEN, TOKEN, END)
         self.ready = True
         self.silent = False
         self.state: bytes = b"{}"
-        self.may_tell = asyncio.Event()
-        self.may_tell.set()
-        self.asked = 0
+        self.may_report = asyncio.Event()
+        self.may_report.set()
+        self.state_requests = 0
         self.calls: list[Call] = []
         self.arrived: asyncio.Queue[Call] = asyncio.Queue()
         self._server: asyncio.Server | None = None
@@ -135,7 +142,7 @@ class FakeReplica:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
-        """Stop listening: connections are refused from now on."""
+        """Stop listening, so that connections are refused."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -179,8 +186,8 @@ class FakeReplica:
                 return
             if path == "/control/state":
                 state = self.state
-                self.asked += 1
-                await self.may_tell.wait()
+                self.state_requests += 1
+                await self.may_report.wait()
                 await call.whole("200 OK", state, "Connection: close")
                 return
             await self._behave(call, reader)
@@ -189,7 +196,7 @@ class FakeReplica:
         self.calls.append(call)
         self.arrived.put_nowait(call)
         behaving = asyncio.ensure_future(self.behave(call))
-        # Nothing more is due from the router before the answer: an end here is its hanging up.
+        # The router sends nothing before the response, so an end here means that it disconnected.
         hanging_up = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({behaving, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -218,7 +225,7 @@ SETTINGS = RouterSettings(
 
 
 def started(stack: ExitStack, name: str, *arguments: str) -> dict[str, str]:
-    """Run `goodput ARGUMENTS` until the stack closes; the line that it prints when it listens."""
+    """Run `goodput ARGUMENTS` until the stack closes; return the line printed when it listens."""
     always = ("-f", str(MANIFEST), "--json", "--port", "0", "--admin-port", "0")
     process = subprocess.Popen(
         [sys.executable, "-m", "goodput_core", *arguments, *always, "--exit-with-parent"],
@@ -235,10 +242,10 @@ def started(stack: ExitStack, name: str, *arguments: str) -> dict[str, str]:
     return event
 
 
-async def until(true: Callable[[], bool]) -> None:
-    """Run the loop until a condition holds for which there is no event."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds for which there is no event."""
     async with asyncio.timeout(PATIENCE_S):
-        while not true():  # noqa: ASYNC110 - there is no event to wait for
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.001)
 
 
@@ -255,21 +262,25 @@ class Bench:
     ) -> tuple[int, bytes]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         url = URL(self.router.url + path, encoded=True)
-        async with self.client.post(url, data=io.BytesIO(body), headers=named) as answer:
-            return answer.status, await answer.read()
+        async with self.client.post(url, data=io.BytesIO(body), headers=named) as response:
+            return response.status, await response.read()
+
+    def complete(self, **options: Any) -> aiohttp.client._RequestContextManager:
+        """Send a completion; await it or enter it to get the response."""
+        return self.client.post(self.router.url + "/v1/completions", **{"data": b"{}", **options})
 
     async def state(self, **query: str) -> dict[str, Any]:
         url = self.router.admin_url + "/control/state"
-        async with self.client.get(url, params=query) as answer:
-            decoded: dict[str, Any] = msgspec.json.decode(await answer.read())
+        async with self.client.get(url, params=query) as response:
+            decoded: dict[str, Any] = msgspec.json.decode(await response.read())
             return decoded
 
     async def metrics(self) -> str:
-        async with self.client.get(self.router.admin_url + "/metrics") as answer:
-            return await answer.text()
+        async with self.client.get(self.router.admin_url + "/metrics") as response:
+            return await response.text()
 
     async def settled(self) -> dict[str, int]:
-        """Outcomes of the default class, once nothing is in flight; zeros left out."""
+        """Return the outcomes of the default class, without zeros, once no request is in flight."""
         async with asyncio.timeout(PATIENCE_S):
             await self.router.outcomes.idle.wait()
         return self.outcomes()
@@ -289,12 +300,13 @@ class StartBench(Protocol):
         probe: ProbeSettings | None = None,
         policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
         interactive: SLOClass = INTERACTIVE,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> Bench: ...
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[StartBench]:
-    """Start a router on fake replicas, all of them probed and counted as ready."""
+    """Start a router with fake replicas that all are ready."""
     async with AsyncExitStack() as stack:
 
         async def build(
@@ -305,6 +317,7 @@ async def start() -> AsyncIterator[StartBench]:
             probe: ProbeSettings | None = None,
             policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
             interactive: SLOClass = INTERACTIVE,
+            clock: Callable[[], int] = time.monotonic_ns,
         ) -> Bench:
             settings = replace(
                 SETTINGS,
@@ -319,9 +332,7 @@ async def start() -> AsyncIterator[StartBench]:
                 await fake.start()
                 stack.push_async_callback(fake.refuse)
             router = await stack.enter_async_context(
-                RouterService(
-                    settings, clock=time.monotonic_ns, upstreams=[f.upstream for f in fakes]
-                )
+                RouterService(settings, clock=clock, upstreams=[f.upstream for f in fakes])
             )
             client = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
@@ -334,5 +345,5 @@ async def start() -> AsyncIterator[StartBench]:
 
 @pytest.fixture(scope="session")
 def fake_replica() -> type[FakeReplica]:
-    """The class itself, for tests that run a loop of their own."""
+    """The class itself, for tests that run a separate event loop."""
     return FakeReplica

@@ -1,4 +1,4 @@
-"""An HTTP server that lists and watches EndpointSlices as Kubernetes does, and fails as asked."""
+"""An HTTP server that lists and watches EndpointSlices as Kubernetes does, with failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def slice_of(
 
 @dataclass
 class Cluster:
-    """An API server of EndpointSlices: resource versions, pages, watches that go on."""
+    """An API server of EndpointSlices with resource versions, pages and watches."""
 
     token: str = "first"
     version: int = 10
@@ -46,8 +46,8 @@ class Cluster:
     page: int = 500
     failing: int = 0
     raw: bytes = b""
-    mute: bool = False
-    asked: list[str] = field(default_factory=list)
+    silent: bool = False
+    requests: list[str] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     watching: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -63,8 +63,8 @@ class Cluster:
         self.history.append((self.version, "DELETED", self.slices.pop(name)))
         self._wake()
 
-    def say(self, line: bytes) -> None:
-        """Write something of this test's own into the watch."""
+    def send_raw(self, line: bytes) -> None:
+        """Send a line of any content in the watch."""
         self.raw = line
         self._wake()
 
@@ -72,9 +72,9 @@ class Cluster:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         watch = "watch" in request.query
-        self.asked.append("watch" if watch else "list")
+        self.requests.append("watch" if watch else "list")
         assert request.query["labelSelector"] == "kubernetes.io/service-name=chat-engines"
         if request.headers["Authorization"] != f"Bearer {self.token}":
             return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
@@ -103,7 +103,7 @@ class Cluster:
         until = time.monotonic() + int(request.query["timeoutSeconds"])
         while time.monotonic() < until:
             waiter = self.changed
-            if not self.mute:
+            if not self.silent:
                 for version, kind, one in self.history:
                     if version > seen:
                         await response.write(line(kind, one))
@@ -124,7 +124,7 @@ def line(kind: str, one: dict[str, Any]) -> bytes:
 
 async def serve(cluster: Cluster, port: int = 0) -> tuple[web.AppRunner, int]:
     app = web.Application()
-    app.router.add_get(PATH, cluster.answer)
+    app.router.add_get(PATH, cluster.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)

@@ -1,4 +1,4 @@
-"""Replicas found in EndpointSlices, against a real HTTP server that lists and watches."""
+"""Replicas from EndpointSlices, with a real HTTP server that lists and watches."""
 
 from __future__ import annotations
 
@@ -12,40 +12,46 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from tests.builders.http import PATIENCE_S
+from tests.engine.router.conftest import until
 from tests.engine.router.slices_server import Cluster, endpoint, line, serve, slice_of
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.router.api_server import APIServer, in_cluster
-from goodput_engine.router.endpoints import EndpointsWatch, WatchIntervals, parse_service
+from goodput_engine.router.endpoints import (
+    APIServer,
+    EndpointsWatch,
+    WatchIntervals,
+    in_cluster,
+    parse_service,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from goodput_engine.router.upstreams import Upstream
 
 QUICK = WatchIntervals(first_ns=5 * NS_PER_MS, most_ns=20 * NS_PER_MS)
-PATIENCE_S = 10.0
 
 
 class WatchedReplicas:
     """The lists of replicas that a watch has published so far."""
 
     def __init__(self) -> None:
-        self.said: Sequence[Upstream] = ()
-        self.times = 0
-        self._came = asyncio.Event()
+        self.upstreams: Sequence[Upstream] = ()
+        self.count = 0
+        self._published = asyncio.Event()
 
     def apply(self, upstreams: Sequence[Upstream]) -> None:
-        self.said = upstreams
-        self.times += 1
-        self._came.set()
+        self.upstreams = upstreams
+        self.count += 1
+        self._published.set()
 
     async def until(self, *names: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while [u.name for u in self.said] != list(names):
-                self._came.clear()
-                await self._came.wait()
+            while [u.name for u in self.upstreams] != list(names):
+                self._published.clear()
+                await self._published.wait()
 
 
 @dataclass
@@ -55,19 +61,19 @@ class Setting:
     token_file: Path
     runner: web.AppRunner
 
-    def watch(self, pace: WatchIntervals = QUICK) -> EndpointsWatch:
+    def watch(self, intervals: WatchIntervals = QUICK) -> EndpointsWatch:
         return EndpointsWatch(
             self.api,
             namespace="models",
             service="chat-engines",
             rng=random.Random(1),
             clock=time.monotonic_ns,
-            intervals=pace,
+            intervals=intervals,
         )
 
     @asynccontextmanager
-    async def following(self, pace: WatchIntervals = QUICK) -> AsyncIterator[WatchedReplicas]:
-        watch = self.watch(pace)
+    async def following(self, intervals: WatchIntervals = QUICK) -> AsyncIterator[WatchedReplicas]:
+        watch = self.watch(intervals)
         following = WatchedReplicas()
         following.apply(await watch.first())
         task = asyncio.create_task(watch.follow(following.apply))
@@ -76,12 +82,6 @@ class Setting:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(held: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not held():  # noqa: ASYNC110 - what another side does is polled
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -95,12 +95,12 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
     await runner.cleanup()
 
 
-async def test_pods_are_followed_as_they_come_and_go(setting: Setting) -> None:
+async def test_added_and_removed_pods_are_followed(setting: Setting) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s1", endpoint("a", "10.0.0.1", ready=True)))
     async with setting.following() as following:
         await following.until("a")
-        (one,) = following.said
+        (one,) = following.upstreams
         assert (one.url, one.admin_url) == ("http://10.0.0.1:8000", "http://10.0.0.1:9000")
         both = [endpoint("a", "10.0.0.1"), endpoint("b", "10.0.0.2")]
         cluster.put(slice_of("s1", *both))
@@ -111,10 +111,10 @@ async def test_pods_are_followed_as_they_come_and_go(setting: Setting) -> None:
         await following.until("c")
         cluster.drop("s2")
         await following.until()
-    assert cluster.asked.count("list") == 1, "only the watch reported the changes"
+    assert cluster.requests.count("list") == 1, "only the watch reported the changes"
 
 
-async def test_a_pod_that_is_not_ready_is_followed_and_one_that_terminates_is_not(
+async def test_pods_that_are_not_ready_are_included_and_terminating_ones_are_not(
     setting: Setting,
 ) -> None:
     starting = endpoint("starting", "10.0.0.1", ready=False)
@@ -131,15 +131,15 @@ async def test_a_change_without_an_effect_on_replicas_is_not_published(setting: 
         cluster.put(slice_of("s", endpoint("a", "10.0.0.1", ready=True)))
         cluster.put(slice_of("t", endpoint("b", "10.0.0.2")))
         await following.until("a", "b")
-        assert following.times == 2
+        assert following.count == 2
 
 
 async def test_two_families_of_addresses_are_one_replica(setting: Setting) -> None:
     setting.cluster.put(slice_of("six", endpoint("a", "fd00::1"), family="IPv6"))
     async with setting.following() as following:
-        assert following.said[0].url == "http://[fd00::1]:8000"
+        assert following.upstreams[0].url == "http://[fd00::1]:8000"
         setting.cluster.put(slice_of("four", endpoint("a", "10.0.0.1")))
-        await until(lambda: following.said[0].url == "http://10.0.0.1:8000")
+        await until(lambda: following.upstreams[0].url == "http://10.0.0.1:8000")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ async def test_two_families_of_addresses_are_one_replica(setting: Setting) -> No
     ],
     ids=["no ports", "names", "no address", "no endpoints", "nothing"],
 )
-async def test_what_names_no_replica_is_passed_over(
+async def test_a_slice_without_usable_addresses_is_ignored(
     setting: Setting, useless: dict[str, Any]
 ) -> None:
     setting.cluster.put(useless)
@@ -162,17 +162,17 @@ async def test_what_names_no_replica_is_passed_over(
         await following.until("a")
 
 
-async def test_a_long_list_comes_in_pages(setting: Setting) -> None:
+async def test_a_long_list_is_read_in_pages(setting: Setting) -> None:
     setting.cluster.page = 2
     names = [f"p{i}" for i in range(5)]
     for i, name in enumerate(names):
         setting.cluster.put(slice_of(f"s{i}", endpoint(name, f"10.0.0.{i}")))
     async with setting.following() as following:
         await following.until(*names)
-    assert setting.cluster.asked[:3] == ["list"] * 3
+    assert setting.cluster.requests[:3] == ["list"] * 3
 
 
-async def test_without_the_api_server_the_last_known_replicas_stay(
+async def test_without_the_api_server_the_last_known_replicas_are_kept(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = setting.cluster
@@ -182,7 +182,7 @@ async def test_without_the_api_server_the_last_known_replicas_stay(
         port = setting.runner.addresses[0][1]
         await setting.runner.cleanup()
         await until(lambda: bool(caplog.records))
-        assert [u.name for u in following.said] == ["a"]
+        assert [u.name for u in following.upstreams] == ["a"]
         cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
         setting.runner, _ = await serve(cluster, port)
         await following.until("b")
@@ -191,18 +191,18 @@ async def test_without_the_api_server_the_last_known_replicas_stay(
 
 
 @pytest.mark.parametrize("status", [500, 403, 429, 410])
-async def test_a_refusal_is_tried_again(setting: Setting, status: int) -> None:
+async def test_an_error_status_is_retried(setting: Setting, status: int) -> None:
     cluster = setting.cluster
     cluster.failing = status
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
     known = asyncio.create_task(_names(setting.watch()))
-    await until(lambda: len(cluster.asked) >= 3)
+    await until(lambda: len(cluster.requests) >= 3)
     assert not known.done()
     cluster.failing = 0
     assert await asyncio.wait_for(known, PATIENCE_S) == ["a"]
 
 
-async def test_a_version_that_is_too_old_is_listed_anew(setting: Setting) -> None:
+async def test_an_expired_version_leads_to_a_new_list(setting: Setting) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
     watch = setting.watch()
@@ -214,42 +214,44 @@ async def test_a_version_that_is_too_old_is_listed_anew(setting: Setting) -> Non
     task = asyncio.create_task(watch.follow(following.apply))
     await following.until("b")
     task.cancel()
-    assert cluster.asked[:3] == ["list", "watch", "list"]
+    assert cluster.requests[:3] == ["list", "watch", "list"]
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "invalid",
     [b"{\n", b'{"type":"MODIFIED","object":[]}\n', b'{"type":"ADDED"}\n', b"\xff\xfe\n"],
     ids=["broken", "a list", "no object", "not text"],
 )
-async def test_nonsense_in_a_watch_leads_to_a_new_list(setting: Setting, nonsense: bytes) -> None:
+async def test_an_invalid_line_in_a_watch_leads_to_a_new_list(
+    setting: Setting, invalid: bytes
+) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
     async with setting.following() as following:
         await cluster.watching.wait()
-        cluster.mute = True
+        cluster.silent = True
         cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
-        cluster.say(nonsense)
+        cluster.send_raw(invalid)
         await following.until("b")
-    assert cluster.asked.count("list") >= 2
+    assert cluster.requests.count("list") >= 2
 
 
 @pytest.mark.parametrize(
-    "pace",
+    "intervals",
     [
         WatchIntervals(first_ns=5 * NS_PER_MS, silence_ns=50 * NS_PER_MS),
         WatchIntervals(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S, resync_ns=50 * NS_PER_MS),
     ],
     ids=["a dead connection", "a change without an event"],
 )
-async def test_what_a_silent_watch_hides_is_found_in_time(
-    setting: Setting, pace: WatchIntervals
+async def test_a_change_that_a_silent_watch_misses_is_found(
+    setting: Setting, intervals: WatchIntervals
 ) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
-    async with setting.following(pace) as following:
+    async with setting.following(intervals) as following:
         await cluster.watching.wait()
-        cluster.mute = True
+        cluster.silent = True
         cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
         await following.until("b")
 
@@ -266,10 +268,10 @@ async def test_the_token_is_read_for_each_request(setting: Setting) -> None:
     cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
     await following.until("b")
     task.cancel()
-    assert cluster.asked.count("list") == 1
+    assert cluster.requests.count("list") == 1
 
 
-async def test_a_bookmark_moves_the_watch_on(setting: Setting) -> None:
+async def test_a_bookmark_advances_the_version_of_the_watch(setting: Setting) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
     watch = setting.watch(WatchIntervals(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S))
@@ -279,15 +281,15 @@ async def test_a_bookmark_moves_the_watch_on(setting: Setting) -> None:
     cluster.version = 99
     following = WatchedReplicas()
     task = asyncio.create_task(watch.follow(following.apply))
-    await until(lambda: cluster.asked.count("watch") >= 2)
+    await until(lambda: cluster.requests.count("watch") >= 2)
     cluster.oldest = 99
     cluster.put(slice_of("s", endpoint("b", "10.0.0.2")))
     await following.until("b")
     task.cancel()
-    assert cluster.asked.count("list") == 1
+    assert cluster.requests.count("list") == 1
 
 
-def test_it_works_in_a_pod_only() -> None:
+def test_the_api_server_is_known_only_in_a_pod() -> None:
     with pytest.raises(UsageError, match="KUBERNETES_SERVICE_HOST"):
         in_cluster({})
     pod = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
@@ -295,7 +297,7 @@ def test_it_works_in_a_pod_only() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "chat", "a/b/c", "A/b", "a/../b", "a/"])
-def test_a_service_is_named_with_its_namespace(text: str) -> None:
+def test_a_service_is_parsed_with_its_namespace(text: str) -> None:
     assert parse_service("models/chat-engines") == ("models", "chat-engines")
     with pytest.raises(ValueError, match="NAMESPACE/SERVICE"):
         parse_service(text)

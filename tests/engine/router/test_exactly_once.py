@@ -11,6 +11,7 @@ import aiohttp
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.router.conftest import END, TOKEN
 
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
@@ -23,10 +24,7 @@ if TYPE_CHECKING:
 
     from tests.engine.router.conftest import Call, FakeReplica
 
-TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
-END = b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-
-# What a replica does, step by step; a word of a script is one thing put on the wire.
+# The steps of a replica.
 SCRIPTS = st.sampled_from(
     [
         ("head", "token", "token", "end"),
@@ -47,7 +45,7 @@ SCRIPTS = st.sampled_from(
         ("garbage",),
     ]
 )
-# What a client does: reads it all, leaves before the answer, leaves in the middle, asks wrongly.
+# A client reads the response, disconnects before or during it, or sends an invalid request.
 CLIENTS = st.sampled_from(["read", "read", "read", "leave", "leave midway", "bad class"])
 
 
@@ -85,10 +83,10 @@ def test_each_request_has_exactly_one_outcome(
     fake_replica: Callable[[str], FakeReplica],
     requests: list[tuple[tuple[str, ...], tuple[str, ...], str]],
 ) -> None:
-    uvloop.run(_each_has_one(fake_replica, requests))  # the loop that the command runs on
+    uvloop.run(_run(fake_replica, requests))  # the loop that the command runs on
 
 
-async def _each_has_one(
+async def _run(
     fake_replica: Callable[[str], FakeReplica],
     requests: list[tuple[tuple[str, ...], tuple[str, ...], str]],
 ) -> None:
@@ -149,19 +147,19 @@ async def ask(
     headers = {"X-Row": str(row)} | ({"X-SLO-Class": "none"} if how == "bad class" else {})
     url += "/v1/completions"
     if how == "leave":
-        # Not before the router has seen the request: one that it never saw has no outcome.
+        # Disconnect only once the router has the request; otherwise it has no outcome.
         asking = asyncio.ensure_future(client.post(url, data=b"{}", headers=headers))
         waiting = asyncio.ensure_future(arrived.wait())
         await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
         asking.cancel()
         waiting.cancel()
-        for answer in await asyncio.gather(asking, waiting, return_exceptions=True):
-            if isinstance(answer, aiohttp.ClientResponse):
-                answer.close()
+        for response in await asyncio.gather(asking, waiting, return_exceptions=True):
+            if isinstance(response, aiohttp.ClientResponse):
+                response.close()
         return
     with contextlib.suppress(aiohttp.ClientError):
-        async with client.post(url, data=b"{}", headers=headers) as answer:
+        async with client.post(url, data=b"{}", headers=headers) as response:
             if how == "leave midway":
-                await answer.content.readany()
+                await response.content.readany()
                 return
-            await answer.read()
+            await response.read()

@@ -1,4 +1,4 @@
-"""Replicas that misbehave, and what the router makes of it: one outcome each."""
+"""Failures of replicas: the retry, the response to the client, and the outcome."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.engine.router.conftest import END, TOKEN, hang, respond, stream
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.router.settings import RouterLimits, Timeouts
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
 
     from tests.engine.router.conftest import Call, StartBench
 
-TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
-END = b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 SHORT = Timeouts(
     connect_ns=500 * NS_PER_MS,
     first_byte_ns=150 * NS_PER_MS,
@@ -27,28 +26,12 @@ SHORT = Timeouts(
 )
 
 
-async def hang(_call: Call) -> None:
-    await asyncio.Event().wait()
-
-
 async def reset(call: Call) -> None:
     call.reset()
 
 
 async def close_cleanly(call: Call) -> None:
     call.writer.close()
-
-
-async def say_500(call: Call) -> None:
-    await call.whole("500 Internal Server Error", b"<html>oops</html>", content_type="text/html")
-
-
-async def say_429(call: Call) -> None:
-    await call.whole("429 Too Many Requests", b'{"error":{}}', "Retry-After: 3")
-
-
-async def say_503(call: Call) -> None:
-    await call.whole("503 Service Unavailable", b'{"error":{}}')
 
 
 async def reset_after_head(call: Call) -> None:
@@ -62,19 +45,14 @@ async def reset_after_role(call: Call) -> None:
     call.reset()
 
 
-async def end_without_a_token(call: Call) -> None:
-    await call.stream_head()
-    await call.end()
-
-
-async def error_before_a_token(call: Call) -> None:
-    await call.stream_head()
-    await call.chunk(b'data: {"error":{"message":"engine died"}}\n\n')
-    await call.end()
-
-
-async def not_http(call: Call) -> None:
+async def send_garbage(call: Call) -> None:
     await call.send(b"\x00\x01garbage\r\n\r\n")
+
+
+STATUS_500 = respond("500 Internal Server Error", b"<html>oops</html>", content_type="text/html")
+STATUS_429 = respond("429 Too Many Requests", b'{"error":{}}', "Retry-After: 3")
+STATUS_503 = respond("503 Service Unavailable", b'{"error":{}}')
+ERROR_EVENT = b'data: {"error":{"message":"engine died"}}\n\n'
 
 
 def error_of(body: bytes) -> dict[str, object]:
@@ -86,19 +64,19 @@ def error_of(body: bytes) -> dict[str, object]:
 BEFORE_THE_TOKEN = [
     pytest.param(reset, "lost", id="reset"),
     pytest.param(close_cleanly, "lost", id="close"),
-    pytest.param(not_http, "lost", id="not HTTP"),
-    pytest.param(say_500, "server_error", id="500"),
-    pytest.param(say_429, "saturated", id="429"),
-    pytest.param(say_503, "saturated", id="503"),
+    pytest.param(send_garbage, "lost", id="not HTTP"),
+    pytest.param(STATUS_500, "server_error", id="500"),
+    pytest.param(STATUS_429, "saturated", id="429"),
+    pytest.param(STATUS_503, "saturated", id="503"),
     pytest.param(reset_after_head, "lost", id="reset after the head"),
     pytest.param(reset_after_role, "lost", id="reset after the role"),
-    pytest.param(end_without_a_token, "lost", id="end without a token"),
-    pytest.param(error_before_a_token, "lost", id="error before a token"),
+    pytest.param(stream(), "lost", id="end without a token"),
+    pytest.param(stream(ERROR_EVENT), "lost", id="error before a token"),
 ]
 
 
 @pytest.mark.parametrize(("behave", "reason"), BEFORE_THE_TOKEN)
-async def test_a_replica_that_fails_before_the_first_token_is_replaced(
+async def test_after_a_failure_before_the_first_token_another_replica_serves_the_request(
     start: StartBench, behave: Callable[[Call], Awaitable[None]], reason: str
 ) -> None:
     bench = await start(2)
@@ -114,23 +92,23 @@ async def test_a_replica_that_fails_before_the_first_token_is_replaced(
 
 
 @pytest.mark.parametrize(("behave", "reason"), BEFORE_THE_TOKEN)
-async def test_a_second_failure_is_the_client_s_to_know(
+async def test_a_second_failure_is_sent_to_the_client(
     start: StartBench, behave: Callable[[Call], Awaitable[None]], reason: str
 ) -> None:
     bench = await start(3)
     for replica in bench.replicas:
         replica.behave = behave
     status, body = await bench.post()
-    passed: dict[object, int] = {say_500: 500, say_429: 429, say_503: 503}
+    passed: dict[object, int] = {STATUS_500: 500, STATUS_429: 429, STATUS_503: 503}
     assert status == passed.get(behave, 502)
     if behave not in passed:
         assert error_of(body)["code"] == "replica_lost"
-    shed = behave in {say_429, say_503}
+    shed = behave in {STATUS_429, STATUS_503}
     assert await bench.settled() == ({"shed": 1} if shed else {"error": 1})
     assert sum(len(r.calls) for r in bench.replicas) == 2
 
 
-async def test_a_replica_that_refuses_connections_is_left_alone(start: StartBench) -> None:
+async def test_a_replica_that_refuses_connections_gets_no_requests(start: StartBench) -> None:
     bench = await start(2)
     await bench.replicas[0].refuse()
     for _ in range(4):
@@ -145,25 +123,25 @@ async def test_a_replica_that_refuses_connections_is_left_alone(start: StartBenc
 async def test_without_a_ready_replica_requests_are_shed(start: StartBench) -> None:
     bench = await start()
     next(iter(bench.router.replicas)).mark_gone("test")
-    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-        assert answer.status == 503
-        assert answer.headers["Retry-After"] == "1"
-        assert error_of(await answer.read())["code"] == "no_replica_ready"
+    async with bench.complete() as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "1"
+        assert error_of(await response.read())["code"] == "no_replica_ready"
     assert await bench.settled() == {"shed": 1}
 
 
-async def test_a_single_full_replica_s_own_refusal_is_passed_on(start: StartBench) -> None:
+async def test_the_429_of_a_single_replica_is_forwarded(start: StartBench) -> None:
     bench = await start()
-    bench.replicas[0].behave = say_429
-    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-        assert answer.status == 429
-        assert answer.headers["Retry-After"] == "3"
-        assert await answer.read() == b'{"error":{}}'
-    # It is known to be full now, so the next is refused without asking it.
-    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-        assert answer.status == 429
-        assert answer.headers["Retry-After"] == "1"
-        assert error_of(await answer.read())["type"] == "rate_limit_error"
+    bench.replicas[0].behave = STATUS_429
+    async with bench.complete() as response:
+        assert response.status == 429
+        assert response.headers["Retry-After"] == "3"
+        assert await response.read() == b'{"error":{}}'
+    # The replica is known to be saturated, so the next request is rejected without it.
+    async with bench.complete() as response:
+        assert response.status == 429
+        assert response.headers["Retry-After"] == "1"
+        assert error_of(await response.read())["type"] == "rate_limit_error"
     assert len(bench.replicas[0].calls) == 1
     assert await bench.settled() == {"shed": 2}
 
@@ -172,7 +150,7 @@ async def test_a_single_full_replica_s_own_refusal_is_passed_on(start: StartBenc
     "half",
     [pytest.param(b"", id="between events"), pytest.param(b'data: {"choi', id="half an event")],
 )
-async def test_a_stream_that_breaks_ends_in_an_error_and_is_not_retried(
+async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_retried(
     start: StartBench, half: bytes
 ) -> None:
     bench = await start(2)
@@ -184,9 +162,9 @@ async def test_a_stream_that_breaks_ends_in_an_error_and_is_not_retried(
 
     for replica in bench.replicas:
         replica.behave = behave
-    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-        body = await answer.read()
-        assert answer.connection is None
+    async with bench.complete() as response:
+        body = await response.read()
+        assert response.connection is None
     assert body.startswith(TOKEN + half + b"\n\ndata: ")
     last = body.rstrip().rpartition(b"\n\ndata: ")[2]
     assert error_of(last)["code"] == "replica_lost"
@@ -194,20 +172,14 @@ async def test_a_stream_that_breaks_ends_in_an_error_and_is_not_retried(
     assert sum(len(r.calls) for r in bench.replicas) == 1
 
 
-async def test_a_stream_that_ends_early_without_saying_so_is_an_error(start: StartBench) -> None:
+async def test_a_stream_that_ends_without_its_end_marker_is_an_error(start: StartBench) -> None:
     bench = await start()
-
-    async def behave(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(TOKEN)
-        await call.end()
-
-    bench.replicas[0].behave = behave
+    bench.replicas[0].behave = stream(TOKEN)
     assert await bench.post() == (200, TOKEN)
     assert await bench.settled() == {"error": 1}
 
 
-async def test_a_whole_answer_that_breaks_is_cut_off_too(start: StartBench) -> None:
+async def test_a_broken_response_that_is_not_streamed_is_cut_off(start: StartBench) -> None:
     bench = await start()
 
     async def behave(call: Call) -> None:
@@ -222,17 +194,10 @@ async def test_a_whole_answer_that_breaks_is_cut_off_too(start: StartBench) -> N
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
-async def test_a_hanging_replica_is_given_up(start: StartBench, tokens: int) -> None:
+async def test_a_request_at_a_hung_replica_times_out(start: StartBench, tokens: int) -> None:
     bench = await start(2, timeouts=SHORT)
-
-    async def behave(call: Call) -> None:
-        if tokens:
-            await call.stream_head()
-            await call.chunk(TOKEN)
-        await asyncio.Event().wait()
-
     for replica in bench.replicas:
-        replica.behave = behave
+        replica.behave = stream(TOKEN, asyncio.Event()) if tokens else hang
     status, body = await bench.post()
     assert status == (200 if tokens else 504)
     assert error_of(body.rstrip().rpartition(b"data: ")[2])["code"] == "replica_timeout"
@@ -241,35 +206,24 @@ async def test_a_hanging_replica_is_given_up(start: StartBench, tokens: int) -> 
     await asyncio.wait_for(call.hung_up.wait(), 5)
 
 
-async def test_a_page_of_html_is_no_answer(start: StartBench) -> None:
+async def test_a_page_of_html_is_an_error(start: StartBench) -> None:
     bench = await start()
-
-    async def behave(call: Call) -> None:
-        await call.whole("200 OK", b"<html></html>", content_type="text/html")
-
-    bench.replicas[0].behave = behave
+    bench.replicas[0].behave = respond("200 OK", b"<html></html>", content_type="text/html")
     assert await bench.post() == (200, b"<html></html>")
     assert await bench.settled() == {"error": 1}
 
 
-async def test_a_line_of_ten_megabytes_passes(start: StartBench) -> None:
+async def test_a_line_of_ten_megabytes_is_forwarded(start: StartBench) -> None:
     bench = await start()
     line = b'data: {"choices":[{"text":"' + b"x" * (10 << 20) + b'"}]}\n\n'
-
-    async def behave(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(line)
-        await call.chunk(TOKEN + END)
-        await call.end()
-
-    bench.replicas[0].behave = behave
+    bench.replicas[0].behave = stream(line, TOKEN + END)
     status, body = await bench.post()
     assert status == 200
     assert body == line + TOKEN + END
     assert await bench.settled() == {"attained": 1}
 
 
-async def test_a_connection_that_was_closed_meanwhile_costs_no_retry(start: StartBench) -> None:
+async def test_a_stale_connection_costs_no_retry(start: StartBench) -> None:
     bench = await start(limits=RouterLimits(retry_percent=0, retry_burst=0))
     assert (await bench.post())[0] == 200
     old = bench.replicas[0].calls[0].connection
@@ -277,10 +231,8 @@ async def test_a_connection_that_was_closed_meanwhile_costs_no_retry(start: Star
     async def behave(call: Call) -> None:
         if call.connection == old:
             call.reset()
-            return
-        await call.stream_head()
-        await call.chunk(TOKEN + END)
-        await call.end()
+        else:
+            await stream(TOKEN + END)(call)
 
     bench.replicas[0].behave = behave
     assert (await bench.post())[0] == 200
@@ -291,7 +243,7 @@ async def test_a_connection_that_was_closed_meanwhile_costs_no_retry(start: Star
 
 async def test_retries_end_with_their_budget(start: StartBench) -> None:
     bench = await start(2, limits=RouterLimits(retry_percent=0))
-    bench.replicas[0].behave = say_500
+    bench.replicas[0].behave = STATUS_500
     statuses = [(await bench.post())[0] for _ in range(24)]
     assert bench.router.outcomes.retries == {"server_error": 10}
     assert statuses.count(500) > 0
@@ -299,20 +251,12 @@ async def test_retries_end_with_their_budget(start: StartBench) -> None:
     assert settled["attained"] + settled["error"] == 24
 
 
-async def test_draining_lets_what_runs_finish_and_takes_nothing_new(start: StartBench) -> None:
+async def test_a_drain_finishes_running_requests_and_rejects_new_ones(start: StartBench) -> None:
     bench = await start(timeouts=Timeouts(parting_ns=0))
     go_on = asyncio.Event()
-
-    async def behave(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(TOKEN)
-        await go_on.wait()
-        await call.chunk(END)
-        await call.end()
-
-    bench.replicas[0].behave = behave
-    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-        assert await answer.content.readany() == TOKEN
+    bench.replicas[0].behave = stream(TOKEN, go_on, END)
+    async with bench.complete() as response:
+        assert await response.content.readany() == TOKEN
         draining = asyncio.ensure_future(bench.router.drain(60 * NS_PER_S))
         await asyncio.sleep(0)
         assert (await bench.post())[0] == 503
@@ -320,7 +264,7 @@ async def test_draining_lets_what_runs_finish_and_takes_nothing_new(start: Start
             assert ready.status == 503
         assert not draining.done()
         go_on.set()
-        assert await answer.read() == END
+        assert await response.read() == END
     await asyncio.wait_for(draining, 5)
     assert bench.outcomes() == {"attained": 1, "shed": 1}
 
@@ -333,17 +277,17 @@ async def test_a_kept_connection_is_served_one_more_response_that_announces_the_
     draining = asyncio.ensure_future(bench.router.drain(60 * NS_PER_S))
     await asyncio.sleep(0)
     async with bench.client.get(bench.router.url + "/health/ready") as ready:
-        assert ready.status == 503, "no new client shall come"
-    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-        assert answer.status == 200
-        assert answer.headers["Connection"] == "close"
-        await answer.read()
-    # No connection is left, so it does not wait for the rest of `parting_ns`.
+        assert ready.status == 503, "no new client may come"
+    async with bench.complete() as response:
+        assert response.status == 200
+        assert response.headers["Connection"] == "close"
+        await response.read()
+    # No connection is left, so the drain does not wait for the rest of `parting_ns`.
     await asyncio.wait_for(draining, 2.5)
     assert bench.outcomes() == {"attained": 2}
 
 
-async def test_a_long_answer_leaves_its_client_time_for_one_more_on_its_connection(
+async def test_after_a_long_response_a_client_may_send_one_more_request_on_its_connection(
     start: StartBench,
 ) -> None:
     bench = await start(timeouts=Timeouts(parting_ns=NS_PER_S // 5))
@@ -359,19 +303,18 @@ async def test_a_long_answer_leaves_its_client_time_for_one_more_on_its_connecti
         await call.end()
 
     bench.replicas[0].behave = behave
-    url = bench.router.url + "/v1/completions"
-    async with bench.client.post(url, data=b"{}") as answer:
-        assert await answer.content.readany() == TOKEN
+    async with bench.complete() as response:
+        assert await response.content.readany() == TOKEN
         draining = asyncio.ensure_future(bench.router.drain(60 * NS_PER_S))
         await asyncio.sleep(0)
         while (await bench.post())[0] == 200:
-            pass  # the time for parting is not over
+            pass  # `parting_ns` is not over
         assert not draining.done()
         go_on.set()
-        assert await answer.read() == END
-    async with bench.client.post(url, data=b"{}") as answer:
-        assert (answer.status, answer.headers["Connection"]) == (200, "close")
-        assert await answer.read() == TOKEN + END
+        assert await response.read() == END
+    async with bench.complete() as response:
+        assert (response.status, response.headers["Connection"]) == (200, "close")
+        assert await response.read() == TOKEN + END
     await asyncio.wait_for(draining, 5)
 
 
@@ -382,17 +325,13 @@ async def test_an_unused_connection_does_not_keep_a_router_running(start: StartB
     assert (await bench.post())[0] == 503
 
 
-async def test_what_outlives_the_grace_period_ends_in_an_error(start: StartBench) -> None:
+async def test_a_request_that_runs_after_the_grace_period_ends_with_an_error(
+    start: StartBench,
+) -> None:
     bench = await start()
-
-    async def behave(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(TOKEN)
-        await asyncio.Event().wait()
-
-    bench.replicas[0].behave = behave
-    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-        assert await answer.content.readany() == TOKEN
+    bench.replicas[0].behave = stream(TOKEN, asyncio.Event())
+    async with bench.complete() as response:
+        assert await response.content.readany() == TOKEN
         await bench.router.drain(1)
-        assert b"the router stopped" in await answer.read()
+        assert b"the router stopped" in await response.read()
     assert bench.outcomes() == {"error": 1}

@@ -8,45 +8,36 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from tests.builders.http import connect, post_bytes
+from tests.engine.router.conftest import END, TOKEN, hang, respond, stream
 
 from goodput_engine.router.settings import RouterLimits
 
 if TYPE_CHECKING:
     from tests.engine.router.conftest import Call, StartBench
 
-TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
-END = b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 
-
-async def test_a_stream_passes_byte_for_byte_and_is_counted_once(start: StartBench) -> None:
+async def test_a_stream_is_forwarded_unchanged_and_counted_once(start: StartBench) -> None:
     bench = await start()
     status, body = await bench.post()
     assert status == 200
     assert body.endswith(b"data: [DONE]\n\n")
-    assert body.count(b'"text":"a"') == 1
+    assert body == 3 * TOKEN + END
     assert await bench.settled() == {"attained": 1}
 
 
-async def test_chunks_reach_the_client_as_they_come(start: StartBench) -> None:
+async def test_chunks_are_forwarded_as_they_arrive(start: StartBench) -> None:
     bench = await start()
     go_on = asyncio.Event()
-
-    async def behave(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(TOKEN)
-        await go_on.wait()
-        await call.chunk(END)
-        await call.end()
-
-    bench.replicas[0].behave = behave
-    async with bench.client.post(bench.router.url + "/v1/completions", data=b"{}") as answer:
-        assert await answer.content.readany() == TOKEN
+    bench.replicas[0].behave = stream(TOKEN, go_on, END)
+    async with bench.complete() as response:
+        assert await response.content.readany() == TOKEN
         go_on.set()
-        assert await answer.read() == END
+        assert await response.read() == END
     assert await bench.settled() == {"attained": 1}
 
 
-async def test_a_request_arrives_as_it_was_sent(start: StartBench) -> None:
+async def test_a_request_is_forwarded_unchanged(start: StartBench) -> None:
     bench = await start()
     body = gzip.compress(b'{"prompt":"x"}')
     await bench.post(
@@ -68,55 +59,46 @@ async def test_a_request_arrives_as_it_was_sent(start: StartBench) -> None:
     assert call.header("Host") == f"127.0.0.1:{bench.replicas[0].port}"
 
 
-async def test_a_request_line_that_names_a_host_does_not_leave_the_fleet(
+async def test_a_request_line_with_a_host_is_sent_to_a_replica_only(
     start: StartBench,
 ) -> None:
     bench = await start(2)
-    bait = bench.replicas[1]
+    other = bench.replicas[1]
     bench.router.replicas.set_upstreams([bench.replicas[0].upstream])
-    host, _, port = bench.router.url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        f"POST {bait.url}/v1/completions HTTP/1.1\r\nHost: {host}\r\n"
-        "Content-Length: 2\r\nConnection: close\r\n\r\n{}".encode()
-    )
-    answer = await reader.read()
-    writer.close()
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert bait.calls == []
+    async with connect(bench.router.url) as (reader, writer):
+        writer.write(post_bytes(b"{}", "Connection: close", path=f"{other.url}/v1/completions"))
+        response = await reader.read()
+    assert response.startswith(b"HTTP/1.1 200")
+    assert other.calls == []
     assert len(bench.replicas[0].calls) == 1
 
 
-async def test_an_answer_arrives_as_it_was_sent(start: StartBench) -> None:
+async def test_a_response_is_forwarded_unchanged(start: StartBench) -> None:
     bench = await start()
     packed = gzip.compress(b'{"choices":[]}')
-
-    async def behave(call: Call) -> None:
-        await call.whole(
-            "200 Fine",
-            packed,
-            "Content-Encoding: gzip",
-            "Set-Cookie: a=1",
-            "Set-Cookie: b=2",
-            "X-Goodput-Replica: r0",
-            "Connection: X-Private",
-            "X-Private: hop",
-        )
-
-    bench.replicas[0].behave = behave
+    bench.replicas[0].behave = respond(
+        "200 Fine",
+        packed,
+        "Content-Encoding: gzip",
+        "Set-Cookie: a=1",
+        "Set-Cookie: b=2",
+        "X-Goodput-Replica: r0",
+        "Connection: X-Private",
+        "X-Private: hop",
+    )
     async with (
         aiohttp.ClientSession(auto_decompress=False) as client,
-        client.post(bench.router.url + "/v1/completions", data=b"{}") as answer,
+        client.post(bench.router.url + "/v1/completions", data=b"{}") as response,
     ):
-        assert answer.reason == "Fine"
-        assert await answer.read() == packed
-        assert answer.headers.getall("Set-Cookie") == ["a=1", "b=2"]
-        assert answer.headers["X-Goodput-Replica"] == "r0"
-        assert answer.headers["Content-Length"] == str(len(packed))
-        assert "X-Private" not in answer.headers
+        assert response.reason == "Fine"
+        assert await response.read() == packed
+        assert response.headers.getall("Set-Cookie") == ["a=1", "b=2"]
+        assert response.headers["X-Goodput-Replica"] == "r0"
+        assert response.headers["Content-Length"] == str(len(packed))
+        assert "X-Private" not in response.headers
 
 
-async def test_a_large_body_passes_whole(start: StartBench) -> None:
+async def test_a_large_body_is_forwarded_completely(start: StartBench) -> None:
     bench = await start()
     body = b'{"prompt":"' + b"x" * (5 << 20) + b'"}'
     status, _ = await bench.post(body)
@@ -141,12 +123,10 @@ async def test_a_slow_client_slows_the_reading_from_the_replica(start: StartBenc
         await call.end()
 
     bench.replicas[0].behave = behave
-    async with bench.client.post(
-        bench.router.url + "/v1/completions", data=b"{}", read_bufsize=4096
-    ) as answer:
-        first = await answer.content.readany()
+    async with bench.complete(read_bufsize=4096) as response:
+        first = await response.content.readany()
         assert first
-        # The replica stalls: what it could send is what the kernel and bounded buffers hold.
+        # The replica can send only what the buffers of kernel and router hold.
         before = -1
         while sent != before:
             before = sent
@@ -154,12 +134,12 @@ async def test_a_slow_client_slows_the_reading_from_the_replica(start: StartBenc
                 await asyncio.sleep(0)
             await asyncio.sleep(0.05)
         assert sent < 32 << 20
-        rest = await answer.read()
+        rest = await response.read()
     assert len(first) + len(rest) == len(TOKEN) + 1_000 * len(piece) + len(END)
     assert await bench.settled() == {"attained": 1}
 
 
-async def test_the_bodies_of_all_requests_together_are_bounded(start: StartBench) -> None:
+async def test_the_bodies_of_all_requests_share_one_limit(start: StartBench) -> None:
     bench = await start(limits=RouterLimits(all_bodies_bytes=300_000))
     begin, end = asyncio.Event(), asyncio.Event()
 
@@ -173,51 +153,43 @@ async def test_the_bodies_of_all_requests_together_are_bounded(start: StartBench
 
     bench.replicas[0].behave = behave
     body = b"x" * 200_000
-    first = asyncio.ensure_future(
-        bench.client.post(f"{bench.router.url}/v1/completions", data=body)
-    )
+    first = asyncio.ensure_future(bench.complete(data=body))
     await bench.replicas[0].arrived.get()
-    async with bench.client.post(f"{bench.router.url}/v1/completions", data=body) as refused:
-        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
-        assert (await refused.json())["error"]["code"] == "rate_limit_exceeded"
+    async with bench.complete(data=body) as rejected:
+        assert (rejected.status, rejected.headers["Retry-After"]) == (429, "1")
+        assert (await rejected.json())["error"]["code"] == "rate_limit_exceeded"
     begin.set()
-    answer = await first
-    await answer.content.readany()  # its first token: the body is held no longer
+    response = await first
+    await response.content.readany()  # after its first token the body is freed
     second = asyncio.ensure_future(bench.post(body))
     await bench.replicas[0].arrived.get()
     end.set()
     assert (await second)[0] == 200
-    await answer.read()
+    await response.read()
     assert await bench.settled() == {"attained": 2, "shed": 1}
     assert bench.router._proxy._memory.held_bytes == 0
 
 
-async def test_a_client_that_leaves_ends_its_request_at_the_replica(start: StartBench) -> None:
+async def test_a_client_that_disconnects_cancels_its_request_at_the_replica(
+    start: StartBench,
+) -> None:
     bench = await start()
-
-    async def behave(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(TOKEN)
-        await asyncio.Event().wait()
-
-    bench.replicas[0].behave = behave
-    answer = await bench.client.post(bench.router.url + "/v1/completions", data=b"{}")
-    await answer.content.readany()
+    bench.replicas[0].behave = stream(TOKEN, asyncio.Event())
+    response = await bench.complete()
+    await response.content.readany()
     call = await bench.replicas[0].arrived.get()
-    answer.close()
+    response.close()
     async with asyncio.timeout(5):
         await call.hung_up.wait()
     assert await bench.settled() == {"cancelled": 1}
     assert next(iter(bench.router.replicas)).in_flight == 0
 
 
-async def test_a_client_that_leaves_before_the_head_is_noticed(start: StartBench) -> None:
+async def test_a_client_that_disconnects_before_the_head_cancels_its_request(
+    start: StartBench,
+) -> None:
     bench = await start()
-
-    async def behave(_call: Call) -> None:
-        await asyncio.Event().wait()
-
-    bench.replicas[0].behave = behave
+    bench.replicas[0].behave = hang
     asking = asyncio.ensure_future(bench.post())
     call = await bench.replicas[0].arrived.get()
     asking.cancel()
@@ -226,50 +198,40 @@ async def test_a_client_that_leaves_before_the_head_is_noticed(start: StartBench
     assert await bench.settled() == {"cancelled": 1}
 
 
-async def test_a_client_that_hangs_up_on_done_was_served(start: StartBench) -> None:
+async def test_a_client_that_disconnects_after_done_was_served(start: StartBench) -> None:
     bench = await start()
-
-    async def behave(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(TOKEN + END)
-        await asyncio.Event().wait()  # the end of the body never comes
-
-    bench.replicas[0].behave = behave
-    answer = await bench.client.post(bench.router.url + "/v1/completions", data=b"{}")
-    assert await answer.content.readexactly(len(TOKEN + END)) == TOKEN + END
-    answer.close()
+    bench.replicas[0].behave = stream(TOKEN + END, asyncio.Event())  # without the body's end
+    response = await bench.complete()
+    assert await response.content.readexactly(len(TOKEN + END)) == TOKEN + END
+    response.close()
     assert await bench.settled() == {"attained": 1}
 
 
-async def test_models_are_passed_on_and_not_counted(start: StartBench) -> None:
+async def test_models_are_forwarded_and_not_counted(start: StartBench) -> None:
     bench = await start()
-
-    async def behave(call: Call) -> None:
-        await call.whole("200 OK", b'{"data":[]}')
-
-    bench.replicas[0].behave = behave
-    async with bench.client.get(bench.router.url + "/v1/models") as answer:
-        assert await answer.read() == b'{"data":[]}'
+    bench.replicas[0].behave = respond("200 OK", b'{"data":[]}')
+    async with bench.client.get(bench.router.url + "/v1/models") as response:
+        assert await response.read() == b'{"data":[]}'
     assert await bench.settled() == {}
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/control/state", "/control/limits", "/v2", "/"])
-async def test_nothing_else_is_passed_on(start: StartBench, path: str) -> None:
+async def test_no_other_path_is_forwarded(start: StartBench, path: str) -> None:
     bench = await start()
     for method in ("GET", "POST", "PATCH"):
-        async with bench.client.request(method, bench.router.url + path) as answer:
-            assert answer.status == 404
-            assert (await answer.json())["error"]["code"] == "unknown_path"
+        async with bench.client.request(method, bench.router.url + path) as response:
+            assert response.status == 404
+            assert (await response.json())["error"]["code"] == "unknown_path"
     assert bench.replicas[0].calls == []
 
 
-async def test_health_tells_of_ready_replicas(start: StartBench) -> None:
+async def test_readiness_requires_a_ready_replica(start: StartBench) -> None:
     bench = await start(2)
-    async with bench.client.get(bench.router.url + "/health/live") as answer:
-        assert answer.status == 200
-    async with bench.client.get(bench.router.url + "/health/ready") as answer:
-        assert (await answer.json())["ready_replicas"] == 2
+    async with bench.client.get(bench.router.url + "/health/live") as response:
+        assert response.status == 200
+    async with bench.client.get(bench.router.url + "/health/ready") as response:
+        assert (await response.json())["ready_replicas"] == 2
     for replica in bench.router.replicas:
         replica.mark_gone("test")
-    async with bench.client.get(bench.router.url + "/health/ready") as answer:
-        assert answer.status == 503
+    async with bench.client.get(bench.router.url + "/health/ready") as response:
+        assert response.status == 503

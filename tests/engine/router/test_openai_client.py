@@ -27,16 +27,18 @@ def service() -> Iterator[dict[str, str]]:
         ready = 0
         while ready < 2:
             try:
-                with urllib.request.urlopen(router["url"] + "/health/ready", timeout=10) as answer:
-                    ready = json.load(answer)["ready_replicas"]
+                with urllib.request.urlopen(
+                    router["url"] + "/health/ready", timeout=10
+                ) as response:
+                    ready = json.load(response)["ready_replicas"]
             except urllib.error.HTTPError as error:
                 error.close()
         yield router
 
 
 def state(service: dict[str, str]) -> dict[str, dict[str, dict[str, int]]]:
-    with urllib.request.urlopen(service["admin_url"] + "/control/state") as answer:
-        decoded: dict[str, dict[str, dict[str, int]]] = json.load(answer)
+    with urllib.request.urlopen(service["admin_url"] + "/control/state") as response:
+        decoded: dict[str, dict[str, dict[str, int]]] = json.load(response)
         return decoded
 
 
@@ -84,4 +86,4 @@ async def test_both_replicas_serve(service: dict[str, str]) -> None:
             )
             for _ in range(4)
         ]
-    assert {answer.headers[HEADER_REPLICA] for answer in answers} == {"r0", "r1"}
+    assert {response.headers[HEADER_REPLICA] for response in answers} == {"r0", "r1"}

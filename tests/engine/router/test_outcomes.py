@@ -54,9 +54,9 @@ async def test_a_promise_that_cannot_be_is_refused(
     start: StartBench, body: bytes, headers: dict[str, str], says: str
 ) -> None:
     bench = await start()
-    status, answer = await bench.post(body, **headers)
+    status, response = await bench.post(body, **headers)
     assert status == 400
-    assert says in json.loads(answer)["error"]["message"]
+    assert says in json.loads(response)["error"]["message"]
     assert await bench.settled() == {}
     assert bench.router.outcomes.client_errors == 1
     assert bench.replicas[0].calls == []
@@ -162,6 +162,6 @@ async def test_the_state_has_per_second_counts_when_they_are_wanted(start: Start
 async def test_a_second_that_is_no_number_is_refused(start: StartBench, since: str) -> None:
     bench = await start()
     url = bench.router.admin_url + "/control/state"
-    async with bench.client.get(url, params={"seconds_since": since}) as answer:
-        assert answer.status == 400
-        assert "seconds_since" in await answer.text()
+    async with bench.client.get(url, params={"seconds_since": since}) as response:
+        assert response.status == 400
+        assert "seconds_since" in await response.text()

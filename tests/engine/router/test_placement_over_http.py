@@ -1,4 +1,4 @@
-"""Placement over HTTP: as in virtual time, and by the load that replicas report."""
+"""Placement over HTTP: the same decisions as in virtual time, and reported load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.engine.router.conftest import ending, token, until
+from tests.engine.router.conftest import END, TOKEN, respond, stream, until
 
 from goodput_core.contract import HEADER_LOAD
 from goodput_core.placement import PLACEMENTS, ReplicaLoad
@@ -21,14 +21,12 @@ from goodput_engine.router.upstreams import Upstream
 from goodput_replay.emulation.fleet import VirtualRouter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tests.engine.router.conftest import Call, StartBench
+    from tests.engine.router.conftest import Behaviour, Call, StartBench
 
 
 @dataclass
 class Stub:
-    """A replica of virtual time, with as many requests as the test says."""
+    """A replica in virtual time; the test sets its number of requests."""
 
     name: str
     in_flight: int = 0
@@ -46,9 +44,7 @@ async def test_the_router_decides_as_in_virtual_time_on_the_same_keys_and_loads(
 
     async def hold(call: Call) -> None:
         await release[call.body].wait()
-        await call.stream_head()
-        await call.chunk(token() + ending())
-        await call.end()
+        await stream(TOKEN + END)(call)
 
     for replica in bench.replicas:
         replica.behave = hold
@@ -62,7 +58,7 @@ async def test_the_router_decides_as_in_virtual_time_on_the_same_keys_and_loads(
         body = json.dumps({"prompt": ids, "user": str(index)}).encode()
         release[body] = asyncio.Event()
         expected: Any = virtual.place(stubs, block_hashes(ids, 16), 0)
-        answer = asyncio.ensure_future(bench.post(body))
+        response = asyncio.ensure_future(bench.post(body))
         arrivals = [asyncio.ensure_future(r.arrived.get()) for r in bench.replicas]
         await asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
         found = [r.name for r, at in zip(bench.replicas, arrivals, strict=True) if at.done()]
@@ -71,7 +67,7 @@ async def test_the_router_decides_as_in_virtual_time_on_the_same_keys_and_loads(
         assert found == [expected.name], index
         taken += found
         expected.in_flight += 1
-        running.append((body, expected, answer))
+        running.append((body, expected, response))
         while random.random() < 0.45 and running:
             ended, stub, task = running.pop(random.randrange(len(running)))
             release[ended].set()
@@ -84,19 +80,17 @@ async def test_the_router_decides_as_in_virtual_time_on_the_same_keys_and_loads(
         await task
 
 
-def telling(load: str, status: str = "200 OK") -> Callable[[Call], Awaitable[None]]:
-    async def answer(call: Call) -> None:
-        headers = () if status.startswith("200") else ("Retry-After: 9",)
-        await call.whole(status, b'{"choices":[]}', f"{HEADER_LOAD}: {load}", *headers)
-
-    return answer
+def reporting(load: str, status: str = "200 OK") -> Behaviour:
+    """Respond with a load report in the header."""
+    headers = () if status.startswith("200") else ("Retry-After: 9",)
+    return respond(status, b'{"choices":[]}', f"{HEADER_LOAD}: {load}", *headers)
 
 
 FULL = '{"saturated":true,"waiting":8}'
 
 
 class Full:
-    """A replica that says with its first token that it is full, and then takes its time."""
+    """Report saturation with the first token and end the stream when `end` is set."""
 
     def __init__(self) -> None:
         self.end = asyncio.Event()
@@ -106,13 +100,13 @@ class Full:
             "200 OK", "Content-Type: text/event-stream", f"{HEADER_LOAD}: {FULL}",
             "Transfer-Encoding: chunked",
         )  # fmt: skip
-        await call.chunk(token())
+        await call.chunk(TOKEN)
         await self.end.wait()
-        await call.chunk(ending())
+        await call.chunk(END)
         await call.end()
 
 
-async def test_a_replica_that_says_with_an_answer_that_it_is_full_gets_no_more_until_it_ends(
+async def test_a_replica_that_reports_saturation_in_a_response_gets_no_more_until_it_ends(
     start: StartBench,
 ) -> None:
     bench = await start(2)
@@ -129,76 +123,78 @@ async def test_a_replica_that_says_with_an_answer_that_it_is_full_gets_no_more_u
     assert len(full.calls) == 2
 
 
-async def test_with_all_replicas_full_429_comes_at_once(start: StartBench) -> None:
+async def test_with_all_replicas_saturated_the_response_is_429_at_once(start: StartBench) -> None:
     bench = await start(2)
     slow = Full()
     for replica in bench.replicas:
         replica.behave = slow
     running = [asyncio.ensure_future(bench.post()) for _ in range(2)]
     await until(lambda: all(replica.saturated for replica in bench.router.replicas))
-    async with bench.client.post(bench.router.url + "/v1/completions", json={}) as answer:
-        assert answer.status == 429
-        assert int(answer.headers["Retry-After"]) >= 1
+    async with bench.complete() as response:
+        assert response.status == 429
+        assert int(response.headers["Retry-After"]) >= 1
     assert [len(replica.calls) for replica in bench.replicas] == [1, 1], "no replica got a request"
     slow.end.set()
     await asyncio.gather(*running)
     assert await bench.settled() == {"attained": 2, "shed": 1}
 
 
-async def test_the_account_of_a_replica_is_kept_from_the_client(start: StartBench) -> None:
+async def test_the_load_header_is_removed_from_the_response(start: StartBench) -> None:
     bench = await start(1)
-    bench.replicas[0].behave = telling('{"waiting":2}')
-    async with bench.client.post(bench.router.url + "/v1/completions", json={}) as answer:
-        assert HEADER_LOAD not in answer.headers
+    bench.replicas[0].behave = reporting('{"waiting":2}')
+    async with bench.complete() as response:
+        assert HEADER_LOAD not in response.headers
     (replica,) = bench.router.replicas
     assert replica.report.waiting == 2
 
 
-async def test_a_replica_that_refuses_one_request_and_is_not_full_gets_the_next(
+async def test_a_replica_that_rejects_one_request_and_is_not_saturated_gets_the_next(
     start: StartBench,
 ) -> None:
     bench = await start(1)
-    bench.replicas[0].behave = telling('{"saturated":false}', "429 Too Many Requests")
+    bench.replicas[0].behave = reporting('{"saturated":false}', "429 Too Many Requests")
     assert [(await bench.post())[0] for _ in range(3)] == [429] * 3
     assert len(bench.replicas[0].calls) == 3
 
 
 @pytest.mark.parametrize("load", ["", "nonsense", "[1]", '{"waiting":"many"}', "{" * 5_000])
-async def test_nonsense_in_an_answer_s_header_changes_nothing(start: StartBench, load: str) -> None:
+async def test_an_invalid_load_header_changes_nothing(start: StartBench, load: str) -> None:
     bench = await start(1)
-    bench.replicas[0].behave = telling(load)
+    bench.replicas[0].behave = reporting(load)
     assert [(await bench.post())[0] for _ in range(2)] == [200] * 2
     assert next(iter(bench.router.replicas)).report == EngineReport()
 
 
-async def test_an_answer_that_came_while_a_poll_was_under_way_is_newer(start: StartBench) -> None:
+async def test_a_report_in_a_response_during_a_probe_is_newer_than_the_probe(
+    start: StartBench,
+) -> None:
     bench = await start(1)
     (replica,), (fake,) = bench.router.replicas, bench.replicas
     fake.state = b'{"waiting":1}'
-    fake.may_tell.clear()
-    asked = fake.asked
+    fake.may_report.clear()
+    requests = fake.state_requests
     replica.wake.set()
-    await until(lambda: fake.asked > asked)
-    fake.behave = telling('{"waiting":5}')
+    await until(lambda: fake.state_requests > requests)
+    fake.behave = reporting('{"waiting":5}')
     assert (await bench.post())[0] == 200
-    fake.state = b"nothing of use"
-    fake.may_tell.set()
+    fake.state = b"invalid"
+    fake.may_report.set()
     replica.wake.set()
-    await until(lambda: fake.asked > asked + 1)  # so the first poll was taken in
+    await until(lambda: fake.state_requests > requests + 1)  # so the first probe is complete
     assert replica.report.waiting == 5
     fake.state = b'{"waiting":2}'
     replica.wake.set()
     await until(lambda: replica.report.waiting == 2)
 
 
-async def test_of_two_accounts_the_newer_one_stands() -> None:
+async def test_the_newer_of_two_reports_is_used() -> None:
     replicas = ReplicaPool(RouterPolicy.LEAST_LOADED)
     replicas.set_upstreams([Upstream("a", "http://127.0.0.1:1")])
     (replica,) = replicas
     replica.mark_ready()
     header, poll = EngineReport(saturated=True, waiting=7), EngineReport(saturated=False)
     replica.take_report(header, 20, valid_ns=NS_PER_S)
-    replica.take_report(poll, 10, valid_ns=NS_PER_S)  # asked for before that answer came
+    replica.take_report(poll, 10, valid_ns=NS_PER_S)  # requested before that response
     assert replica.load(30).waiting == 7
     assert replicas.place(30)[0] is None
     replica.take_report(poll, 40, valid_ns=NS_PER_S)

@@ -28,8 +28,8 @@ async def reuse(http: aiohttp.ClientSession, engines: list[dict[str, str]]) -> l
     """Prompt tokens that were looked up in both prefix caches so far, and those that were found."""
     sums = [0, 0]
     for engine in engines:
-        async with http.get(engine["admin_url"] + "/control/state") as answer:
-            state: dict[str, Any] = await answer.json()
+        async with http.get(engine["admin_url"] + "/control/state") as response:
+            state: dict[str, Any] = await response.json()
         sums[0] += state["prefix_queried_tokens"]
         sums[1] += state["prefix_hit_tokens"]
     return sums
@@ -45,9 +45,9 @@ async def converse(http: aiohttp.ClientSession, url: str, label: str) -> None:
 
         async def ask(chat: list[dict[str, str]]) -> None:
             body = {"model": "chat", "messages": chat, "max_tokens": 4}
-            async with http.post(url + "/v1/chat/completions", json=body) as answer:
-                assert answer.status == 200
-                message = (await answer.json())["choices"][0]["message"]
+            async with http.post(url + "/v1/chat/completions", json=body) as response:
+                assert response.status == 200
+                message = (await response.json())["choices"][0]["message"]
             chat.append({"role": "assistant", "content": message["content"]})
 
         await asyncio.gather(*map(ask, chats))
@@ -60,8 +60,8 @@ async def hit_share(engines: list[dict[str, str]], policy: RouterPolicy) -> floa
         async with aiohttp.ClientSession() as http:
             ready = 0
             while ready < len(engines):
-                async with http.get(router["url"] + "/health/ready") as answer:
-                    ready = (await answer.json()).get("ready_replicas", 0)
+                async with http.get(router["url"] + "/health/ready") as response:
+                    ready = (await response.json()).get("ready_replicas", 0)
             before = await reuse(http, engines)
             await converse(http, router["url"], f"{policy}s")
             after = await reuse(http, engines)

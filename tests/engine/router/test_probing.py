@@ -1,4 +1,4 @@
-"""How the router learns which replicas are ready and how full they are."""
+"""Probes: readiness and load of the replicas."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.engine.router.conftest import TOKEN, hang, stream, until
 
 from goodput_core.units import NS_PER_MS
 from goodput_engine.router.settings import ProbeSettings, RouterLimits
@@ -19,16 +20,9 @@ if TYPE_CHECKING:
 FAST = ProbeSettings(
     interval_ns=5 * NS_PER_MS, quick_ns=NS_PER_MS, timeout_ns=100 * NS_PER_MS, strikes=2
 )
-TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not true():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.001)
-
-
-async def test_a_replica_that_is_not_ready_gets_nothing_until_it_is(start: StartBench) -> None:
+async def test_a_replica_gets_no_requests_until_it_is_ready(start: StartBench) -> None:
     bench = await start(2, probe=FAST)
     first, _ = bench.router.replicas
     bench.replicas[0].ready = False
@@ -40,7 +34,7 @@ async def test_a_replica_that_is_not_ready_gets_nothing_until_it_is(start: Start
     await until(lambda: first.ready)
 
 
-async def test_a_replica_that_comes_back_is_found(start: StartBench) -> None:
+async def test_a_replica_that_listens_again_is_detected(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
     (replica,) = bench.router.replicas
     await bench.replicas[0].refuse()
@@ -51,7 +45,7 @@ async def test_a_replica_that_comes_back_is_found(start: StartBench) -> None:
     assert (await bench.post())[0] == 200
 
 
-async def test_a_failed_request_has_the_replica_asked_at_once(start: StartBench) -> None:
+async def test_a_probe_can_be_triggered_at_once(start: StartBench) -> None:
     bench = await start(1)  # the next probe is due in an hour
     (replica,) = bench.router.replicas
     await bench.replicas[0].refuse()
@@ -59,7 +53,7 @@ async def test_a_failed_request_has_the_replica_asked_at_once(start: StartBench)
     await until(lambda: not replica.ready)
 
 
-async def test_load_is_taken_over(start: StartBench) -> None:
+async def test_reported_load_is_stored(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
     (replica,) = bench.router.replicas
     bench.replicas[0].state = json.dumps(
@@ -71,7 +65,7 @@ async def test_load_is_taken_over(start: StartBench) -> None:
     assert not load.saturated
 
 
-async def test_load_may_come_in_pieces(start: StartBench) -> None:
+async def test_a_load_report_may_arrive_in_pieces(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
     (replica,) = bench.router.replicas
     padding = "x" * 700_000
@@ -79,7 +73,7 @@ async def test_load_may_come_in_pieces(start: StartBench) -> None:
     await until(lambda: replica.report.waiting == 7)
 
 
-async def test_a_replica_that_says_it_is_full_gets_nothing(start: StartBench) -> None:
+async def test_a_replica_that_reports_saturation_gets_no_requests(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
     (replica,) = bench.router.replicas
     bench.replicas[0].state = b'{"saturated":true}'
@@ -93,7 +87,7 @@ async def test_a_replica_that_says_it_is_full_gets_nothing(start: StartBench) ->
 @pytest.mark.parametrize(
     "state", [b"", b"nonsense", b"[]", b'{"waiting":"many"}', b'{"x":"' + b"y" * (2 << 20) + b'"}']
 )
-async def test_nonsense_about_load_changes_nothing(start: StartBench, state: bytes) -> None:
+async def test_an_invalid_load_report_changes_nothing(start: StartBench, state: bytes) -> None:
     bench = await start(1, probe=FAST)
     (replica,) = bench.router.replicas
     bench.replicas[0].state = b'{"waiting":3}'
@@ -107,42 +101,33 @@ async def test_nonsense_about_load_changes_nothing(start: StartBench, state: byt
     assert (await bench.post())[0] == 200
 
 
-async def test_a_replica_that_leaves_is_no_longer_asked(start: StartBench) -> None:
+async def test_a_removed_replica_gets_no_requests(start: StartBench) -> None:
     bench = await start(2, probe=FAST)
-    gone = bench.replicas[0]
+    removed = bench.replicas[0]
     bench.router._apply([bench.replicas[1].upstream])
-    gone.behave = pytest.fail  # type: ignore[assignment]
+    removed.behave = pytest.fail  # type: ignore[assignment]
     assert {(await bench.post())[0] for _ in range(4)} == {200}
-    assert gone.calls == []
+    assert removed.calls == []
 
 
-async def nothing(_call: Call) -> None:
-    await asyncio.Event().wait()
-
-
-async def a_head(call: Call) -> None:
-    await call.stream_head()
-    await nothing(call)
-
-
-@pytest.mark.parametrize("behave", [nothing, a_head])
-async def test_what_waits_at_a_replica_that_hangs_is_answered_by_another(
+@pytest.mark.parametrize("behave", [hang, stream(asyncio.Event())], ids=["nothing", "a head"])
+async def test_a_request_without_a_response_moves_from_a_hung_replica_to_another(
     start: StartBench, behave: Callable[[Call], Awaitable[None]]
 ) -> None:
     bench = await start(2, probe=FAST)
     hanging, _ = bench.replicas
     hanging.behave = behave
-    asked = asyncio.create_task(bench.post())
+    posting = asyncio.create_task(bench.post())
     call = await hanging.arrived.get()
     hanging.silent = True
-    assert (await asked)[0] == 200
+    assert (await posting)[0] == 200
     await asyncio.wait_for(call.hung_up.wait(), 5)
     assert await bench.settled() == {"attained": 1}
     assert bench.router.outcomes.retries == {"hung": 1}
     assert [r.in_flight for r in bench.router.replicas] == [0, 0]
 
 
-async def test_without_a_retry_to_spend_a_request_waits_for_the_replica_to_wake_up(
+async def test_without_a_retry_in_the_budget_a_request_stays_at_a_hung_replica(
     start: StartBench,
 ) -> None:
     bench = await start(2, probe=FAST, limits=RouterLimits(retry_percent=0, retry_burst=0))
@@ -154,37 +139,29 @@ async def test_without_a_retry_to_spend_a_request_waits_for_the_replica_to_wake_
         await call.whole("200 OK", b"{}")
 
     hanging.behave = sleep
-    asked = asyncio.create_task(bench.post())
+    posting = asyncio.create_task(bench.post())
     await hanging.arrived.get()
     hanging.silent = True
     replica, _ = bench.router.replicas
     await until(lambda: not replica.ready)
     awake.set()
-    assert (await asked)[0] == 200
+    assert (await posting)[0] == 200
     assert bench.router.outcomes.retries == {}
 
 
-async def test_a_stream_that_began_stays_with_a_replica_that_answers_no_probe(
+async def test_a_stream_that_began_stays_at_a_hung_replica(
     start: StartBench,
 ) -> None:
     bench = await start(2, probe=FAST)
     hanging, _ = bench.replicas
     awake = asyncio.Event()
-
-    async def pause(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(TOKEN)
-        await awake.wait()
-        await call.chunk(TOKEN + b"data: [DONE]\n\n")
-        await call.end()
-
-    hanging.behave = pause
-    asked = asyncio.create_task(bench.post())
+    hanging.behave = stream(TOKEN, awake, TOKEN + b"data: [DONE]\n\n")
+    posting = asyncio.create_task(bench.post())
     await hanging.arrived.get()
     hanging.silent = True
     replica, _ = bench.router.replicas
     await until(lambda: not replica.ready)
     awake.set()
-    status, body = await asked
+    status, body = await posting
     assert (status, body.count(TOKEN)) == (200, 2)
     assert bench.router.outcomes.retries == {}

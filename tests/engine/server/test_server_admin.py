@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.builders.http import connect
 
 from goodput_core.contract import HEADER_LOAD
 
@@ -40,7 +41,7 @@ async def patch(
         return response.status, await response.json()
 
 
-async def test_the_state_tells_the_core_the_device_and_the_bounds(
+async def test_the_state_has_the_core_the_device_and_the_bounds(
     admin: aiohttp.ClientSession,
 ) -> None:
     state = await state_of(admin)
@@ -65,7 +66,7 @@ async def test_the_state_sums_the_lengths_of_finished_requests(
     engine = start_engine()
     async with aiohttp.ClientSession(engine.admin_url) as admin:
         before = await state_of(admin)
-        # By powers of two of prompt and answer: 20 and 30 tokens are alike, 40 are not.
+        # Lengths are grouped by powers of two: 20 and 30 tokens are one group, 40 are another.
         await _ask(engine.url, stream=False)
         state = await state_of(admin)
         assert sorted(state["answered"]) == [[1, 40, 0, 7], [2, 50, 0, 12]]
@@ -86,24 +87,24 @@ async def _ask(url: str, *, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-async def test_an_answer_tells_the_load_in_the_words_of_the_state(
+async def test_a_response_reports_the_load_with_the_fields_of_the_state(
     engine: RunningEngine, admin: aiohttp.ClientSession, stream: bool
 ) -> None:
     async with aiohttp.ClientSession(engine.url) as http:
-        # Long enough to run still when its head goes out with the first token.
+        # Long enough to be running when its head is sent with the first token.
         tokens = 1000 if stream else 2
         body = {"model": "chat", "prompt": [1] * 100, "max_tokens": tokens, "stream": stream}
         async with http.post("/v1/completions", json=body) as answer:
-            told = json.loads(answer.headers[HEADER_LOAD])
+            reported = json.loads(answer.headers[HEADER_LOAD])
     state = await state_of(admin)
-    assert set(told) <= set(state)
-    assert {k: told[k] for k in ("max_waiting", "kv_total_blocks", "saturated", "draining")} == {
-        k: state[k] for k in ("max_waiting", "kv_total_blocks", "saturated", "draining")
-    }
+    assert set(reported) <= set(state)
+    assert {
+        k: reported[k] for k in ("max_waiting", "kv_total_blocks", "saturated", "draining")
+    } == {k: state[k] for k in ("max_waiting", "kv_total_blocks", "saturated", "draining")}
     assert (state["block_size"], state["tokenizer"]) == (16, "emulated")
     if stream:
-        assert told["running"] >= 1
-        assert told["kv_total_blocks"] - told["kv_free_blocks"] >= 100 // 16
+        assert reported["running"] >= 1
+        assert reported["kv_total_blocks"] - reported["kv_free_blocks"] >= 100 // 16
 
 
 async def test_metrics_count_steps_and_tokens_with_the_contracts_labels(
@@ -150,13 +151,11 @@ async def test_limits_cannot_be_changed_without_the_token(
     assert (await state_of(admin))["limits_revision"] == 0
 
 
-async def test_a_token_that_is_no_text_is_a_wrong_one(engine: RunningEngine) -> None:
-    host, port = engine.admin_url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"PATCH /control/limits HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
-    assert (await reader.readline()).startswith(b"HTTP/1.1 401")
-    writer.close()
-    await writer.wait_closed()
+async def test_a_token_that_is_not_utf_8_is_wrong(engine: RunningEngine) -> None:
+    request = b"PATCH /control/limits HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n"
+    async with connect(engine.admin_url) as (reader, writer):
+        writer.write(request)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
 
 
 async def test_without_a_configured_token_limits_never_change(
@@ -170,7 +169,7 @@ async def test_without_a_configured_token_limits_never_change(
             assert body["error"]["code"] == "control_disabled"
 
 
-async def test_limits_change_with_rising_revisions_only(start_engine: StartEngine) -> None:
+async def test_limits_change_only_with_a_higher_revision(start_engine: StartEngine) -> None:
     engine = start_engine()
     token = f"Bearer {engine.token}"
     async with aiohttp.ClientSession(engine.admin_url) as admin:
@@ -193,19 +192,19 @@ async def test_limits_change_with_rising_revisions_only(start_engine: StartEngin
         pytest.param({"revision": 1, "token_budget": 255}, id="below the manifest's budget"),
         pytest.param({"revision": 1, "token_budget": 8193}, id="above the manifest's budget"),
         pytest.param({"revision": 1, "max_num_seqs": 0}, id="no requests"),
-        pytest.param({"revision": 1, "max_num_seqs": 257}, id="more than the manifest runs"),
+        pytest.param({"revision": 1, "max_num_seqs": 257}, id="above the manifest's batch"),
         pytest.param({"revision": 1, "max_waiting": -1}, id="a negative queue"),
-        pytest.param({"revision": 1, "max_waiting": 1025}, id="more than the manifest lets wait"),
-        pytest.param({"revision": 1, "safety_percent": 80}, id="a factor that nothing reads"),
-        pytest.param({"revision": 1, "budget_law": "ema"}, id="a law where none decides"),
+        pytest.param({"revision": 1, "max_waiting": 1025}, id="above the manifest's queue"),
+        pytest.param({"revision": 1, "safety_percent": 80}, id="a safety factor without a law"),
+        pytest.param({"revision": 1, "budget_law": "ema"}, id="a law under Manual"),
         pytest.param({"revision": 0}, id="revision 0"),
         pytest.param({"token_budget": 512}, id="no revision"),
         pytest.param({"revision": 1, "tokenBudget": 512}, id="a misspelt field"),
-        pytest.param({"revision": 1, "token_budget": "512"}, id="a text"),
+        pytest.param({"revision": 1, "token_budget": "512"}, id="a string"),
         pytest.param([], id="no object"),
     ],
 )
-async def test_a_change_beyond_the_manifest_is_refused_and_counts_for_nothing(
+async def test_a_change_outside_the_manifests_bounds_is_rejected(
     engine: RunningEngine, admin: aiohttp.ClientSession, change: object
 ) -> None:
     status, body = await patch(admin, f"Bearer {engine.token}", change)
@@ -216,7 +215,7 @@ async def test_a_change_beyond_the_manifest_is_refused_and_counts_for_nothing(
 @pytest.mark.parametrize(
     "revision", [2**63 - 1, 2**63, 10**19], ids=["the highest", "one more", "20 digits"]
 )
-async def test_an_implausible_revision_is_refused_and_blocks_no_later_one(
+async def test_an_implausible_revision_is_rejected_and_blocks_no_later_one(
     start_engine: StartEngine, revision: int
 ) -> None:
     engine = start_engine()
@@ -228,7 +227,7 @@ async def test_an_implausible_revision_is_refused_and_blocks_no_later_one(
             assert await patch(admin, token, {"revision": later}) == (200, {"revision": later})
 
 
-async def test_under_auto_the_law_of_the_budget_and_its_safety_can_be_changed(
+async def test_under_auto_the_budget_law_and_its_safety_factor_can_be_changed(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine(mode="Auto", tokenBudget={"law": "ema"})
@@ -246,13 +245,13 @@ async def test_under_auto_the_law_of_the_budget_and_its_safety_can_be_changed(
     assert (state["budget_law"], state["safety_percent"]) == ("model", 75)
 
 
-async def test_the_admin_port_serves_no_models(admin: aiohttp.ClientSession) -> None:
+async def test_the_admin_port_serves_no_completions(admin: aiohttp.ClientSession) -> None:
     async with admin.post("/v1/completions", json={}) as response:
         assert response.status == 404
 
 
 @pytest.mark.parametrize(
-    ("kept", "now"),
+    ("stored", "now"),
     [
         ({"revision": 7, "token_budget": 512, "max_num_seqs": 9}, (7, 512, 9)),
         ({"revision": 7, "token_budget": 9**9, "max_num_seqs": 9**9, "more": 1}, (7, 8192, 256)),
@@ -260,14 +259,14 @@ async def test_the_admin_port_serves_no_models(admin: aiohttp.ClientSession) -> 
         ("[", (0, 2048, 256)),
         (None, (0, 2048, 256)),
     ],
-    ids=["kept", "out of bounds", "no revision", "damaged", "missing"],
+    ids=["valid", "out of bounds", "no revision", "damaged", "missing"],
 )
-async def test_an_engine_begins_with_the_limits_that_were_kept(
-    start_engine: StartEngine, tmp_path: Path, kept: object, now: tuple[int, int, int]
+async def test_an_engine_starts_with_the_limits_in_its_file(
+    start_engine: StartEngine, tmp_path: Path, stored: object, now: tuple[int, int, int]
 ) -> None:
     path = tmp_path / "limits.json"
-    if kept is not None:
-        path.write_text(kept if isinstance(kept, str) else json.dumps(kept), encoding="utf-8")
+    if stored is not None:
+        path.write_text(stored if isinstance(stored, str) else json.dumps(stored), encoding="utf-8")
     engine = start_engine("--limits", str(path))
     async with aiohttp.ClientSession(engine.admin_url) as admin:
         state = await state_of(admin)
@@ -281,4 +280,4 @@ async def test_an_engine_begins_with_the_limits_that_were_kept(
             assert status == 409, "the revision in the file is in force"
         status, _ = await patch(admin, authorization, {"revision": now[0] + 1})
         assert status == 200
-    assert ("last limits unusable" in engine.stderr()) == (now[0] == 0 and kept is not None)
+    assert ("last limits unusable" in engine.stderr()) == (now[0] == 0 and stored is not None)

@@ -1,4 +1,4 @@
-"""A replica's life: drain, disconnects, overload, deaths, and how it refuses to start."""
+"""Lifecycle of a replica: start, disconnects, overload, drain, and failures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import psutil
 import pytest
+from tests.builders.http import PATIENCE_S, connect, post_bytes
 from tests.engine.conftest import manifest_text
 
 from goodput_core.contract import HEADER_LOAD
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
 
     from tests.engine.conftest import RunEngine, RunningEngine, StartEngine
 
-PATIENCE_S = 20.0
-# Thirty seconds of the device's time, unless something ends it.
+# Thirty seconds of device time.
 LONG = {
     "model": "chat", "prompt": "hello", "max_tokens": 30_000, "ignore_eos": True, "stream": True,
 }  # fmt: skip
@@ -45,14 +46,14 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
 
 
 async def state_when(
-    engine: RunningEngine, holds: Callable[[dict[str, Any]], bool]
+    engine: RunningEngine, condition: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """The engine's state, once `holds` is true of it."""
+    """Return the engine's state once a condition holds for it."""
     async with aiohttp.ClientSession(engine.admin_url) as admin, asyncio.timeout(PATIENCE_S):
         while True:
             async with admin.get("/control/state") as response:
                 state: dict[str, Any] = await response.json()
-            if holds(state):
+            if condition(state):
                 return state
 
 
@@ -62,11 +63,11 @@ def core_of(engine: RunningEngine) -> psutil.Process:
 
 
 def assert_gone(process: psutil.Process) -> None:
-    """It ends by itself."""
+    """Wait until the process ends by itself."""
     process.wait(PATIENCE_S)
 
 
-async def test_a_client_that_leaves_mid_stream_frees_what_it_held(
+async def test_a_client_that_disconnects_during_a_stream_frees_its_blocks(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine()
@@ -83,7 +84,7 @@ async def test_a_client_that_leaves_mid_stream_frees_what_it_held(
     assert idle["output_tokens"] < 30_000
 
 
-async def test_a_client_that_leaves_before_its_whole_answer_frees_what_it_held(
+async def test_a_client_that_disconnects_before_its_response_ends_its_request(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine()
@@ -94,7 +95,7 @@ async def test_a_client_that_leaves_before_its_whole_answer_frees_what_it_held(
         await state_when(engine, lambda state: state["running"] == 0 and state["in_flight"] == 0)
 
 
-async def test_a_stop_string_frees_what_the_request_held(start_engine: StartEngine) -> None:
+async def test_a_stop_string_ends_the_request(start_engine: StartEngine) -> None:
     engine = start_engine()
     async with aiohttp.ClientSession(engine.url) as http:
         async with http.post("/v1/completions", json=long(stop="over a")) as response:
@@ -104,7 +105,7 @@ async def test_a_stop_string_frees_what_the_request_held(start_engine: StartEngi
     assert state["output_tokens"] < 1000
 
 
-async def test_overload_is_refused_at_once_and_ends_with_the_load(
+async def test_under_overload_requests_get_429_at_once_until_the_load_ends(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine(maxNumSeqs=1, maxWaiting=0)
@@ -113,13 +114,13 @@ async def test_overload_is_refused_at_once_and_ends_with_the_load(
             await anext(events(running))
             for stream in (True, False):
                 began = time.monotonic()
-                async with http.post("/v1/completions", json=long(stream=stream)) as refused:
-                    body = await refused.json()
-                assert refused.status == 429
-                assert int(refused.headers["Retry-After"]) >= 1
-                assert json.loads(refused.headers[HEADER_LOAD])["saturated"] is True
+                async with http.post("/v1/completions", json=long(stream=stream)) as rejected:
+                    body = await rejected.json()
+                assert rejected.status == 429
+                assert int(rejected.headers["Retry-After"]) >= 1
+                assert json.loads(rejected.headers[HEADER_LOAD])["saturated"] is True
                 assert body["error"]["code"] == "rate_limit_exceeded"
-                # It did not wait for the answer before it.
+                # The response does not wait for the running request.
                 assert time.monotonic() - began < 5
             state = await state_when(engine, lambda state: state["shed"] == 2)
             assert state["saturated"] is True
@@ -128,7 +129,7 @@ async def test_overload_is_refused_at_once_and_ends_with_the_load(
             assert response.status == 200
 
 
-async def test_a_promise_that_cannot_be_kept_is_refused_at_the_door(
+async def test_the_policy_slo_rejects_a_request_that_would_miss_its_ttft_target(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine(policy="slo", maxNumSeqs=2)
@@ -141,10 +142,10 @@ async def test_a_promise_that_cannot_be_kept_is_refused_at_the_door(
         # Twenty thousand tokens take ten steps, and there is a millisecond for them.
         hopeless = long(prompt=[7] * 20_000, max_tokens=1)
         promise = {"X-SLO-TTFT-Ms": "1"}
-        async with http.post("/v1/completions", json=hopeless, headers=promise) as refused:
-            body = await refused.json()
-        assert refused.status == 429
-        assert int(refused.headers["Retry-After"]) >= 1
+        async with http.post("/v1/completions", json=hopeless, headers=promise) as rejected:
+            body = await rejected.json()
+        assert rejected.status == 429
+        assert int(rejected.headers["Retry-After"]) >= 1
         assert "the promised time to the first token" in body["error"]["message"]
         assert body["error"]["code"] == "rate_limit_exceeded"
         state = await state_when(engine, lambda state: state["shed"] == 1)
@@ -153,7 +154,9 @@ async def test_a_promise_that_cannot_be_kept_is_refused_at_the_door(
             answer.cancel()
 
 
-async def test_sigterm_lets_answers_finish_and_lets_nothing_in(start_engine: StartEngine) -> None:
+async def test_sigterm_finishes_running_requests_and_rejects_new_ones(
+    start_engine: StartEngine,
+) -> None:
     engine = start_engine()
     core = core_of(engine)
     async with (
@@ -168,10 +171,10 @@ async def test_sigterm_lets_answers_finish_and_lets_nothing_in(start_engine: Sta
             assert ready.status == 503
         async with http.get("/health/live") as live:
             assert live.status == 200
-        async with http.post("/v1/completions", json=LONG) as refused:
-            assert refused.status == 503
-            assert int(refused.headers["Retry-After"]) >= 1
-            assert (await refused.json())["error"]["code"] == "draining"
+        async with http.post("/v1/completions", json=LONG) as rejected:
+            assert rejected.status == 503
+            assert int(rejected.headers["Retry-After"]) >= 1
+            assert (await rejected.json())["error"]["code"] == "draining"
         last: dict[str, Any] = {}
         async for last in stream:
             texts.append(last["choices"][0]["text"])
@@ -213,7 +216,7 @@ async def test_a_second_sigterm_ends_at_once(start_engine: StartEngine) -> None:
     assert engine.wait() == 130
 
 
-async def test_clients_and_the_shell_learn_of_a_dead_core(
+async def test_a_dead_core_is_reported_to_clients_and_by_the_exit_code(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine()
@@ -228,8 +231,8 @@ async def test_clients_and_the_shell_learn_of_a_dead_core(
         core_of(engine).kill()
         seen = [event async for event in stream]
         assert seen[-1]["error"]["code"] == "engine_died"
-        async with await waiting as refused:
-            assert refused.status == 503
+        async with await waiting as rejected:
+            assert rejected.status == 503
     assert engine.wait() == 70
     errors = [line for line in engine.stderr().splitlines() if line.startswith("error: ")]
     assert errors == ["error: the engine core ended by SIGKILL; see its log above"]
@@ -247,7 +250,7 @@ async def test_clients_and_the_shell_learn_of_a_dead_core(
     ],
     ids=["no HTTP", "a bad path", "a bad encoding"],
 )
-def test_what_is_no_request_is_400_and_leaves_no_line(
+def test_a_malformed_request_is_400_and_is_not_logged(
     start_engine: StartEngine, sent: bytes
 ) -> None:
     engine = start_engine()
@@ -261,14 +264,14 @@ def test_what_is_no_request_is_400_and_leaves_no_line(
     assert events == ["listening", "draining", "stopped"]
 
 
-def test_the_core_does_not_outlive_a_killed_front(start_engine: StartEngine) -> None:
+def test_the_core_ends_with_a_killed_http_process(start_engine: StartEngine) -> None:
     engine = start_engine()
     core = core_of(engine)
     engine.signal(signal.SIGKILL)
     assert_gone(core)
 
 
-def test_an_engine_ends_with_its_parent_when_asked(start_engine: StartEngine) -> None:
+def test_an_engine_ends_with_its_parent_if_the_option_is_set(start_engine: StartEngine) -> None:
     engine = start_engine("--exit-with-parent")
     assert engine.process.stdin is not None
     engine.process.stdin.close()
@@ -289,7 +292,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_ends_when_it_follows_its_manifest_no_more(tmp_path: Path) -> None:
+def test_an_engine_ends_if_the_watch_of_its_manifest_fails(tmp_path: Path) -> None:
     program, manifest = tmp_path / "broken.py", tmp_path / "chat.yaml"
     program.write_text(BROKEN_FOLLOWING)
     manifest.write_text(manifest_text())
@@ -305,7 +308,7 @@ def test_an_engine_ends_when_it_follows_its_manifest_no_more(tmp_path: Path) -> 
     assert line.startswith("error: internal error: LookupError: a bug; ")
 
 
-def test_one_line_of_json_says_where_it_listens(engine: RunningEngine) -> None:
+def test_one_line_of_json_has_its_urls(engine: RunningEngine) -> None:
     assert engine.listening == {
         "event": "listening",
         "url": engine.url,
@@ -345,13 +348,13 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
         pytest.param(["--host", "no.such.host.invalid"], {}, "cannot listen on", id="a host"),
     ],
 )
-def test_what_cannot_be_started_is_one_sentence(
+def test_an_engine_that_cannot_start_prints_one_sentence(
     run_engine: RunEngine, options: list[str], manifest: dict[str, Any], part: str
 ) -> None:
     assert part in sentence(run_engine(*options, **manifest), 64)
 
 
-def test_a_profile_of_two_devices_cannot_stand_for_one(
+def test_a_profile_of_two_devices_is_rejected_for_one(
     run_engine: RunEngine, tmp_path: Path
 ) -> None:
     profile = resources.files("goodput_engine.device").joinpath("profiles/unit.yaml").read_text()
@@ -370,7 +373,7 @@ def test_a_device_may_replace_real_weights(start_engine: StartEngine) -> None:
     [("published-70b-table", 4, 1), ("llama-3-70b-4xh100", 4, 0)],
     ids=["illustrative", "arithmetic"],
 )
-def test_an_illustrative_device_is_said_to_be_one(
+def test_a_warning_names_an_illustrative_device(
     device: str, devices: int, warnings: int, start_engine: StartEngine
 ) -> None:
     engine = start_engine(source=f"emulated://{device}", tensorParallel=devices)
@@ -384,22 +387,19 @@ def test_a_port_in_use_is_one_sentence(run_engine: RunEngine) -> None:
     assert f"cannot listen on 127.0.0.1:{port}: address already in use" in error.lower()
 
 
-async def test_a_request_that_is_being_uploaded_when_the_drain_begins_is_served(
+async def test_a_request_that_is_uploaded_during_a_drain_is_served(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine()
-    host, _, port = engine.url.removeprefix("http://").partition(":")
-    body = json.dumps({"model": "chat", "prompt": "hello", "max_tokens": 3}).encode()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body[:5])
-    await state_when(engine, lambda state: state["in_flight"] == 1)
-    engine.signal(signal.SIGTERM)
-    await state_when(engine, lambda state: state["phase"] == "draining")
-    writer.write(body[5:])
-    async with asyncio.timeout(PATIENCE_S):
+    body = {"model": "chat", "prompt": "hello", "max_tokens": 3}
+    request = post_bytes(json.dumps(body).encode())
+    async with connect(engine.url) as (reader, writer), asyncio.timeout(PATIENCE_S):
+        writer.write(request[:-5])
+        await state_when(engine, lambda state: state["in_flight"] == 1)
+        engine.signal(signal.SIGTERM)
+        await state_when(engine, lambda state: state["phase"] == "draining")
+        writer.write(request[-5:])
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-    writer.close()
     assert engine.wait() == 0
 
 
@@ -414,23 +414,19 @@ async def test_an_engine_raises_its_limit_of_open_files(start_engine: StartEngin
     assert limits == (hard, hard)
 
 
-async def test_half_sent_heads_shut_out_neither_requests_nor_the_admin_port(
+async def test_incomplete_heads_block_neither_requests_nor_the_admin_port(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine("--max-connections", "50", "--head-timeout", "10m")
-    host, _, port = engine.url.removeprefix("http://").partition(":")
-    writers = []
-    for _ in range(200):
-        _reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
-        writers.append(writer)
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        aiohttp.ClientSession(engine.url) as http,
-        http.post("/v1/completions", json={**LONG, "max_tokens": 2}) as response,
-    ):
-        assert response.status == 200
-    assert (await state_when(engine, lambda state: True))["phase"] == "serving"
-    assert "connections limited" in engine.stderr()
-    for writer in writers:
-        writer.close()
+    async with AsyncExitStack() as stack:
+        for _ in range(200):
+            _reader, writer = await stack.enter_async_context(connect(engine.url))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            aiohttp.ClientSession(engine.url) as http,
+            http.post("/v1/completions", json={**LONG, "max_tokens": 2}) as response,
+        ):
+            assert response.status == 200
+        assert (await state_when(engine, lambda state: True))["phase"] == "serving"
+        assert "connections limited" in engine.stderr()
