@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from goodput_core.cli import argument_type, parse_whole
+from goodput_core.cli import argument_type, parse_port, parse_whole
 from goodput_core.contract import EVENT_LISTENING
 from goodput_core.errors import InternalError, UsageError
-from goodput_core.units import NS_PER_S, parse_some_duration
+from goodput_core.units import NS_PER_S, parse_duration, parse_some_duration
 from goodput_engine.logs import EventCounter
 from goodput_engine.openai.errors import APIError, error_body, unavailable
 
@@ -37,7 +37,7 @@ __all__ = [
     "ADMIN_CONNECTIONS",
     "CLIENT_CONNECTIONS",
     "ConnectionLimits",
-    "add_connection_arguments",
+    "add_server_arguments",
     "announce",
     "connection_limits",
     "error_response",
@@ -50,7 +50,7 @@ _BACKLOG: Final = 4096
 _MAX_SHOWN: Final = 200
 # Open files beside the connections of the serving port: the admin port, the core, logs, libraries.
 _OTHER_FILES: Final = 256
-_REFUSAL_S: Final = 1.0
+_REJECTION_S: Final = 1.0
 _log: Final = logging.getLogger(__name__)
 
 
@@ -96,9 +96,32 @@ ADMIN_CONNECTIONS: Final = ConnectionLimits(connections=64)
 """Separate limits of the admin port, so that it stays reachable if the serving port is full."""
 
 
-def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that set the limits of the serving port's connections."""
+def add_server_arguments(parser: argparse.ArgumentParser, *, port: int, admin_port: str) -> None:
+    """Add the options of a process that serves requests: ports, limits, lifecycle.
+
+    Args:
+        parser: the parser of the command.
+        port: default of the serving port.
+        admin_port: help text of the admin port.
+    """
     defaults = CLIENT_CONNECTIONS
+    port_type = argument_type(parse_port, "port")
+    duration = argument_type(parse_some_duration, "duration")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address of both ports; `::` is every address (%(default)s)",
+    )
+    parser.add_argument(
+        "--port", type=port_type, default=port, help="serving port; 0: any free one (%(default)s)"
+    )
+    parser.add_argument(
+        "--admin-port",
+        type=port_type,
+        default=0,
+        metavar="PORT",
+        help=f"{admin_port} (%(default)s: any free one)",
+    )
     parser.add_argument(
         "--max-connections",
         type=argument_type(_parse_connections, "number"),
@@ -106,7 +129,6 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most open client connections; the limit of open files may allow fewer (%(default)s)",
     )
-    duration = argument_type(parse_some_duration, "duration")
     parser.add_argument(
         "--head-timeout",
         type=duration,
@@ -120,6 +142,19 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
         default=round(defaults.idle_s * NS_PER_S),
         metavar="DURATION",
         help="time after which a connection without a request is closed (75s)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=argument_type(parse_duration, "duration"),
+        default="30s",
+        metavar="DURATION",
+        help="time for running requests to finish after SIGTERM (%(default)s)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON on stdout when ready"
+    )
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
     )
 
 
@@ -317,7 +352,7 @@ class _Connection(web.RequestHandler):
         transport.write(response)
         if transport.can_write_eof():
             transport.write_eof()
-        self._loop.call_later(_REFUSAL_S, transport.abort)
+        self._loop.call_later(_REJECTION_S, transport.abort)
 
 
 class _Server(web.Server):
@@ -357,7 +392,7 @@ class _Server(web.Server):
             connection.force_close()
         if len(oldest) >= excess:
             return True
-        self.events.add("refused")
+        self.events.add("rejected")
         return False
 
 
@@ -396,7 +431,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _whole_response(error: APIError) -> bytes:
+def _encode_response(error: APIError) -> bytes:
     body = error_body(error)
     status = HTTPStatus(error.status)
     headers = {
@@ -409,10 +444,10 @@ def _whole_response(error: APIError) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-_TOO_MANY_CONNECTIONS: Final = _whole_response(
+_TOO_MANY_CONNECTIONS: Final = _encode_response(
     unavailable("too many connections; retry later", "too_many_connections")
 )
-_HEAD_TIMEOUT: Final = _whole_response(
+_HEAD_TIMEOUT: Final = _encode_response(
     APIError(
         HTTPStatus.REQUEST_TIMEOUT,
         "the request's head did not arrive in time",

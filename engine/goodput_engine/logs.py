@@ -34,7 +34,7 @@ class LineFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             # Escape the traceback to one line, so that a log collector sees a single event.
             fields["traceback"] = self.formatException(record.exc_info)
-        rest = "".join(f" {key}={_value(value)}" for key, value in fields.items())
+        rest = "".join(f" {key}={_format_value(value)}" for key, value in fields.items())
         return f"{seconds}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}{rest}"
 
 
@@ -71,7 +71,7 @@ class EventCounter:
             self._timer = loop.call_later(self._interval_s, self._flush)
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     text = str(value)
     plain = text.isprintable() and not any(c in text for c in ' "=')
     return text if plain and text else json.dumps(text)

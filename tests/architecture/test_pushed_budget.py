@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 BUDGET = 1234
 KEY = b"0123456789abcdef0123456789abcdef"
 CLASSES = (SLOClass(name="chat", ttft_ms=500, tpot_ms=50),)
-CONFIGURE = {
+CONFIGURE: dict[str, Any] = {
     "token_budget": 512,
     "min_token_budget": 64,
     "max_token_budget": 2048,

@@ -1,4 +1,4 @@
-"""The front's end of the core's process: a core that hangs is as good as dead."""
+"""The HTTP process kills a core that sends no heartbeat."""
 
 from __future__ import annotations
 
@@ -7,34 +7,24 @@ import signal
 from typing import TYPE_CHECKING
 
 import psutil
+from tests.builders.serving import CONFIGURE
 
 from goodput_core.errors import InternalError
 from goodput_engine.core_client import CoreClient
-from goodput_engine.messages import Configure, Submit
+from goodput_engine.messages import Submit
 
 if TYPE_CHECKING:
     from goodput_engine.messages import StepOutputs
 
-CONFIGURE = Configure(
-    device="unit",
-    policy="sarathi",
-    preemption="recompute",
-    token_budget=2048,
-    min_token_budget=256,
-    max_token_budget=8192,
-    max_num_seqs=16,
-    max_waiting=16,
-)
 
-
-async def test_an_idle_core_shows_that_it_lives_and_a_hanging_one_is_killed() -> None:
+async def test_an_idle_core_sends_heartbeats_and_a_hanging_one_is_killed() -> None:
     beats: asyncio.Queue[StepOutputs] = asyncio.Queue()
     before = set(psutil.Process().children())
     client = await CoreClient.start(CONFIGURE, on_step=beats.put_nowait, silence_s=1.5)
     try:
         async with asyncio.timeout(20):
             await client.await_ready()
-            for _ in range(2):  # over a longer time than it may be silent
+            for _ in range(2):  # longer than the allowed silence
                 assert not (await beats.get()).outputs
             (process,) = set(psutil.Process().children()) - before
             process.send_signal(signal.SIGSTOP)

@@ -26,9 +26,9 @@ __all__ = [
     "StreamOptions",
     "TextPart",
     "decode_body",
+    "read_stops",
     "request_body",
     "response_body",
-    "stops_of",
     "usage_object",
 ]
 
@@ -68,7 +68,7 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_tokens: _Tokens | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
-    stop: msgspec.Raw = _ABSENT  # decoded by `stops_of`
+    stop: msgspec.Raw = _ABSENT  # decoded by `read_stops`
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     slo_class: str | None = None
@@ -240,7 +240,7 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B]) -> B:
     return body
 
 
-def stops_of(body: CompletionBody | ChatBody) -> tuple[str, ...]:
+def read_stops(body: CompletionBody | ChatBody) -> tuple[str, ...]:
     """Return the stop strings of a request.
 
     Raises:

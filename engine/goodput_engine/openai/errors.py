@@ -79,9 +79,9 @@ class APIError(GoodputError):
 def error_body(error: APIError) -> bytes:
     """Return OpenAI's error object as JSON."""
     fields = {
-        "message": _encodable(error.message),
+        "message": _escape_surrogates(error.message),
         "type": error.kind,
-        "param": None if error.param is None else _encodable(error.param),
+        "param": None if error.param is None else _escape_surrogates(error.param),
         "code": error.code,
     }
     return msgspec.json.encode({"error": fields})
@@ -117,6 +117,6 @@ def unavailable(message: str, code: str) -> APIError:
     return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, retry_after_s=1)
 
 
-def _encodable(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     """Replace lone surrogates, which request lines and headers may contain but JSON may not."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -133,8 +133,8 @@ def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
         request_id=request_id,
         slo_class=headers.get(HEADER_SLO_CLASS),
         targets=read_targets(headers),
-        priority=_integer(headers, HEADER_PRIORITY, -_MAX_PRIORITY, _MAX_PRIORITY) or 0,
-        output_tokens=_integer(headers, HEADER_OUTPUT_TOKENS, 1, _MAX_OUTPUT_TOKENS),
+        priority=_read_integer(headers, HEADER_PRIORITY, -_MAX_PRIORITY, _MAX_PRIORITY) or 0,
+        output_tokens=_read_integer(headers, HEADER_OUTPUT_TOKENS, 1, _MAX_OUTPUT_TOKENS),
     )
 
 
@@ -145,9 +145,9 @@ def read_targets(headers: Mapping[str, str]) -> Targets:
         APIError: 400 for an invalid value, naming the header.
     """
     return Targets(
-        ttft_ns=_milliseconds(headers, HEADER_SLO_TTFT_MS),
-        tpot_ns=_milliseconds(headers, HEADER_SLO_TPOT_MS),
-        e2e_ns=_milliseconds(headers, HEADER_SLO_E2E_MS),
+        ttft_ns=_read_milliseconds(headers, HEADER_SLO_TTFT_MS),
+        tpot_ns=_read_milliseconds(headers, HEADER_SLO_TPOT_MS),
+        e2e_ns=_read_milliseconds(headers, HEADER_SLO_E2E_MS),
     )
 
 
@@ -168,9 +168,9 @@ def write_headers(
         priority: the request's priority, larger is more urgent; None for the service's default.
         output_tokens: the output length to reproduce; None to leave it open.
     """
-    headers = {HEADER_REQUEST_ID: _printable(request_id)}
+    headers = {HEADER_REQUEST_ID: _make_printable(request_id)}
     if slo_class:
-        headers[HEADER_SLO_CLASS] = _printable(slo_class)
+        headers[HEADER_SLO_CLASS] = _make_printable(slo_class)
     for name, target_ns in (
         (HEADER_SLO_TTFT_MS, targets.ttft_ns),
         (HEADER_SLO_TPOT_MS, targets.tpot_ns),
@@ -185,14 +185,14 @@ def write_headers(
     return headers
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     if text.isascii() and text.isprintable() and len(text) <= _MAX_REQUEST_ID:
         return text
     shown = (c if c.isascii() and c.isprintable() else "_" for c in text)
     return "".join(shown)[:_MAX_REQUEST_ID]
 
 
-def _milliseconds(headers: Mapping[str, str], name: str) -> int | None:
+def _read_milliseconds(headers: Mapping[str, str], name: str) -> int | None:
     text = headers.get(name)
     if text is None:
         return None
@@ -207,7 +207,7 @@ def _milliseconds(headers: Mapping[str, str], name: str) -> int | None:
     return ns
 
 
-def _integer(headers: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+def _read_integer(headers: Mapping[str, str], name: str, low: int, high: int) -> int | None:
     text = headers.get(name)
     if text is None:
         return None

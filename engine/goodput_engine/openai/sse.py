@@ -277,14 +277,14 @@ class TokenObserver:
             has_token = False
             for choice in event.choices:
                 delta = choice.delta
-                has_token = has_token or _filled(choice.text) or _has_token(delta)
-                if _filled(choice.finish_reason):
+                has_token = has_token or _is_filled(choice.text) or _has_token(delta)
+                if _is_filled(choice.finish_reason):
                     self.finished = True
             if has_token:
                 self._token(now_ns)
         if event.usage is not None and event.usage.completion_tokens is not None:
             self._usage_tokens = event.usage.completion_tokens
-        if _filled(event.error):
+        if _is_filled(event.error):
             self.error = True
 
     def _token(self, now_ns: int) -> None:
@@ -299,18 +299,18 @@ class TokenObserver:
 _DECODER: Final = msgspec.json.Decoder(_ObservedEvent)
 
 
-def _filled(raw: msgspec.Raw) -> bool:
+def _is_filled(raw: msgspec.Raw) -> bool:
     """True if JSON is neither absent, nor null, nor an empty string, list or object."""
     return len(raw) > 2 and raw != _NULL
 
 
 def _has_token(delta: _ObservedDelta | None) -> bool:
     return delta is not None and (
-        _filled(delta.content)
-        or _filled(delta.reasoning_content)
-        or _filled(delta.reasoning)
-        or _filled(delta.tool_calls)
-        or _filled(delta.refusal)
+        _is_filled(delta.content)
+        or _is_filled(delta.reasoning_content)
+        or _is_filled(delta.reasoning)
+        or _is_filled(delta.tool_calls)
+        or _is_filled(delta.refusal)
     )
 
 

@@ -10,22 +10,20 @@ import gc
 import os
 import random
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
+from goodput_core.cli import CommandParser, argument_type, require_two_ports
 from goodput_core.errors import UsageError
 from goodput_core.placement import PLACEMENTS
 from goodput_core.signals import Shutdown
 from goodput_core.spec.choices import RouterPolicy
-from goodput_core.units import NS_PER_S, parse_duration, parse_some_duration
+from goodput_core.units import parse_some_duration
 from goodput_engine.http_server import (
-    add_connection_arguments,
+    add_server_arguments,
     announce,
     connection_limits,
     require_running,
@@ -36,7 +34,6 @@ from goodput_engine.router.endpoints import EndpointsWatch, in_cluster, parse_se
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import RouterSettings, Timeouts
 from goodput_engine.router.upstreams import (
-    Upstream,
     UpstreamsFile,
     UpstreamSource,
     parse_upstream,
@@ -45,25 +42,8 @@ from goodput_engine.router.upstreams import (
 if TYPE_CHECKING:
     import argparse
 
-    from goodput_core.spec.llmservice import LLMService
-    from goodput_engine.http_server import ConnectionLimits
 
 __all__ = ["main", "make_parser"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """The parsed command line."""
-
-    settings: RouterSettings
-    upstreams: Sequence[Upstream]
-    source: UpstreamSource | None
-    host: str
-    port: int
-    admin_port: int
-    grace_ns: int
-    json: bool
-    exit_with_parent: bool
 
 
 def main(argv: list[str]) -> int:
@@ -73,26 +53,29 @@ def main(argv: list[str]) -> int:
         UsageError: an invalid argument, or a port in use.
         InputError: an invalid manifest or file of upstreams.
     """
-    options = _parse(argv)
+    args = _parse(argv)
+    settings, source = _make_settings(args), _make_source(args)
     configure_logging()
-    return uvloop.run(_serve(options))
+    return uvloop.run(_serve(args, settings, source))
 
 
-async def _serve(options: _Options) -> int:
+async def _serve(
+    args: argparse.Namespace, settings: RouterSettings, source: UpstreamSource | None
+) -> int:
     """Serve until a signal; drain after the first, stop at once after a second or a closed stdin.
 
     Returns:
         0 after a drain; 130 after Ctrl-C or a stop without a drain.
     """
-    shutdown = Shutdown(exit_with_parent=options.exit_with_parent)
+    shutdown = Shutdown(exit_with_parent=args.exit_with_parent)
     service = RouterService(
-        options.settings,
+        settings,
         clock=time.monotonic_ns,
-        upstreams=options.upstreams,
-        source=options.source,
-        host=options.host,
-        port=options.port,
-        admin_port=options.admin_port,
+        upstreams=args.upstream,
+        source=source,
+        host=args.host,
+        port=args.port,
+        admin_port=args.admin_port,
     )
     async with AsyncExitStack() as stack:
         starting = asyncio.ensure_future(stack.enter_async_context(service))
@@ -107,9 +90,9 @@ async def _serve(options: _Options) -> int:
         # Later collections skip the objects that live as long as the process.
         gc.collect()
         gc.freeze()
-        announce(service.url, service.admin_url, as_json=options.json)
+        announce(service.url, service.admin_url, as_json=args.json)
         await shutdown.wait(*service.vital)
-        await service.drain(options.grace_ns, hurry=shutdown.immediate)
+        await service.drain(args.grace, hurry=shutdown.immediate)
         require_running(*service.vital)
     return shutdown.exit_code
 
@@ -153,19 +136,6 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--policy", choices=policies, help="placement, in place of spec.router.policy"
     )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address of both ports; `::` is every address (%(default)s)",
-    )
-    port = argument_type(parse_port, "port")
-    parser.add_argument(
-        "--port", type=port, default=8000, help="serving port; 0: any free one (%(default)s)"
-    )
-    parser.add_argument(
-        "--admin-port", type=port, default=0, metavar="PORT",
-        help="port for metrics and state (%(default)s: any free one)",
-    )  # fmt: skip
     defaults = Timeouts()
     parser.add_argument(
         "--connect-timeout",
@@ -188,24 +158,11 @@ def make_parser() -> CommandParser:
         metavar="DURATION",
         help="time limit between two chunks of a response (2m)",
     )
-    parser.add_argument(
-        "--grace",
-        type=argument_type(parse_duration, "duration"),
-        default=30 * NS_PER_S,
-        metavar="DURATION",
-        help="time for running requests to finish after SIGTERM (30s)",
-    )
-    add_connection_arguments(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print one line of JSON on stdout when ready"
-    )
-    parser.add_argument(
-        "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
-    )
+    add_server_arguments(parser, port=8000, admin_port="port for metrics and state")
     return parser
 
 
-def _parse(argv: list[str]) -> _Options:
+def _parse(argv: list[str]) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
@@ -215,29 +172,10 @@ def _parse(argv: list[str]) -> _Options:
         raise UsageError(
             "goodput router: name replicas with --upstreams FILE, --upstream or --endpoints"
         )
-    policy = None if args.policy is None else RouterPolicy(args.policy)
-    return _Options(
-        settings=_settings(
-            read_manifest(args.manifest, placement=policy),
-            Timeouts(
-                connect_ns=args.connect_timeout,
-                first_byte_ns=args.first_byte_timeout,
-                idle_ns=args.idle_timeout,
-            ),
-            connection_limits(args),
-        ),
-        upstreams=args.upstream,
-        source=_source(args),
-        host=args.host,
-        port=args.port,
-        admin_port=args.admin_port,
-        grace_ns=args.grace,
-        json=args.json,
-        exit_with_parent=args.exit_with_parent,
-    )
+    return args
 
 
-def _source(args: argparse.Namespace) -> UpstreamSource | None:
+def _make_source(args: argparse.Namespace) -> UpstreamSource | None:
     if args.upstreams is not None:
         return UpstreamsFile(args.upstreams)
     if args.endpoints is None:
@@ -252,14 +190,18 @@ def _source(args: argparse.Namespace) -> UpstreamSource | None:
     )
 
 
-def _settings(
-    service: LLMService, timeouts: Timeouts, connections: ConnectionLimits
-) -> RouterSettings:
+def _make_settings(args: argparse.Namespace) -> RouterSettings:
+    policy = None if args.policy is None else RouterPolicy(args.policy)
+    service = read_manifest(args.manifest, placement=policy)
     return RouterSettings(
         llmservice=service.metadata.name,
         policy=service.spec.router.policy,
         classes=service.spec.slo.by_name(),
         default_class=service.spec.slo.default_class,
-        timeouts=timeouts,
-        connections=connections,
+        timeouts=Timeouts(
+            connect_ns=args.connect_timeout,
+            first_byte_ns=args.first_byte_timeout,
+            idle_ns=args.idle_timeout,
+        ),
+        connections=connection_limits(args),
     )

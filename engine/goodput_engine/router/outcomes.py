@@ -297,16 +297,16 @@ class OutcomeCounts:
             (*labels, LABEL_OUTCOME),
             registry=registry,
         )
-        self.ttft: Final = _histogram(
+        self.ttft: Final = _make_histogram(
             METRIC_TTFT,
             "Time from the end of a request's upload to its first token.",
             _TTFT_S,
             registry,
         )
-        self.tpot: Final = _histogram(
+        self.tpot: Final = _make_histogram(
             METRIC_TPOT, "Mean time per token after the first.", _TPOT_S, registry
         )
-        self.e2e: Final = _histogram(
+        self.e2e: Final = _make_histogram(
             METRIC_E2E,
             "Time from the end of a request's upload to the end of a complete response.",
             _E2E_S,
@@ -395,7 +395,7 @@ class OutcomeCounts:
         record = state.record(now_ns)
         entry = self._classes[record.slo_class]
         judgement = judge(record, targets)
-        outcome = _outcome(record.outcome, judgement.kind)
+        outcome = _outcome_of(record.outcome, judgement.kind)
         entry.counts[outcome] += 1
         entry.outcomes[outcome].inc()
         if outcome not in _NOT_JUDGED:
@@ -406,7 +406,7 @@ class OutcomeCounts:
         _observe(entry, record)
 
 
-def _outcome(ended: Outcome, kind: JudgementKind) -> str:
+def _outcome_of(ended: Outcome, kind: JudgementKind) -> str:
     if ended in {Outcome.SHED, Outcome.ERROR, Outcome.TIMEOUT}:
         return ended.value
     return "cancelled" if kind is JudgementKind.EXCLUDED else kind.value
@@ -421,7 +421,7 @@ def _observe(entry: _ClassCounters, record: RequestRecord) -> None:
         entry.e2e.observe(record.e2e_ns / NS_PER_S)
 
 
-def _histogram(
+def _make_histogram(
     name: str, help_: str, buckets: tuple[float, ...], registry: CollectorRegistry
 ) -> Histogram:
     labels = (LABEL_LLMSERVICE, LABEL_SLO_CLASS)

@@ -1,7 +1,7 @@
 """Probes every replica about once a second for readiness and load.
 
 Responses of replicas are untrusted: they are bounded in size and time, and an invalid response
-counts as none. A slow replica does not delay the probes of others.
+counts as none. Each replica has a task of its own, so a slow one does not delay the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Prober:
-    """Probes replicas, one task each.
+    """Probes replicas and stores the results in them.
 
     Args:
         session: the router's pool of connections.
@@ -71,9 +71,9 @@ class Prober:
 
     async def _watch(self, replica: Replica) -> None:
         """Probe a replica until cancelled."""
-        interval_ns, quick_ns = self._settings.interval_ns, self._settings.quick_ns
+        interval_ns, retry_ns = self._settings.interval_ns, self._settings.retry_ns
         strikes = 0
-        pause_ns = quick_ns
+        pause_ns = retry_ns
         while True:
             replica.wake.clear()
             was_ready = replica.ready
@@ -100,14 +100,14 @@ class Prober:
                     extra={"replica": replica.name, "detail": replica.detail},
                 )
             if replica.ready and not strikes:
-                pause_ns = quick_ns
+                pause_ns = retry_ns
                 with suppress(TimeoutError):
                     async with asyncio.timeout(interval_ns / NS_PER_S):
                         await replica.wake.wait()
             else:
                 # Ignore `wake` here, because failing requests would make this a busy loop.
-                pause_ns = min(2 * pause_ns, interval_ns)
                 await asyncio.sleep(pause_ns / NS_PER_S)
+                pause_ns = min(2 * pause_ns, interval_ns)
 
     async def _probe(self, replica: Replica) -> None:
         async with self._session.get(

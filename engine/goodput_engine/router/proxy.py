@@ -170,7 +170,7 @@ class Proxy:
             read_targets(request.headers), header=header, body=in_body
         )
         if not compressed:
-            state.keys = self._replicas.keys_of(state.body)
+            state.keys = self._replicas.prompt_keys_of(state.body)
         self._budget.earn()
         return await self._forward(request, state)
 

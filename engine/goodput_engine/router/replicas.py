@@ -228,7 +228,7 @@ class ReplicaPool:
         removed = [r for name, r in before.items() if self._replicas.get(name) is not r]
         return added, removed
 
-    def keys_of(self, body: bytes) -> Sequence[int]:
+    def prompt_keys_of(self, body: bytes) -> Sequence[int]:
         """Return the prompt keys of a request for `place`; empty if the law does not use them.
 
         Replicas of one service have the same block form, so the first one's is used.

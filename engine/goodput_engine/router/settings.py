@@ -59,8 +59,8 @@ class ProbeSettings:
 
     Args:
         interval_ns: interval between two probes of a ready replica.
-        quick_ns: initial pause before a failed replica is probed again. Each further pause is
-            twice as long, up to `interval_ns`.
+        retry_ns: pause before a failed replica is probed again; it doubles after each further
+            failure, up to `interval_ns`.
         timeout_ns: time limit of one probe.
         strikes: number of consecutive probes without a response after which a replica counts as
             hung. A refused connection or the response "not ready" counts at once.
@@ -68,7 +68,7 @@ class ProbeSettings:
     """
 
     interval_ns: int = NS_PER_S
-    quick_ns: int = 50 * NS_PER_MS
+    retry_ns: int = 100 * NS_PER_MS
     timeout_ns: int = 2 * NS_PER_S
     strikes: int = 2
     concurrency: int = 64

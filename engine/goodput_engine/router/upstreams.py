@@ -87,7 +87,7 @@ def parse_upstreams(data: bytes, *, source: str) -> tuple[Upstream, ...]:
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not UTF-8; write a JSON list of replicas") from error
-    return _checked(found, source)
+    return _validate(found, source)
 
 
 def parse_upstream(text: str) -> Upstream:
@@ -101,7 +101,7 @@ def parse_upstream(text: str) -> Upstream:
     if not name or not equals or not url:
         raise ValueError(f"{text!r} is not NAME=URL or NAME=URL,ADMIN_URL")
     try:
-        return _checked([Upstream(name, url, admin_url or None)], "--upstream")[0]
+        return _validate([Upstream(name, url, admin_url or None)], "--upstream")[0]
     except InputError as error:
         raise ValueError(str(error)) from error
 
@@ -144,9 +144,9 @@ class UpstreamsFile:
         """Call `apply` with every new list, until cancelled."""
         while True:
             await asyncio.sleep(self._interval_ns / NS_PER_S)
-            self.look(apply)
+            self.poll(apply)
 
-    def look(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
+    def poll(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
         """Call `apply` with the list if the file changed and is valid."""
         try:
             if self._stamp() == self._seen:
@@ -179,7 +179,7 @@ def merge(listed: Sequence[Upstream], options: Sequence[Upstream]) -> tuple[Upst
     return (*listed, *options)
 
 
-def _checked(upstreams: Sequence[Upstream], source: str) -> tuple[Upstream, ...]:
+def _validate(upstreams: Sequence[Upstream], source: str) -> tuple[Upstream, ...]:
     if len(upstreams) > MAX_UPSTREAMS:
         raise InputError(f"{source}: {len(upstreams)} replicas; {MAX_UPSTREAMS} are the most")
     names: set[str] = set()

@@ -33,7 +33,7 @@ from goodput_engine.http_server import error_response
 from goodput_engine.openai.errors import APIError
 from goodput_engine.server.handlers import CompletionHandlers
 from goodput_engine.server.limits import LimitsHandler
-from goodput_engine.server.metrics import CONTENT_TYPE, LoadHeader, load_of
+from goodput_engine.server.metrics import CONTENT_TYPE, LoadHeader, read_load
 from goodput_engine.server.state import ServerPhase
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
 
     async def ready(_: web.Request) -> web.Response:
         if state.phase is not ServerPhase.SERVING:
-            raise state.not_serving()
+            raise state.not_serving_error()
         return _json({"status": "ready"})
 
     app = web.Application(middlewares=[_error_middleware(state)])
@@ -148,7 +148,7 @@ class _ModelHandlers:
     def _model(self) -> dict[str, object]:
         ready = self._state.ready
         if ready is None:
-            raise self._state.not_serving()
+            raise self._state.not_serving_error()
         return {
             "id": self._state.settings.identity.llmservice,
             "object": "model",
@@ -184,7 +184,7 @@ def _control_state(server: ServerState) -> dict[str, Any]:
         state["max_model_tokens"] = server.ready.max_model_tokens
         state["startup_seconds"] = server.startup_s
         state["tokenizer"] = TOKENIZER_EMULATED
-        state |= load_of(server.core, draining=server.draining)
+        state |= read_load(server.core, draining=server.draining)
     return state
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from goodput_core.cli import CommandParser, argument_type, parse_port, require_two_ports
+from goodput_core.cli import CommandParser, require_two_ports
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
-from goodput_core.units import NS_PER_S, parse_duration
+from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import configuration
-from goodput_engine.http_server import add_connection_arguments, connection_limits
+from goodput_engine.http_server import add_server_arguments, connection_limits
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.device_choice import choose_device, device_facts
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     """
     args = _parse(argv)
     configure_logging()
-    settings = _settings(args, os.environ)
+    settings = _make_settings(args, os.environ)
     if settings.device["illustrative"]:
         _log.warning(
             "illustrative device",
@@ -83,19 +83,6 @@ def make_parser() -> CommandParser:
         help="emulate this device instead of spec.model.source; see `goodput device list`",
     )  # fmt: skip
     parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address of both ports; `::` is every address (%(default)s)",
-    )
-    port = argument_type(parse_port, "port")
-    parser.add_argument(
-        "--port", type=port, default=8001, help="serving port; 0: any free one (%(default)s)"
-    )
-    parser.add_argument(
-        "--admin-port", type=port, default=0, metavar="PORT",
-        help="port for metrics and control (%(default)s: any free one)",
-    )  # fmt: skip
-    parser.add_argument(
         "--step-log", type=Path, metavar="FILE",
         help="write the shape and the duration of each step, for `goodput device fit`",
     )  # fmt: skip
@@ -105,17 +92,7 @@ def make_parser() -> CommandParser:
         "token_budget, max_num_seqs, safety_percent",
     )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
-    parser.add_argument(
-        "--grace", type=argument_type(parse_duration, "duration"), default="30s", metavar="TIME",
-        help="time for running requests to finish after SIGTERM (%(default)s)",
-    )  # fmt: skip
-    add_connection_arguments(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print one line of JSON on stdout when ready"
-    )
-    parser.add_argument(
-        "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
-    )
+    add_server_arguments(parser, port=8001, admin_port="port for metrics and control")
     return parser
 
 
@@ -126,7 +103,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> EngineSettings:
+def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> EngineSettings:
     service = read_manifest(args.manifest)
     engine = service.spec.engine
     device, profile = choose_device(service.spec, asked=args.device, source=str(args.manifest))
@@ -139,10 +116,10 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
     return EngineSettings(
         identity=ReplicaIdentity(
             llmservice=service.metadata.name,
-            replica=_in_headers("--name", args.name)
-            or _in_headers(ENV_REPLICA, environment.get(ENV_REPLICA))
+            replica=_require_header_text("--name", args.name)
+            or _require_header_text(ENV_REPLICA, environment.get(ENV_REPLICA))
             or _LOCAL,
-            revision=_in_headers(ENV_REVISION, environment.get(ENV_REVISION)) or _LOCAL,
+            revision=_require_header_text(ENV_REVISION, environment.get(ENV_REVISION)) or _LOCAL,
         ),
         followed=followed_fields(service),
         manifest=args.manifest,
@@ -162,7 +139,7 @@ def _settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Engin
     )
 
 
-def _in_headers(what: str, name: str | None) -> str | None:
+def _require_header_text(what: str, name: str | None) -> str | None:
     """Return a name for response headers; None if there is none.
 
     Raises:

@@ -85,17 +85,17 @@ class CompletionHandlers:
 
     async def _handle(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         arrival_ns = time.monotonic_ns()
-        with self._state.counted():
-            core, parser = self._state.admitting()
-            with self._state.counted_reading():
+        with self._state.count_request():
+            core, parser = self._state.require_admission()
+            with self._state.count_reading():
                 call = await self._parse(request, parser, chat=chat, arrival_ns=arrival_ns)
                 stream = core.submit(call.submit, each=call.stream or bool(call.stops))
             try:
                 await stream.more(0)
                 if stream.rejected is not None:
-                    raise _rejection(stream.rejected)
+                    raise _rejection_error(stream.rejected)
                 if stream.lost:
-                    raise self._state.not_serving()
+                    raise self._state.not_serving_error()
                 if call.stream:
                     return await self._stream(request, call, core, stream)
                 return await self._respond(request, call, core, stream)
@@ -140,7 +140,7 @@ class CompletionHandlers:
         core: CoreClient,
         stream: RequestStream,
     ) -> web.StreamResponse:
-        completion_id = _completion_id(call)
+        completion_id = _make_id(call)
         text = CompletionText(call.stops, min_tokens=call.min_tokens)
         writer = EventWriter(
             chat=call.chat,
@@ -167,7 +167,7 @@ class CompletionHandlers:
                 break
             if text.tokens == stream.tokens:
                 if stream.lost:
-                    event = error_event(self._state.not_serving())
+                    event = error_event(self._state.not_serving_error())
                     await self._finish(request, response, event)
                     return response
                 await stream.more(text.tokens)
@@ -232,10 +232,10 @@ class CompletionHandlers:
             if text.stopped or stream.finish_reason is not None:
                 break
             if stream.lost:
-                raise self._state.not_serving()
+                raise self._state.not_serving_error()
             await stream.more(text.tokens)
         core.release(call.submit.rid)
-        completion_id = _completion_id(call)
+        completion_id = _make_id(call)
         body = response_body(
             "".join(pieces),
             chat=call.chat,
@@ -249,7 +249,7 @@ class CompletionHandlers:
             **self._headers,
             **self._load.headers(),
             HEADER_REQUEST_ID: call.request_id or completion_id,
-            HEADER_TIMINGS: _timings(call, text, stream),
+            HEADER_TIMINGS: _encode_timings(call, text, stream),
         }
         response = web.StreamResponse(headers=headers)
         response.content_type = "application/json"
@@ -386,7 +386,7 @@ def _overlap(text: str, stop: str) -> int:
     return 0
 
 
-def _timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:
+def _encode_timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:
     """Return the engine's timings of a complete response, as the JSON of `X-Goodput-Timings`.
 
     Times are milliseconds from the arrival at this process, on the core's clock. The time of a
@@ -396,10 +396,10 @@ def _timings(call: CompletionRequest, text: CompletionText, stream: RequestStrea
     gaps = stream.tokens - 1
     return msgspec.json.encode(
         {
-            "queue_ms": _ms(stream.first_scheduled_ns - arrived),
-            "ttft_ms": _ms(first - arrived),
-            "tpot_ms": _ms((last - first) / gaps) if gaps > 0 else None,
-            "e2e_ms": _ms(last - arrived),
+            "queue_ms": _to_ms(stream.first_scheduled_ns - arrived),
+            "ttft_ms": _to_ms(first - arrived),
+            "tpot_ms": _to_ms((last - first) / gaps) if gaps > 0 else None,
+            "e2e_ms": _to_ms(last - arrived),
             "prompt_tokens": call.submit.input_tokens,
             "cached_tokens": stream.cached_tokens,
             "output_tokens": text.tokens,
@@ -407,16 +407,16 @@ def _timings(call: CompletionRequest, text: CompletionText, stream: RequestStrea
     ).decode()
 
 
-def _ms(ns: float) -> float:
+def _to_ms(ns: float) -> float:
     return round(ns / NS_PER_MS, 3)
 
 
-def _completion_id(call: CompletionRequest) -> str:
+def _make_id(call: CompletionRequest) -> str:
     kind = "chatcmpl" if call.chat else "cmpl"
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-def _rejection(rejected: Rejected) -> APIError:
+def _rejection_error(rejected: Rejected) -> APIError:
     if rejected.reason == "too_long":
         return too_long(rejected.detail)
     if rejected.reason == "draining":

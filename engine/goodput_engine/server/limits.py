@@ -94,7 +94,7 @@ class LimitsHandler:
     async def patch(self, request: web.Request) -> web.Response:
         """Validate a change, send it to the core and return its revision."""
         self._authorise(request.headers.get("Authorization"))
-        core = self._state.serving()
+        core = self._state.require_core()
         memory = self._bodies.reserve()
         try:
             body = await read_body(

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from goodput_engine.server.settings import ReplicaIdentity
     from goodput_engine.server.state import ServerState
 
-__all__ = ["CONTENT_TYPE", "EngineMetrics", "LoadHeader", "load_of"]
+__all__ = ["CONTENT_TYPE", "EngineMetrics", "LoadHeader", "read_load"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -162,7 +162,7 @@ class _StateCollector(Collector):
         yield host
 
 
-def load_of(core: CoreClient, *, draining: bool) -> dict[str, int | bool]:
+def read_load(core: CoreClient, *, draining: bool) -> dict[str, int | bool]:
     """Return the load of a running core, as of its last step.
 
     The router uses it for placement. It is part of `GET /control/state` and of a header of every
@@ -211,7 +211,7 @@ class LoadHeader:
             return self._headers
         known = (core.state, core.full, self._state.draining)
         if known != self._known:
-            load = load_of(core, draining=self._state.draining)
+            load = read_load(core, draining=self._state.draining)
             self._known = known
             self._headers = {HEADER_LOAD: msgspec.json.encode(load).decode()}
         return self._headers

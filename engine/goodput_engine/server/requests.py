@@ -20,7 +20,7 @@ from goodput_engine.openai.bodies import (
     ChatBody,
     CompletionBody,
     decode_body,
-    stops_of,
+    read_stops,
 )
 from goodput_engine.openai.errors import APIError, bad_request, too_long
 from goodput_engine.openai.headers import ServiceClasses, read_headers
@@ -112,7 +112,7 @@ class RequestParser:
         sent = read_headers(headers)
         body = decode_body(data, CHAT_BODY) if chat else decode_body(data, COMPLETION_BODY)
         self._check_model(body.model)
-        max_tokens = _max_tokens(body)
+        max_tokens = _read_max_tokens(body)
         min_tokens = body.min_tokens or 0
         if max_tokens is not None and min_tokens > max_tokens:
             raise bad_request(
@@ -121,9 +121,9 @@ class RequestParser:
         options = body.stream_options
         if options is not None and not body.stream:
             raise bad_request("stream_options needs stream: true", "stream_options")
-        stops = stops_of(body)
+        stops = read_stops(body)
         slo = self.slo.resolve(sent.targets, header=sent.slo_class, body=body.slo_class)
-        ids = self._prompt_ids(body)
+        ids = self._read_prompt(body)
         self._check_length(len(ids), max_tokens)
         return CompletionRequest(
             chat=chat,
@@ -161,13 +161,13 @@ class RequestParser:
                 code="model_not_found",
             )
 
-    def _prompt_ids(self, body: CompletionBody | ChatBody) -> list[int]:
+    def _read_prompt(self, body: CompletionBody | ChatBody) -> list[int]:
         if isinstance(body, ChatBody):
             chat = [(message.role, message.text) for message in body.messages]
             ids = tokens.encode_chat(chat, limit=self.limits.max_model_tokens)
-            return self._fitting(ids, "messages")
+            return self._require_fit(ids, "messages")
         try:
-            return self._fitting(self._completion_ids(bytes(body.prompt)), "prompt")
+            return self._require_fit(self._read_completion_prompt(bytes(body.prompt)), "prompt")
         except (ValueError, RecursionError) as error:  # not JSON, or of another type
             raise bad_request(
                 "prompt must be a text, a list of token ids, or a list of one of these: "
@@ -175,17 +175,17 @@ class RequestParser:
                 "prompt",
             ) from error
 
-    def _completion_ids(self, data: bytes) -> list[int]:
+    def _read_completion_prompt(self, data: bytes) -> list[int]:
         if data.startswith(b"["):
             inner = data[1:-1].strip(_WHITE_SPACE)
             if inner[:1] not in {b'"', b"["}:
-                return self._token_ids(data)
+                return self._read_token_ids(data)
             data = inner  # a list of one prompt; several are not valid JSON without the brackets
         if data.startswith(b"["):
-            return self._token_ids(data)
+            return self._read_token_ids(data)
         return tokens.encode(_TEXT.decode(data), limit=self.limits.max_model_tokens)
 
-    def _token_ids(self, data: bytes) -> list[int]:
+    def _read_token_ids(self, data: bytes) -> list[int]:
         self._check_count(data)
         ids = _IDS.decode(data)
         if ids and max(ids) >= self.limits.vocab_size:
@@ -202,16 +202,16 @@ class RequestParser:
         for at in range(0, len(data), _SLICE_BYTES):
             commas += data.count(b",", at, at + _SLICE_BYTES)
             if commas >= self.limits.max_model_tokens:
-                raise self._too_long(commas, "prompt")
+                raise self._too_long_error(commas, "prompt")
 
-    def _fitting(self, ids: list[int], param: str) -> list[int]:
+    def _require_fit(self, ids: list[int], param: str) -> list[int]:
         if not ids:
             raise bad_request(f"{param} holds no tokens; send at least one", param)
         if len(ids) >= self.limits.max_model_tokens:
-            raise self._too_long(len(ids), param)
+            raise self._too_long_error(len(ids), param)
         return ids
 
-    def _too_long(self, count: int, param: str) -> APIError:
+    def _too_long_error(self, count: int, param: str) -> APIError:
         return too_long(
             f"{param} has {count} tokens or more; this model's context of "
             f"{self.limits.max_model_tokens} must hold the prompt and at least one output token",
@@ -228,7 +228,7 @@ class RequestParser:
             )
 
 
-def _max_tokens(body: CompletionBody | ChatBody) -> int | None:
+def _read_max_tokens(body: CompletionBody | ChatBody) -> int | None:
     newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
     if newer is None:
         return body.max_tokens

@@ -121,30 +121,30 @@ class ServerState:
         self.configure = structs.replace(self.configure, **structs.asdict(found.core))
         self.core.send(found.core)
 
-    def admitting(self) -> tuple[CoreClient, RequestParser]:
+    def require_admission(self) -> tuple[CoreClient, RequestParser]:
         """Return the core and the parser for a new request.
 
         Raises:
             APIError: 503 or 429 if no request is admitted now.
         """
-        core = self.serving()
+        core = self.require_core()
         assert self.parser is not None
         if core.full:
             raise overloaded("the engine is behind with reading requests; retry later", 1)
         return core, self.parser
 
-    def serving(self) -> CoreClient:
+    def require_core(self) -> CoreClient:
         """Return the core.
 
         Raises:
             APIError: 503 if the process does not serve.
         """
         if self.phase is not ServerPhase.SERVING:
-            raise self.not_serving()
+            raise self.not_serving_error()
         assert self.core is not None
         return self.core
 
-    def not_serving(self) -> APIError:
+    def not_serving_error(self) -> APIError:
         """Return the 503 of the current phase."""
         if self.phase is ServerPhase.STARTING:
             return unavailable("the engine is starting; retry in a moment", "starting")
@@ -157,7 +157,7 @@ class ServerState:
         return next(self._rids)
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
+    def count_request(self) -> Iterator[None]:
         """Count a request in `in_flight`."""
         self.in_flight += 1
         self.idle.clear()
@@ -169,7 +169,7 @@ class ServerState:
                 self.idle.set()
 
     @contextmanager
-    def counted_reading(self) -> Iterator[None]:
+    def count_reading(self) -> Iterator[None]:
         """Count a request in `reading`."""
         self.reading += 1
         self.submitted.clear()

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -26,7 +26,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.service import RouterService
-from goodput_engine.router.settings import ProbeSettings, RouterLimits, RouterSettings, Timeouts
+from goodput_engine.router.settings import ProbeSettings, RouterSettings
 from goodput_engine.router.upstreams import Upstream
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "chat.yaml"
@@ -214,7 +214,7 @@ class FakeReplica:
 
 INTERACTIVE = SLOClass(name="interactive", ttft_ms=5_000, tpot_ms=5_000)
 BATCH = SLOClass(name="batch", ttft_ms=60_000, tpot_ms=60_000)
-QUIET = ProbeSettings(interval_ns=3_600 * NS_PER_S, quick_ns=3_600 * NS_PER_S)
+QUIET = ProbeSettings(interval_ns=3_600 * NS_PER_S, retry_ns=3_600 * NS_PER_S)
 SETTINGS = RouterSettings(
     llmservice="chat",
     policy=RouterPolicy.ROUND_ROBIN,
@@ -290,57 +290,44 @@ class Bench:
         return {name: count for name, count in counts.items() if count}
 
 
-class StartBench(Protocol):
+class StartBench:
+    """Starts routers, each with fake replicas that all are ready; the stack ends them."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
     async def __call__(
         self,
         replicas: int = 1,
         *,
-        timeouts: Timeouts | None = None,
-        limits: RouterLimits | None = None,
-        probe: ProbeSettings | None = None,
-        policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
         interactive: SLOClass = INTERACTIVE,
         clock: Callable[[], int] = time.monotonic_ns,
-    ) -> Bench: ...
+        **settings: Any,
+    ) -> Bench:
+        """Start a router; `settings` replace those of `SETTINGS`."""
+        fakes = [FakeReplica(f"r{i}") for i in range(replicas)]
+        for fake in fakes:
+            await fake.start()
+            self._stack.push_async_callback(fake.refuse)
+        classes = {c.name: c for c in (interactive, BATCH)}
+        router = await self._stack.enter_async_context(
+            RouterService(
+                replace(SETTINGS, classes=classes, **settings),
+                clock=clock,
+                upstreams=[f.upstream for f in fakes],
+            )
+        )
+        client = await self._stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
+        await until(lambda: all(r.ready for r in router.replicas))
+        return Bench(router, fakes, client)
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[StartBench]:
-    """Start a router with fake replicas that all are ready."""
     async with AsyncExitStack() as stack:
-
-        async def build(
-            replicas: int = 1,
-            *,
-            timeouts: Timeouts | None = None,
-            limits: RouterLimits | None = None,
-            probe: ProbeSettings | None = None,
-            policy: RouterPolicy = RouterPolicy.ROUND_ROBIN,
-            interactive: SLOClass = INTERACTIVE,
-            clock: Callable[[], int] = time.monotonic_ns,
-        ) -> Bench:
-            settings = replace(
-                SETTINGS,
-                classes={c.name: c for c in (interactive, BATCH)},
-                policy=policy,
-                timeouts=timeouts or SETTINGS.timeouts,
-                limits=limits or SETTINGS.limits,
-                probe=probe or SETTINGS.probe,
-            )
-            fakes = [FakeReplica(f"r{i}") for i in range(replicas)]
-            for fake in fakes:
-                await fake.start()
-                stack.push_async_callback(fake.refuse)
-            router = await stack.enter_async_context(
-                RouterService(settings, clock=clock, upstreams=[f.upstream for f in fakes])
-            )
-            client = await stack.enter_async_context(
-                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-            )
-            await until(lambda: all(r.ready for r in router.replicas))
-            return Bench(router, fakes, client)
-
-        yield build
+        yield StartBench(stack)
 
 
 @pytest.fixture(scope="session")

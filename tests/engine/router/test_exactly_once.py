@@ -98,7 +98,7 @@ async def _run(
         default_class="only",
         timeouts=Timeouts(first_byte_ns=50 * NS_PER_MS, idle_ns=50 * NS_PER_MS),
         limits=RouterLimits(retry_burst=3),
-        probe=ProbeSettings(interval_ns=NS_PER_S, quick_ns=NS_PER_MS),
+        probe=ProbeSettings(interval_ns=NS_PER_S, retry_ns=NS_PER_MS),
     )
     arrived = [asyncio.Event() for _ in requests]
     replicas = [fake_replica("r0"), fake_replica("r1")]

@@ -174,11 +174,11 @@ def test_the_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     file = UpstreamsFile(path)
     seen: list[Sequence[Upstream]] = []
     assert [u.name for u in file.read()] == ["a"]
-    file.look(seen.append)
+    file.poll(seen.append)
     assert seen == []
     publish(path, '[{"name":"b","url":"http://h:1"}]')
-    file.look(seen.append)
-    file.look(seen.append)
+    file.poll(seen.append)
+    file.poll(seen.append)
     assert [[u.name for u in found] for found in seen] == [["b"]]
 
 
@@ -192,12 +192,12 @@ def test_bad_content_keeps_the_last_good_list_and_is_said_once(
     file.read()
     seen: list[Sequence[Upstream]] = []
     publish(path, bad)
-    file.look(seen.append)
-    file.look(seen.append)
+    file.poll(seen.append)
+    file.poll(seen.append)
     assert seen == []
     assert [r.message for r in caplog.records] == ["upstreams kept"]
     publish(path, '[{"name":"b","url":"http://h:1"}]')
-    file.look(seen.append)
+    file.poll(seen.append)
     assert len(seen) == 1
 
 
@@ -210,12 +210,12 @@ def test_a_file_that_vanishes_and_returns_is_read_again(
     file.read()
     seen: list[Sequence[Upstream]] = []
     path.unlink()
-    file.look(seen.append)
-    file.look(seen.append)
+    file.poll(seen.append)
+    file.poll(seen.append)
     assert [r.message for r in caplog.records] == ["upstreams kept"]
     publish(path, "[]")
     os.utime(path, ns=(1, 1))
-    file.look(seen.append)
+    file.poll(seen.append)
     assert seen == [()]
 
 

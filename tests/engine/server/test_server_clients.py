@@ -163,14 +163,14 @@ async def test_a_core_that_lags_gets_limits_but_no_requests() -> None:
         start_engine() as engine,
         aiohttp.ClientSession(engine.url) as http,
     ):
-        core = engine.server.serving()
+        core = engine.server.require_core()
         body = {"model": "chat", "prompt": "x", "max_tokens": 1}
         core.pause_writing()  # as asyncio does while the core does not read
         async with http.post("/v1/completions", json=body) as response:
             assert response.status == 429
             assert response.headers["Retry-After"] == "1"
             assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
-        assert engine.server.serving() is core, "PATCH /control/limits still works"
+        assert engine.server.require_core() is core, "PATCH /control/limits still works"
         core.resume_writing()
         async with http.post("/v1/completions", json=body) as response:
             assert response.status == 200
