@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE_S", "RawConnection", "connect", "post_bytes"]
 
-PATIENCE_S = 20.0
-"""Time limit of whatever a test awaits."""
+PATIENCE_S = 30.0
+"""Time limit of each wait of a test."""
 
 RawConnection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -11,13 +11,14 @@ from msgspec import structs
 
 from goodput_core.slo.targets import SLOClass
 from goodput_engine.core_client import CoreClient
-from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits, listen
+from goodput_engine.http_server import listen
 from goodput_engine.messages import Configure, FollowManifest
 from goodput_engine.openai.headers import ServiceClasses
 from goodput_engine.server.app import serving_app
 from goodput_engine.server.manifest_watch import FollowedFields
 from goodput_engine.server.settings import ClientLimits, EngineSettings, ReplicaIdentity
 from goodput_engine.server.state import ServerState
+from goodput_engine.server_options import CLIENT_CONNECTIONS, ConnectionLimits
 
 if TYPE_CHECKING:
     import socket

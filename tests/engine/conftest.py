@@ -1,4 +1,4 @@
-"""Real engines for tests: `goodput engine` as a process, on the device whose steps take 1 ms."""
+"""Engines for tests: `goodput engine` as a process, with a device whose steps take 1 ms."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.http import PATIENCE_S
 from tests.builders.manifests import manifest_text as shared_manifest
 
 CONTROL_TOKEN = "a token of the tests"
-PATIENCE_S = 30.0
 
 StartEngine = Callable[..., "RunningEngine"]
 RunEngine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def manifest_text(*, source: str = "emulated://unit", mode: str = "Manual", **engine: Any) -> str:
-    """An LLMService of two classes; `engine` adds to or changes `spec.engine`."""
+    """Return an LLMService with two classes; `engine` changes fields of `spec.engine`."""
     changes = {f"engine__{name}": value for name, value in engine.items()}
     return shared_manifest("engine", model__source=source, control__mode=mode, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningEngine:
-    """A `goodput engine` that said it listens."""
+    """A `goodput engine` that listens."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -41,25 +41,25 @@ class RunningEngine:
     token: str = CONTROL_TOKEN
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the end of the process and return its exit code."""
         return self.process.wait(PATIENCE_S)
 
     def stderr(self) -> str:
-        """The text of its log."""
+        """Return the text of the log."""
         return self.log.read_text(encoding="utf-8")
 
 
 def engine_command(*arguments: str | Path) -> list[str]:
-    """The command line of an engine of this installation."""
+    """Return the command line of an engine of this installation."""
     return [sys.executable, "-m", "goodput_core", "engine", *map(str, arguments)]
 
 
 class _Engines:
-    """Starts engines below one folder and ends them all."""
+    """Starts engines with files in one folder, and ends them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +68,7 @@ class _Engines:
     def start(
         self, *options: str, environment: dict[str, str] | None = None, **manifest: Any
     ) -> RunningEngine:
-        """Start an engine and wait until it listens; `manifest` as of `manifest_text`."""
+        """Start an engine and wait until it listens; `manifest` as in `manifest_text`."""
         number = len(self._processes)
         path = self._folder / f"{number}.yaml"
         path.write_text(manifest_text(**manifest), encoding="utf-8")
@@ -97,7 +97,7 @@ class _Engines:
         )
 
     def close(self) -> None:
-        """End all."""
+        """End all engines."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -114,7 +114,7 @@ class _Engines:
 
 @pytest.fixture
 def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
-    """Starts engines of the test's own, which end with it."""
+    """Start engines for one test."""
     engines = _Engines(tmp_path)
     yield engines.start
     engines.close()
@@ -122,7 +122,7 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    """One engine for every test that leaves it as it was."""
+    """One engine for all tests that do not change it."""
     engines = _Engines(tmp_path_factory.mktemp("engine"))
     yield engines.start("--name", "replica-7", environment={"GOODPUT_REVISION": "r1"})
     engines.close()
@@ -130,7 +130,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
 
 @pytest.fixture
 def run_engine(tmp_path: Path) -> RunEngine:
-    """Runs an engine that is expected to end by itself; `manifest` as of `manifest_text`."""
+    """Run an engine that is expected to end by itself; `manifest` as in `manifest_text`."""
 
     def run(*options: str, **manifest: Any) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "chat.yaml"

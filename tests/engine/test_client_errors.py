@@ -25,12 +25,12 @@ from tests.engine.router.conftest import SETTINGS, until
 
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
-from goodput_engine.http_server import ConnectionLimits
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import ProbeSettings, Timeouts
 from goodput_engine.router.upstreams import Upstream
 from goodput_engine.server.settings import ClientLimits
 from goodput_engine.server.state import ServerState
+from goodput_engine.server_options import ConnectionLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

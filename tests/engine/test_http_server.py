@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 from tests.builders.http import RawConnection, connect
 
-from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits, listen
+from goodput_engine.http_server import listen
+from goodput_engine.server_options import CLIENT_CONNECTIONS, ConnectionLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

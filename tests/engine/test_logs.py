@@ -1,4 +1,4 @@
-"""A log collector gets one line per event, whatever is in it."""
+"""Each event is one line, with any content."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from goodput_engine.logs import LineFormatter
 
 
 @pytest.mark.parametrize(
-    ("error", "lines"), [("ConnectionResetError", 0), ("RuntimeError", 1)], ids=["its", "ours"]
+    ("error", "lines"),
+    [("ConnectionResetError", 0), ("RuntimeError", 1)],
+    ids=["of the client", "of the engine"],
 )
-def test_a_client_that_leaves_is_no_event(error: str, lines: int) -> None:
+def test_a_disconnected_client_is_not_logged(error: str, lines: int) -> None:
     program = (
         "import logging; from goodput_engine.logs import configure_logging; configure_logging(); "
         f"logging.getLogger('aiohttp.server').error('failed', exc_info={error}('x'))"
@@ -29,14 +31,14 @@ def line(**extra: object) -> str:
     return LineFormatter().format(record)
 
 
-def test_fields_follow_the_event_and_only_odd_values_are_quoted() -> None:
+def test_fields_follow_the_event_and_only_special_values_are_quoted() -> None:
     text = line(url="http://x:1", in_flight=3, detail='it said "no"', empty="")
     assert text.endswith(
         ' INFO listening url=http://x:1 in_flight=3 detail="it said \\"no\\"" empty=""'
     )
 
 
-def test_neither_a_line_break_nor_a_traceback_makes_two_lines() -> None:
+def test_line_breaks_and_tracebacks_are_escaped_to_one_line() -> None:
     assert "\n" not in line(detail="two\nlines")
     try:
         raise ValueError("no")

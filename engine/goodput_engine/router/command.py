@@ -22,12 +22,7 @@ from goodput_core.placement import PLACEMENTS
 from goodput_core.signals import Shutdown
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import parse_some_duration
-from goodput_engine.http_server import (
-    add_server_arguments,
-    announce,
-    connection_limits,
-    require_running,
-)
+from goodput_engine.http_server import announce, require_running
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.router.endpoints import EndpointsWatch, in_cluster, parse_service
@@ -38,6 +33,7 @@ from goodput_engine.router.upstreams import (
     UpstreamSource,
     parse_upstream,
 )
+from goodput_engine.server_options import add_server_arguments, connection_limits
 
 if TYPE_CHECKING:
     import argparse
@@ -92,7 +88,7 @@ async def _serve(
         gc.freeze()
         announce(service.url, service.admin_url, as_json=args.json)
         await shutdown.wait(*service.vital)
-        await service.drain(args.grace, hurry=shutdown.immediate)
+        await service.drain(args.grace, immediate=shutdown.immediate)
         require_running(*service.vital)
     return shutdown.exit_code
 

@@ -60,11 +60,11 @@ class APIServerError(GoodputError):
 
     Args:
         message: one sentence.
-        gone: the resource version expired (410), so a new list is needed.
+        expired: the resource version expired (410), so a new list is needed.
     """
 
-    def __init__(self, message: str, *, gone: bool = False) -> None:
-        self.gone = gone
+    def __init__(self, message: str, *, expired: bool = False) -> None:
+        self.expired = expired
         super().__init__(message)
 
 
@@ -102,14 +102,14 @@ class APIServer:
         path: str,
         query: Mapping[str, str],
         *,
-        within_s: float,
+        timeout_s: float,
     ) -> bytes:
         """Return the body of one response.
 
         Raises:
             APIServerError: no response, an error status, or a body that exceeds the limit.
         """
-        limits = aiohttp.ClientTimeout(total=within_s)
+        limits = aiohttp.ClientTimeout(total=timeout_s)
         async with self._response(session, path, query, limits) as response:
             return await _read_body(response)
 
@@ -119,7 +119,7 @@ class APIServer:
         path: str,
         query: Mapping[str, str],
         *,
-        within_s: float,
+        timeout_s: float,
         silence_s: float,
     ) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a watch until the server ends it.
@@ -128,21 +128,21 @@ class APIServer:
             session: a pool of connections, made by `session`.
             path: path of the request.
             query: query of the request.
-            within_s: time limit of the complete response.
+            timeout_s: time limit of the complete response.
             silence_s: longest time without data.
 
         Raises:
             APIServerError: the watch failed, or a line exceeds the limit.
         """
-        limits = aiohttp.ClientTimeout(total=within_s, sock_read=silence_s)
+        limits = aiohttp.ClientTimeout(total=timeout_s, sock_read=silence_s)
         async with self._response(session, path, query, limits) as response:
-            held = bytearray()
+            buffer = bytearray()
             while piece := await response.content.readany():
-                held += piece
-                *complete, held = held.split(b"\n")
+                buffer += piece
+                *complete, buffer = buffer.split(b"\n")
                 for line in complete:
                     yield bytes(line)
-                if len(held) > _MAX_RESPONSE_BYTES:
+                if len(buffer) > _MAX_RESPONSE_BYTES:
                     raise APIServerError(f"{path}: a line over {_MAX_RESPONSE_BYTES >> 20} MiB")
 
     @asynccontextmanager
@@ -218,7 +218,7 @@ def _status_error(response: aiohttp.ClientResponse, body: bytes) -> APIServerErr
     except (msgspec.MsgspecError, ValueError, RecursionError):
         detail = body.decode(errors="replace")
     message = f"{response.url.path}: {response.status} {' '.join(detail.split())[:_MAX_SHOWN]}"
-    return APIServerError(message, gone=response.status == 410)
+    return APIServerError(message, expired=response.status == 410)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ class WatchIntervals:
         silence_ns: longest time without an event in a watch. The API server sends a bookmark
             about once a minute, so a longer silence means a dead connection.
         resync_ns: time after which a new list replaces the watched state.
-        first_ns, most_ns: pause after the first failure, and the longest pause. The pause doubles
+        retry_ns, max_retry_ns: pause after the first failure, and the longest pause; it doubles
             after each failure.
     """
 
@@ -239,8 +239,8 @@ class WatchIntervals:
     watch_ns: int = 240 * NS_PER_S
     silence_ns: int = 90 * NS_PER_S
     resync_ns: int = 900 * NS_PER_S
-    first_ns: int = NS_PER_S // 2
-    most_ns: int = 30 * NS_PER_S
+    retry_ns: int = NS_PER_S // 2
+    max_retry_ns: int = 30 * NS_PER_S
 
 
 class _Conditions(msgspec.Struct, frozen=True):
@@ -366,14 +366,16 @@ class EndpointsWatch:
                 await self._recover(error)
 
     async def _recover(self, error: Exception) -> None:
-        if isinstance(error, APIServerError) and error.gone:
+        if isinstance(error, APIServerError) and error.expired:
             # An expired version is no failure; a new list follows.
-            await asyncio.sleep(self._intervals.first_ns * self._rng.random() / NS_PER_S)
+            await asyncio.sleep(self._intervals.retry_ns * self._rng.random() / NS_PER_S)
             return
         if self._problem != str(error):
             self._problem = str(error)
             _log.warning("endpoints kept", extra={"detail": self._problem})
-        pause_ns = min(self._intervals.most_ns, self._intervals.first_ns << min(self._failures, 16))
+        pause_ns = min(
+            self._intervals.max_retry_ns, self._intervals.retry_ns << min(self._failures, 16)
+        )
         self._failures += 1
         await asyncio.sleep(pause_ns * self._rng.uniform(0.5, 1.0) / NS_PER_S)
 
@@ -383,7 +385,7 @@ class EndpointsWatch:
         while True:
             query = {**self._query, "limit": str(_PAGE), **({"continue": page} if page else {})}
             body = await self._api.get(
-                session, self._path, query, within_s=self._intervals.request_ns / NS_PER_S
+                session, self._path, query, timeout_s=self._intervals.request_ns / NS_PER_S
             )
             listed = _LIST.decode(body)
             found |= {one.metadata.name: one for one in listed.items or ()}
@@ -415,7 +417,7 @@ class EndpointsWatch:
             session,
             self._path,
             query,
-            within_s=(intervals.watch_ns + intervals.request_ns) / NS_PER_S,
+            timeout_s=(intervals.watch_ns + intervals.request_ns) / NS_PER_S,
             silence_s=intervals.silence_ns / NS_PER_S,
         )
         async with aclosing(lines):
@@ -423,14 +425,15 @@ class EndpointsWatch:
                 if line.strip() and self._take(_EVENT.decode(line)):
                     publish()
         # Pause, because a server may end every watch at once.
-        left_ns = began_ns + intervals.first_ns - self._clock()
+        left_ns = began_ns + intervals.retry_ns - self._clock()
         await asyncio.sleep(max(0, left_ns) / NS_PER_S)
 
     def _take(self, event: _WatchEvent) -> bool:
         """Apply one event; return True if it changed a slice."""
         if event.type == "ERROR":
             status = _STATUS.decode(event.object)
-            raise APIServerError(f"{self._path}: {status.message[:200]}", gone=status.code == 410)
+            message = f"{self._path}: {status.message[:200]}"
+            raise APIServerError(message, expired=status.code == 410)
         one = _SLICE.decode(event.object)
         self._version = one.metadata.resource_version or self._version
         name = one.metadata.name

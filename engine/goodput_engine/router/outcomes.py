@@ -7,9 +7,12 @@ the outcome.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -42,17 +45,15 @@ from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S, NS_PER_US, ms_to_ns
+from goodput_engine.openai.headers import RequestSLO
 from goodput_engine.openai.sse import TokenObserver
+from goodput_engine.request_bodies import MemoryReservation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from aiohttp import web
+    from collections.abc import Iterable, Iterator
 
     from goodput_core.control import PromiseCounts
     from goodput_core.slo.window import RecentSeconds
-    from goodput_engine.openai.headers import RequestSLO
-    from goodput_engine.request_bodies import MemoryReservation
     from goodput_engine.router.upstream_client import RetryReason
 
 __all__ = ["OutcomeCounts", "ProxiedRequest", "Timings", "read_timings"]
@@ -95,6 +96,7 @@ def read_timings(text: str | None) -> Timings | None:
     return None if any(v is not None and not 0 <= v < 1e9 for v in values) else timings
 
 
+@dataclass(slots=True, eq=False)
 class ProxiedRequest:
     """The mutable state of one client request; only its handler writes it.
 
@@ -102,8 +104,6 @@ class ProxiedRequest:
         received_ns: arrival time; `receive` replaces it.
         slo: class and targets; those of the default class until its own are known.
         memory: reservation that counts the bytes of the body.
-
-    Attributes:
         uploaded: True if the complete request was received.
         body: bytes of the request, as long as they may have to be sent again.
         keys: keys of the prompt, as long as the request may have to be placed again.
@@ -118,40 +118,21 @@ class ProxiedRequest:
         client_error: HTTP status of a response to a client error; None otherwise.
     """
 
-    __slots__ = (
-        "body",
-        "client_error",
-        "keys",
-        "memory",
-        "observer",
-        "outcome",
-        "received_ns",
-        "resent",
-        "response",
-        "retried",
-        "sent_ns",
-        "slo",
-        "timings",
-        "tried",
-        "uploaded",
-    )
-
-    def __init__(self, received_ns: int, slo: RequestSLO, memory: MemoryReservation) -> None:
-        self.received_ns = received_ns
-        self.slo = slo
-        self.memory = memory
-        self.body = b""
-        self.keys: Sequence[int] = ()
-        self.sent_ns: int | None = None
-        self.tried: set[str] = set()
-        self.retried = False
-        self.resent = False
-        self.response: web.StreamResponse | None = None
-        self.observer: TokenObserver | None = None
-        self.timings: Timings | None = None
-        self.outcome = Outcome.ERROR
-        self.client_error: int | None = None
-        self.uploaded = False
+    received_ns: int
+    slo: RequestSLO
+    memory: MemoryReservation
+    uploaded: bool = False
+    body: bytes = b""
+    keys: Sequence[int] = ()
+    sent_ns: int | None = None
+    tried: set[str] = field(default_factory=set)
+    retried: bool = False
+    resent: bool = False
+    response: web.StreamResponse | None = None
+    observer: TokenObserver | None = None
+    timings: Timings | None = None
+    outcome: Outcome = Outcome.ERROR
+    client_error: int | None = None
 
     def receive(self, body: bytes, now_ns: int) -> None:
         """Store the body of a completely received request.

@@ -82,13 +82,13 @@ class Prober:
                     await self._probe(replica)
                 strikes = 0
             except _NotReadyError as error:
-                replica.mark_gone(str(error))
+                replica.mark_not_ready(str(error))
             except (aiohttp.ClientConnectorError, ConnectionRefusedError) as error:
                 if out_of_files(error):
                     # This process failed, not the replica.
                     await asyncio.sleep(interval_ns / NS_PER_S)
                     continue
-                replica.mark_gone(f"cannot connect: {_reason(error)}")
+                replica.mark_not_ready(f"cannot connect: {_reason(error)}")
             except Exception as error:  # noqa: BLE001 - the probes of a replica must never end
                 # A busy replica may fail one probe.
                 strikes += 1

@@ -26,8 +26,9 @@ from goodput_engine.openai.errors import APIError, bad_request, overloaded, unav
 from goodput_engine.openai.headers import ServiceClasses, read_targets
 from goodput_engine.request_bodies import MemoryLimit, read_body
 from goodput_engine.router.outcomes import ProxiedRequest
-from goodput_engine.router.replicas import RetryBudget, read_report
+from goodput_engine.router.replicas import read_report
 from goodput_engine.router.response_stream import SATURATED, ResponseStream
+from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.upstream_client import (
     Expired,
     FilesExhausted,
@@ -252,7 +253,7 @@ class Proxy:
                 return await self._responses.forward(request, state, upstream, watchdog)
         except ReplicaLost as lost:
             if lost.reason is RetryReason.CONNECT:
-                replica.mark_gone(str(lost))
+                replica.mark_not_ready(str(lost))
             # A broken connection alone does not show that the replica failed, so probe it now.
             replica.wake.set()
             if state.response is None:

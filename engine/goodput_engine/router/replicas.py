@@ -1,4 +1,4 @@
-"""The state of the replicas, the placement of requests on them, and the budget of retries.
+"""The state of the replicas and the placement of requests on them.
 
 This module is the only owner of that state; probes and requests report to it. The placement laws
 are those of `goodput_core.placement`. The module does no I/O.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.router.upstreams import Upstream
 
-__all__ = ["EngineReport", "Replica", "ReplicaPool", "RetryBudget", "read_report"]
+__all__ = ["EngineReport", "Replica", "ReplicaPool", "read_report"]
 
 # A replica that responded with 429 gets no request for this time, unless one of its requests ends
 # sooner and frees a place in its queue. A longer pause would leave a busy replica idle.
@@ -155,7 +155,7 @@ class Replica:
         self.detail = ""
         self._load = None
 
-    def mark_gone(self, detail: str) -> None:
+    def mark_not_ready(self, detail: str) -> None:
         """Send the replica no new requests until a probe succeeds."""
         self._ready = False
         self.detail = detail
@@ -163,7 +163,7 @@ class Replica:
 
     def mark_hung(self, detail: str) -> None:
         """Send the replica no new requests, and move its requests that have no response yet."""
-        self.mark_gone(detail)
+        self.mark_not_ready(detail)
         for on_hung in tuple(self._requests.values()):
             on_hung()
 
@@ -247,33 +247,3 @@ class ReplicaPool:
         if placement.replica is None:
             return None, placement
         return self._replicas[placement.replica], placement
-
-
-class RetryBudget:
-    """A token bucket that requests fill and retries empty, independent of time.
-
-    It prevents the router from amplifying an overload: in n requests there are at most
-    `burst + n · percent / 100` retries.
-
-    Args:
-        percent: percentage of a retry that each request adds, 0 to 100.
-        burst: capacity of the bucket in retries; it starts full.
-    """
-
-    __slots__ = ("_balance", "_capacity", "_percent")
-
-    def __init__(self, *, percent: int, burst: int) -> None:
-        self._percent = percent
-        self._capacity = burst * 100
-        self._balance = self._capacity
-
-    def earn(self) -> None:
-        """Add the share of one client request."""
-        self._balance = min(self._capacity, self._balance + self._percent)
-
-    def spend(self) -> bool:
-        """Take one retry; return False if none is left."""
-        if self._balance < 100:
-            return False
-        self._balance -= 100
-        return True

@@ -113,14 +113,14 @@ class ResponseStream:
     ) -> web.StreamResponse:
         clock, read = self._clock, upstream.content.readany
         observer = state.watch_tokens()
-        look = observer.feed
+        observe = observer.feed
         held: list[bytes] = []
-        left_bytes = self._held_bytes
-        while observer.first_ns is None and left_bytes > 0 and (chunk := await read()):
-            look(chunk, clock())
+        remaining_bytes = self._held_bytes
+        while observer.first_ns is None and remaining_bytes > 0 and (chunk := await read()):
+            observe(chunk, clock())
             held.append(chunk)
-            left_bytes -= len(chunk)
-        if observer.first_ns is None and left_bytes > 0 and not observer.finished:
+            remaining_bytes -= len(chunk)
+        if observer.first_ns is None and remaining_bytes > 0 and not observer.finished:
             raise ReplicaLost(
                 RetryReason.LOST, "the replica's response ended before its first token"
             )
@@ -131,7 +131,7 @@ class ResponseStream:
         # The hot path: one iteration per chunk of every stream.
         while chunk := await read():
             watchdog.progress_ns = now_ns = clock()
-            look(chunk, now_ns)
+            observe(chunk, now_ns)
             if at_end():
                 await response.write_eof(chunk)  # one system call for both
                 break

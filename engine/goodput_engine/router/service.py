@@ -33,7 +33,7 @@ from goodput_core.contract import (
 )
 from goodput_core.process import raise_open_files
 from goodput_core.units import NS_PER_S
-from goodput_engine.http_server import ADMIN_CONNECTIONS, error_response, listen
+from goodput_engine.http_server import error_response, listen
 from goodput_engine.openai.errors import APIError
 from goodput_engine.router.outcomes import OutcomeCounts
 from goodput_engine.router.probing import Prober
@@ -41,6 +41,7 @@ from goodput_engine.router.proxy import Proxy
 from goodput_engine.router.replicas import ReplicaPool
 from goodput_engine.router.upstream_client import RetryReason, UpstreamClient
 from goodput_engine.router.upstreams import merge
+from goodput_engine.server_options import ADMIN_CONNECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,7 +138,7 @@ class RouterService:
     ) -> None:
         await self._stack.aclose()
 
-    async def drain(self, grace_ns: int, *, hurry: asyncio.Event | None = None) -> None:
+    async def drain(self, grace_ns: int, *, immediate: asyncio.Event | None = None) -> None:
         """Reject new requests, let running ones finish, and end the rest.
 
         A client with an open connection may already be sending a request. So each connection is
@@ -146,14 +147,14 @@ class RouterService:
 
         Args:
             grace_ns: the grace period.
-            hurry: event that ends the grace period early.
+            immediate: event that ends the grace period early.
         """
-        hurry = hurry or asyncio.Event()
+        immediate = immediate or asyncio.Event()
         server, parting_ns = self._server, self._settings.timeouts.parting_ns
         self._proxy.begin_drain(server.connections)
         _log.info("draining", extra={"in_flight": self.outcomes.in_flight})
         began_ns = quiet_ns = now_ns = self._clock()
-        while now_ns < began_ns + grace_ns and not hurry.is_set():
+        while now_ns < began_ns + grace_ns and not immediate.is_set():
             self._proxy.rejecting = now_ns >= began_ns + parting_ns
             if self.outcomes.in_flight:
                 quiet_ns = now_ns
@@ -161,7 +162,7 @@ class RouterService:
                 break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
-                    await hurry.wait()
+                    await immediate.wait()
             now_ns = self._clock()
         self._proxy.begin_drain(())
         self._proxy.rejecting = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits
+from goodput_engine.server_options import CLIENT_CONNECTIONS, ConnectionLimits
 
 __all__ = ["ProbeSettings", "RouterLimits", "RouterSettings", "Timeouts"]
 

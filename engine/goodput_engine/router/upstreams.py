@@ -181,7 +181,9 @@ def merge(listed: Sequence[Upstream], options: Sequence[Upstream]) -> tuple[Upst
 
 def _validate(upstreams: Sequence[Upstream], source: str) -> tuple[Upstream, ...]:
     if len(upstreams) > MAX_UPSTREAMS:
-        raise InputError(f"{source}: {len(upstreams)} replicas; {MAX_UPSTREAMS} are the most")
+        raise InputError(
+            f"{source}: {len(upstreams)} replicas; at most {MAX_UPSTREAMS} are allowed"
+        )
     names: set[str] = set()
     for index, upstream in enumerate(upstreams):
         at = f"{source}: [{index}]" if source != "--upstream" else source

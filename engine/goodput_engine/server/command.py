@@ -17,7 +17,6 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import configuration
-from goodput_engine.http_server import add_server_arguments, connection_limits
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.device_choice import choose_device, device_facts
@@ -25,6 +24,7 @@ from goodput_engine.server.lifecycle import serve
 from goodput_engine.server.limits import read_last_limits
 from goodput_engine.server.manifest_watch import followed_fields
 from goodput_engine.server.settings import EngineSettings, ReplicaIdentity
+from goodput_engine.server_options import add_server_arguments, connection_limits
 
 if TYPE_CHECKING:
     import argparse
@@ -106,7 +106,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> EngineSettings:
     service = read_manifest(args.manifest)
     engine = service.spec.engine
-    device, profile = choose_device(service.spec, asked=args.device, source=str(args.manifest))
+    device, profile = choose_device(service.spec, device=args.device, source=str(args.manifest))
     configure = configuration(
         engine,
         mode=service.spec.control.mode,

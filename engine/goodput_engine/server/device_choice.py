@@ -17,13 +17,13 @@ __all__ = ["choose_device", "device_facts"]
 
 
 def choose_device(
-    spec: LLMServiceSpec, *, asked: str | None, source: str
+    spec: LLMServiceSpec, *, device: str | None, source: str
 ) -> tuple[str, DeviceProfile]:
     """Return the profile named by `--device` or, without it, by `spec.model.source`.
 
     Args:
         spec: the service.
-        asked: the value of `--device`; None if it was not given.
+        device: the value of `--device`; None if it was not given.
         source: the manifest's path, for error messages.
 
     Returns:
@@ -36,18 +36,18 @@ def choose_device(
             of devices differs from `tensorParallel`.
     """
     model = spec.model
-    if asked is None and model.scheme != "emulated":
+    if device is None and model.scheme != "emulated":
         raise NotBuiltError(
             "spec.model.source",
             f"torch execution is not implemented yet, so {model.source} cannot be served; emulate "
             f"a device with --device, one of {', '.join(list_profiles())}",
             source,
         )
-    name = model.name if asked is None else asked
+    name = model.name if device is None else device
     try:
         profile = load_profile(name)
     except InputError as error:
-        if asked is None:
+        if device is None:
             raise SpecError("spec.model.source", f"{error}", source) from error
         raise InputError(f"--device: {error}") from error
     wanted = spec.engine.tensor_parallel

@@ -1,8 +1,9 @@
 """The handlers of both completion endpoints: parse, submit to the core, write the response.
 
-The head of a response is sent with its first token. An error before it has its own status, and a
-router may use another replica. A client that reads slowly does not delay others, because its
-tokens are kept as a count and sent together. If a client disconnects, its request is cancelled.
+The head of a response is sent with its first token. So an error before the first token has its own
+status, and a router can retry the request elsewhere. A client that reads slowly does not delay
+others, because its tokens are kept as a count and sent together. If a client disconnects, its
+request is cancelled.
 """
 
 from __future__ import annotations
@@ -202,19 +203,19 @@ class CompletionHandlers:
         all new tokens, up to a limit.
         """
         transport = request.transport
-        behind = transport is not None and transport.get_write_buffer_size() > 0
-        most = self._state.settings.clients.event_tokens
-        each = most if behind else 1
-        goal = min(stream.tokens, text.tokens + (most if behind else _MAX_EVENTS))
+        is_slow = transport is not None and transport.get_write_buffer_size() > 0
+        slow_tokens = self._state.settings.clients.event_tokens
+        per_event = slow_tokens if is_slow else 1
+        end = min(stream.tokens, text.tokens + (slow_tokens if is_slow else _MAX_EVENTS))
         events: list[bytes] = []
         while True:
-            count = min(each, goal - text.tokens)
+            count = min(per_event, end - text.tokens)
             last = stream.finish_reason is not None and text.tokens + count == stream.tokens
             piece = text.take(count, last=last)
             reason = "stop" if text.stopped else stream.finish_reason if last else None
             if piece or reason is not None:
                 events.append(writer.event(piece, reason))
-            if reason is not None or text.tokens >= goal:
+            if reason is not None or text.tokens >= end:
                 return b"".join(events), reason
 
     async def _respond(

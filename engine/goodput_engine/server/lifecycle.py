@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.process import raise_open_files
 from goodput_core.signals import Shutdown
 from goodput_engine.core_client import CoreClient
-from goodput_engine.http_server import ADMIN_CONNECTIONS, announce, listen, require_running
+from goodput_engine.http_server import announce, listen, require_running
 from goodput_engine.messages import Drain
 from goodput_engine.server.app import admin_app, serving_app
 from goodput_engine.server.manifest_watch import watch_manifest
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.state import ServerPhase, ServerState
+from goodput_engine.server_options import ADMIN_CONNECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -78,7 +78,7 @@ async def watch_manifest(
         seen = stamp
         try:
             # Parsing takes milliseconds, which would delay tokens.
-            found = followed_fields(await asyncio.to_thread(_read, manifest))
+            found = followed_fields(await asyncio.to_thread(read_manifest, manifest))
         except InputError as error:
             if problem != str(error):
                 problem = str(error)
@@ -97,10 +97,6 @@ async def watch_manifest(
                     "budget_law": core.budget_law,
                 },
             )
-
-
-def _read(manifest: Path) -> LLMService:
-    return read_manifest(manifest)
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

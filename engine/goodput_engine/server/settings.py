@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from goodput_engine.http_server import CLIENT_CONNECTIONS, ConnectionLimits
 from goodput_engine.messages import Configure, SetLimits
 from goodput_engine.server.manifest_watch import FollowedFields
+from goodput_engine.server_options import CLIENT_CONNECTIONS, ConnectionLimits
 
 __all__ = ["ClientLimits", "EngineSettings", "ReplicaIdentity"]
 

@@ -24,7 +24,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
-from goodput_engine.router.replicas import RetryBudget
+from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
 from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
 from goodput_replay.emulation.requests import Deadlines, block_keys, make_record

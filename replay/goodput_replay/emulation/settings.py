@@ -218,7 +218,7 @@ def fleet_settings(
         SpecError: the profile's number of devices differs from `tensorParallel`.
     """
     spec = service.spec
-    name, profile = choose_device(spec, asked=device, source=source)
+    name, profile = choose_device(spec, device=device, source=source)
     control = None
     if spec.control.mode is not ControlMode.MANUAL:
         startup_ns = round(profile.startup_seconds * NS_PER_S)

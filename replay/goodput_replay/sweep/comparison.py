@@ -221,7 +221,7 @@ def _plot(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> 
 
 
 def _check_device(service: LLMService, given: Any) -> None:
-    _, profile = choose_device(service.spec, asked=given.device, source=str(given.file))
+    _, profile = choose_device(service.spec, device=given.device, source=str(given.file))
     if profile.illustrative and not given.illustrative:
         raise InputError(
             "the device profile is illustrative: its figures fit no device on the market; add "

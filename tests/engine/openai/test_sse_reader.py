@@ -1,3 +1,5 @@
+"""The reader of server-sent events: the standard's rules, any chunks, bounded memory."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from goodput_engine.openai.sse import LineTooLongError, SSEReader
 
 STREAMS = {
-    "what servers send": (b'data: {"a":1}\n\ndata: [DONE]\n\n', [b'{"a":1}', b"[DONE]"]),
+    "the usual form": (b'data: {"a":1}\n\ndata: [DONE]\n\n', [b'{"a":1}', b"[DONE]"]),
     "crlf": (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
     "cr alone": (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
     "mixed line ends": (b"data: a\r\n\ndata: b\n\r\n", [b"a", b"b"]),
@@ -21,7 +23,7 @@ STREAMS = {
     "blank lines between": (b"\n\n\ndata: a\n\n\n\n", [b"a"]),
     "a byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
     "another field": (b"database: a\n\ndata: b\n\n", [b"b"]),
-    "an event that was cut": (b"data: a\n\ndata: b\n", [b"a"]),
+    "an incomplete event": (b"data: a\n\ndata: b\n", [b"a"]),
     "nothing": (b"", []),
 }
 
@@ -37,12 +39,12 @@ def split(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("stream", "events"), STREAMS.values(), ids=STREAMS)
-def test_events_are_read_as_the_standard_says(stream: bytes, events: list[bytes]) -> None:
+def test_events_are_read_as_in_the_standard(stream: bytes, events: list[bytes]) -> None:
     assert parse([stream]) == events
 
 
 @pytest.mark.parametrize(("stream", "events"), STREAMS.values(), ids=STREAMS)
-def test_a_stream_that_comes_byte_by_byte_gives_the_same_events(
+def test_a_stream_read_byte_by_byte_gives_the_same_events(
     stream: bytes, events: list[bytes]
 ) -> None:
     assert parse([stream[i : i + 1] for i in range(len(stream))]) == events
@@ -54,7 +56,7 @@ _PARTS = st.sampled_from(
 
 
 @given(st.lists(_PARTS, max_size=30).map(b"".join), st.lists(st.integers(0, 300), max_size=12))
-def test_where_the_network_cuts_a_stream_does_not_matter(stream: bytes, cuts: list[int]) -> None:
+def test_the_result_does_not_depend_on_the_chunks(stream: bytes, cuts: list[int]) -> None:
     whole, pieces = SSEReader(), SSEReader()
     expected = whole.feed(stream)
     assert [e for piece in split(stream, cuts) for e in pieces.feed(piece)] == expected
@@ -66,7 +68,7 @@ def test_where_the_network_cuts_a_stream_does_not_matter(stream: bytes, cuts: li
     st.booleans(),
     st.lists(st.integers(0, 300), max_size=5),
 )
-def test_a_line_beyond_the_bound_is_refused_however_it_comes(
+def test_a_line_above_the_limit_is_rejected_for_any_chunks(
     length: int, ended: bool, cuts: list[int]
 ) -> None:
     stream = b"data: a\n\n" + b"x" * length + (b"\n\n" if ended else b"")
@@ -78,12 +80,12 @@ def test_a_line_beyond_the_bound_is_refused_however_it_comes(
             parse(pieces, 20)
 
 
-def test_many_short_lines_of_one_event_are_bounded_together() -> None:
+def test_the_lines_of_one_event_share_the_limit() -> None:
     with pytest.raises(LineTooLongError):
         parse([b"data: 0123456789\n"] * 3, 30)
 
 
-def test_an_endless_line_is_refused_long_before_it_is_held() -> None:
+def test_an_endless_line_is_rejected_at_the_limit() -> None:
     parser = SSEReader()
     piece = b"x" * 65_536
     for _ in range(16):
@@ -95,9 +97,9 @@ def test_an_endless_line_is_refused_long_before_it_is_held() -> None:
 @pytest.mark.parametrize(
     ("stream", "inside"),
     [(b"data: a\n\n", False), (b"data: a\n", True), (b"dat", True), (b": comment\n", False)],
-    ids=["whole", "half", "half a line", "comment"],
+    ids=["complete", "half", "half a line", "comment"],
 )
-def test_it_tells_whether_a_stream_ended_inside_an_event(stream: bytes, inside: bool) -> None:
+def test_an_unfinished_event_is_detected(stream: bytes, inside: bool) -> None:
     parser = SSEReader()
     parser.feed(stream)
     assert parser.inside_event is inside

@@ -1,4 +1,4 @@
-"""The observer of streams: right about every split, and bounded."""
+"""The observer of streams: the same result for any chunks, and bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STREAM = (
 
 
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=30))
-def test_splits_and_merges_change_nothing_but_times(cuts: list[int]) -> None:
+def test_the_chunks_change_only_the_times(cuts: list[int]) -> None:
     observer = TokenObserver(keep_gaps=True)
     edges = [0, *sorted(cuts), len(STREAM)]
     for now_ns, (a, b) in enumerate(itertools.pairwise(edges)):
@@ -79,7 +79,7 @@ def test_a_token_is_an_event_with_content(event: bytes, tokens: int) -> None:
     assert observer.first_ns == (7 if tokens else None)
 
 
-def test_several_events_in_one_chunk_come_at_one_time() -> None:
+def test_events_of_one_chunk_have_the_same_time() -> None:
     observer = TokenObserver(keep_gaps=True)
     observer.feed(completion("a"), 1_000)
     observer.feed(completion("b") * 3, 5_000)
@@ -88,14 +88,14 @@ def test_several_events_in_one_chunk_come_at_one_time() -> None:
     assert observer.gaps_us == [4, 0, 0]
 
 
-def test_usage_counts_better_than_events() -> None:
+def test_usage_overrides_the_number_of_events() -> None:
     observer = TokenObserver()
     observer.feed(completion("two words"), 1)
     observer.feed(b'data: {"choices":[],"usage":{"completion_tokens":9}}\n\n', 2)
     assert observer.tokens == 9
 
 
-def test_an_error_event_is_noticed() -> None:
+def test_an_error_event_is_detected() -> None:
     observer = TokenObserver()
     observer.feed(b'data: {"error":{"message":"no"}}\n\n', 1)
     assert observer.error
@@ -105,7 +105,7 @@ def test_an_error_event_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("size", [1_000, 65_536], ids=["small chunks", "large chunks"])
-def test_an_endless_line_is_one_token_and_is_not_kept(size: int) -> None:
+def test_an_endless_line_is_one_token_and_is_not_stored(size: int) -> None:
     observer = TokenObserver()
     observer.feed(b'data: {"choices":[{"text":"', 1)
     for now_ns in range(2_000_000 // size):
@@ -117,7 +117,7 @@ def test_an_endless_line_is_one_token_and_is_not_kept(size: int) -> None:
     assert observer.finished
 
 
-def test_an_endless_comment_is_no_token() -> None:
+def test_an_endless_comment_is_not_a_token() -> None:
     observer = TokenObserver()
     for _ in range(10):
         observer.feed(b":" + b"x" * 65_536, 1)

@@ -1,4 +1,4 @@
-"""`goodput router` as a process, and what it says to bad input."""
+"""`goodput router` as a process, and its errors for invalid input."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         pytest.param([], "-f", id="nothing"),
         pytest.param(["-f", "MANIFEST"], "name replicas with --upstreams FILE", id="no replicas"),
@@ -92,7 +92,9 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
         pytest.param(["-f", "BROKEN", *UPSTREAM], "spec.model", id="broken manifest"),
         pytest.param(["-f", "BINARY", *UPSTREAM], "UTF-8", id="binary manifest"),
         pytest.param(["-f", "TWICE", *UPSTREAM], "is already used above", id="a field twice"),
-        pytest.param(["-f", "FANCY", *UPSTREAM], "fancy.yaml: spec.rollout", id="gate not built"),
+        pytest.param(
+            ["-f", "FANCY", *UPSTREAM], "fancy.yaml: spec.rollout", id="gate not implemented"
+        ),
         pytest.param(["-f", "MANIFEST", "--upstreams", "none.json"], "none.json", id="no file"),
         pytest.param(["-f", "MANIFEST", "--upstreams", "BROKEN"], "broken.yaml", id="bad file"),
         pytest.param(["-f", "MANIFEST", "--upstream", "r0"], "NAME=URL", id="bad upstream"),
@@ -105,18 +107,16 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
             "are both 9000",
             id="one port twice",
         ),
-        pytest.param(
-            ["-f", "MANIFEST", *UPSTREAM, "--idle-timeout", "0s"], "is zero", id="no time"
-        ),
+        pytest.param(["-f", "MANIFEST", *UPSTREAM, "--idle-timeout", "0s"], "is zero", id="zero"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--host", "x" * 70], "listen", id="long host"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--policy", "x"], "--policy", id="bad policy"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--grace", "5"], "duration", id="no unit"),
         pytest.param(["-f", "MANIFEST", *UPSTREAM, "--host", "no.such.host."], "listen", id="host"),
     ],
 )
-def test_bad_input_is_one_sentence(
+def test_invalid_input_is_reported_in_one_sentence(
     arguments: list[str],
-    says: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -138,11 +138,11 @@ def test_bad_input_is_one_sentence(
     captured = capsys.readouterr()
     errors = [line for line in captured.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert says in errors[0]
+    assert message in errors[0]
     assert "Traceback" not in captured.err
 
 
-def test_a_router_that_waits_for_the_api_server_ends_on_a_signal() -> None:
+def test_a_router_that_waits_for_the_api_server_stops_on_a_signal() -> None:
     command = [sys.executable, "-m", "goodput_core", "router", "-f", str(MANIFEST), "--json"]
     with subprocess.Popen(
         [*command, "--port", "0", "--endpoints", "models/chat-engines"],
@@ -154,11 +154,11 @@ def test_a_router_that_waits_for_the_api_server_ends_on_a_signal() -> None:
         assert "endpoints kept" in pipe(process.stderr).readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
-        assert pipe(process.stdout).read() == "", "it never listened"
+        assert pipe(process.stdout).read() == "", "the router never listened"
         assert "Traceback" not in pipe(process.stderr).read()
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with router() as (_, event):
         port = str(event["url"]).rpartition(":")[2]
         command = [sys.executable, "-m", "goodput_core", "router", "-f", str(MANIFEST)]
@@ -169,7 +169,7 @@ def test_a_taken_port_is_named() -> None:
         assert f"127.0.0.1:{port}" in second.stderr
 
 
-def test_the_policy_can_be_chosen_on_the_command_line() -> None:
+def test_the_option_overrides_the_policy() -> None:
     with (
         router("--policy", "round-robin") as (_, event),
         urllib.request.urlopen(f"{event['admin_url']}/control/state") as answer,
@@ -191,14 +191,16 @@ sys.exit(run_command(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         ("raise LookupError('a bug')", "internal error: LookupError: a bug; "),
         ("return", "a background task of this process ended"),
     ],
     ids=["raised", "returned"],
 )
-def test_it_ends_when_it_follows_its_replicas_no_more(tmp_path: Path, body: str, says: str) -> None:
+def test_a_router_ends_if_its_source_of_replicas_fails(
+    tmp_path: Path, body: str, message: str
+) -> None:
     upstreams = tmp_path / "replicas.json"
     upstreams.write_text("[]")
     ended = subprocess.run(
@@ -214,4 +216,4 @@ def test_it_ends_when_it_follows_its_replicas_no_more(tmp_path: Path, body: str,
     assert ended.returncode == 70
     assert "Traceback" not in ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert line.startswith(f"error: {says}")
+    assert line.startswith(f"error: {message}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.router.upstreams import Upstream
 
-QUICK = WatchIntervals(first_ns=5 * NS_PER_MS, most_ns=20 * NS_PER_MS)
+QUICK = WatchIntervals(retry_ns=5 * NS_PER_MS, max_retry_ns=20 * NS_PER_MS)
 
 
 class WatchedReplicas:
@@ -239,8 +239,8 @@ async def test_an_invalid_line_in_a_watch_leads_to_a_new_list(
 @pytest.mark.parametrize(
     "intervals",
     [
-        WatchIntervals(first_ns=5 * NS_PER_MS, silence_ns=50 * NS_PER_MS),
-        WatchIntervals(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S, resync_ns=50 * NS_PER_MS),
+        WatchIntervals(retry_ns=5 * NS_PER_MS, silence_ns=50 * NS_PER_MS),
+        WatchIntervals(retry_ns=5 * NS_PER_MS, watch_ns=NS_PER_S, resync_ns=50 * NS_PER_MS),
     ],
     ids=["a dead connection", "a change without an event"],
 )
@@ -274,7 +274,7 @@ async def test_the_token_is_read_for_each_request(setting: Setting) -> None:
 async def test_a_bookmark_advances_the_version_of_the_watch(setting: Setting) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1")))
-    watch = setting.watch(WatchIntervals(first_ns=5 * NS_PER_MS, watch_ns=NS_PER_S))
+    watch = setting.watch(WatchIntervals(retry_ns=5 * NS_PER_MS, watch_ns=NS_PER_S))
     await watch.first()
     bookmark = {"kind": "EndpointSlice", "metadata": {"resourceVersion": "99"}}
     cluster.raw = line("BOOKMARK", bookmark)

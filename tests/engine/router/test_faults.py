@@ -122,7 +122,7 @@ async def test_a_replica_that_refuses_connections_gets_no_requests(start: StartB
 
 async def test_without_a_ready_replica_requests_are_shed(start: StartBench) -> None:
     bench = await start()
-    next(iter(bench.router.replicas)).mark_gone("test")
+    next(iter(bench.router.replicas)).mark_not_ready("test")
     async with bench.complete() as response:
         assert response.status == 503
         assert response.headers["Retry-After"] == "1"

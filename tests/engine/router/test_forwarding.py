@@ -232,6 +232,6 @@ async def test_readiness_requires_a_ready_replica(start: StartBench) -> None:
     async with bench.client.get(bench.router.url + "/health/ready") as response:
         assert (await response.json())["ready_replicas"] == 2
     for replica in bench.router.replicas:
-        replica.mark_gone("test")
+        replica.mark_not_ready("test")
     async with bench.client.get(bench.router.url + "/health/ready") as response:
         assert response.status == 503

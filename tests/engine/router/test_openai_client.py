@@ -1,4 +1,4 @@
-"""A third party's client streams through a real router from two real engines."""
+"""The `openai` package as the client of a real router with two real engines."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_the_openai_client_streams_through_the_router(service: dict[str, s
     assert attained(service, "batch") == 1
 
 
-async def test_both_replicas_serve(service: dict[str, str]) -> None:
+async def test_both_replicas_serve_requests(service: dict[str, str]) -> None:
     async with openai.AsyncOpenAI(base_url=service["url"] + "/v1", api_key="none") as client:
         answers = [
             await client.completions.with_raw_response.create(

@@ -1,4 +1,4 @@
-"""Classes, targets and outcomes: what a request is held to and what it is counted as."""
+"""The class, the targets and the outcome of a request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
             b'{"slo_class":"interactive"}', {"X_SLO_Class": "batch"}, "batch", id="header first"
         ),
         pytest.param(
-            b'"slo_class" not json', {}, "interactive", id="not JSON: the engine's to say"
+            b'"slo_class" not json', {}, "interactive", id="not JSON, which the engine reports"
         ),
     ],
 )
@@ -39,31 +39,31 @@ async def test_a_request_is_counted_in_its_class(
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "says"),
+    ("body", "headers", "message"),
     [
         pytest.param(b"{}", {"X_SLO_Class": "gold"}, "interactive, batch", id="unknown class"),
         pytest.param(b'{"slo_class":"gold"}', {}, "interactive, batch", id="unknown in the body"),
-        pytest.param(b'{"slo_class":7}', {}, "slo_class", id="no string"),
-        pytest.param(b"{}", {"X_SLO_TTFT_Ms": "soon"}, "X-SLO-TTFT-Ms", id="no number"),
+        pytest.param(b'{"slo_class":7}', {}, "slo_class", id="not a string"),
+        pytest.param(b"{}", {"X_SLO_TTFT_Ms": "soon"}, "X-SLO-TTFT-Ms", id="not a number"),
         pytest.param(b"{}", {"X_SLO_TPOT_Ms": "-1"}, "X-SLO-TPOT-Ms", id="negative"),
         pytest.param(b"{}", {"X_SLO_E2E_Ms": "nan"}, "X-SLO-E2E-Ms", id="NaN"),
         pytest.param(b"{}", {"X_SLO_E2E_Ms": "inf"}, "X-SLO-E2E-Ms", id="infinite"),
     ],
 )
-async def test_a_promise_that_cannot_be_is_refused(
-    start: StartBench, body: bytes, headers: dict[str, str], says: str
+async def test_an_invalid_class_or_target_is_400(
+    start: StartBench, body: bytes, headers: dict[str, str], message: str
 ) -> None:
     bench = await start()
     status, response = await bench.post(body, **headers)
     assert status == 400
-    assert says in json.loads(response)["error"]["message"]
+    assert message in json.loads(response)["error"]["message"]
     assert await bench.settled() == {}
     assert bench.router.outcomes.client_errors == 1
     assert bench.replicas[0].calls == []
 
 
 @pytest.mark.parametrize("header", ["X_SLO_TTFT_Ms", "X_SLO_E2E_Ms"])
-async def test_a_request_s_own_targets_win(start: StartBench, header: str) -> None:
+async def test_a_requests_own_targets_override_its_class(start: StartBench, header: str) -> None:
     bench = await start()
     assert (await bench.post(b"{}", **{header: "0.000001"}))[0] == 200
     assert await bench.settled() == {"missed": 1}
@@ -72,33 +72,33 @@ async def test_a_request_s_own_targets_win(start: StartBench, header: str) -> No
 @pytest.mark.parametrize(
     ("timings", "headers", "outcome"),
     [
-        pytest.param('{"ttft_ms":10,"tpot_ms":20,"e2e_ms":50}', {}, "attained", id="kept"),
+        pytest.param('{"ttft_ms":10,"tpot_ms":20,"e2e_ms":50}', {}, "attained", id="met"),
         pytest.param('{"ttft_ms":9000,"tpot_ms":20}', {}, "missed", id="late"),
         pytest.param('{"ttft_ms":10,"tpot_ms":9000}', {}, "missed", id="slow"),
         pytest.param('{"ttft_ms":10,"tpot_ms":null}', {}, "attained", id="one token"),
         pytest.param(None, {}, "unjudged", id="no timings, no E2E target"),
-        pytest.param("nonsense", {}, "unjudged", id="nonsense"),
+        pytest.param("invalid", {}, "unjudged", id="invalid"),
         pytest.param(None, {"X_SLO_E2E_Ms": "5000"}, "attained", id="judged by its end"),
         pytest.param(None, {"X_SLO_E2E_Ms": "0.000001"}, "missed", id="missed by its end"),
     ],
 )
-async def test_an_answer_that_is_not_streamed_is_judged_by_the_engine_s_timings(
+async def test_a_response_that_is_not_streamed_is_judged_by_the_engines_timings(
     start: StartBench, timings: str | None, headers: dict[str, str], outcome: str
 ) -> None:
     bench = await start()
 
     async def behave(call: Call) -> None:
-        told = () if timings is None else (f"X-Goodput-Timings: {timings}",)
-        await call.whole("200 OK", b'{"choices":[]}', *told)
+        header = () if timings is None else (f"X-Goodput-Timings: {timings}",)
+        await call.whole("200 OK", b'{"choices":[]}', *header)
 
     bench.replicas[0].behave = behave
     assert (await bench.post(b"{}", **headers))[0] == 200
     assert await bench.settled() == {outcome: 1}
-    told_nothing = timings in {None, "nonsense"}
-    assert (await bench.state())["judged_on_e2e_only"] == int(told_nothing)
+    without_timings = timings in {None, "invalid"}
+    assert (await bench.state())["judged_on_e2e_only"] == int(without_timings)
 
 
-async def test_the_metrics_tell_what_happened(start: StartBench) -> None:
+async def test_the_metrics_count_outcomes_targets_and_latencies(start: StartBench) -> None:
     bench = await start()
     await bench.post()
     await bench.post(X_SLO_Class="batch")
@@ -124,7 +124,7 @@ async def test_the_metrics_tell_what_happened(start: StartBench) -> None:
         assert line in lines
 
 
-async def test_the_state_tells_of_replicas_and_outcomes(start: StartBench) -> None:
+async def test_the_state_has_replicas_and_outcomes(start: StartBench) -> None:
     bench = await start(2)
     await bench.post()
     await bench.settled()
@@ -137,10 +137,10 @@ async def test_the_state_tells_of_replicas_and_outcomes(start: StartBench) -> No
     kept = {"judged": 1, "missed": 0, "close": 0}
     assert state["promises"] == {"interactive": {"ttft": kept, "tpot": kept}}
     assert state["arrivals"] == 1
-    assert (await bench.state())["epoch"] == state["epoch"], "the same until it starts again"
+    assert (await bench.state())["epoch"] == state["epoch"], "the epoch is constant until a restart"
 
 
-async def test_the_state_has_per_second_counts_when_they_are_wanted(start: StartBench) -> None:
+async def test_the_state_has_counts_per_second_on_request(start: StartBench) -> None:
     bench = await start()
     for body in (b"{}", b'{"slo_class":"batch"}'):
         assert (await bench.post(body))[0] == 200
@@ -159,7 +159,7 @@ async def test_the_state_has_per_second_counts_when_they_are_wanted(start: Start
 
 
 @pytest.mark.parametrize("since", ["", "-1", "1.5", "soon", "9" * 13])
-async def test_a_second_that_is_no_number_is_refused(start: StartBench, since: str) -> None:
+async def test_an_invalid_second_is_400(start: StartBench, since: str) -> None:
     bench = await start()
     url = bench.router.admin_url + "/control/state"
     async with bench.client.get(url, params={"seconds_since": since}) as response:

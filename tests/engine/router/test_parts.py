@@ -1,9 +1,10 @@
-"""The router's parts without sockets: retries, replicas, the list of upstreams, timings."""
+"""Parts of the router without sockets: retries, replicas, the list of upstreams, timings."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,8 @@ from goodput_core.placement import PlacementReason
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.outcomes import Timings, read_timings
-from goodput_engine.router.replicas import EngineReport, ReplicaPool, RetryBudget
+from goodput_engine.router.replicas import EngineReport, ReplicaPool
+from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.upstreams import (
     Upstream,
     UpstreamsFile,
@@ -26,7 +28,6 @@ from goodput_engine.router.upstreams import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 
 @given(
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     burst=st.integers(0, 20),
     events=st.lists(st.booleans(), max_size=300),
 )
-def test_retries_never_exceed_their_share(percent: int, burst: int, events: list[bool]) -> None:
+def test_retries_never_exceed_their_budget(percent: int, burst: int, events: list[bool]) -> None:
     budget = RetryBudget(percent=percent, burst=burst)
     requests = retries = 0
     for wants_retry in events:
@@ -46,7 +47,7 @@ def test_retries_never_exceed_their_share(percent: int, burst: int, events: list
         assert retries * 100 <= burst * 100 + requests * percent
 
 
-def test_a_quiet_router_may_retry_its_burst() -> None:
+def test_an_idle_router_may_retry_its_burst() -> None:
     budget = RetryBudget(percent=10, burst=3)
     assert [budget.spend() for _ in range(5)] == [True, True, True, False, False]
     for _ in range(10):
@@ -58,7 +59,7 @@ A = Upstream("a", "http://127.0.0.1:1")
 B = Upstream("b", "http://127.0.0.1:2")
 
 
-def ready_fleet(*upstreams: Upstream) -> ReplicaPool:
+def ready_replicas(*upstreams: Upstream) -> ReplicaPool:
     replicas = ReplicaPool(RouterPolicy.LEAST_LOADED)
     replicas.set_upstreams(upstreams)
     for replica in replicas:
@@ -66,18 +67,18 @@ def ready_fleet(*upstreams: Upstream) -> ReplicaPool:
     return replicas
 
 
-async def test_a_full_queue_keeps_requests_away_until_one_ends() -> None:
-    replicas = ready_fleet(A)
+async def test_a_replica_with_a_full_queue_gets_no_request_until_one_ends() -> None:
+    replicas = ready_replicas(A)
     (a,) = replicas
-    a.begin("a visit", lambda: None)
+    a.begin("a request", lambda: None)
     a.take_report(EngineReport(waiting=4, max_waiting=4), 0, valid_ns=10)
     assert replicas.place(5)[1].reason is PlacementReason.ALL_SATURATED
-    a.end("a visit", served=True)
+    a.end("a request", served=True)
     assert replicas.place(5)[0] is a
 
 
-async def test_saturation_is_forgotten_in_time() -> None:
-    replicas = ready_fleet(A)
+async def test_saturation_expires() -> None:
+    replicas = ready_replicas(A)
     (a,) = replicas
     a.mark_saturated(0)
     assert replicas.place(1)[0] is None
@@ -96,26 +97,26 @@ async def test_saturation_is_forgotten_in_time() -> None:
         (EngineReport(saturated=True), True),
     ],
 )
-def test_what_an_engine_says_of_itself_wins(report: EngineReport, full: bool) -> None:
+def test_the_reported_saturation_overrides_the_queue(report: EngineReport, full: bool) -> None:
     assert report.full is full
 
 
-async def test_a_draining_replica_gets_nothing_new() -> None:
-    replicas = ready_fleet(A, B)
+async def test_a_draining_replica_gets_no_new_requests() -> None:
+    replicas = ready_replicas(A, B)
     a, b = replicas
     a.take_report(EngineReport(draining=True), 0, valid_ns=1)
     assert not a.ready
     assert {replicas.place(0)[0] for _ in range(4)} == {b}
 
 
-async def test_a_new_list_keeps_the_replicas_that_stay() -> None:
-    replicas = ready_fleet(A, B)
+async def test_a_new_list_keeps_the_unchanged_replicas() -> None:
+    replicas = ready_replicas(A, B)
     a, b = replicas
     moved = Upstream("b", "http://127.0.0.1:3")
-    added, left = replicas.set_upstreams([A, moved])
+    added, removed = replicas.set_upstreams([A, moved])
     kept, new = replicas
     assert kept is a
-    assert list(left) == [b]
+    assert list(removed) == [b]
     assert list(added) == [new]
     assert not new.ready
 
@@ -138,14 +139,16 @@ async def test_a_new_list_keeps_the_replicas_that_stay() -> None:
         (b'"' + b"x" * (2 << 20) + b'"', "MiB"),
     ],
 )
-def test_a_bad_list_of_upstreams_is_named(data: bytes, problem: str) -> None:
+def test_an_invalid_list_of_upstreams_is_reported_by_file_and_field(
+    data: bytes, problem: str
+) -> None:
     with pytest.raises(InputError) as caught:
         parse_upstreams(data, source="input.json")
     assert problem in str(caught.value)
     assert str(caught.value).startswith("input.json: ")
 
 
-def test_an_empty_list_is_a_list() -> None:
+def test_an_empty_list_is_valid() -> None:
     assert parse_upstreams(b"[]", source="x") == ()
 
 
@@ -157,7 +160,7 @@ def test_an_option_names_a_replica() -> None:
             parse_upstream(text)
 
 
-def test_a_name_may_be_given_once() -> None:
+def test_a_name_is_unique_in_file_and_options() -> None:
     with pytest.raises(UsageError, match="taken"):
         merge([A], [A])
 
@@ -183,7 +186,7 @@ def test_the_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "[{", '[{"name":"a"}]'])
-def test_bad_content_keeps_the_last_good_list_and_is_said_once(
+def test_invalid_content_keeps_the_last_valid_list_and_is_logged_once(
     tmp_path: Path, bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "upstreams.json"
@@ -201,7 +204,7 @@ def test_bad_content_keeps_the_last_good_list_and_is_said_once(
     assert len(seen) == 1
 
 
-def test_a_file_that_vanishes_and_returns_is_read_again(
+def test_a_file_that_is_removed_and_written_again_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "upstreams.json"
@@ -219,9 +222,7 @@ def test_a_file_that_vanishes_and_returns_is_read_again(
     assert seen == [()]
 
 
-def test_a_missing_file_is_named() -> None:
-    from pathlib import Path
-
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(InputError, match="no-such"):
         UpstreamsFile(Path("no-such.json")).read()
 
@@ -238,17 +239,17 @@ def test_a_missing_file_is_named() -> None:
         ('{"ttft_ms":1.5,"tpot_ms":null,"queue_ms":1}', Timings(ttft_ms=1.5)),
     ],
 )
-def test_timings_are_read_with_distrust(text: str | None, timings: Timings | None) -> None:
+def test_invalid_timings_are_ignored(text: str | None, timings: Timings | None) -> None:
     assert read_timings(text) == timings
 
 
-async def test_the_list_is_followed(tmp_path: Path) -> None:
+async def test_changes_of_the_list_are_published(tmp_path: Path) -> None:
     path = tmp_path / "upstreams.json"
     publish(path, "[]")
     file = UpstreamsFile(path, interval_ns=1_000_000)
     assert await file.first() == ()
-    came = asyncio.Event()
-    task = asyncio.create_task(file.follow(lambda _found: came.set()))
+    published = asyncio.Event()
+    task = asyncio.create_task(file.follow(lambda _found: published.set()))
     publish(path, '[{"name":"b","url":"http://h:1"}]')
-    await asyncio.wait_for(came.wait(), 5)
+    await asyncio.wait_for(published.wait(), 5)
     task.cancel()

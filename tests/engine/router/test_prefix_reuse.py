@@ -1,4 +1,4 @@
-"""The use of placement by prefix: two real engines find more of the sessions cached."""
+"""Placement by prefix raises the hit rate of the prefix caches of two real engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def engines() -> Iterator[list[dict[str, str]]]:
 
 
 async def reuse(http: aiohttp.ClientSession, engines: list[dict[str, str]]) -> list[int]:
-    """Prompt tokens that were looked up in both prefix caches so far, and those that were found."""
+    """Return the prompt tokens looked up and found in both prefix caches since the start."""
     sums = [0, 0]
     for engine in engines:
         async with http.get(engine["admin_url"] + "/control/state") as response:
@@ -36,7 +36,7 @@ async def reuse(http: aiohttp.ClientSession, engines: list[dict[str, str]]) -> l
 
 
 async def converse(http: aiohttp.ClientSession, url: str, label: str) -> None:
-    """Sessions side by side, turn by turn; each turn repeats all that was said before."""
+    """Run concurrent sessions, turn by turn; each turn repeats the earlier messages."""
     chats: list[list[dict[str, str]]] = [[] for _ in range(SESSIONS)]
     for turn in range(TURNS):
         for index, chat in enumerate(chats):
@@ -69,11 +69,11 @@ async def hit_share(engines: list[dict[str, str]], policy: RouterPolicy) -> floa
     return hit / queried
 
 
-async def test_turns_find_more_of_their_session_where_it_was_served_before(
+async def test_placement_by_prefix_finds_more_cached_tokens_than_round_robin(
     engines: list[dict[str, str]],
 ) -> None:
     turns = await hit_share(engines, RouterPolicy.ROUND_ROBIN)
     prefix = await hit_share(engines, RouterPolicy.PREFIX_AFFINITY)
-    # Of five turns that repeat all before them, two thirds can be found again: 10 parts of 15.
+    # Five turns repeat all earlier ones, so two thirds of the tokens can be cached: 10 of 15 parts.
     assert prefix > 0.6
     assert prefix > 1.4 * turns

@@ -1,4 +1,4 @@
-"""The keys of a prompt: the engine's own where its tokens are known, its bytes' elsewhere."""
+"""The keys of a prompt: hashes of its tokens if they are known, else of its bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CHAT = [
         pytest.param(BYTES, {"prompt": list(range(300))}, id="token ids of a foreign model"),
     ],
 )
-def test_known_tokens_have_the_engine_s_own_keys(form: PromptForm, fields: dict[str, Any]) -> None:
+def test_known_tokens_have_the_engines_keys(form: PromptForm, fields: dict[str, Any]) -> None:
     body = body_of(**fields)
     keys = prompt_keys(body, form)
     assert len(keys) > 10
@@ -72,21 +72,21 @@ def test_only_the_first_blocks_have_keys(fields: dict[str, Any]) -> None:
     assert list(prompt_keys(body, WORDS)) == engine_keys(body)[:MAX_KEYS]
 
 
-def test_ids_behind_the_last_key_are_not_read() -> None:
+def test_ids_after_the_last_key_are_not_read() -> None:
     ids = ", ".join(map(str, range(4_000_000_000, 4_000_012_000))).encode()
     whole = prompt_keys(b'{"prompt":[%b]}' % ids, BYTES)
     assert len(whole) == MAX_KEYS
     assert prompt_keys(b'{"prompt":[%b, "x"]}' % ids, BYTES) == whole
 
 
-def test_a_text_without_known_tokens_goes_by_its_bytes() -> None:
+def test_a_text_without_known_tokens_has_the_keys_of_its_bytes() -> None:
     text = "x" * 1_000
     keys = prompt_keys(b'{"prompt":"%b"}' % text.encode(), BYTES)
     assert keys == byte_block_hashes(f'"{text}"'.encode(), BYTES_PER_BLOCK)
 
 
 @pytest.mark.parametrize("form", [WORDS, BYTES], ids=["tokens", "bytes"])
-def test_the_next_turn_begins_with_the_keys_of_the_last(form: PromptForm) -> None:
+def test_the_next_turn_begins_with_the_keys_of_the_previous_turn(form: PromptForm) -> None:
     chat = [{"role": "user", "content": "Tell me of the sea. " * 40}]
     first = prompt_keys(body_of(messages=chat), form)
     chat += [
@@ -94,7 +94,7 @@ def test_the_next_turn_begins_with_the_keys_of_the_last(form: PromptForm) -> Non
         {"role": "user", "content": "?"},
     ]
     second = prompt_keys(body_of(messages=chat, temperature=0.5), form)
-    # The last block may hold what closes the chat: the template's, or JSON's.
+    # The last block may contain the end of the chat template or of the JSON.
     same = len(first) - 1
     assert same >= 2
     assert second[:same] == first[:same]
@@ -114,12 +114,12 @@ def test_the_next_turn_begins_with_the_keys_of_the_last(form: PromptForm) -> Non
         pytest.param(b'{"prompt":"%b"}' % (b"x" * (5 << 20)), id="huge"),
     ],
 )
-def test_what_cannot_be_read_has_no_keys(form: PromptForm, body: bytes) -> None:
+def test_an_invalid_body_has_no_keys(form: PromptForm, body: bytes) -> None:
     assert prompt_keys(body, form) == ()
 
 
 @given(body=st.binary(max_size=60), counts_words=st.booleans())
-def test_no_bytes_break_it(body: bytes, counts_words: bool) -> None:
+def test_any_bytes_have_a_bounded_number_of_keys(body: bytes, counts_words: bool) -> None:
     form = PromptForm(block_size=1, counts_words=counts_words)
     for prompt in (body, b'{"prompt":%b}' % body, b'{"messages":[%b]}' % body):
         assert len(prompt_keys(prompt, form)) <= MAX_KEYS

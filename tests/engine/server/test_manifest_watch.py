@@ -1,4 +1,4 @@
-"""A manifest that changes while an engine runs: what it takes over, and that it keeps serving."""
+"""Changes of the manifest while an engine runs."""
 
 from __future__ import annotations
 
@@ -44,68 +44,68 @@ def manifest(*, budget: str = "{}", **ttft_ms: int) -> str:
 
 
 def replace(path: Path, text: str) -> None:
-    """As a kubelet does it: another file in the same place."""
+    """Replace a file atomically, as a kubelet does."""
     part = path.with_suffix(".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
-class Taken(list[FollowedFields]):
+class AppliedFields(list[FollowedFields]):
     """The fields that were applied, and an event for each."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.came = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def __call__(self, found: FollowedFields) -> None:
         self.append(found)
-        self.came.set()
+        self.changed.set()
 
 
-async def test_what_has_changed_is_handed_over_once(
+async def test_changed_fields_are_applied_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = threading.Event()
+    was_read = threading.Event()
 
-    def look(path: Path) -> LLMService:
+    def read(path: Path) -> LLMService:
         found = read_manifest(path)
-        looked.set()
+        was_read.set()
         return found
 
-    monkeypatch.setattr(manifest_watch, "_read", look)
+    monkeypatch.setattr(manifest_watch, "read_manifest", read)
     path = tmp_path / "chat.yaml"
     replace(path, manifest(a=5) + "# the same\n")
-    taken = Taken()
-    task = asyncio.create_task(watch_manifest(path, KNOWN, taken, every_s=0.005))
-    assert await asyncio.to_thread(looked.wait, 10)
+    applied = AppliedFields()
+    task = asyncio.create_task(watch_manifest(path, KNOWN, applied, every_s=0.005))
+    assert await asyncio.to_thread(was_read.wait, 10)
     replace(path, manifest(a=7, b=9, budget="{max: 4096, law: ema}"))
-    await asyncio.wait_for(taken.came.wait(), 10)
+    await asyncio.wait_for(applied.changed.wait(), 10)
     task.cancel()
-    (found,) = taken
+    (found,) = applied
     assert {name: c.ttft_ms for name, c in found.slo.classes.items()} == {"a": 7, "b": 9}
     assert found.core == FollowManifest(
         min_token_budget=256, max_token_budget=4096, budget_law="ema"
     )
 
 
-async def test_what_changed_while_the_engine_started_is_not_missed(tmp_path: Path) -> None:
+async def test_a_change_during_the_start_is_applied(tmp_path: Path) -> None:
     path = tmp_path / "chat.yaml"
     replace(path, manifest(a=5, budget="{max: 4096}"))
-    taken = Taken()
-    task = asyncio.create_task(watch_manifest(path, KNOWN, taken, every_s=0.005))
-    await asyncio.wait_for(taken.came.wait(), 10)
+    applied = AppliedFields()
+    task = asyncio.create_task(watch_manifest(path, KNOWN, applied, every_s=0.005))
+    await asyncio.wait_for(applied.changed.wait(), 10)
     task.cancel()
-    assert [found.core.max_token_budget for found in taken] == [4096]
+    assert [found.core.max_token_budget for found in applied] == [4096]
 
 
 @pytest.mark.parametrize("bad", ["[", "kind: Pod\n", None], ids=["broken", "another", "gone"])
-async def test_a_file_that_cannot_be_used_changes_nothing(
+async def test_an_invalid_file_changes_nothing(
     tmp_path: Path, bad: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "chat.yaml"
     replace(path, manifest(a=5))
-    taken = Taken()
-    task = asyncio.create_task(watch_manifest(path, KNOWN, taken, every_s=0.005))
+    applied = AppliedFields()
+    task = asyncio.create_task(watch_manifest(path, KNOWN, applied, every_s=0.005))
     await asyncio.sleep(0)
     if bad is None:
         path.unlink()
@@ -115,10 +115,10 @@ async def test_a_file_that_cannot_be_used_changes_nothing(
         while not caplog.records:  # noqa: ASYNC110 - a log is polled
             await asyncio.sleep(0.005)
     assert [r.message for r in caplog.records] == ["manifest not followed"]
-    assert taken == []
+    assert applied == []
     caplog.clear()
     replace(path, manifest(b=1))
-    await asyncio.wait_for(taken.came.wait(), 10)
+    await asyncio.wait_for(applied.changed.wait(), 10)
     task.cancel()
 
 
@@ -141,13 +141,13 @@ async def test_a_running_engine_serves_a_class_that_was_added(
                 await asyncio.sleep(0.1)
 
 
-async def test_a_running_engine_takes_other_bounds_and_another_mode_and_loses_no_token(
+async def test_a_running_engine_applies_bounds_and_mode_and_loses_no_token(
     start_engine: StartEngine, tmp_path: Path
 ) -> None:
     engine = start_engine(mode="Manual")
     token = {"Authorization": f"Bearer {engine.token}"}
 
-    async def told(admin: aiohttp.ClientSession, **limits: int) -> int:
+    async def set_limits(admin: aiohttp.ClientSession, **limits: int) -> int:
         async with admin.patch("/control/limits", json=limits, headers=token) as response:
             return response.status
 
@@ -164,7 +164,7 @@ async def test_a_running_engine_takes_other_bounds_and_another_mode_and_loses_no
     def change(mode: str, **budget: int) -> None:
         replace(tmp_path / "0.yaml", manifest_text(mode=mode, tokenBudget=budget))
 
-    # Six seconds of the device's time, during which everything changes twice.
+    # Six seconds of device time, during which the manifest changes twice.
     body = {"model": "chat", "prompt": [1] * 100, "max_tokens": 6000, "ignore_eos": True,
             "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
 
@@ -181,20 +181,20 @@ async def test_a_running_engine_takes_other_bounds_and_another_mode_and_loses_no
     async with aiohttp.ClientSession(engine.admin_url) as admin, asyncio.TaskGroup() as group:
         streaming = group.create_task(stream())
         await until(admin, lambda state: state["running"] == 1)
-        assert await told(admin, revision=1, token_budget=16_000) == 400
+        assert await set_limits(admin, revision=1, token_budget=16_000) == 400
 
         change("Auto", min=512, max=16_384)
         state = await until(admin, lambda state: state["budget_law"] == "model")
         assert state["bounds"]["token_budget"] == [512, 16_384]
         assert (state["token_budget"], state["limits_revision"]) == (2048, 0)
-        assert await told(admin, revision=1, token_budget=16_000, safety_percent=70) == 200
+        assert await set_limits(admin, revision=1, token_budget=16_000, safety_percent=70) == 200
         state = await until(admin, lambda state: state["limits_revision"] == 1)
         assert (state["token_budget"], state["safety_percent"]) == (16_000, 70)
 
         change("Manual", min=512, max=4096)
         state = await until(admin, lambda state: not state["budget_law"])
         assert (state["token_budget"], state["limits_revision"]) == (4096, 1)
-        assert await told(admin, revision=1, token_budget=2048) == 409
-        assert await told(admin, revision=2, token_budget=16_000) == 400
-        assert await told(admin, revision=2, safety_percent=70) == 400
+        assert await set_limits(admin, revision=1, token_budget=2048) == 409
+        assert await set_limits(admin, revision=2, token_budget=16_000) == 400
+        assert await set_limits(admin, revision=2, safety_percent=70) == 400
     assert streaming.result() == 6000

@@ -1,4 +1,4 @@
-"""A client that we did not write: the `openai` package against a real engine process."""
+"""The `openai` package as the client of a real engine process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def client(engine: RunningEngine) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_it_streams_a_chat(client: openai.OpenAI) -> None:
+def test_a_chat_is_streamed(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="chat",
         messages=[
@@ -55,7 +55,7 @@ def test_it_streams_a_chat(client: openai.OpenAI) -> None:
     assert usage.prompt_tokens == len(prompt)
 
 
-def test_it_streams_a_completion_one_token_an_event(client: openai.OpenAI) -> None:
+def test_a_completion_is_streamed_with_one_token_per_event(client: openai.OpenAI) -> None:
     stream = client.completions.create(model="chat", prompt="once", max_tokens=20, stream=True)
     with stream:
         pieces = [chunk.choices[0].text for chunk in stream]
@@ -63,7 +63,7 @@ def test_it_streams_a_completion_one_token_an_event(client: openai.OpenAI) -> No
     assert all(piece.strip() for piece in pieces)
 
 
-def test_it_gets_whole_answers(client: openai.OpenAI) -> None:
+def test_responses_that_are_not_streamed_are_complete(client: openai.OpenAI) -> None:
     chat = client.chat.completions.create(
         model="chat", messages=[{"role": "user", "content": "hi"}], max_tokens=5, temperature=0
     )
@@ -75,10 +75,10 @@ def test_it_gets_whole_answers(client: openai.OpenAI) -> None:
     assert completion.usage.prompt_tokens == 3
 
 
-def test_a_conversation_goes_on_and_finds_its_prefix_cached(client: openai.OpenAI) -> None:
+def test_the_second_turn_of_a_conversation_finds_its_prefix_cached(client: openai.OpenAI) -> None:
     chat: list[Any] = [{"role": "user", "content": "tell me more of this " * 40}]
     answer = client.chat.completions.create(model="chat", messages=chat, max_tokens=40)
-    # As a client sends an answer back: with all its empty fields.
+    # A client sends the response back with all its empty fields.
     chat += [answer.choices[0].message.model_dump(), {"role": "user", "content": "and?"}]
     again = client.chat.completions.create(model="chat", messages=chat, max_tokens=1)
     assert again.usage is not None
@@ -89,8 +89,8 @@ def test_a_conversation_goes_on_and_finds_its_prefix_cached(client: openai.OpenA
     assert details.cached_tokens >= answer.usage.prompt_tokens // 16 * 16 - 16
 
 
-def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
-    # "jumps over": the string lies across two tokens.
+def test_stop_strings_end_an_output(client: openai.OpenAI) -> None:
+    # The string is part of "jumps over", so it spans two tokens.
     for stop in ("mps ov", ["nothing", "mps ov"]):
         completion = client.completions.create(model="chat", prompt="x", max_tokens=50, stop=stop)
         assert completion.choices[0].text == "the quick brown fox ju"
@@ -105,7 +105,7 @@ def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_min_tokens_keep_a_stop_string_from_ending_an_answer(client: openai.OpenAI) -> None:
+def test_a_stop_string_within_min_tokens_is_ignored(client: openai.OpenAI) -> None:
     completion = client.completions.create(
         model="chat", prompt="x", max_tokens=50, stop="fox", extra_body={"min_tokens": 10}
     )
@@ -116,7 +116,7 @@ def test_min_tokens_keep_a_stop_string_from_ending_an_answer(client: openai.Open
     assert count_tokens(text) == completion.usage.completion_tokens - 1
 
 
-def test_it_lists_the_model(client: openai.OpenAI) -> None:
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.owned_by) == ("chat", "goodput")
     assert client.models.retrieve("chat") == model
@@ -124,7 +124,7 @@ def test_it_lists_the_model(client: openai.OpenAI) -> None:
         client.models.retrieve("org/other")
 
 
-def test_errors_arrive_as_the_librarys_own(client: openai.OpenAI) -> None:
+def test_errors_raise_the_exceptions_of_the_library(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="gpt-4", prompt="x")
     assert missing.value.code == "model_not_found"
@@ -136,7 +136,7 @@ def test_errors_arrive_as_the_librarys_own(client: openai.OpenAI) -> None:
     assert long.value.code == "context_length_exceeded"
 
 
-def test_overload_arrives_as_the_librarys_rate_limit(start_engine: StartEngine) -> None:
+def test_overload_raises_the_librarys_rate_limit_error(start_engine: StartEngine) -> None:
     engine = start_engine(maxNumSeqs=1, maxWaiting=0)
     with (
         openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as client,
@@ -145,14 +145,14 @@ def test_overload_arrives_as_the_librarys_rate_limit(start_engine: StartEngine) 
         ) as stream,
     ):
         next(iter(stream))
-        with pytest.raises(openai.RateLimitError) as refused:
+        with pytest.raises(openai.RateLimitError) as rejected:
             client.completions.create(model="chat", prompt="y", max_tokens=1)
-        assert int(refused.value.response.headers["Retry-After"]) >= 1
-        assert refused.value.code == "rate_limit_exceeded"
+        assert int(rejected.value.response.headers["Retry-After"]) >= 1
+        assert rejected.value.code == "rate_limit_exceeded"
 
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody])
-def test_every_parameter_of_the_library_is_obeyed_accepted_or_refused_by_name(
+def test_every_parameter_of_the_library_is_a_known_field(
     client: openai.OpenAI, body: type[ChatBody | CompletionBody]
 ) -> None:
     api = client.chat.completions if body is ChatBody else client.completions
@@ -162,7 +162,9 @@ def test_every_parameter_of_the_library_is_obeyed_accepted_or_refused_by_name(
     assert parameters <= set(body.__struct_fields__)
 
 
-async def test_its_asynchronous_client_may_leave_a_stream_early(start_engine: StartEngine) -> None:
+async def test_a_stream_that_the_asynchronous_client_ends_early_is_cancelled(
+    start_engine: StartEngine,
+) -> None:
     engine = start_engine()
     async with openai.AsyncOpenAI(
         base_url=f"{engine.url}/v1", api_key="none", max_retries=0

@@ -1,4 +1,4 @@
-"""Valid requests, and the error for each invalid one before anything is reserved."""
+"""Parsing of requests: valid ones, and the error for each invalid one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {"model": "chat", "messages": [{"role": "user", "content": "hi"}], **fields}
 
 
-def refused(
+def rejection(
     body: bytes | dict[str, Any], headers: dict[str, str] | None = None, status: int = 400
 ) -> APIError:
     with pytest.raises(APIError) as caught:
@@ -63,7 +63,7 @@ def test_a_text_prompt_becomes_a_length_and_hashes() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3, 4, 5], [[1, 2, 3, 4, 5]]], ids=["ids", "one list"])
-def test_token_ids_are_taken_as_they_are(prompt: list[Any]) -> None:
+def test_token_ids_are_used_unchanged(prompt: list[Any]) -> None:
     submit = read(completion(prompt=prompt)).submit
     assert submit.input_tokens == 5
     assert tuple(submit.block_hashes) == block_hashes([1, 2, 3, 4, 5], 4)
@@ -73,7 +73,7 @@ def test_a_list_of_one_text_is_that_text() -> None:
     assert read(completion(prompt=["a b c"])).submit.input_tokens == 3
 
 
-def test_a_chat_is_counted_by_the_template() -> None:
+def test_the_tokens_of_a_chat_include_the_template() -> None:
     messages = [
         {"role": "system", "content": "be brief"},
         {
@@ -85,7 +85,7 @@ def test_a_chat_is_counted_by_the_template() -> None:
     assert read(chat(messages=messages)).submit.input_tokens == len(expected)
 
 
-def test_an_assistants_answer_may_come_back_as_a_client_library_dumps_it() -> None:
+def test_an_assistants_message_with_all_fields_of_a_client_library_is_valid() -> None:
     answer: dict[str, Any] = {
         "role": "assistant", "content": "hi", "refusal": None, "annotations": [],
         "audio": None, "function_call": None, "tool_calls": None,
@@ -93,7 +93,7 @@ def test_an_assistants_answer_may_come_back_as_a_client_library_dumps_it() -> No
     read(chat(messages=[{"role": "user", "content": "x"}, answer]))
 
 
-def test_what_only_steers_sampling_is_accepted() -> None:
+def test_sampling_options_are_accepted() -> None:
     harmless = {
         "temperature": 0.7, "top_p": 0.9, "seed": 1, "user": "me", "n": 1, "presence_penalty": 0,
         "frequency_penalty": 1, "logit_bias": {}, "logprobs": None, "stop": None,
@@ -154,10 +154,10 @@ def test_what_only_steers_sampling_is_accepted() -> None:
         pytest.param({"prompt": {"a": 1}}, "prompt", id="an object as prompt"),
     ],
 )
-def test_a_bad_completion_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    refusal = refused(completion(**fields))
-    assert refusal.param == param
-    assert param.split("[", maxsplit=1)[0] in refusal.message
+def test_an_invalid_completion_is_rejected_by_field(fields: dict[str, Any], param: str) -> None:
+    error = rejection(completion(**fields))
+    assert error.param == param
+    assert param.split("[", maxsplit=1)[0] in error.message
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_a_bad_completion_is_refused_by_name(fields: dict[str, Any], param: str)
         pytest.param({"prompt": "x"}, "prompt", id="a prompt beside messages"),
     ],
 )
-def test_a_bad_chat_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    refusal = refused(chat(**fields))
-    assert refusal.param == param
-    assert param.split("[", maxsplit=1)[0] in refusal.message
+def test_an_invalid_chat_is_rejected_by_field(fields: dict[str, Any], param: str) -> None:
+    error = rejection(chat(**fields))
+    assert error.param == param
+    assert param.split("[", maxsplit=1)[0] in error.message
 
 
 @pytest.mark.parametrize(
@@ -215,22 +215,22 @@ def test_a_bad_chat_is_refused_by_name(fields: dict[str, Any], param: str) -> No
         pytest.param(b'"text"', id="a text"),
         pytest.param(b"<html>", id="HTML"),
         pytest.param(b'{"model": "chat", "prompt": }', id="no value"),
-        pytest.param(b"\xff\xfe", id="no UTF-8"),
-        pytest.param(b'{"model": "\xff", "prompt": "x"}', id="a text that is no UTF-8"),
+        pytest.param(b"\xff\xfe", id="not UTF-8"),
+        pytest.param(b'{"model": "\xff", "prompt": "x"}', id="a string that is not UTF-8"),
         pytest.param(b'{"model": "chat", "prompt": "\\ud800"}', id="half a surrogate pair"),
         pytest.param(b'{"model": "chat", "prompt": ' + b"[" * 100_000, id="nested deeply"),
         pytest.param(b'{"model": "chat", "n": ' + b"[" * 100_000, id="nested deeply elsewhere"),
         pytest.param(b'{"model": "chat", "prompt": NaN}', id="NaN"),
     ],
 )
-def test_a_body_that_is_no_json_object_is_refused(data: bytes) -> None:
-    assert len(refused(data).message) < 300
+def test_a_body_that_is_not_a_json_object_is_rejected(data: bytes) -> None:
+    assert len(rejection(data).message) < 300
 
 
-def test_an_unknown_model_is_404_and_names_the_one_that_is_served() -> None:
-    refusal = refused(completion(model="gpt-4"), status=404)
-    assert refusal.code == "model_not_found"
-    assert "'chat'" in refusal.message
+def test_an_unknown_model_is_404_and_the_served_one_is_named() -> None:
+    error = rejection(completion(model="gpt-4"), status=404)
+    assert error.code == "model_not_found"
+    assert "'chat'" in error.message
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ def test_an_unknown_model_is_404_and_names_the_one_that_is_served() -> None:
         pytest.param(completion(prompt="w " * 60, max_tokens=41), id="prompt and answer"),
     ],
 )
-def test_what_does_not_fit_the_context_is_refused_with_openais_code(body: dict[str, Any]) -> None:
-    assert refused(body).code == "context_length_exceeded"
+def test_a_request_above_the_context_is_rejected_with_openais_code(body: dict[str, Any]) -> None:
+    assert rejection(body).code == "context_length_exceeded"
 
 
-def test_a_prompt_and_answer_that_just_fit_are_let_in() -> None:
+def test_a_request_that_fills_the_context_is_valid() -> None:
     assert read(completion(prompt="w " * 60, max_tokens=40)).submit.max_output_tokens == 40
     assert read(completion(prompt="w " * 99)).submit.max_output_tokens is None
 
@@ -259,18 +259,18 @@ def test_the_class_comes_from_the_header_the_body_or_the_manifest() -> None:
     assert (submit.ttft_ns, submit.tbt_p99_ns) == (30_000 * NS_PER_MS, 900 * NS_PER_MS)
 
 
-def test_two_different_classes_are_refused() -> None:
-    refusal = refused(completion(slo_class="batch"), {"X-SLO-Class": "interactive"})
-    assert refusal.param == "slo_class"
+def test_two_different_classes_are_rejected() -> None:
+    error = rejection(completion(slo_class="batch"), {"X-SLO-Class": "interactive"})
+    assert error.param == "slo_class"
 
 
-def test_an_unknown_class_is_refused_with_the_names_of_the_classes() -> None:
-    refusal = refused(completion(), {"X-SLO-Class": "gold"})
-    assert "interactive, batch" in refusal.message
-    assert refusal.param == "X-SLO-Class"
+def test_an_unknown_class_is_rejected_with_the_names_of_the_classes() -> None:
+    error = rejection(completion(), {"X-SLO-Class": "gold"})
+    assert "interactive, batch" in error.message
+    assert error.param == "X-SLO-Class"
 
 
-def test_a_rows_own_targets_and_priority_win_over_its_class() -> None:
+def test_a_requests_own_targets_override_its_class() -> None:
     headers = {"X-SLO-TTFT-Ms": "250.5", "X-SLO-E2E-Ms": "2000", "X-Priority": "-3"}
     submit = read(completion(), headers).submit
     assert submit.ttft_ns == 250_500_000
@@ -279,7 +279,7 @@ def test_a_rows_own_targets_and_priority_win_over_its_class() -> None:
     assert submit.priority == -3
 
 
-def test_the_true_length_goes_to_the_executor_alone() -> None:
+def test_only_the_executor_gets_the_true_length() -> None:
     hidden = read(completion(), {"X-Goodput-Output-Tokens": "33"}).submit
     assert hidden.executor.output_tokens == 33
     open_ = read(completion()).submit
@@ -310,14 +310,14 @@ def test_the_true_length_goes_to_the_executor_alone() -> None:
         ("X-Request-Id", ""),
     ],
 )
-def test_a_bad_header_is_refused_by_name(name: str, value: str) -> None:
-    refusal = refused(completion(), {name: value})
-    assert refusal.param == name
-    assert name in refusal.message
-    assert len(refusal.message) < 300
+def test_an_invalid_header_is_rejected_by_name(name: str, value: str) -> None:
+    error = rejection(completion(), {name: value})
+    assert error.param == name
+    assert name in error.message
+    assert len(error.message) < 300
 
 
-def test_stop_strings_and_bounds_are_passed_on() -> None:
+def test_stop_strings_and_limits_are_parsed() -> None:
     call = read(completion(stop="\n", min_tokens=2, max_tokens=9, ignore_eos=True))
     assert (call.stops, call.min_tokens) == (("\n",), 2)
     assert call.submit.executor.min_tokens == 2
@@ -370,18 +370,18 @@ def repeated(before: bytes, part: bytes, after: bytes) -> bytes:
         ),
     ],
 )
-def test_a_large_body_is_refused_in_little_memory(data: bytes) -> None:
-    """Decoded as a whole these take 10 to 30 times their size."""
+def test_a_large_invalid_body_is_rejected_with_little_memory(data: bytes) -> None:
+    """Complete decoding takes 10 to 30 times the size of these bodies."""
     tracemalloc.start()
     try:
-        refused(data)
+        rejection(data)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak_bytes < 3 * len(data)
 
 
-def test_brackets_inside_a_text_are_no_structure() -> None:
+def test_brackets_inside_a_string_do_not_count() -> None:
     limits = PromptLimits(vocab_size=1000, max_model_tokens=1 << 20, block_size=4)
     text = '[{\\"' * 400_000
     body = json.dumps(completion(prompt=text)).encode()

@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the text is cut, and never shown in part."""
+"""Stop strings are found across pieces of text, and never sent in part."""
 
 from __future__ import annotations
 
@@ -11,52 +11,50 @@ from goodput_engine.server.handlers import StopMatcher
 
 def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     matcher = StopMatcher(stops)
-    shown = ""
+    sent = ""
     for piece in pieces:
         text, stopped = matcher.feed(piece)
-        shown += text
+        sent += text
         if stopped:
-            return shown, True
-    return shown + matcher.rest(), False
+            return sent, True
+    return sent + matcher.rest(), False
 
 
 @pytest.mark.parametrize(
-    ("stops", "pieces", "shown", "stopped"),
+    ("stops", "pieces", "sent", "stopped"),
     [
         pytest.param(["x"], ["ab", "cd"], "abcd", False, id="no match"),
         pytest.param(["bc"], ["ab", "cd"], "a", True, id="across a boundary"),
         pytest.param(["abcd"], ["a", "b", "c", "d"], "", True, id="over four pieces"),
         pytest.param(["ab!"], ["ab", "ab", "!z"], "ab", True, id="a false start"),
         pytest.param(["aab"], ["aa", "ab"], "a", True, id="an overlapping false start"),
-        pytest.param(["zz"], ["abz"], "abz", False, id="held back, then shown"),
-        pytest.param(["cd", "b"], ["abcd"], "a", True, id="the earliest wins"),
+        pytest.param(["zz"], ["abz"], "abz", False, id="held back, then sent"),
+        pytest.param(["cd", "b"], ["abcd"], "a", True, id="the earliest applies"),
         pytest.param(["b", "ab"], ["xab"], "x", True, id="the longer of two that end together"),
         pytest.param(["é"], ["caf", "é!"], "caf", True, id="not ASCII"),
     ],
 )
 def test_a_stop_string_ends_the_text(
-    stops: list[str], pieces: list[str], shown: str, stopped: bool
+    stops: list[str], pieces: list[str], sent: str, stopped: bool
 ) -> None:
-    assert run(stops, pieces) == (shown, stopped)
+    assert run(stops, pieces) == (sent, stopped)
 
 
 _STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
 @given(_STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
-def test_the_result_does_not_depend_on_where_the_text_is_cut(
-    stops: list[str], pieces: list[str]
-) -> None:
+def test_the_result_does_not_depend_on_the_pieces(stops: list[str], pieces: list[str]) -> None:
     text = "".join(pieces)
     assert run(stops, pieces) == run(stops, [text]) == run(stops, list(text))
 
 
 @given(_STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
-def test_nothing_shown_holds_a_stop_string_and_nothing_is_lost(
+def test_the_sent_text_contains_no_stop_string_and_is_complete(
     stops: list[str], pieces: list[str]
 ) -> None:
-    shown, stopped = run(stops, pieces)
-    assert not any(stop in shown for stop in stops)
+    sent, stopped = run(stops, pieces)
+    assert not any(stop in sent for stop in stops)
     text = "".join(pieces)
-    assert text.startswith(shown)
-    assert stopped or shown == text
+    assert text.startswith(sent)
+    assert stopped or sent == text
