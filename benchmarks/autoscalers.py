@@ -79,7 +79,7 @@ def hpa_law(
     Source: Kubernetes documentation, "Horizontal Pod Autoscaling", algorithm details and default
     scaling behaviour.
     """
-    current = observation.replicas_asked
+    current = observation.desired_replicas
     traffic = observation.traffic
     if now_ns - state.looked_ns < hpa.sync_ns:
         return state, current
@@ -158,7 +158,7 @@ def dynamo_law(
     Source: ai-dynamo/dynamo, docs/design-docs/planner-design.md, "Throughput-Based Scaling",
     "Scaling Decisions" and "Aggregated Mode".
     """
-    current, traffic = observation.replicas_asked, observation.traffic
+    current, traffic = observation.desired_replicas, observation.traffic
     if traffic.signal is not Signal.FRESH or observation.device is None:
         return state, _within(current, params)
     state = replace(
@@ -261,7 +261,7 @@ def llmd_law(
     Source: llm-d/llm-d-workload-variant-autoscaler, docs/saturation-analyzer.md (one variant) and
     docs/integrations/hpa-integration.md.
     """
-    current = observation.replicas_asked
+    current = observation.desired_replicas
     seen = [s for s in state.seen if s[0] > now_ns - _PEAK_NS]
     for replica in observation.fresh:
         used = replica.kv_used_blocks / max(1, replica.kv_total_blocks)

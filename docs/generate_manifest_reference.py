@@ -2,7 +2,7 @@
 
     python docs/generate_manifest_reference.py
 
-A test compares the page with the output, so that page and decoder have the same bounds.
+A test compares the page with the output, so page and decoder have the same bounds.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _HEAD = """\
 <!-- Made by docs/generate_manifest_reference.py; change the dataclasses in core, not this page. -->
 
 One file describes a service for a laptop (`goodput up -f`), for a replay (`replay -f`) and for a
-cluster. [`examples/chat.yaml`](../examples/chat.yaml) is a start. The name of an integer contains
+cluster. Start from [`examples/chat.yaml`](../examples/chat.yaml). The name of an integer contains
 its unit, so the value has none (`ttftMs: 500`, not `500ms`). Shares are quoted percentages
 (`"99%"`); there are no floats. Unknown fields, duplicate keys, YAML's merge keys (`<<`) and a
-second document are errors. `status` belongs to the cluster and is ignored in a file.
+second document are errors. `status` is ignored in a file.
 
 `goodput schema` prints a JSON Schema of this page. Editors with the YAML language server check a
 manifest and complete its fields if a comment names the schema:
@@ -52,7 +52,7 @@ In a cluster the same fields are a CustomResourceDefinition, generated from the 
 (`python -m goodput_operator.render.crd` prints it). Its API server rejects the same manifests and
 names the same fields. `kubectl explain llmservice.spec.engine` shows the descriptions of this page.
 
-A valid field that is not implemented yet is refused by name: `rollout.gate`, and `model.source`
+A valid field that is not implemented yet is rejected by name: `rollout.gate`, and `model.source`
 with weights to execute (`hf://`, `pvc://`, `file://`). `--device` on the command line, or
 `emulated://PROFILE` as the source, emulates a device instead. `tensorParallel` must be the number
 of devices of the emulated [profile](devices.md).
@@ -63,7 +63,7 @@ server validates them.
 
 
 def page() -> str:
-    """Return the whole page as Markdown."""
+    """Return the page as Markdown."""
     first: dict[type[Any], str] = {}
     for path, cls in _objects(LLMService, ""):
         first.setdefault(cls, path)
@@ -140,7 +140,7 @@ def _bounds(rule: FieldRule) -> str:
     if rule.pattern_hint is not None:
         bounds.append(f"must {rule.pattern_hint}")
     if rule.key is not None:
-        bounds.append(f"no two with one `{camel_case(rule.key)}`")
+        bounds.append(f"unique `{camel_case(rule.key)}`")
     return "; ".join(bounds) or "–"
 
 

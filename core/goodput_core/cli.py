@@ -53,7 +53,7 @@ class CommandParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(prog=prog, **kwargs)
-        if not kwargs.get("parents"):  # a parent brings the option along
+        if not kwargs.get("parents"):  # a parent has the option already
             self.add_argument(
                 "--version", action=_PrintVersion, nargs=0, help="show the version and exit"
             )
@@ -96,14 +96,14 @@ def parse_whole(text: str, low: int, high: int, what: str) -> int:
 
     Args:
         text: decimal digits without sign, spaces or underscores.
-        low: the least value, inclusive.
-        high: the greatest value, inclusive.
+        low: the minimum, inclusive.
+        high: the maximum, inclusive.
         what: the number's name in the error, such as "a port".
 
     Raises:
         ValueError: the text is not such a number.
     """
-    # int() alone would take '1_0' and ' 1 '.
+    # int() alone would accept '1_0' and ' 1 '.
     if not (text.isascii() and text.isdigit()) or len(text) > 9 or not low <= int(text) <= high:
         raise ValueError(f"{text[:40]!r} is not {what} in {low} to {high}")
     return int(text)
@@ -119,7 +119,7 @@ def parse_port(text: str) -> int:
 
 
 def require_two_ports(args: argparse.Namespace, parser: CommandParser) -> None:
-    """Refuse equal values of `--port` and `--admin-port`, unless both are 0.
+    """Reject equal values of `--port` and `--admin-port`, unless both are 0.
 
     Raises:
         UsageError: the ports are equal.

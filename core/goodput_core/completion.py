@@ -59,8 +59,8 @@ def main(argv: list[str]) -> int:
     # The only third-party package of core, needed for this command alone.
     import shtab  # noqa: PLC0415
 
-    root = _with_subcommands("replay") if args.program == "replay" else _everything()
-    for action in _all_actions(root):
+    root = _build_command("replay") if args.program == "replay" else _build_root()
+    for action in _iterate_actions(root):
         if action.type is Path:
             action.complete = shtab.FILE  # type: ignore[attr-defined] # shtab reads it
     sys.stdout.write(shtab.complete(root, shell=args.shell, root_prefix=args.program))
@@ -71,32 +71,32 @@ def command_parsers() -> dict[str, CommandParser]:
     """Build the parsers of all installed commands.
 
     Returns:
-        Parsers by command name; those of subcommands that their command's parser does not know
-        by both names, such as `replay.report`.
+        Parsers by command name. Subcommands that are missing from their command's parser have
+        both names, such as `replay.report`.
     """
     found: dict[str, CommandParser] = {}
     for one in entry_points(group=PARSERS_GROUP):
         try:
             found[one.name] = one.load()()
         except ModuleNotFoundError as error:
-            # A command whose extra is not installed is completed by its name alone.
+            # Without its extra, a command is completed by its name alone.
             if (error.name or "").startswith("goodput_"):
                 raise
     return found
 
 
-def _everything() -> CommandParser:
+def _build_root() -> CommandParser:
     root = CommandParser(
         "goodput", summary=f"{DISTRIBUTION}: serve LLMs and replay production traces."
     )
     commands = root.add_subparsers(metavar="COMMAND", prog="goodput")
     for name, command in COMMANDS.items():
-        parser = _with_subcommands(name)
+        parser = _build_command(name)
         commands.add_parser(name, help=command.summary, parents=[parser], add_help=False)
     return root
 
 
-def _with_subcommands(name: str) -> CommandParser:
+def _build_command(name: str) -> CommandParser:
     """Return the parser of a command with its own subcommands below it."""
     parsers = command_parsers()
     parser = parsers.get(name) or CommandParser(f"goodput {name}")
@@ -110,9 +110,9 @@ def _with_subcommands(name: str) -> CommandParser:
     return parser
 
 
-def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def _iterate_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     for action in parser._actions:  # noqa: SLF001 - argparse has no public listing
         yield action
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for below in action.choices.values():
-                yield from _all_actions(below)
+                yield from _iterate_actions(below)

@@ -83,8 +83,8 @@ def run_command(argv: list[str]) -> int:
     try:
         code = _run(argv)
     except BrokenPipeError:
-        # The reader of stdout left early. This is no error of the user's, but a gate piped into
-        # `head` must not look as if it had passed.
+        # The reader closed stdout early. The exit code must not be that of a verdict: a gate piped
+        # into `head` has not passed.
         code = ExitCode.INTERNAL
     try:
         sys.stdout.flush()
@@ -97,17 +97,17 @@ def run_command(argv: list[str]) -> int:
 def _run(argv: list[str]) -> int:
     match argv:
         case ["help", command, *rest] if not command.startswith("-"):
-            return _guarded(command, [*rest, "--help"])
+            return _run_guarded(command, [*rest, "--help"])
         case [] | ["-h" | "--help" | "help", *_]:
-            sys.stdout.write(_usage())
+            sys.stdout.write(_format_usage())
             return ExitCode.PASS if argv else ExitCode.USAGE
         case ["--version", *_]:
             sys.stdout.write(f"goodput {installed_version()}\n")
             return ExitCode.PASS
-    return _guarded(argv[0], argv[1:])
+    return _run_guarded(argv[0], argv[1:])
 
 
-def _guarded(name: str, argv: list[str]) -> int:
+def _run_guarded(name: str, argv: list[str]) -> int:
     try:
         command = _load(name)
         if command is None:
@@ -123,13 +123,13 @@ def _guarded(name: str, argv: list[str]) -> int:
     except ModuleNotFoundError as error:
         _print_traceback_if_debugging()
         if error.name is None or error.name.startswith("goodput_"):
-            return _fail(_internal(error), ExitCode.INTERNAL)
-        return _fail(_missing(name, error.name), ExitCode.USAGE)
+            return _fail(_explain_internal(error), ExitCode.INTERNAL)
+        return _fail(_explain_missing(name, error.name), ExitCode.USAGE)
     except KeyboardInterrupt:
         return _fail("interrupted", ExitCode.INTERRUPTED)
     except SystemExit as stop:
-        # argparse exits with 0 after `--help`, and rich with 1 when a pipe breaks: a library's
-        # exit code must not look like a verdict.
+        # argparse exits with 0 after `--help`, and rich with 1 if a pipe breaks. The exit code of
+        # a library must not be taken for a verdict.
         return ExitCode.INTERNAL if stop.code else ExitCode.PASS
     except BrokenPipeError:
         raise
@@ -142,10 +142,10 @@ def _guarded(name: str, argv: list[str]) -> int:
             return _fail(
                 f"the disk is full{where}; free some space and run again", ExitCode.INTERNAL
             )
-        return _fail(_internal(error), ExitCode.INTERNAL)
+        return _fail(_explain_internal(error), ExitCode.INTERNAL)
     except Exception as error:  # noqa: BLE001 - the last place to catch it before a user sees it
         _print_traceback_if_debugging()
-        return _fail(_internal(error), ExitCode.INTERNAL)
+        return _fail(_explain_internal(error), ExitCode.INTERNAL)
 
 
 def _load(name: str) -> Callable[[list[str]], int] | None:
@@ -156,20 +156,20 @@ def _load(name: str) -> Callable[[list[str]], int] | None:
     return loaded
 
 
-def _missing(command: str, module: str) -> str:
+def _explain_missing(command: str, module: str) -> str:
     extra = COMMANDS[command].extra if command in COMMANDS else "all"
     return (
         f"`goodput {command}` needs the package {module!r}: pip install '{DISTRIBUTION}[{extra}]'"
     )
 
 
-def _usage() -> str:
+def _format_usage() -> str:
     width = max(map(len, COMMANDS))
     rows = "\n".join(f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())
     return _USAGE.format(commands=rows)
 
 
-def _internal(error: BaseException) -> str:
+def _explain_internal(error: BaseException) -> str:
     return (
         f"internal error: {type(error).__name__}: {error}; "
         f"run again with {ENV_DEBUG}=1 for the traceback and report it"

@@ -4,7 +4,7 @@ GoodputError                one sentence: the problem, its place and the remedy
 ├── UsageError         64   the command line or a combination of options
 ├── InputError         64   a file, a trace, a manifest: names the file and the place
 │   └── SpecError           a field of a manifest: names its path
-│       └── NotBuiltError   a valid field that this version does not implement
+│       └── UnsupportedError  a valid field that this version does not implement
 ├── UnreachableError   64   a target that did not respond before the first request was sent
 ├── AbortedRun          3   a run ended by `--abort-on`
 ├── InternalError      70   a bug, a full disk, a child process that died without a user error
@@ -33,6 +33,7 @@ __all__ = [
     "NotBuiltError",
     "SpecError",
     "UnreachableError",
+    "UnsupportedError",
     "UsageError",
     "did_you_mean",
     "root_of",
@@ -109,8 +110,11 @@ class SpecError(InputError):
         return type(self)(self.path, self.problem, source)
 
 
-class NotBuiltError(SpecError):
-    """A valid field that this version does not implement: refused, never substituted."""
+class UnsupportedError(SpecError):
+    """A valid field that this version does not implement."""
+
+
+NotBuiltError = UnsupportedError
 
 
 class UnreachableError(GoodputError):

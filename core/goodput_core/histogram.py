@@ -144,14 +144,10 @@ class LengthMix:
 
     @classmethod
     def of_requests(cls, requests: Iterable[tuple[int, int, int]]) -> LengthMix:
-        """Return the mix of single requests, given as (input, cached, output) tokens."""
+        """Return the mix of single requests: (prompt, cached, output) tokens of each."""
         histogram = LengthHistogram()
-        for input_tokens, cached_tokens, output_tokens in requests:
-            histogram.add(
-                input_tokens=input_tokens,
-                cached_tokens=cached_tokens,
-                output_tokens=output_tokens,
-            )
+        for prompt, cached, output in requests:
+            histogram.add(input_tokens=prompt, cached_tokens=cached, output_tokens=output)
         return histogram.mix()
 
     @property

@@ -1,7 +1,7 @@
 """Nearest-rank quantiles: always a measured value, at a rank computed in integers.
 
-Reports, the TBT targets and the client's lag use this one definition. An interpolated quantile, or
-one at a rank computed in floats, could differ by one rank exactly at the target.
+Reports, TBT targets and the client's send lag use this definition. An interpolated quantile, or a
+rank computed in floats, could differ by one rank exactly at the target.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ P999: Final = Fraction(999, 1000)
 
 
 def quantiles(values: Iterable[int], qs: Sequence[Fraction]) -> tuple[int, ...]:
-    """The nearest-rank quantiles of `values`, several on one sort.
+    """Return the nearest-rank quantiles of `values`, all from one sort.
 
     Args:
         values: at least one measurement, in any order and any unit.
@@ -43,12 +43,12 @@ def quantiles(values: Iterable[int], qs: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 def quantile(values: Iterable[int], q: Fraction) -> int:
-    """One nearest-rank quantile; see `quantiles`."""
+    """Return one nearest-rank quantile; see `quantiles`."""
     return quantiles(values, (q,))[0]
 
 
 def _rank(q: Fraction, count: int) -> int:
-    """⌈q·count⌉, at least 1."""
+    """Return ⌈q·count⌉, at least 1."""
     if not 0 <= q <= 1:
         raise ValueError(f"{q} is not a share; a quantile lies between 0 and 1")
     return max(1, -(-q.numerator * count // q.denominator))

@@ -24,9 +24,11 @@ NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 BYTES_PER_GIB: Final = 1 << 30
 
-_UNITS: Final = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
-_UNITS_LONG: Final = {"m": 60 * NS_PER_S, "h": 3600 * NS_PER_S, "d": 86400 * NS_PER_S}
-_ALL: Final = _UNITS | _UNITS_LONG
+_MINUTE_NS: Final = 60 * NS_PER_S
+_UNITS: Final = {
+    "ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S,
+    "m": _MINUTE_NS, "h": 60 * _MINUTE_NS, "d": 1440 * _MINUTE_NS,
+}  # fmt: skip
 _PART: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|h|d)")
 _MAX_DAYS: Final = 3650
 _SIZE: Final = re.compile(r"(\d{1,6})(MiB|GiB|TiB)", re.ASCII)
@@ -44,11 +46,11 @@ def parse_duration(text: str) -> int:
     for match in _PART.finditer(stripped):
         if match.start() != at:
             break
-        total += Decimal(match[1]) * _ALL[match[2]]
+        total += Decimal(match[1]) * _UNITS[match[2]]
         at = match.end()
     if at == 0 or at != len(stripped):
         raise ValueError(f"{text!r} is not a duration; write for example 250ms, 90s, 10m or 1h30m")
-    if total > _MAX_DAYS * _UNITS_LONG["d"]:
+    if total > _MAX_DAYS * _UNITS["d"]:
         raise ValueError(f"{text!r} is longer than ten years")
     return int(total)
 

@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from goodput_core.errors import InputError, NotBuiltError
-from goodput_core.spec.manifest import (
-    MAX_MANIFEST_BYTES,
-    manifest_text,
-    one_document,
-    parse_manifest,
-    strict_documents,
-)
-from goodput_core.spec.support import require_built
+from goodput_core.errors import UnsupportedError
+from goodput_core.spec.manifest import parse_document, parse_manifest, read_manifest_text
+from goodput_core.spec.support import require_supported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,17 +33,15 @@ def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMSe
     Raises:
         InputError: the file cannot be read, is too large, or is not YAML.
         SpecError: a field is invalid; the error has the file and the field's path.
-        NotBuiltError: a field requires a feature that is not implemented.
+        UnsupportedError: a field requires a feature that is not implemented.
     """
-    service = parse_manifest(
-        _read_text(path), source=str(path), parse_documents=strict_documents(yaml)
-    )
+    service = parse_manifest(read_manifest_text(path), source=str(path), yaml=yaml)
     if placement is not None:
         router = replace(service.spec.router, policy=placement)
         service = replace(service, spec=replace(service.spec, router=router))
     try:
-        require_built(service)
-    except NotBuiltError as error:
+        require_supported(service)
+    except UnsupportedError as error:
         raise error.at(str(path)) from error
     return service
 
@@ -60,17 +52,4 @@ def read_document(path: Path) -> object:
     Raises:
         InputError: the file cannot be read, is too large, or is not YAML.
     """
-    return one_document(_read_text(path), source=str(path), parse_documents=strict_documents(yaml))
-
-
-def _read_text(path: Path) -> str:
-    try:
-        # A named pipe or a device could block or never end.
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path}: is not a regular file; name a manifest")
-        with path.open("rb") as file:
-            content = file.read(MAX_MANIFEST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"{path}: cannot be read: {reason}; name a manifest") from error
-    return manifest_text(content, source=str(path))
+    return parse_document(read_manifest_text(path), source=str(path), yaml=yaml)

@@ -93,7 +93,7 @@ def decided() -> ControlStep:
             classes=(),
             engines=(EngineReading(name="chat-0", signal=Signal.FRESH),),
             phases={"chat-0": ReplicaPhase.READY},
-            replicas_asked=1,
+            desired_replicas=1,
             startups_ns=(),
             now_ns=10**10,
         )

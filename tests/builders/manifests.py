@@ -16,13 +16,13 @@ _FOLDER = Path(__file__).with_name("manifest_files")
 
 
 def manifest_path(name: str = "least") -> Path:
-    """The file of a manifest, in `manifests/` or else in the project's examples."""
+    """Return the file of a manifest, in `manifests/` or else in the project's examples."""
     path = _FOLDER / f"{name}.yaml"
     return path if path.is_file() else EXAMPLES / f"{name}.yaml"
 
 
 def manifest(name: str = "least", /, **changes: Any) -> dict[str, Any]:
-    """A manifest as a dict.
+    """Return a manifest as a dict.
 
     Args:
         name: the file's name without its suffix.
@@ -43,7 +43,7 @@ def manifest(name: str = "least", /, **changes: Any) -> dict[str, Any]:
 
 
 def manifest_text(name: str = "least", /, **changes: Any) -> str:
-    """A manifest as YAML."""
+    """Return a manifest as YAML."""
     return yaml.safe_dump(manifest(name, **changes))
 
 
@@ -55,5 +55,5 @@ def write_manifest(folder: Path, name: str = "least", /, **changes: Any) -> Path
 
 
 def llmservice(name: str = "least", /, **changes: Any) -> LLMService:
-    """A validated manifest."""
+    """Return a validated manifest."""
     return LLMService.from_dict(manifest(name, **changes))

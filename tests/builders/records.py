@@ -1,4 +1,4 @@
-"""Request records of answered and other requests."""
+"""Request records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["answered_request", "request_record"]
 
 
 def request_record(**fields: Any) -> RequestRecord:
-    """A record with an id, no class and the outcome OK, unless `fields` say otherwise."""
+    """Return a record with an id, no class and the outcome OK; `fields` replace these."""
     least: dict[str, Any] = {
         "request_id": "r",
         "slo_class": "",
@@ -30,13 +30,13 @@ def answered_request(
     lag_ms: float = 0,
     **fields: Any,
 ) -> RequestRecord:
-    """A complete answer of class chat; `fields` replace those of the record.
+    """Return a complete request of class chat; `fields` replace those of the record.
 
     Args:
         scheduled_ns: when the request was due.
         ttft_ms: time to the first token, from `scheduled_ns`.
         tpot_ms: time per output token after the first.
-        tokens: length of the answer.
+        tokens: length of the output.
         lag_ms: send lag.
         fields: any other field of the record.
     """

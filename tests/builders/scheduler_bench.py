@@ -1,4 +1,4 @@
-"""A scheduler with clients and a device beside it that checks every plan as it would run it."""
+"""A scheduler with clients, and a simulated device that checks every plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from goodput_engine.scheduler.scheduler import Scheduler
 _BLOCK = 4
 _NONE = Targets()
 # A step takes about two nanoseconds here: some targets hold, some only for the first request.
-PROMISES = (
+TARGETS = (
     _NONE,
     Targets(tpot_ns=NS_PER_MS),
     Targets(ttft_ns=6, tpot_ns=3),
@@ -29,7 +29,7 @@ PROMISES = (
 
 
 class MirrorExecutor:
-    """Applies plans as a device would have to, and refuses whatever a device could not run."""
+    """Applies plans like a device, and fails on a plan that a device could not run."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
@@ -45,7 +45,7 @@ class MirrorExecutor:
         self.families: dict[int, int] = {}
 
     def _write(self, rid: int, position: int) -> None:
-        """A slot holds the keys and values of this token from now on."""
+        """Store the keys and values of a token in its slot."""
         block = self.tables[rid][position // _BLOCK]
         # Other holders of the old contents, a copy or a prefix, keep them.
         slots = dict(self.device.get(block) or {})
@@ -53,13 +53,13 @@ class MirrorExecutor:
         self.device[block] = slots
 
     def _read(self, rid: int, position: int) -> None:
-        """A slot holds what this request needs of it."""
+        """Check that a slot holds the keys and values of a token."""
         block = self.tables[rid][position // _BLOCK]
         slots = self.device.get(block) or {}
         assert slots.get(position % _BLOCK) == (self._text(rid, position), position)
 
     def _text(self, rid: int, position: int) -> int:
-        """Requests of one family have equal prompts; everything else is a request's own."""
+        """Return a token; requests of one family have equal prompts and different outputs."""
         family, prompt = self.families[rid], self.prompts[rid]
         shared = family and position < prompt // _BLOCK * _BLOCK
         return -family if shared else rid
@@ -92,7 +92,7 @@ class MirrorExecutor:
             assert plan.num_decodes == len(self.cohort)
             work += [(rid, self.computed[rid], 1, True) for rid in self.cohort]
         assert work or plan.copies, "an empty plan"
-        assert not copying & {rid for rid, *_ in work}, "computes while it is copied"
+        assert not copying & {rid for rid, *_ in work}, "a request is computed while it is copied"
         assert len({rid for rid, *_ in work}) == len(work), "a request twice in one step"
         stopped: dict[int, str] = {}
         written: set[int] = set()
@@ -125,7 +125,7 @@ class MirrorExecutor:
 
 @dataclass
 class SchedulerBench:
-    """A scheduler, its mirror, and everything that was seen."""
+    """A scheduler, its simulated device, and the observed outputs."""
 
     policy: str
     depth: int
@@ -138,7 +138,7 @@ class SchedulerBench:
     gained: dict[int, int] = field(default_factory=dict)
     finished: dict[int, str] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)
+    rejected: set[int] = field(default_factory=set)
     requests: dict[int, ScheduledRequest] = field(default_factory=dict)
     preempted_at: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -163,14 +163,19 @@ class SchedulerBench:
         self.executor = MirrorExecutor(self.pool)
 
     def submit(
-        self, tokens: int, asked: int | None, length: int, family: int, targets: Targets = _NONE
+        self,
+        tokens: int,
+        max_output: int | None,
+        length: int,
+        family: int,
+        targets: Targets = _NONE,
     ) -> None:
         rid = len(self.requests)
         request = ScheduledRequest(
             rid=rid,
             arrival_ns=self.now_ns,
             input_tokens=tokens,
-            max_output_tokens=asked,
+            max_output_tokens=max_output,
             block_hashes=[family * 1000 + i for i in range(tokens // _BLOCK)] if family else [],
             priority=rid % 4 - 1,
             targets=targets,
@@ -179,18 +184,18 @@ class SchedulerBench:
         self.executor.lengths[rid] = length
         self.executor.families[rid] = family
         self.executor.prompts[rid] = tokens
-        refusal = self.scheduler.add(request, self.now_ns)
-        if refusal is not None:
-            self.refused.add(rid)
-            if refusal.reason == "memory_full":
+        rejection = self.scheduler.add(request, self.now_ns)
+        if rejection is not None:
+            self.rejected.add(rid)
+            if rejection.reason == "memory_full":
                 assert self.host.free_blocks < self.host.total_blocks
                 return
-            if refusal.reason == "unattainable":
+            if rejection.reason == "unattainable":
                 assert targets.ttft_ns is not None
                 return
-            assert refusal.reason == "too_long"
+            assert rejection.reason == "too_long"
             bound = self.total_blocks * _BLOCK + 1
-            assert tokens >= bound or (asked is not None and tokens + asked > bound)
+            assert tokens >= bound or (max_output is not None and tokens + max_output > bound)
 
     def plan(self) -> bool:
         self.now_ns += 1
@@ -199,7 +204,9 @@ class SchedulerBench:
         if plan is None:
             return False
         width = max(before, self.scheduler.limits.max_num_seqs)
-        assert plan.shape.num_requests <= width, "wider than allowed, and not by a lowered limit"
+        assert plan.shape.num_requests <= width, (
+            "the batch exceeds its width although the limit was not lowered"
+        )
         self.executor.submit(plan, self.scheduler.limits.token_budget)
         self.decisions.append(plan)
         self._note_preemptions()
@@ -213,9 +220,9 @@ class SchedulerBench:
         self.results.append(stopped)
         result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=3, stopped=stopped)
         outcome = self.scheduler.commit(plan, result, self.now_ns)
-        told = [*outcome.advanced, *(p.request.rid for p in outcome.progress)]
-        assert len(told) == len(set(told)), "a request gained two tokens in one step"
-        for rid in told:
+        emitted = [*outcome.advanced, *(p.request.rid for p in outcome.progress)]
+        assert len(emitted) == len(set(emitted)), "a request gained two tokens in one step"
+        for rid in emitted:
             assert rid not in self.finished
             assert rid not in self.cancelled
             self.gained[rid] = self.gained.get(rid, 0) + 1

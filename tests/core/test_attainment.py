@@ -1,4 +1,4 @@
-"""Counting what was judged."""
+"""Counts of judged requests."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_share_is_an_exact_fraction() -> None:
     assert Attainment(good=990, total=1000).share == Fraction("0.99")
 
 
-def test_nothing_judged_has_no_share() -> None:
+def test_zero_judged_requests_have_no_share() -> None:
     assert Attainment(good=0, total=0).share is None
 
 
 @pytest.mark.parametrize(("good", "total"), [(2, 1), (-1, 1), (0, -1)])
-def test_impossible_counts_are_refused(good: int, total: int) -> None:
+def test_impossible_counts_are_rejected(good: int, total: int) -> None:
     with pytest.raises(ValueError, match="cannot be counts"):
         Attainment(good=good, total=total)
 
@@ -52,11 +52,11 @@ def test_goodput_is_good_per_second_of_the_window() -> None:
     assert goodput_per_s(1, 1) == SECOND
 
 
-def test_worked_example_two_of_four_keep_both_promises() -> None:
-    promise = SLOClass(name="chat", ttft_ms=300, tpot_ms=30).targets
-    answers = [(120, 25), (450, 22), (180, 42), (190, 27)]
+def test_two_of_four_requests_meet_both_targets() -> None:
+    targets = SLOClass(name="chat", ttft_ms=300, tpot_ms=30).targets
+    latencies = [(120, 25), (450, 22), (180, 42), (190, 27)]
     tally = AttainmentTally()
-    for ttft_ms, tpot_ms in answers:
+    for ttft_ms, tpot_ms in latencies:
         first_ns = ttft_ms * MS
         one = RequestRecord(
             request_id="r",
@@ -69,7 +69,7 @@ def test_worked_example_two_of_four_keep_both_promises() -> None:
             end_ns=first_ns + 10 * tpot_ms * MS,
             output_tokens=11,
         )
-        tally.add(one, judge(one, promise))
+        tally.add(one, judge(one, targets))
     judged = tally.overall().attainment
     assert judged == Attainment(good=2, total=4)
     assert goodput_per_s(judged.total, 10 * SECOND) == Fraction("0.40"), "throughput"
@@ -110,12 +110,12 @@ ROWS = st.lists(st.tuples(st.sampled_from("abc"), JUDGEMENTS), max_size=50)
 
 
 @given(rows=ROWS)
-def test_classes_add_up_to_the_whole(rows: list[tuple[str, Judgement]]) -> None:
+def test_classes_add_up_to_the_overall_counts(rows: list[tuple[str, Judgement]]) -> None:
     tally = AttainmentTally("a")
     for name, judgement in rows:
         tally.add(record(name), judgement)
-    whole = sum((c.attainment for c in tally.by_class()), Attainment(good=0, total=0))
-    assert whole == tally.overall().attainment
+    total = sum((c.attainment for c in tally.by_class()), Attainment(good=0, total=0))
+    assert total == tally.overall().attainment
     assert tally.overall().rows == len(rows) == sum(c.rows for c in tally.by_class())
 
 

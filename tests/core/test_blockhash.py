@@ -56,6 +56,6 @@ def test_hashes_are_the_same_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 2**32])
-def test_a_token_id_out_of_range_is_refused(token: int) -> None:
+def test_a_token_id_out_of_range_is_rejected(token: int) -> None:
     with pytest.raises(OverflowError):
         block_hashes([token], 1)

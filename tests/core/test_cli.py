@@ -26,7 +26,7 @@ def test_arguments_are_parsed(parser: CommandParser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         pytest.param(["--four", "10s"], "--four", id="unknown-option"),
         pytest.param(["--fo", "10s"], "--fo", id="abbreviated-option"),
@@ -35,17 +35,17 @@ def test_arguments_are_parsed(parser: CommandParser) -> None:
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_exit_64(
-    parser: CommandParser, argv: list[str], said: str
+    parser: CommandParser, argv: list[str], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         parser.parse_args(argv)
     assert caught.value.exit_code is ExitCode.USAGE
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "goodput wait --help" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_misspelt_choice_is_answered_with_the_closest_one() -> None:
+def test_a_misspelt_choice_suggests_the_closest_one() -> None:
     parser = CommandParser("goodput trace")
     commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog)
     for name in ("import", "describe"):

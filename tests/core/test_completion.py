@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BASH = shutil.which("bash") or ""
-# What bash does when a user presses the tab key after these words.
+# The steps of bash when a user presses the tab key after these words.
 PRESS_TAB = """
 source "$1"; shift
 function=$(complete -p "$1" | sed 's/.*-F \\([^ ]*\\).*/\\1/')
@@ -78,6 +78,6 @@ def test_each_shell_gets_a_script_for_the_program(
     assert "python" not in script.lower()
 
 
-def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_shell_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["completion", "zhs"]) == 64
     assert "did you mean zsh?" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENV_DEBUG, raising=False)
 
 
-def test_a_command_gets_its_arguments_and_gives_its_exit_code(
+def test_a_command_receives_its_arguments_and_returns_its_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_command(["echo", "--a", "b"]) == 2
@@ -91,7 +91,7 @@ def test_a_command_gets_its_arguments_and_gives_its_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "message"),
     [
         pytest.param("bad_input", 64, "no column 'input_tokens'", id="bad-input"),
         pytest.param("aborted", 3, "more than 5%", id="aborted-run"),
@@ -109,17 +109,17 @@ def test_a_command_gets_its_arguments_and_gives_its_exit_code(
     ],
 )
 def test_an_error_is_one_sentence_and_an_exit_code(
-    command: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    command: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command([command]) == code
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ")
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.count("\n") == 1
 
 
-def test_the_traceback_of_a_bug_is_shown_when_asked_for(
+def test_the_traceback_of_a_bug_is_shown_on_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENV_DEBUG, "1")
@@ -147,7 +147,7 @@ RUN = "import sys; from goodput_core.dispatch import main; sys.argv[1:] = ['wait
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> list[str]:
-    """A command that says when it waits, and when it has cleaned up."""
+    """Return a command that reports when it waits and when it has cleaned up."""
     (tmp_path / "planted_commands.py").write_text(WAITS)
     entry_points = tmp_path / "planted-1.0.dist-info" / "entry_points.txt"
     entry_points.write_text("[goodput.commands]\nwait = planted_commands:wait\n")
@@ -162,8 +162,8 @@ def test_a_signal_interrupts_a_command_after_its_cleanup(waiting: list[str], num
         assert command.stdout is not None
         assert command.stdout.readline() == "waiting\n"
         command.send_signal(number)
-        told, said = command.communicate(timeout=30)
-    assert (command.returncode, told, said) == (130, "cleaned up\n", "error: interrupted\n")
+        output, message = command.communicate(timeout=30)
+    assert (command.returncode, output, message) == (130, "cleaned up\n", "error: interrupted\n")
 
 
 def test_a_closed_terminal_is_not_written_to(waiting: list[str]) -> None:
@@ -185,8 +185,8 @@ def test_a_command_under_nohup_survives_the_hang_up(waiting: list[str]) -> None:
         command.stdout.readline()
         command.send_signal(signal.SIGHUP)
         command.send_signal(signal.SIGTERM)
-        _, said = command.communicate(timeout=30)
-    assert said.endswith("error: interrupted\n")
+        _, message = command.communicate(timeout=30)
+    assert message.endswith("error: interrupted\n")
 
 
 def test_help_of_a_command_exits_0() -> None:
@@ -212,7 +212,7 @@ def test_usage_lists_every_command(
         pytest.param(["help", "echo", "sub"], "sub --help", id="subcommand"),
     ],
 )
-def test_help_of_a_command_is_the_commands_own(
+def test_help_is_passed_on_to_the_command(
     argv: list[str], passed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(argv) == 2

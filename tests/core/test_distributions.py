@@ -39,7 +39,7 @@ PROBABILITIES = st.floats(1e-4, 1 - 1e-4)
         (0.9999, 1e6, 1005268.0396009346),
     ],
 )
-def test_chi_square_quantiles_are_scipys(p: float, degrees: float, expected: float) -> None:
+def test_chi_square_quantiles_equal_scipys(p: float, degrees: float, expected: float) -> None:
     assert chi_square_quantile(p, degrees) == pytest.approx(expected, rel=1e-9)
 
 
@@ -58,7 +58,7 @@ def test_chi_square_quantiles_are_scipys(p: float, degrees: float, expected: flo
         (0.999, 19, 3.5794001489547154),
     ],
 )
-def test_student_t_quantiles_are_scipys(p: float, degrees: float, expected: float) -> None:
+def test_student_t_quantiles_equal_scipys(p: float, degrees: float, expected: float) -> None:
     assert student_t_quantile(p, degrees) == pytest.approx(expected, rel=1e-9)
 
 
@@ -76,7 +76,7 @@ def test_student_t_quantiles_are_scipys(p: float, degrees: float, expected: floa
         (0.95, 99_999_990, 11, 0.999999938309926),
     ],
 )
-def test_beta_quantiles_are_scipys(p: float, a: float, b: float, expected: float) -> None:
+def test_beta_quantiles_equal_scipys(p: float, a: float, b: float, expected: float) -> None:
     assert beta_quantile(p, a, b) == pytest.approx(expected, rel=1e-9)
 
 

@@ -33,7 +33,7 @@ def counts(good: list[int], total: list[int]) -> SecondCounts:
 
 
 def with_misses(per_s: int, seconds: int, *misses: tuple[int, int]) -> SecondCounts:
-    """A steady load; each of `misses` is a second and how many requests missed in it."""
+    """Return a steady load; `misses` are pairs of a second and its missed requests."""
     good = [per_s] * seconds
     for second, missed in misses:
         good[second] -= missed
@@ -46,7 +46,7 @@ def interval(sample: SecondCounts, confidence: float = 0.95) -> Interval:
 
 @st.composite
 def windows(draw: st.DrawFn, max_seconds: int = 200) -> SecondCounts:
-    """Loads and misses of any shape, with at least one request."""
+    """Draw any loads and misses, with at least one request."""
     seconds = draw(st.integers(1, max_seconds))
     rng = random.Random(draw(st.integers(0, 2**32)))
     busiest = draw(st.sampled_from([1, 5, 50]))
@@ -59,7 +59,7 @@ def windows(draw: st.DrawFn, max_seconds: int = 200) -> SecondCounts:
 
 
 def formula(sample: SecondCounts, confidence: float) -> tuple[float, float]:
-    """The bounds of docs/verdicts.md, computed as they are written there."""
+    """Compute the bounds by the formula of docs/verdicts.md."""
     good, total = sample.good, sample.total
     seconds, n = len(total), sum(total)
     missed = n - sum(good)
@@ -91,7 +91,7 @@ def test_bounds_follow_the_formula(sample: SecondCounts, confidence: float) -> N
     lower, upper = formula(longer, confidence)
     share = longer.attainment.good / longer.attainment.total
     assert found.lower == pytest.approx(min(lower, share), abs=1e-9)
-    # The upper bound is raised to the exact one of independent requests where that is wider.
+    # The upper bound is raised to the exact one of independent requests if that is wider.
     assert found.upper >= max(upper, share) - 1e-9
     missed = longer.attainment.total - longer.attainment.good
     exact = beta_quantile(confidence, longer.attainment.good + 1, missed) if missed else 1.0
@@ -102,7 +102,7 @@ def test_bounds_follow_the_formula(sample: SecondCounts, confidence: float) -> N
     ("objective", "needed"),
     [("0.99", 300), ("0.95", 60), ("0.999", 2996), ("0.5", 6)],
 )
-def test_requests_needed_is_where_a_clean_window_first_reaches_the_objective(
+def test_requests_needed_is_the_smallest_window_without_misses_that_reaches_the_objective(
     objective: str, needed: int
 ) -> None:
     goal = Fraction(objective)
@@ -119,10 +119,10 @@ def test_requests_needed_is_where_a_clean_window_first_reaches_the_objective(
         pytest.param(counts([30], [30]), 0.900142, 1.0, id="30-of-30-in-one-second"),
         # 0.95 to the power of 1 / 30, below 1.
         pytest.param(counts([0] * 30, [1] * 30), 0.0, 0.095034, id="0-of-30"),
-        pytest.param(counts([0], [0]), 0.0, 1.0, id="nothing-judged-says-nothing"),
+        pytest.param(counts([0], [0]), 0.0, 1.0, id="0-of-0"),
     ],
 )
-def test_bounds_without_misses_or_without_anything_else(
+def test_bounds_of_windows_with_only_one_kind_of_request(
     sample: SecondCounts, lower: float, upper: float
 ) -> None:
     found = interval(sample)
@@ -162,22 +162,22 @@ def test_misses_in_bursts_widen_both_bounds() -> None:
     assert apart.effective > seconds.effective > together.effective
 
 
-def test_misses_far_apart_are_worth_all_their_requests() -> None:
+def test_misses_far_apart_have_the_full_effective_sample_size() -> None:
     found = interval(with_misses(10, 300, *((k * 10, 1) for k in range(30))))
     assert found.effective == pytest.approx(3000)
 
 
-def test_a_whole_block_of_misses_is_worth_few_requests() -> None:
+def test_a_block_of_misses_has_a_small_effective_sample_size() -> None:
     found = interval(with_misses(10, 300, *((k, 10) for k in range(10))))
     assert found.effective < 3000 / 50
 
 
 @pytest.mark.parametrize("good", [0, 10], ids=["all-missed", "all-attained"])
-def test_without_both_kinds_every_request_counts(good: int) -> None:
+def test_windows_with_only_one_kind_have_the_full_effective_sample_size(good: int) -> None:
     assert interval(counts([good] * 60, [10] * 60)).effective == 600
 
 
-def test_independent_requests_keep_most_of_their_worth() -> None:
+def test_independent_requests_have_a_large_effective_sample_size() -> None:
     rng = random.Random(5)
     worth = []
     for _ in range(50):
@@ -195,7 +195,7 @@ def test_a_declared_outage_lowers_the_lower_bound_only() -> None:
     assert declared.lower == pytest.approx(1 - 2.9957 * 2 / 300, abs=1e-4)
 
 
-def test_a_clean_window_excludes_a_third_of_the_misses_that_the_objective_allows() -> None:
+def test_a_window_without_misses_excludes_a_third_of_the_allowed_outage() -> None:
     estimate = WindowEstimate(with_misses(5, 300))
     excluded_s = estimate.excluded_outage_s(Fraction(99, 100))
     assert excluded_s == pytest.approx(300 * 0.01 / 2.9957, rel=2e-3)
@@ -218,19 +218,19 @@ def test_sharing_the_error_widens_the_upper_bound_only() -> None:
 
 
 @pytest.mark.parametrize("confidence", [0.49, 1.0, 95.0])
-def test_a_confidence_out_of_bounds_is_refused(confidence: float) -> None:
+def test_a_confidence_out_of_bounds_is_rejected(confidence: float) -> None:
     with pytest.raises(ValueError, match="confidence"):
         interval(counts([1], [2]), confidence)
 
 
 @pytest.mark.parametrize(("good", "total"), [([], []), ([1], [1, 2])])
-def test_counts_that_are_no_window_are_refused(good: list[int], total: list[int]) -> None:
+def test_counts_of_different_lengths_are_rejected(good: list[int], total: list[int]) -> None:
     with pytest.raises(ValueError, match="entries"):
         counts(good, total)
 
 
 @pytest.mark.parametrize(("lower", "uppers"), [(0.5, (0.4,)), (-0.1, (1.0,)), (0.5, ()), (0, (2,))])
-def test_an_interval_out_of_order_is_refused(lower: float, uppers: tuple[float, ...]) -> None:
+def test_an_interval_out_of_order_is_rejected(lower: float, uppers: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="not in order"):
         Interval(
             lower=lower, uppers=uppers, confidence=0.95, effective=1, method=IntervalMethod.BLOCKS
@@ -300,7 +300,9 @@ def test_more_confidence_widens_both_bounds(
 
 @given(per_s=st.integers(1, 20), seconds=st.integers(1, 120), times=st.integers(2, 10))
 @settings(deadline=None)
-def test_a_longer_clean_window_raises_the_lower_bound(per_s: int, seconds: int, times: int) -> None:
+def test_a_longer_window_without_misses_raises_the_lower_bound(
+    per_s: int, seconds: int, times: int
+) -> None:
     short = interval(with_misses(per_s, seconds))
     long = interval(with_misses(per_s, seconds * times))
     assert long.lower >= short.lower

@@ -13,12 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import GoodputError, InputError
-from goodput_core.spec.manifest import (
-    MAX_MANIFEST_BYTES,
-    manifest_text,
-    parse_manifest,
-    strict_documents,
-)
+from goodput_core.spec.manifest import MAX_MANIFEST_BYTES, parse_manifest, read_manifest_text
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
@@ -28,8 +23,7 @@ CHAT = EXAMPLE.read_text(encoding="utf-8")
 
 
 def parse(text: str) -> LLMService:
-    text = manifest_text(text.encode(), source="m.yaml")
-    return parse_manifest(text, source="m.yaml", parse_documents=strict_documents(yaml))
+    return parse_manifest(text, source="m.yaml", yaml=yaml)
 
 
 def test_a_manifest_is_read() -> None:
@@ -78,12 +72,11 @@ NOT_ONE_MANIFEST = {
     ),
     "merge-key": ("a: &a {x: 1}\nb: {<<: *a}", "line 2: merge keys"),
     "merge-bomb": (MERGE_BOMB, "merge keys"),
-    "huge": ("#" * (MAX_MANIFEST_BYTES + 1), "over 1 MiB"),
 }
 
 
 @pytest.mark.parametrize(("text", "words"), NOT_ONE_MANIFEST.values(), ids=NOT_ONE_MANIFEST)
-def test_a_text_without_exactly_one_manifest_is_refused_in_a_sentence(
+def test_a_text_without_exactly_one_manifest_is_rejected_with_a_sentence(
     text: str, words: str
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -95,7 +88,14 @@ def test_a_text_without_exactly_one_manifest_is_refused_in_a_sentence(
     assert len(sentence) < 400
 
 
-def test_nested_aliases_are_refused_at_once() -> None:
+def test_a_file_above_1_mib_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_bytes(b"#" * (MAX_MANIFEST_BYTES + 1))
+    with pytest.raises(InputError, match=r"m\.yaml: over 1 MiB"):
+        read_manifest_text(path)
+
+
+def test_nested_aliases_are_rejected_at_once() -> None:
     lines = [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
     text = CHAT.replace("  replicas: 2", "  replicas: *a59").replace(
         "spec:", "status:\n  a0: &a0 [ha]\n  " + "\n  ".join(lines) + "\nspec:"
@@ -112,7 +112,7 @@ def test_a_field_is_named_with_its_file() -> None:
 
 
 @given(st.text(max_size=200) | st.text(alphabet="{}[]:,-&*!|>#%'\"\n ab1<", max_size=60))
-def test_any_text_is_refused_with_a_sentence(text: str) -> None:
+def test_any_text_is_rejected_with_a_sentence(text: str) -> None:
     with pytest.raises(GoodputError) as caught:
         parse(text)
     assert "\n" not in str(caught.value)

@@ -24,7 +24,7 @@ def generator() -> ModuleType:
 
 
 @pytest.mark.golden
-def test_the_page_is_the_one_that_the_dataclasses_make(request: pytest.FixtureRequest) -> None:
+def test_the_page_is_generated_from_the_dataclasses(request: pytest.FixtureRequest) -> None:
     module = generator()
     if request.config.getoption("--rewrite-golden"):
         module.PAGE.write_text(module.page(), encoding="utf-8")

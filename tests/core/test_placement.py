@@ -76,7 +76,7 @@ def test_every_router_policy_of_a_manifest_has_a_placement() -> None:
         assert place(PlacementState(), [load("a")], (), 0)[1].policy is policy
 
 
-def test_round_robin_takes_each_in_turn() -> None:
+def test_round_robin_selects_replicas_in_cyclic_order() -> None:
     replicas = [load("b", 9), load("a"), load("c", 3)]
     assert placed(PLACEMENTS[RouterPolicy.ROUND_ROBIN], replicas, 7) == [
         "a",
@@ -89,7 +89,7 @@ def test_round_robin_takes_each_in_turn() -> None:
     ]
 
 
-def test_round_robin_continues_after_a_replica_left() -> None:
+def test_round_robin_continues_after_a_removed_replica() -> None:
     state, _ = PLACEMENTS[RouterPolicy.ROUND_ROBIN](
         PlacementState(last="a"), [load("a"), load("b"), load("c")], (), 0
     )
@@ -110,7 +110,7 @@ def test_round_robin_continues_after_a_replica_left() -> None:
                 load("b", 1, kv_used_blocks=9, kv_total_blocks=20),
             ],
             "b",
-            id="most room in the cache, by share",
+            id="largest free share of the cache",
         ),
         pytest.param(
             [
@@ -118,12 +118,12 @@ def test_round_robin_continues_after_a_replica_left() -> None:
                 load("b", 1, kv_used_blocks=1, kv_total_blocks=100),
             ],
             "a",
-            id="the next in turn where the cache differs by less than a tenth",
+            id="next in order if the cache differs by less than a tenth",
         ),
         pytest.param([load("a", 1, waiting=9), load("b", 2)], "a", id="in flight before queue"),
     ],
 )
-def test_least_loaded_takes_the_emptiest(replicas: list[ReplicaLoad], taken: str) -> None:
+def test_least_loaded_selects_the_emptiest(replicas: list[ReplicaLoad], taken: str) -> None:
     assert (
         PLACEMENTS[RouterPolicy.LEAST_LOADED](PlacementState(), replicas, (), 0)[1].replica == taken
     )
@@ -133,14 +133,14 @@ def test_least_loaded_takes_the_emptiest(replicas: list[ReplicaLoad], taken: str
     )
 
 
-def test_idle_replicas_share() -> None:
+def test_idle_replicas_get_equal_shares() -> None:
     names = placed(PLACEMENTS[RouterPolicy.LEAST_LOADED], [load(name) for name in "abc"], 9)
     assert set(Counter(names).values()) == {3}
 
 
 @EACH
 @given(state=STATES, replicas=LOADS)
-def test_a_replica_that_is_no_candidate_is_never_selected(
+def test_only_candidates_are_selected(
     place: Place, state: PlacementState, replicas: list[ReplicaLoad]
 ) -> None:
     after, placement = place(state, replicas, (), 7)

@@ -1,4 +1,4 @@
-"""Placement by two random choices, and the loads under which it helps or hurts."""
+"""Placement by two random choices, compared with other policies."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def placed(seed: int, times: int, counts: dict[str, int]) -> list[str]:
     return names
 
 
-def test_the_draw_follows_from_the_seed_and_the_count_alone() -> None:
+def test_the_draw_depends_only_on_seed_and_count() -> None:
     even = dict.fromkeys(NAMES, 0)
     assert placed(1, 50, even) == placed(1, 50, even)
     assert placed(1, 50, even) != placed(2, 50, even)
-    assert placed(1, 50, even)[20:] != placed(1, 30, even), "it goes on, it does not repeat"
+    assert placed(1, 50, even)[20:] != placed(1, 30, even), (
+        "the sequence continues and does not repeat"
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])

@@ -28,7 +28,7 @@ def keys_of(*tokens: int) -> tuple[int, ...]:
 
 
 class Fleet:
-    """Replicas whose requests end when the test says so."""
+    """Replicas whose requests end on demand."""
 
     def __init__(self, *names: str) -> None:
         self.in_flight = dict.fromkeys(names, 0)
@@ -50,13 +50,13 @@ class Fleet:
         self.in_flight[name] -= 1
 
     def serve(self, *tokens: int) -> str:
-        """Place a request that ends before the next comes."""
+        """Place a request that ends before the next one arrives."""
         name = self.place(*tokens)
         self.end(name)
         return name
 
 
-def test_the_next_turn_of_a_conversation_goes_to_the_same_replica() -> None:
+def test_the_next_turn_of_a_conversation_is_placed_on_the_same_replica() -> None:
     fleet = Fleet("a", "b", "c")
     first = [fleet.serve(session, 1, 2) for session in range(6)]
     assert set(fleet.reasons) == {PlacementReason.LEAST_LOADED}
@@ -65,7 +65,7 @@ def test_the_next_turn_of_a_conversation_goes_to_the_same_replica() -> None:
     assert set(fleet.reasons[6:]) == {PlacementReason.KNOWN_PREFIX}
 
 
-def test_the_longest_known_prefix_wins() -> None:
+def test_the_replica_with_the_longest_known_prefix_is_selected() -> None:
     fleet = Fleet("a", "b")
     assert fleet.serve(1, 2) == "a"
     fleet.in_flight["a"] = 9  # over the bound: the rest goes to b, which then knows more
@@ -73,10 +73,10 @@ def test_the_longest_known_prefix_wins() -> None:
     assert fleet.reasons[-1] is PlacementReason.BOUNDED_LOAD
     fleet.in_flight = {"a": 0, "b": 0}
     assert fleet.serve(1, 2, 3, 9) == "b"
-    assert fleet.serve(1, 2, 9) in {"a", "b"}, "both know two blocks"
+    assert fleet.serve(1, 2, 9) in {"a", "b"}, "two blocks were sent to both"
 
 
-def test_of_equal_holders_the_emptier_is_taken() -> None:
+def test_of_replicas_with_equal_prefixes_the_emptier_is_selected() -> None:
     fleet = Fleet("a", "b")
     fleet.state.prefixes.add("a", keys_of(1, 2), ["a", "b"])
     fleet.state.prefixes.add("b", keys_of(1, 2), ["a", "b"])
@@ -112,15 +112,15 @@ def test_no_replica_exceeds_the_bound(
 
 
 @given(replicas=st.integers(1, 9), requests=st.integers(0, 150))
-def test_one_hot_prefix_fills_no_replica_over_the_bound(replicas: int, requests: int) -> None:
+def test_a_hot_prefix_exceeds_the_bound_on_no_replica(replicas: int, requests: int) -> None:
     fleet = Fleet(*(f"r{i}" for i in range(replicas)))
     for placed in range(1, requests + 1):
         fleet.place(1, 2, 3)
         assert max(fleet.in_flight.values()) <= -(-5 * placed // (4 * replicas))
 
 
-def test_a_hot_prefix_costs_evenness_while_it_spreads() -> None:
-    # What affinity gives away: the replica that knows the prefix stays fuller, up to the bound.
+def test_a_hot_prefix_makes_loads_less_even_while_it_spreads() -> None:
+    # The replica with the prefix has more requests than the others, up to the bound.
     fleet, even = Fleet("a", "b", "c", "d"), Fleet("a", "b", "c", "d")
     fleet.serve(1, 2, 3)
     for index in range(100):
@@ -130,7 +130,7 @@ def test_a_hot_prefix_costs_evenness_while_it_spreads() -> None:
     assert max(fleet.in_flight.values()) >= max(even.in_flight.values())
 
 
-def test_a_replica_that_leaves_moves_only_its_own_prompts() -> None:
+def test_a_removed_replica_moves_only_its_own_prompts() -> None:
     fleet = Fleet("a", "b", "c", "d")
     before = {session: fleet.serve(session, 1) for session in range(40)}
     del fleet.in_flight["b"]
@@ -158,11 +158,11 @@ def test_only_the_first_keys_of_a_prompt_are_used() -> None:
 
 @given(
     prompts=st.lists(st.tuples(st.sampled_from("ab"), PROMPTS), max_size=40),
-    asked=PROMPTS,
+    looked_up=PROMPTS,
     most=st.integers(12, 30),
 )
 def test_the_known_keys_of_a_prompt_are_its_first_ones(
-    prompts: list[tuple[str, list[int]]], asked: list[int], most: int
+    prompts: list[tuple[str, list[int]]], looked_up: list[int], most: int
 ) -> None:
     known = KnownPrefixes(most_of_one=most)
     recent: dict[str, list[int]] = {"a": [], "b": []}
@@ -172,7 +172,7 @@ def test_the_known_keys_of_a_prompt_are_its_first_ones(
         recent[name] = [k for k in recent[name] if k not in keys] + list(reversed(keys))
         del recent[name][:-most]
         assert len(known) == sum(map(len, recent.values()))
-    keys = keys_of(*asked)
+    keys = keys_of(*looked_up)
     for name, held in recent.items():
         length = known.length(name, keys)
         assert [key in held for key in keys] == [i < length for i in range(len(keys))]
@@ -190,5 +190,5 @@ def test_memory_is_bounded_while_replicas_change() -> None:
 
 
 @pytest.mark.parametrize("keys", [(), (1,), (1, 2)], ids=len)
-def test_an_unknown_replica_knows_nothing(keys: tuple[int, ...]) -> None:
+def test_an_unknown_replica_has_no_known_keys(keys: tuple[int, ...]) -> None:
     assert KnownPrefixes().length("a", keys) == 0

@@ -33,7 +33,7 @@ def test_quantile_has_the_exact_rank(count: int, q: Fraction, rank: int) -> None
     assert quantile(range(count, 0, -1), q) == rank
 
 
-def test_several_quantiles_come_in_the_order_asked() -> None:
+def test_several_quantiles_are_returned_in_order() -> None:
     assert quantiles([3, 1, 2], [P99, Fraction(0), P50]) == (3, 1, 2)
 
 
@@ -43,7 +43,7 @@ def test_no_values_have_no_quantile() -> None:
 
 
 @pytest.mark.parametrize("q", [Fraction(-1, 100), Fraction(101, 100)])
-def test_a_share_outside_zero_to_one_is_refused(q: Fraction) -> None:
+def test_a_share_outside_zero_to_one_is_rejected(q: Fraction) -> None:
     with pytest.raises(ValueError, match="not a share"):
         quantile([1], q)
 

@@ -26,7 +26,7 @@ def test_latencies_start_at_the_scheduled_arrival() -> None:
     assert RECORD.e2e_ns == 1_000
 
 
-def test_the_same_from_the_actual_send_stands_beside_it() -> None:
+def test_ttft_is_also_measured_from_the_actual_send() -> None:
     assert RECORD.ttft_from_send_ns == 400
     assert RECORD.lag_ns == 100
 
@@ -51,7 +51,7 @@ def test_a_request_that_was_never_sent_has_no_lag() -> None:
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.OK])
-def test_only_a_completed_answer_has_an_end_to_end_time(outcome: Outcome) -> None:
+def test_only_a_complete_response_has_an_end_to_end_time(outcome: Outcome) -> None:
     assert replace(RECORD, outcome=outcome).e2e_ns is None
 
 
@@ -69,7 +69,7 @@ def test_only_a_completed_answer_has_an_end_to_end_time(outcome: Outcome) -> Non
         (Outcome.OK, 200, False),
     ],
 )
-def test_a_rejection_is_the_clients_unless_it_is_for_time_or_load(
+def test_4xx_except_timeout_and_overload_is_a_client_error(
     outcome: Outcome, status: int | None, expected: bool
 ) -> None:
     assert replace(RECORD, outcome=outcome, status=status).client_error is expected

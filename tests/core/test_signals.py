@@ -154,7 +154,7 @@ def test_an_ignored_hang_up_stays_ignored(code: str) -> None:
         (StopCause.STDIN_CLOSED, 0),
     ],
 )
-def test_a_person_interrupts_and_a_supervisor_stops(cause: StopCause, code: int) -> None:
+def test_the_exit_code_depends_on_the_cause(cause: StopCause, code: int) -> None:
     assert cause.exit_code == code
 
 

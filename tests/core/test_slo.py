@@ -1,4 +1,4 @@
-"""Promises and objectives."""
+"""Targets and objectives."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_objective_is_an_exact_fraction(text: str, objective: Fraction) -> None:
 @pytest.mark.parametrize(
     "text", ["99", "0.99", "99 %", "-1%", "1e1%", "99.%", "", "%", "99.0000001%"]
 )
-def test_text_that_is_no_percentage_is_refused(text: str) -> None:
+def test_text_that_is_not_a_percentage_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a percentage"):
         parse_objective(text)
 
 
 @pytest.mark.parametrize("text", ["0%", "0.0%", "100%", "100.5%"])
-def test_objective_that_nothing_or_anything_would_show_is_refused(text: str) -> None:
+def test_objectives_of_0_and_100_percent_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="out of bounds"):
         parse_objective(text)
 
@@ -49,14 +49,14 @@ def test_objective_is_written_as_it_was_read(text: str) -> None:
 
 
 @given(st.integers(1, 10**8 - 1))
-def test_every_objective_survives_being_written_and_read(hundred_millionths: int) -> None:
+def test_every_objective_is_read_back_as_written(hundred_millionths: int) -> None:
     objective = Fraction(hundred_millionths, 10**8)
     assert parse_objective(format_objective(objective)) == objective
 
 
-def test_class_promises_in_nanoseconds() -> None:
-    promised = SLOClass(name="chat", ttft_ms=500, tpot_ms=50, tbt_p99_ms=120, e2e_ms=9000)
-    assert promised.targets == Targets(
+def test_targets_of_a_class_are_in_nanoseconds() -> None:
+    chat = SLOClass(name="chat", ttft_ms=500, tpot_ms=50, tbt_p99_ms=120, e2e_ms=9000)
+    assert chat.targets == Targets(
         ttft_ns=500_000_000, tpot_ns=50_000_000, tbt_p99_ns=120_000_000, e2e_ns=9_000_000_000
     )
     assert SLOClass(name="chat", ttft_ms=1, tpot_ms=1).targets.e2e_ns is None
@@ -69,7 +69,7 @@ def test_targets_are_empty_only_without_any_bound() -> None:
 
 
 @given(own=TARGETS, row=TARGETS)
-def test_every_bound_of_the_row_wins(own: Targets, row: Targets) -> None:
+def test_targets_of_the_row_override_those_of_the_class(own: Targets, row: Targets) -> None:
     merged = own.overridden_by(row)
     for field in fields(Targets):
         theirs = getattr(row, field.name)

@@ -1,4 +1,4 @@
-"""Decoding refuses everything that is not a manifest with a `SpecError`, and with nothing else."""
+"""The decoder rejects every value that is not a manifest with a `SpecError`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from goodput_core.errors import SpecError
-from goodput_core.spec.codec import decode, shown
+from goodput_core.spec.codec import decode, format_value
 from goodput_core.spec.declaration import camel_case, spec_field
 from goodput_core.spec.llmservice import LLMService
 
@@ -81,7 +81,7 @@ values = st.recursive(
 @example({"apiVersion": {}, "kind": []})
 @example({**VALID, "spec": {"replicas": 1 << 20_000}})
 @example({**VALID, 1: 2})
-def test_any_value_is_refused_with_one_short_line(value: object) -> None:
+def test_any_value_is_rejected_with_one_short_line(value: object) -> None:
     with pytest.raises(SpecError) as caught:
         LLMService.from_dict(value)
     assert "\n" not in str(caught.value)
@@ -110,24 +110,24 @@ def test_any_value_is_refused_with_one_short_line(value: object) -> None:
     ),
     values,
 )
-def test_any_value_in_any_field_is_accepted_or_refused_at_that_field(
-    way: tuple[str, ...], value: object
+def test_any_value_of_any_field_is_accepted_or_rejected_at_that_field(
+    path: tuple[str, ...], value: object
 ) -> None:
     manifest = {**VALID, "metadata": {**VALID["metadata"]}, "spec": {**VALID["spec"]}}
     manifest["spec"]["model"] = {**VALID["spec"]["model"]}
     manifest["spec"]["slo"] = {**VALID["spec"]["slo"]}
     parent = manifest
-    for step in way[:-1]:
+    for step in path[:-1]:
         parent = parent[step]
-    parent[way[-1]] = value
+    parent[path[-1]] = value
     try:
         LLMService.from_dict(manifest)
     except SpecError as error:
-        refusal = error
+        rejection = error
     else:
         return
-    assert refusal.path.startswith(".".join(way))
-    assert "\n" not in str(refusal)
+    assert rejection.path.startswith(".".join(path))
+    assert "\n" not in str(rejection)
 
 
 def billion_laughs() -> list[Any]:
@@ -138,13 +138,13 @@ def billion_laughs() -> list[Any]:
 
 
 @pytest.mark.parametrize("field", ["replicas", "model", "slo", "engine", "minReplicas", "router"])
-def test_nested_aliases_are_refused_without_being_expanded(field: str) -> None:
+def test_nested_aliases_are_rejected_without_expansion(field: str) -> None:
     manifest = {**VALID, "spec": {**VALID["spec"], field: billion_laughs()}}
     with pytest.raises(SpecError, match=rf"^spec\.{field}: .*not a list$"):
         LLMService.from_dict(manifest)
 
 
-def test_a_list_that_holds_itself_is_refused() -> None:
+def test_a_list_that_contains_itself_is_rejected() -> None:
     loop: list[Any] = []
     loop.append(loop)
     manifest = {**VALID, "spec": {**VALID["spec"], "slo": {"classes": loop}}}
@@ -171,7 +171,7 @@ def test_a_list_that_holds_itself_is_refused() -> None:
     ids=lambda v: type(v).__name__,
 )
 def test_an_error_shows_a_value_on_one_short_line(value: object, text: str) -> None:
-    assert shown(value) == text
+    assert format_value(value) == text
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_an_unknown_key_is_named_safely(key: str, path: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A resource of its own, so that the decoder is not tested through one spec alone."""
+    """A separate resource, so that the decoder is tested on more than one spec."""
 
     flag: bool = spec_field("A switch.", default=False)
     some_ms: int = spec_field("A time.", default=1, minimum=1)
@@ -239,7 +239,7 @@ def test_every_kind_of_field_is_decoded() -> None:
     ],
     ids=lambda v: str(v)[:24],
 )
-def test_every_kind_of_field_refuses_other_types(value: object, message: str) -> None:
+def test_every_kind_of_field_rejects_other_types(value: object, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         decode(Sample, value, "s")
     assert str(caught.value).startswith(message)

@@ -1,4 +1,4 @@
-"""The table of invalid manifests: each is refused at the field to correct."""
+"""The table of invalid manifests: each is rejected at the field to correct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_table_holds_at_least_sixty_cases_of_different_names() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_an_invalid_manifest_is_refused_at_its_field(case: dict[str, Any]) -> None:
+def test_an_invalid_manifest_is_rejected_at_its_field(case: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as caught:
         LLMService.from_dict(changed(case))
     error = caught.value

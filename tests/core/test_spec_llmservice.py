@@ -10,12 +10,12 @@ import pytest
 import yaml
 from tests.builders.manifests import manifest_path
 
-from goodput_core.errors import NotBuiltError
+from goodput_core.errors import UnsupportedError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.codec import encode
 from goodput_core.spec.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
-from goodput_core.spec.support import require_built
+from goodput_core.spec.support import require_supported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,16 +48,16 @@ def test_the_designed_manifest_is_valid() -> None:
     assert designed.model.name == "Qwen/Qwen3-8B"
     assert designed.engine.resources.limits == {"nvidia.com/gpu": "1"}
     assert designed.initial_replicas == 1
-    promise = designed.slo.by_name()["interactive"]
-    assert promise.objective == Fraction(99, 100)
-    assert promise.targets.ttft_ns == 500_000_000
+    slo_class = designed.slo.by_name()["interactive"]
+    assert slo_class.objective == Fraction(99, 100)
+    assert slo_class.targets.ttft_ns == 500_000_000
     assert designed.rollout.gate is not None
     assert designed.rollout.gate.margin == Fraction(1, 100)
 
 
-def test_the_designed_manifest_has_fields_that_are_not_built() -> None:
-    with pytest.raises(NotBuiltError, match=r"^spec\.rollout\.gate: gated rollouts are"):
-        require_built(service(DESIGNED))
+def test_the_designed_manifest_has_fields_that_are_not_implemented() -> None:
+    with pytest.raises(UnsupportedError, match=r"^spec\.rollout\.gate: gated rollouts are"):
+        require_supported(service(DESIGNED))
 
 
 def test_the_smallest_manifest_takes_every_default() -> None:
@@ -71,8 +71,8 @@ def test_the_smallest_manifest_takes_every_default() -> None:
     assert spec.slo.by_name()["only"].objective is None
 
 
-def test_the_example_in_the_repository_is_valid_and_built() -> None:
-    require_built(service(EXAMPLE.read_text(encoding="utf-8")))
+def test_the_example_in_the_repository_is_valid_and_supported() -> None:
+    require_supported(service(EXAMPLE.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("manifest", VALID, ids=[m["metadata"]["name"] for m in VALID])
@@ -135,8 +135,8 @@ def test_a_value_on_its_bound_is_valid(field: str, value: Any) -> None:
 def test_an_objective_is_an_exact_fraction(objective: str) -> None:
     manifest = yaml.safe_load(SMALLEST)
     manifest["spec"]["slo"]["classes"][0]["objective"] = objective
-    (promise,) = LLMService.from_dict(manifest).spec.slo.classes
-    assert promise.objective == Fraction(objective[:-1]) / 100
+    (slo_class,) = LLMService.from_dict(manifest).spec.slo.classes
+    assert slo_class.objective == Fraction(objective[:-1]) / 100
 
 
 def test_a_spec_cannot_be_changed_in_place() -> None:

@@ -65,7 +65,9 @@ def test_the_chunks_of_a_prompt_add_up_to_its_square(lengths: list[int]) -> None
     [
         pytest.param(shape(1, 100), 10_000 + 200 + 50, id="few-tokens-read-the-weights"),
         pytest.param(shape(100, 0), 10_000 + 5000, id="the-knee-is-where-both-are-equal"),
-        pytest.param(shape(3, 503, (0, 497)), 50_000 + 2000 + 200, id="many-tokens-compute"),
+        pytest.param(
+            shape(3, 503, (0, 497)), 50_000 + 2000 + 200, id="many-tokens-are-bound-by-arithmetic"
+        ),
         pytest.param(shape(), 10_000, id="an-empty-step-reads-the-weights-too"),
     ],
 )
@@ -76,14 +78,14 @@ def test_roofline_step(step: StepShape, expected_ns: int) -> None:
 @pytest.mark.parametrize(
     ("step", "expected_ns"),
     [
-        pytest.param(shape(0, 0, (0, 20)), 1000 + 200 + 200, id="a-whole-prompt"),
+        pytest.param(shape(0, 0, (0, 20)), 1000 + 200 + 200, id="a-complete-prompt"),
         pytest.param(shape(0, 0, (0, 20), (0, 10)), 1000 + 300 + 250, id="two-prompts"),
         pytest.param(
-            shape(0, 0, (10, 10)), 1000 + 100 + 150, id="a-second-chunk-also-attends-to-the-first"
+            shape(0, 0, (10, 10)), 1000 + 100 + 150, id="a-second-chunk-attends-to-the-first"
         ),
         pytest.param(shape(3, 100), 2000 + 300 + 21, id="a-small-batch-of-decodes"),
         pytest.param(shape(4, 100), 500 + 200 + 360, id="a-large-batch-of-decodes"),
-        pytest.param(shape(3, 100, (0, 20)), 2321 + 1400, id="both-kinds-one-after-the-other"),
+        pytest.param(shape(3, 100, (0, 20)), 2321 + 1400, id="both-kinds-are-added"),
     ],
 )
 def test_distserve_step(step: StepShape, expected_ns: int) -> None:
@@ -121,7 +123,7 @@ def test_table_step(step: StepShape, expected_ns: int) -> None:
         ((8, 9), (0, 1), ((3, 4), (3, 3)), "times must not fall"),
     ],
 )
-def test_numbers_that_are_no_table_are_refused(
+def test_invalid_tables_are_rejected(
     decodes: tuple[int, ...],
     columns: tuple[int, ...],
     times: tuple[tuple[int, ...], ...],

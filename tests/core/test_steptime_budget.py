@@ -22,7 +22,7 @@ _MOST = 4096
 
 
 def _by_trial(form: StepTimeForm, beside: StepShape, target_ns: int, start: int) -> int:
-    """By bisection on the prediction: a step grows with its chunk."""
+    """Find the largest chunk by bisection: a step grows with its chunk."""
     low, high = 0, _MOST
     while low < high:
         middle = (low + high + 1) // 2
@@ -106,7 +106,7 @@ _DRAWN = RooflineForm(
 )
 @example(_DRAWN, StepShape.of(decodes=32, decode_context_tokens=32_768), 25_000_000, 0, 64)
 @example(UnitForm(chunk_tokens=100), StepShape.of(chunks=[(0, 101)]), 1_000_000, 0, 1)
-def test_the_closed_form_finds_what_trying_every_size_finds(
+def test_the_closed_form_equals_a_search(
     form: StepTimeForm, beside: StepShape, target_ns: int, start: int, multiple: int
 ) -> None:
     found = largest_prefill(
@@ -129,7 +129,7 @@ def test_the_closed_form_finds_what_trying_every_size_finds(
 @example(
     RooflineForm(c0_ns=0, c1_ns_per_token=0, c2_ns_per_context_token=0, c4_ns_per_request=0), 1, [9]
 )
-def test_the_times_of_steps_that_only_decode_are_the_same_nanoseconds(
+def test_decode_times_equal_single_predictions(
     form: DeviceForm, decodes: int, contexts: list[int]
 ) -> None:
     shapes = [StepShape.of(decodes=decodes, decode_context_tokens=tokens) for tokens in contexts]
@@ -137,14 +137,14 @@ def test_the_times_of_steps_that_only_decode_are_the_same_nanoseconds(
 
 
 class _Counting:
-    """A form that counts how often it is asked for a prediction."""
+    """A form that counts its predictions."""
 
     def __init__(self, form: StepTimeForm) -> None:
         self.form = form
-        self.asked = 0
+        self.predictions = 0
 
     def step_ns(self, shape: StepShape) -> int:
-        self.asked += 1
+        self.predictions += 1
         return self.form.step_ns(shape)
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
@@ -152,12 +152,12 @@ class _Counting:
 
 
 @given(form=_FORMS, beside=_BESIDE, target_ns=st.integers(0, 10**9))
-def test_it_is_solved_and_not_searched(
+def test_the_closed_form_needs_two_predictions_at_most(
     form: StepTimeForm, beside: StepShape, target_ns: int
 ) -> None:
     counting = _Counting(form)
     largest_prefill(counting, beside=beside, target_ns=target_ns, most_tokens=10**6)
-    assert counting.asked <= 2
+    assert counting.predictions <= 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A step-time law learnt from the steps of a device that serves."""
+"""The step-time law that is learned while an engine serves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DISTSERVE = DistServeForm(
 
 
 def _shapes(seed: int, steps: int) -> list[StepShape]:
-    """Steps of a serving engine: decodes that come and go, every other one with a chunk."""
+    """Return steps of an engine with a varying batch, every other step with a chunk."""
     rng = random.Random(seed)
     decodes = 20
     shapes: list[StepShape] = []
@@ -47,7 +47,7 @@ def _shapes(seed: int, steps: int) -> list[StepShape]:
     return shapes
 
 
-def _taught(form: StepTimeForm, steps: int, *, factor: float = 1.0) -> OnlineStepTime:
+def _learn(form: StepTimeForm, steps: int, *, factor: float = 1.0) -> OnlineStepTime:
     model = OnlineStepTime()
     for shape in _shapes(1, steps):
         model.observe(shape, round(form.step_ns(shape) * factor))
@@ -64,7 +64,7 @@ def _errors(model: OnlineStepTime, form: StepTimeForm, *, factor: float = 1.0) -
 _SMALL = RooflineForm(
     c0_ns=900_000, c1_ns_per_token=2_300, c2_ns_per_context_token=40, c4_ns_per_request=5_000
 )
-# As long as its table goes on, a straight line with an early bend.
+# Within its table nearly a straight line with an early bend.
 _TABLE = TableForm(
     decodes=(32,),
     prefill_tokens=(0, 128, 256, 512, 1024),
@@ -82,10 +82,10 @@ _TABLE = TableForm(
         pytest.param(UnitForm(), 0.01, 0.02, id="every step alike"),
     ],
 )
-def test_a_device_is_known_after_two_hundred_steps(
+def test_two_hundred_steps_suffice_to_predict_a_device(
     form: StepTimeForm, p50: float, p95: float
 ) -> None:
-    errors = _errors(_taught(form, 200), form)
+    errors = _errors(_learn(form, 200), form)
     assert errors[200] < p50
     assert errors[380] < p95
 
@@ -101,7 +101,7 @@ def test_noise_of_three_percent_averages_out() -> None:
     assert 0.015 < model.error < 0.035, "the mean of |N(0, 3 %)| is 2.4 %"
 
 
-def test_a_prior_is_what_it_predicts_until_it_knows_better() -> None:
+def test_first_predictions_are_those_of_the_prior() -> None:
     model = OnlineStepTime(prior=_ROOFLINE)
     assert _errors(model, _ROOFLINE)[380] < 0.1
     for shape in _shapes(1, 200):
@@ -120,8 +120,8 @@ _DECODES = StepShape.of(decodes=32, decode_context_tokens=32_000)
 
 
 @pytest.mark.parametrize("mix", [True, False], ids=["prompts and decodes", "decodes alone"])
-def test_a_device_that_turns_a_third_slower_is_followed_within_twenty_steps(mix: bool) -> None:
-    model = _taught(_ROOFLINE, 300)
+def test_a_device_that_becomes_slower_is_followed_within_twenty_steps(mix: bool) -> None:
+    model = _learn(_ROOFLINE, 300)
     slower = [
         (shape, round(_ROOFLINE.step_ns(shape) * 1.3))
         for shape in (_shapes(3, 60) if mix else [_DECODES] * 60)
@@ -133,12 +133,12 @@ def test_a_device_that_turns_a_third_slower_is_followed_within_twenty_steps(mix:
     assert wrong[0] > 0.2
     assert max(wrong[20:]) < 0.05
     errors = _errors(model, _ROOFLINE, factor=1.3)
-    assert errors[200] < 0.1, "so are steps of the kind that was not seen since"
+    assert errors[200] < 0.1, "also for the kind of steps without new observations"
     assert errors[380] < 0.15
 
 
-def test_one_step_that_was_held_up_moves_it_little() -> None:
-    model = _taught(_ROOFLINE, 300)
+def test_one_delayed_step_changes_predictions_little() -> None:
+    model = _learn(_ROOFLINE, 300)
     model.observe(_DECODES, 1_000 * _ROOFLINE.step_ns(_DECODES))
     assert max(_errors(model, _ROOFLINE)) < 0.5
     for _ in range(10):
@@ -146,16 +146,16 @@ def test_one_step_that_was_held_up_moves_it_little() -> None:
     assert max(_errors(model, _ROOFLINE)) < 0.1
 
 
-def test_a_step_that_only_copied_teaches_nothing() -> None:
-    model = _taught(_ROOFLINE, 300)
+def test_a_step_without_requests_is_ignored() -> None:
+    model = _learn(_ROOFLINE, 300)
     for _ in range(100):
         model.observe(StepShape.of(), 50_000_000)
     assert model.steps == 300
     assert max(_errors(model, _ROOFLINE)) < 0.05
 
 
-def test_it_learns_on_after_a_hundred_thousand_steps() -> None:
-    model = _taught(_ROOFLINE, 100)
+def test_learning_continues_after_a_hundred_thousand_steps() -> None:
+    model = _learn(_ROOFLINE, 100)
     for _ in range(100_000):
         model.observe(_DECODES, _ROOFLINE.step_ns(_DECODES))
     assert _errors(model, _ROOFLINE)[200] < 0.02
@@ -165,7 +165,7 @@ def test_it_learns_on_after_a_hundred_thousand_steps() -> None:
     assert _errors(model, dearer)[200] < 0.02
 
 
-def test_its_own_error_tells_how_far_it_can_be_trusted() -> None:
+def test_the_reported_error_is_the_recent_prediction_error() -> None:
     model = OnlineStepTime()
     shapes = _shapes(1, 200)
     model.observe(shapes[0], _ROOFLINE.step_ns(shapes[0]))
@@ -175,8 +175,8 @@ def test_its_own_error_tells_how_far_it_can_be_trusted() -> None:
     assert model.error < 0.02 < first
 
 
-def test_steady_decoding_does_not_make_it_forget_what_prompts_take() -> None:
-    model = _taught(_ROOFLINE, 300)
+def test_steady_decoding_does_not_change_predictions_of_prompts() -> None:
+    model = _learn(_ROOFLINE, 300)
     for _ in range(2000):
         model.observe(_DECODES, _ROOFLINE.step_ns(_DECODES))
     assert _errors(model, _ROOFLINE)[200] < 0.02
@@ -184,17 +184,17 @@ def test_steady_decoding_does_not_make_it_forget_what_prompts_take() -> None:
 
 @settings(max_examples=100)
 @given(
-    taught=st.lists(st.tuples(st.integers(0, 399), st.integers(1, 10**10)), max_size=30),
-    asked=st.integers(0, 399),
+    observed=st.lists(st.tuples(st.integers(0, 399), st.integers(1, 10**10)), max_size=30),
+    chosen=st.integers(0, 399),
 )
-def test_whatever_it_has_seen_a_prediction_is_positive(
-    taught: list[tuple[int, int]], asked: int
+def test_predictions_are_positive_after_any_observations(
+    observed: list[tuple[int, int]], chosen: int
 ) -> None:
     shapes = _shapes(2, 400)
     model = OnlineStepTime()
-    for which, step_ns in taught:
+    for which, step_ns in observed:
         model.observe(shapes[which], step_ns)
-    assert model.step_ns(shapes[asked]) >= 1
+    assert model.step_ns(shapes[chosen]) >= 1
 
 
 @settings(max_examples=200)
@@ -204,8 +204,10 @@ def test_whatever_it_has_seen_a_prediction_is_positive(
     target_ns=st.integers(1, 200_000_000),
     start=st.integers(0, 4000),
 )
-def test_it_is_turned_around_exactly(steps: int, beside: int, target_ns: int, start: int) -> None:
-    model = _taught(_DISTSERVE, steps)
+def test_chunk_within_is_the_inverse_of_the_law(
+    steps: int, beside: int, target_ns: int, start: int
+) -> None:
+    model = _learn(_DISTSERVE, steps)
     shape = _shapes(2, 400)[beside]
     tokens = largest_prefill(
         model, beside=shape, target_ns=target_ns, most_tokens=4096, start=start

@@ -43,12 +43,12 @@ def test_duration_is_read_exactly(text: str, ns: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "10", "s", "-1s", "1 s", "10m 5s", "1.s", ".5s", "1e3s", "5 parsecs", "1s!", "x1s"]
 )
-def test_an_invalid_duration_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_duration_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="write for example"):
         parse_duration(text)
 
 
-def test_duration_beyond_ten_years_is_refused() -> None:
+def test_duration_beyond_ten_years_is_rejected() -> None:
     with pytest.raises(ValueError, match="ten years"):
         parse_duration("3651d")
 
@@ -117,6 +117,6 @@ def test_sizes_have_binary_units(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "4", "4GB", "-1GiB", "1.5GiB", "9999999GiB", "٤GiB"])
-def test_other_sizes_are_refused(text: str) -> None:
+def test_other_sizes_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="write for example 512MiB or 4GiB"):
         parse_size(text)

@@ -25,7 +25,7 @@ def last_counts(ring: SecondRing, name: str = "chat") -> tuple[list[int], list[i
 
 
 def seconds(good: int, total: int, length_s: int) -> SecondCounts:
-    """Counts that lie evenly in the window."""
+    """Return counts that are spread evenly over the window."""
 
     def even(count: int) -> list[int]:
         return [count * (s + 1) // length_s - count * s // length_s for s in range(length_s)]
@@ -55,7 +55,7 @@ def test_a_late_count_goes_into_its_own_second() -> None:
     assert last_counts(ring)[1] == [0, 0, 3, 0, 0, 1]
 
 
-def test_an_hour_is_held_and_no_more() -> None:
+def test_the_ring_holds_one_hour() -> None:
     ring = SecondRing(0)
     for second in range(2 * RING_S):
         ring.add("chat", second, good=0, total=second)
@@ -84,7 +84,7 @@ def test_earlier_seconds_can_be_added_to_a_ring_that_began_later() -> None:
     assert sum(last_counts(ring)[0]) == 1
 
 
-def test_the_recent_seconds_are_those_that_are_held_and_wanted() -> None:
+def test_recent_seconds_are_limited_to_the_ring() -> None:
     ring = SecondRing(100)
     ring.add("chat", 101, good=1, total=2)
     ring.add("batch", 102, good=0, total=0)
@@ -97,7 +97,7 @@ def test_the_recent_seconds_are_those_that_are_held_and_wanted() -> None:
 
 
 @pytest.mark.parametrize(("first_s", "end_s"), [(9, 12), (10, 21), (15, 15)])
-def test_seconds_outside_of_the_ring_are_refused(first_s: int, end_s: int) -> None:
+def test_seconds_outside_of_the_ring_are_rejected(first_s: int, end_s: int) -> None:
     ring = SecondRing(10)
     ring.advance(20)
     with pytest.raises(ValueError, match="not in the ring"):
@@ -109,7 +109,7 @@ def test_seconds_outside_of_the_ring_are_refused(first_s: int, end_s: int) -> No
         st.tuples(st.integers(-50, 4000), st.integers(0, 3), st.integers(0, 3)), max_size=30
     )
 )
-def test_a_ring_holds_what_a_dictionary_of_seconds_would(steps: list[tuple[int, int, int]]) -> None:
+def test_a_ring_equals_a_dictionary_of_seconds(steps: list[tuple[int, int, int]]) -> None:
     ring, known, now = SecondRing(0), dict[int, tuple[int, int]](), 0
     for ahead, good, missed in steps:
         now = max(0, now + ahead)
@@ -135,12 +135,12 @@ def test_a_quiet_service_is_judged_on_an_hour() -> None:
     assert (found.window_s, found.verdict.kind) == (3600, VerdictKind.PASS)
 
 
-def test_the_longest_window_speaks_where_none_decides() -> None:
+def test_the_longest_window_is_reported_if_none_decides() -> None:
     found = judged(3_564, 3_600, 3600)
     assert (found.window_s, found.verdict.reason) == (3600, Reason.INTERVAL_SPANS_OBJECTIVE)
 
 
-def test_the_shortest_window_that_decides_may_fail_what_a_longer_one_would_pass() -> None:
+def test_a_short_window_may_fail_although_a_longer_one_would_pass() -> None:
     early, late = seconds(66_000, 66_000, 3300), seconds(3_000, 6_000, 300)
     both = SecondCounts(good=[*early.good, *late.good], total=[*early.total, *late.total])
     found = judge_rolling({"chat": both}, [CHAT])
@@ -161,12 +161,12 @@ def test_1066_requests_just_below_95_percent_are_not_too_few() -> None:
     assert found.verdict.reason is Reason.INTERVAL_SPANS_OBJECTIVE
 
 
-def test_a_window_is_cut_where_the_counts_begin() -> None:
+def test_a_window_is_shortened_to_the_available_counts() -> None:
     assert judged(2000, 2000, 120).window_s == 120
     assert judged(2000, 2000, 10).verdict.reason is Reason.TOO_FEW_BLOCKS
 
 
-def test_a_declared_outage_takes_a_longer_window() -> None:
+def test_a_declared_outage_needs_a_longer_window() -> None:
     assert judged(36_000, 36_000, 3600, outage_s=1).window_s == 900
     assert judged(36_000, 36_000, 3600, outage_s=60).verdict.kind is VerdictKind.INCONCLUSIVE
 

@@ -18,11 +18,11 @@ from goodput_core.control import (
     ClassWindow,
     ControlInput,
     ControlState,
-    PromiseCounts,
     ReplicaPhase,
     ServiceParams,
     Setpoint,
     Signal,
+    TargetCounts,
     Traffic,
     control_step,
 )
@@ -272,7 +272,7 @@ def test_a_change_of_control_is_logged_with_the_inputs_of_its_decision() -> None
         classes=(SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction(9, 10)),),
     )
     missed = ClassWindow(
-        name="chat", ttft=PromiseCounts(judged=100), tpot=PromiseCounts(judged=100, missed=60)
+        name="chat", ttft=TargetCounts(judged=100), tpot=TargetCounts(judged=100, missed=60)
     )
     step = control_step(
         ControlInput(
@@ -283,7 +283,7 @@ def test_a_change_of_control_is_logged_with_the_inputs_of_its_decision() -> None
             classes=(missed,),
             engines=(),
             phases={"chat-0": ReplicaPhase.READY},
-            replicas_asked=1,
+            desired_replicas=1,
             startups_ns=(),
             now_ns=10_000_000_000,
         )

@@ -8,8 +8,13 @@ or a file.
 
 from __future__ import annotations
 
-from goodput_core.control.changes import Change, Knob
-from goodput_core.control.decision import ServiceDecision, ServiceState, service_law
+from goodput_core.control.decision import (
+    Change,
+    Knob,
+    ServiceDecision,
+    ServiceState,
+    service_law,
+)
 from goodput_core.control.observation import (
     DeviceCapacity,
     ReplicaPhase,
@@ -20,7 +25,6 @@ from goodput_core.control.observation import (
     Traffic,
 )
 from goodput_core.control.prefill_budget import (
-    QUANTUM_TOKENS,
     PrefillDecision,
     PrefillObservation,
     PrefillParams,
@@ -34,7 +38,13 @@ from goodput_core.control.replicas import (
     ReplicaState,
     replica_law,
 )
-from goodput_core.control.slo_window import ClassWindow, PromiseCounts, TargetStatus, WindowTally
+from goodput_core.control.slo_window import (
+    ClassWindow,
+    PromiseCounts,
+    TargetCounts,
+    TargetStatus,
+    WindowTally,
+)
 from goodput_core.control.step import (
     ControlInput,
     ControlState,
@@ -53,7 +63,6 @@ from goodput_core.control.token_budget import (
 )
 
 __all__ = [
-    "QUANTUM_TOKENS",
     "Bounds",
     "Change",
     "ClassWindow",
@@ -81,6 +90,7 @@ __all__ = [
     "ServiceState",
     "Setpoint",
     "Signal",
+    "TargetCounts",
     "TargetStatus",
     "TokenBudgetDecision",
     "TokenBudgetReason",

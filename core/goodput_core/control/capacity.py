@@ -29,9 +29,9 @@ __all__ = [
     "ArrivalSample",
     "Demand",
     "ReplicaCapacity",
-    "demand",
-    "growth",
-    "mix_of",
+    "estimate_demand",
+    "estimate_growth",
+    "recent_lengths",
     "replica_capacity",
 ]
 
@@ -39,7 +39,7 @@ _KV_IN_USE: Final = 0.9
 """Share of a full KV cache that requests fill on average: blocks are rounded up."""
 _SHORT_NS: Final = 60 * NS_PER_S
 LONG_NS: Final = 300 * NS_PER_S
-_SURE: Final = 2.0
+_ERRORS_TO_BOUND: Final = 2.0
 """Standard errors between a count and its conservative bound."""
 _SPANS: Final = 4
 """A trend must show between all of the last four spans, each half of the horizon."""
@@ -286,20 +286,22 @@ class Demand:
     most: float
 
 
-def demand(samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int) -> Demand:
+def estimate_demand(
+    samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int
+) -> Demand:
     """Estimate the demand of the samples; 0 without arrivals."""
-    short, short_error = _rate(samples, capacity, now_ns - _SHORT_NS, now_ns)
-    long, long_error = _rate(samples, capacity, now_ns - LONG_NS, now_ns)
-    sustained = max(0.0, long - _SURE * long_error)
+    short, short_error = _measure_rate(samples, capacity, now_ns - _SHORT_NS, now_ns)
+    long, long_error = _measure_rate(samples, capacity, now_ns - LONG_NS, now_ns)
+    sustained = max(0.0, long - _ERRORS_TO_BOUND * long_error)
     return Demand(
-        least=max(sustained, short - _SURE * short_error),
+        least=max(sustained, short - _ERRORS_TO_BOUND * short_error),
         likely=max(short, long),
         sustained=sustained,
-        most=max(short + _SURE * short_error, long + _SURE * long_error),
+        most=max(short + _ERRORS_TO_BOUND * short_error, long + _ERRORS_TO_BOUND * long_error),
     )
 
 
-def growth(
+def estimate_growth(
     samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int, horizon_ns: int
 ) -> float:
     """Estimate by how much the demand will have grown after the horizon; 0 without a clear trend.
@@ -312,23 +314,23 @@ def growth(
     if not samples or samples[0].at_ns - samples[0].interval_ns > now_ns - _SPANS * span_ns:
         return 0.0
     rates = [
-        _rate(samples, capacity, now_ns - span * span_ns, now_ns - (span - 1) * span_ns)
+        _measure_rate(samples, capacity, now_ns - span * span_ns, now_ns - (span - 1) * span_ns)
         for span in range(_SPANS, 0, -1)
     ]
     (first, first_error), (last, last_error) = rates[0], rates[-1]
-    if last - first <= _SURE * math.hypot(first_error, last_error):
+    if last - first <= _ERRORS_TO_BOUND * math.hypot(first_error, last_error):
         return 0.0
     gained = min(after - before for (before, _), (after, _) in pairwise(rates))
     return max(0.0, gained * horizon_ns / span_ns)
 
 
-def mix_of(samples: Sequence[ArrivalSample], now_ns: int) -> LengthMix:
+def recent_lengths(samples: Sequence[ArrivalSample], now_ns: int) -> LengthMix:
     """Return the lengths of the requests that finished in the last five minutes."""
     recent = (s.finished.bins for s in samples if s.at_ns > now_ns - LONG_NS)
     return LengthMix.of(chain.from_iterable(recent))
 
 
-def _rate(
+def _measure_rate(
     samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, begin_ns: int, end_ns: int
 ) -> tuple[float, float]:
     """Return device seconds per second in (begin, end], and its standard error."""

@@ -1,27 +1,71 @@
-"""The law of one service: the token budget first, then the replicas.
+"""The law of one service, its decisions, and the changes that they make.
 
-`service_law` is a pure function, so a decision can be recomputed from its recorded inputs.
+`service_law` runs the token-budget law, then the replica law. It is a pure function, so a decision
+can be recomputed from its recorded inputs. A change is reported with one sentence for status,
+Events and terminals.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.control.observation import ServiceObservation, ServiceParams
-from goodput_core.control.replicas import ReplicaDecision, ReplicaState, replica_law
+from goodput_core.control.replicas import ReplicaDecision, ReplicaReason, ReplicaState, replica_law
 from goodput_core.control.token_budget import (
     Bounds,
     TokenBudgetDecision,
+    TokenBudgetReason,
     TokenBudgetState,
     token_budget_law,
 )
 from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S
 
-__all__ = ["ServiceDecision", "ServiceState", "decision_summary", "json_value", "service_law"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Change",
+    "Knob",
+    "ServiceDecision",
+    "ServiceState",
+    "decision_summary",
+    "json_value",
+    "replicas_change",
+    "service_law",
+    "token_budget_change",
+]
+
+_SPEC_CHANGED: Final = "SpecChanged"
+"""Reason of a change: the bounds or the mode in the manifest changed."""
+_MORE_REPLICAS: Final = "MoreReplicas"
+"""Reason of a change: the batch width returns to `maxNumSeqs`, because more replicas share the
+requests."""
+
+_BUDGET_CAUSES: Final = {
+    TokenBudgetReason.TPOT_MISSED: "TPOT is missed and TTFT has slack",
+    TokenBudgetReason.TTFT_MISSED: "TTFT is missed and TPOT has slack",
+    TokenBudgetReason.BATCH_TOO_WIDE: "TPOT is missed with the smallest steps and a full batch",
+    TokenBudgetReason.BATCH_TOO_NARROW: "TTFT is missed with the largest steps and a full batch",
+    TokenBudgetReason.KV_EXHAUSTED: "a target is missed while requests preempt each other",
+}
+_REPLICA_CAUSES: Final = {
+    ReplicaReason.BELOW_FLOOR: "minReplicas is {min_replicas}",
+    ReplicaReason.ABOVE_CEILING: "maxReplicas is {max_replicas}",
+    ReplicaReason.WOKEN: "requests arrive and there is no replica",
+    ReplicaReason.DEMAND: "the demand is {load} device seconds per second, one replica "
+    "sustains {each}",
+    ReplicaReason.TREND: "the demand grows ({load} device seconds per second, one replica "
+    "sustains {each}), and a replica takes {horizon} s to start",
+    ReplicaReason.MISSED: "a target is missed that neither token budget nor batch width can meet",
+    ReplicaReason.FEWER_SUFFICE: "the demand is {load} device seconds per second, one replica "
+    "sustains {each}; fewer have sufficed for {window} s",
+    ReplicaReason.NO_TRAFFIC: "no request has arrived for {window} s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +118,10 @@ def service_law(
         budget_state, bounds = token_budget_law(state.bounds, observation, params, now_ns)
         replica_state, replicas = replica_law(state.replicas, observation, bounds, params, now_ns)
         state = ServiceState(bounds=budget_state, replicas=replica_state)
-    if params.mode is ControlMode.AUTO:
-        assert bounds is not None
-        assert replicas is not None
-        apply_bounds = bounds.bounds
-        if params.replicas is None:
-            apply_replicas = replicas.replicas
+        if params.mode is ControlMode.AUTO:
+            apply_bounds = bounds.bounds
+            if params.replicas is None:
+                apply_replicas = replicas.replicas
     return state, ServiceDecision(
         apply_bounds=apply_bounds,
         apply_replicas=apply_replicas,
@@ -89,6 +131,116 @@ def service_law(
         params=params,
         at_ns=now_ns,
     )
+
+
+class Knob(StrEnum):
+    """Controlled quantity."""
+
+    TOKEN_BUDGET = "TokenBudget"  # noqa: S105 - tokens of a model
+    REPLICAS = "Replicas"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change, made or recommended.
+
+    Args:
+        knob: the changed quantity.
+        reason: a reason of the law, `SpecChanged` or `MoreReplicas`.
+        message: one sentence with the old value, the new value and the cause.
+        applied: False if it is only recommended.
+    """
+
+    knob: Knob
+    reason: str
+    message: str
+    applied: bool
+
+
+def token_budget_change(
+    decision: ServiceDecision, *, before: Bounds, recommended: Bounds | None
+) -> Change | None:
+    """Return the change of token budget, safety factor or batch width; None if all are unchanged.
+
+    Args:
+        decision: decision of this interval.
+        before: limits after the last reported change.
+        recommended: limits that the law recommended in the last interval; None before its first
+            decision.
+    """
+    law, params = decision.bounds, decision.params
+    applied = decision.apply_bounds != before
+    if applied:
+        after = decision.apply_bounds
+        reason, cause = _applied_reason(decision, before)
+    elif law is not None and law.reason in _BUDGET_CAUSES and params.mode is not ControlMode.AUTO:
+        before = Bounds.initial(params) if recommended is None else recommended
+        after = law.bounds
+        reason, cause = law.reason, _BUDGET_CAUSES[law.reason]
+    else:
+        return None
+    differences = ", ".join(_differences(before, after))
+    if not differences:
+        return None
+    return _change(Knob.TOKEN_BUDGET, reason, f"{differences}: {cause}", applied=applied)
+
+
+def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Change | None:
+    """Return the change of the number of replicas; None if it is unchanged.
+
+    Args:
+        decision: decision of this interval.
+        recommended: replicas of the last decision; None before the first one.
+    """
+    law, params = decision.replicas, decision.params
+    if law is None or law.replicas == law.current:
+        return None
+    applied = params.mode is ControlMode.AUTO and params.replicas is None
+    if not applied and law.replicas == recommended:
+        return None
+    cause = _REPLICA_CAUSES[law.reason].format(
+        min_replicas=params.min_replicas,
+        max_replicas=params.max_replicas,
+        # Known whenever the sentence contains it.
+        load="" if law.load is None else f"{law.load:.2f}",
+        each=f"{law.capacity:.2f}",
+        horizon=f"{law.horizon_ns / NS_PER_S:.0f}",
+        window=f"{max(params.stabilization_ns, law.horizon_ns) / NS_PER_S:.0f}",
+    )
+    message = f"replicas {law.current} → {law.replicas}: {cause}"
+    if law.limited:
+        message += "; maxReplicas allows no more"
+    return _change(Knob.REPLICAS, law.reason, message, applied=applied)
+
+
+def _change(knob: Knob, reason: str, message: str, *, applied: bool) -> Change:
+    if not applied:
+        message += " (recommended, not applied)"
+    return Change(knob=knob, reason=reason, message=message, applied=applied)
+
+
+def _applied_reason(decision: ServiceDecision, before: Bounds) -> tuple[str, str]:
+    """Return reason and cause of limits that differ from those before."""
+    law, params = decision.bounds, decision.params
+    if law is not None and params.mode is ControlMode.AUTO:
+        cause = _BUDGET_CAUSES.get(law.reason)
+        if cause is not None:
+            return law.reason, cause
+        wider = replace(before, max_num_seqs=max(before.max_num_seqs, params.max_num_seqs))
+        if decision.apply_bounds == wider:
+            return _MORE_REPLICAS, "more replicas share the requests"
+    return _SPEC_CHANGED, "the spec has changed"
+
+
+def _differences(before: Bounds, after: Bounds) -> Iterator[str]:
+    if before.max_tokens != after.max_tokens:
+        yield f"token budget {before.max_tokens} → {after.max_tokens}"
+    if before.min_tokens != after.min_tokens:
+        yield f"lower bound of the token budget {before.min_tokens} → {after.min_tokens}"
+    if before.safety_percent != after.safety_percent:
+        yield f"safety {before.safety_percent} % → {after.safety_percent} %"
+    if before.max_num_seqs != after.max_num_seqs:
+        yield f"batch width {before.max_num_seqs} → {after.max_num_seqs}"
 
 
 def json_value(value: object) -> str:
@@ -104,20 +256,20 @@ def json_value(value: object) -> str:
 
 def decision_summary(decision: ServiceDecision) -> dict[str, Any]:
     """Return inputs and results of a decision in JSON types for logs, summed over replicas."""
-    seen, params = decision.observation, decision.params
+    observed, params = decision.observation, decision.params
     return {
-        "interval_seconds": seen.interval_ns / NS_PER_S,
-        "signal": seen.traffic.signal.value,
-        "arrivals": seen.traffic.arrivals,
-        "in_flight": seen.traffic.in_flight,
-        "classes": [asdict(window) for window in seen.classes],
-        "replicas": dict(Counter(replica.phase.value for replica in seen.replicas)),
-        "replicas_wanted": seen.replicas_asked,
-        "running": sum(replica.running for replica in seen.replicas),
-        "waiting": sum(replica.waiting for replica in seen.replicas),
-        "kv_used_blocks": sum(replica.kv_used_blocks for replica in seen.replicas),
-        "kv_total_blocks": sum(replica.kv_total_blocks for replica in seen.replicas),
-        "preemptions": sum(replica.preemptions for replica in seen.replicas),
+        "interval_seconds": observed.interval_ns / NS_PER_S,
+        "signal": observed.traffic.signal.value,
+        "arrivals": observed.traffic.arrivals,
+        "in_flight": observed.traffic.in_flight,
+        "classes": [asdict(window) for window in observed.classes],
+        "replicas": dict(Counter(replica.phase.value for replica in observed.replicas)),
+        "replicas_wanted": observed.desired_replicas,
+        "running": sum(replica.running for replica in observed.replicas),
+        "waiting": sum(replica.waiting for replica in observed.replicas),
+        "kv_used_blocks": sum(replica.kv_used_blocks for replica in observed.replicas),
+        "kv_total_blocks": sum(replica.kv_total_blocks for replica in observed.replicas),
+        "preemptions": sum(replica.preemptions for replica in observed.replicas),
         "min_replicas": params.min_replicas,
         "max_replicas": params.max_replicas,
         "budget_law": None if decision.bounds is None else asdict(decision.bounds),

@@ -127,7 +127,7 @@ class ServiceObservation:
         traffic: traffic over all routers.
         classes: met and missed targets of the requests that ended in the interval.
         replicas: all existing replicas.
-        replicas_asked: desired replicas of the workload; they differ from the last decision only
+        desired_replicas: desired replicas of the workload; different from the last decision only
             if another controller changed them.
         startups_ns: start-up times of the latest replicas, from created to routable.
         device: the replicas' device; None if no replica has reported it yet.
@@ -137,9 +137,14 @@ class ServiceObservation:
     traffic: Traffic
     classes: tuple[ClassWindow, ...] = ()
     replicas: tuple[ReplicaWindow, ...] = ()
-    replicas_asked: int
+    desired_replicas: int
     startups_ns: tuple[int, ...] = ()
     device: DeviceCapacity | None = None
+
+    @property
+    def replicas_asked(self) -> int:
+        """Return `desired_replicas`."""
+        return self.desired_replicas
 
     @property
     def ready(self) -> tuple[ReplicaWindow, ...]:
@@ -150,6 +155,11 @@ class ServiceObservation:
     def fresh(self) -> tuple[ReplicaWindow, ...]:
         """Routable replicas with valid numbers."""
         return tuple(r for r in self.ready if r.signal is Signal.FRESH)
+
+    @property
+    def waiting(self) -> int:
+        """Queued requests of the replicas with valid numbers."""
+        return sum(r.waiting for r in self.fresh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +174,7 @@ class ServiceParams:
         min_replicas, max_replicas: bounds of the replicas.
         min_tokens, max_tokens, initial_tokens: bounds and initial value of the token budget.
         max_num_seqs: the initial batch width, and its upper bound.
-        stabilization_ns: how long fewer replicas must suffice before the number is lowered.
+        stabilization_ns: time for which fewer replicas must suffice before the number is lowered.
         default_startup_ns: assumed start-up time until one has been measured.
     """
 
@@ -199,7 +209,7 @@ class ServiceParams:
 
     @property
     def initial_replicas(self) -> int:
-        """Number of replicas at the start and outside mode Auto."""
+        """Number of replicas at the start and in the modes other than Auto."""
         return self.min_replicas if self.replicas is None else self.replicas
 
     @property

@@ -1,4 +1,4 @@
-"""The prefill budget: how many prompt tokens the next step may compute beside its decodes.
+"""The prefill budget: the prompt tokens that the next step may compute beside its decodes.
 
 The engine calls `prefill_law` before each step. Every decode takes as long as the complete step, so
 the law limits prompt tokens such that the step meets the tightest TPOT of its decodes. Decodes are
@@ -61,7 +61,7 @@ class PrefillParams:
 
     Args:
         law: law that decides.
-        min_tokens, max_tokens: bounds of the whole step, decodes included.
+        min_tokens, max_tokens: bounds of the complete step, including its decodes.
         safety_percent: share of the tightest TPOT that a step is planned to take.
         form: step-time model, corrected by measured times; only for law `model`.
     """
@@ -145,23 +145,23 @@ def prefill_law(
     target for the time between tokens, once and offline.
     """
     beside = observation.decodes
-    room = max(0, params.max_tokens - beside.num_decodes)
+    left = max(0, params.max_tokens - beside.num_decodes)
     average = _moving_average(state.ns_per_token, observation.measured)
-    share, decided, reason = room, state.share, PrefillReason.CEILING
+    share, decided, reason = left, state.share, PrefillReason.CEILING
     if not beside.num_decodes or observation.tightest_ns is None:
         reason = PrefillReason.UNPROMISED
     elif params.law is not BudgetLaw.FIXED:
         target_ns = observation.tightest_ns * params.safety_percent // 100
-        share, reason = _tokens_in_time(average, target_ns, observation, params, room)
+        share, reason = _tokens_in_time(average, target_ns, observation, params, left)
         share, reason = _limit_rise(share, reason, state.share)
-        least = _rounded_up(params.min_tokens - beside.num_decodes)
-        if share < min(least, room):
-            share, reason = min(least, room), PrefillReason.FLOOR
+        least = _round_up(params.min_tokens - beside.num_decodes)
+        if share < min(least, left):
+            share, reason = min(least, left), PrefillReason.FLOOR
         decided = share
     skipped = 0
     if share < QUANTUM_TOKENS and beside.num_decodes:
-        if state.at_limit and observation.overdue and room:
-            share, reason = min(QUANTUM_TOKENS, room), PrefillReason.OVERDUE
+        if state.at_limit and observation.overdue and left:
+            share, reason = min(QUANTUM_TOKENS, left), PrefillReason.OVERDUE
         else:
             share, reason = 0, PrefillReason.SKIPPED
             skipped = state.skipped + 1
@@ -178,24 +178,24 @@ def _tokens_in_time(
     target_ns: int,
     observation: PrefillObservation,
     params: PrefillParams,
-    room: int,
+    left: int,
 ) -> tuple[int, PrefillReason]:
     """Return the most prompt tokens with which the step meets the target, and the reason."""
     beside = observation.decodes
     if params.law is BudgetLaw.EMA:
         # Before the first step with a prompt there is no average.
         fits = target_ns / average - beside.num_decodes if average else QUANTUM_TOKENS
-        share = int(max(0, min(room, fits)))
+        share = int(max(0, min(left, fits)))
     else:
         assert params.form is not None, "law `model` predicts by a form"
         share = largest_prefill(
             params.form,
             beside=beside,
             target_ns=target_ns,
-            most_tokens=room,
+            most_tokens=left,
             start=observation.begun_tokens,
         )
-    if share == room:
+    if share == left:
         return share, PrefillReason.CEILING
     return share - share % QUANTUM_TOKENS, PrefillReason.KEEPS_TPOT
 
@@ -215,5 +215,5 @@ def _moving_average(average: float, measured: StepSample | None) -> float:
     return average + (newest - average) * _FOLLOW if average else newest
 
 
-def _rounded_up(tokens: int) -> int:
+def _round_up(tokens: int) -> int:
     return max(0, -(-tokens // QUANTUM_TOKENS) * QUANTUM_TOKENS)

@@ -19,9 +19,9 @@ from goodput_core.control.capacity import (
     LONG_NS,
     ArrivalSample,
     Demand,
-    demand,
-    growth,
-    mix_of,
+    estimate_demand,
+    estimate_growth,
+    recent_lengths,
     replica_capacity,
 )
 from goodput_core.control.observation import ServiceObservation, ServiceParams, Signal
@@ -106,7 +106,7 @@ class ReplicaState:
         proven, proven_ns: the highest load, in device seconds per second, that one replica served
             with slack, and its time; 0 if none was observed.
         failed, failed_ns: the lowest load at which a target was missed, and its time; 0 if none.
-        asked: desired replicas at the last interval.
+        desired: desired replicas at the last interval.
         short_since_ns: time since which fewer replicas than desired are routable; None if all are.
         unsettled_since_ns: time since which token budgets adapt to their devices; None if none
             adapts.
@@ -121,7 +121,7 @@ class ReplicaState:
     proven_ns: int = 0
     failed: float = 0.0
     failed_ns: int = 0
-    asked: int = 0
+    desired: int = 0
     short_since_ns: int | None = None
     unsettled_since_ns: int | None = None
     waiting: int = 0
@@ -137,7 +137,7 @@ class ReplicaDecision:
         current: desired replicas before the decision.
         limited: True if more replicas than `maxReplicas` are needed.
         load: demanded device seconds per second; None if not known.
-        bearable: device seconds per second that one replica sustains.
+        capacity: device seconds per second that one replica sustains.
         needed: replicas that the demand needs now; None if not known.
         held: replicas that sufficed during the complete stabilisation window; None if the need
             has not been known for that long.
@@ -150,7 +150,7 @@ class ReplicaDecision:
     current: int
     limited: bool
     load: float | None
-    bearable: float
+    capacity: float
     needed: int | None
     held: int | None
     horizon_ns: int
@@ -162,15 +162,14 @@ class ReplicaInputs:
     """Inputs of the checks.
 
     Args:
-        observation, bounds, params: arguments of the law.
+        observation, budget, params: arguments of the law.
         horizon_ns: start-up time of a replica, from created to routable.
         short_ns, unsettled_ns: duration for which replicas have been starting, or token budgets
             adapting to their devices; None if none does.
         was_waiting, waiting: queued requests an interval ago and now.
-        feasible: False if no number of replicas keeps the tightest TPOT.
-        load: demanded device seconds per second; None if not known.
-        most: upper bound of the load; None if not known.
-        bearable: device seconds per second that one replica sustains.
+        feasible: False if no number of replicas meets the tightest TPOT.
+        demand: demanded device seconds per second; None if not known.
+        capacity: device seconds per second that one replica sustains.
         needed: replicas that the demand needs, above the current number only if the lower bound
             of the demand exceeds the capacity; None if not known.
         expected: replicas needed once a new replica has started, at least `needed`.
@@ -180,7 +179,7 @@ class ReplicaInputs:
     """
 
     observation: ServiceObservation
-    bounds: TokenBudgetDecision
+    budget: TokenBudgetDecision
     params: ServiceParams
     horizon_ns: int
     short_ns: int | None
@@ -188,9 +187,8 @@ class ReplicaInputs:
     was_waiting: int
     waiting: int
     feasible: bool
-    load: float | None
-    most: float | None
-    bearable: float
+    demand: Demand | None
+    capacity: float
     needed: int | None
     expected: int
     fewest: int | None
@@ -199,27 +197,13 @@ class ReplicaInputs:
     @property
     def current(self) -> int:
         """Desired replicas of the workload."""
-        return self.observation.replicas_asked
-
-    @property
-    def each(self) -> float | None:
-        """Load of each routable replica; None if not known."""
-        return self._per_replica(self.load)
-
-    @property
-    def each_at_most(self) -> float | None:
-        """Upper bound of the load of each routable replica; None if not known."""
-        return self._per_replica(self.most)
-
-    def _per_replica(self, load: float | None) -> float | None:
-        ready = len(self.observation.ready)
-        return None if load is None or not ready else load / ready
+        return self.observation.desired_replicas
 
 
 def replica_law(
     state: ReplicaState,
     observation: ServiceObservation,
-    bounds: TokenBudgetDecision,
+    budget: TokenBudgetDecision,
     params: ServiceParams,
     now_ns: int,
 ) -> tuple[ReplicaState, ReplicaDecision]:
@@ -228,24 +212,25 @@ def replica_law(
     Args:
         state: state after the last interval.
         observation: observation of this interval.
-        bounds: decision of the token-budget law for this interval.
+        budget: decision of the token-budget law for this interval.
         params: parameters from the manifest.
         now_ns: end of the interval.
     """
-    state, inputs = _observe(state, observation, bounds, params, now_ns)
+    state, inputs = _observe(state, observation, budget, params, now_ns)
     found = (outcome for check in _CHECKS if (outcome := check(inputs)) is not None)
     wanted, reason = next(found, (inputs.current, ReplicaReason.STEADY))
-    if reason is ReplicaReason.MISSED and inputs.each_at_most:
-        state = _record_failure(state, inputs.each_at_most, now_ns)
+    demand, ready = inputs.demand, len(observation.ready)
+    if reason is ReplicaReason.MISSED and demand is not None and demand.most and ready:
+        state = _record_failure(state, demand.most / ready, now_ns)
     if reason is ReplicaReason.FEWER_SUFFICE:
         state = replace(state, needs=())  # a new stabilisation window
     return state, ReplicaDecision(
-        replicas=_clamped(wanted, params),
+        replicas=_clamp(wanted, params),
         reason=reason,
         current=inputs.current,
         limited=max(wanted, inputs.expected) > params.max_replicas,
-        load=inputs.load,
-        bearable=inputs.bearable,
+        load=None if demand is None else demand.likely,
+        capacity=inputs.capacity,
         needed=inputs.needed,
         held=inputs.held,
         horizon_ns=inputs.horizon_ns,
@@ -254,7 +239,7 @@ def replica_law(
 
 
 _Outcome = tuple[int, ReplicaReason]
-_SILENCE: Final = {
+_UNMEASURED: Final = {
     Signal.MISSING: ReplicaReason.METRICS_MISSING,
     Signal.FAILED: ReplicaReason.SCRAPE_FAILED,
 }
@@ -262,7 +247,7 @@ _SILENCE: Final = {
 
 def _bounds(inputs: ReplicaInputs) -> _Outcome | None:
     """Apply `minReplicas` and `maxReplicas`, even without measurements."""
-    clamped = _clamped(inputs.current, inputs.params)
+    clamped = _clamp(inputs.current, inputs.params)
     if clamped > inputs.current:
         return clamped, ReplicaReason.BELOW_FLOOR
     if clamped < inputs.current:
@@ -270,17 +255,17 @@ def _bounds(inputs: ReplicaInputs) -> _Outcome | None:
     return None
 
 
-def _silence(inputs: ReplicaInputs) -> _Outcome | None:
-    reason = _SILENCE.get(inputs.observation.traffic.signal)
+def _without_measurements(inputs: ReplicaInputs) -> _Outcome | None:
+    reason = _UNMEASURED.get(inputs.observation.traffic.signal)
     return None if reason is None else (inputs.current, reason)
 
 
-def _asleep(inputs: ReplicaInputs) -> _Outcome | None:
+def _without_replicas(inputs: ReplicaInputs) -> _Outcome | None:
     if inputs.current:
         return None
     traffic = inputs.observation.traffic
     if traffic.arrivals or traffic.in_flight:
-        return _capped(max(1, inputs.expected), inputs), ReplicaReason.WOKEN
+        return _limit_step(max(1, inputs.expected), inputs), ReplicaReason.WOKEN
     return 0, ReplicaReason.NO_TRAFFIC
 
 
@@ -295,18 +280,19 @@ def _frozen(inputs: ReplicaInputs) -> _Outcome | None:
 
 def _demand(inputs: ReplicaInputs) -> _Outcome | None:
     if inputs.needed is not None and inputs.needed > inputs.current:
-        return _capped(inputs.needed, inputs), ReplicaReason.DEMAND
+        return _limit_step(inputs.needed, inputs), ReplicaReason.DEMAND
     if inputs.expected > inputs.current:
-        return _capped(inputs.expected, inputs), ReplicaReason.TREND
+        return _limit_step(inputs.expected, inputs), ReplicaReason.TREND
     return None
 
 
 def _missed(inputs: ReplicaInputs) -> _Outcome | None:
-    if not inputs.bounds.needs_replicas:
+    if not inputs.budget.needs_replicas:
         return None
     if not inputs.feasible:
         return inputs.current, ReplicaReason.INFEASIBLE
-    if inputs.each is not None and inputs.each < _IDLE * inputs.bearable:
+    demand, ready = inputs.demand, len(inputs.observation.ready)
+    if demand is not None and ready and demand.likely / ready < _IDLE * inputs.capacity:
         return inputs.current, ReplicaReason.NOT_LOAD
     if inputs.waiting < inputs.was_waiting:
         return inputs.current, ReplicaReason.QUEUE_DRAINING
@@ -318,7 +304,7 @@ def _fewer(inputs: ReplicaInputs) -> _Outcome | None:
     if fewest is None:
         return current, ReplicaReason.UNKNOWN_CAPACITY
     least = inputs.params.min_replicas
-    if inputs.bounds.missed or max(least, fewest) >= current:
+    if inputs.budget.missed or max(least, fewest) >= current:
         return None
     if held is None or held >= current:
         return current, ReplicaReason.STABILIZING
@@ -329,22 +315,30 @@ def _fewer(inputs: ReplicaInputs) -> _Outcome | None:
     return max(held, least, math.ceil(current / 2)), ReplicaReason.FEWER_SUFFICE
 
 
-_CHECKS: Final = (_bounds, _silence, _asleep, _frozen, _demand, _missed, _fewer)
+_CHECKS: Final = (
+    _bounds,
+    _without_measurements,
+    _without_replicas,
+    _frozen,
+    _demand,
+    _missed,
+    _fewer,
+)
 """In this order; if none applies, the number stays."""
 
 
-def _clamped(replicas: int, params: ServiceParams) -> int:
+def _clamp(replicas: int, params: ServiceParams) -> int:
     return min(max(replicas, params.min_replicas), params.max_replicas)
 
 
-def _capped(wanted: int, inputs: ReplicaInputs) -> int:
+def _limit_step(wanted: int, inputs: ReplicaInputs) -> int:
     return min(wanted, inputs.current + max(inputs.current, _MIN_STEP_LIMIT))
 
 
 def _observe(
     state: ReplicaState,
     observation: ServiceObservation,
-    bounds: TokenBudgetDecision,
+    budget: TokenBudgetDecision,
     params: ServiceParams,
     now_ns: int,
 ) -> tuple[ReplicaState, ReplicaInputs]:
@@ -356,46 +350,45 @@ def _observe(
     traffic = observation.traffic
     fresh = traffic.signal is Signal.FRESH
     idle = not traffic.in_flight and not any(s.requests for s in state.samples)
-    capacity = None
+    predicted = None
     if observation.device is not None:
-        capacity = replica_capacity(
+        predicted = replica_capacity(
             observation.device,
             state.mix,
-            tpot_ns=params.tightest_tpot_ns * bounds.bounds.safety_percent // 100,
-            max_num_seqs=bounds.bounds.max_num_seqs,
-            max_tokens=bounds.bounds.max_tokens,
+            tpot_ns=params.tightest_tpot_ns * budget.bounds.safety_percent // 100,
+            max_num_seqs=budget.bounds.max_num_seqs,
+            max_tokens=budget.bounds.max_tokens,
         )
-    demanded, more = None, 0.0
+    demand, more = None, 0.0
     if fresh and idle:
-        demanded = Demand(least=0.0, likely=0.0, sustained=0.0, most=0.0)
-    elif fresh and capacity is not None:
-        demanded = demand(state.samples, capacity, now_ns)
-        more = growth(state.samples, capacity, now_ns, horizon_ns)
-    state = _record_proven(state, observation, bounds, demanded, now_ns)
-    bearable = _bearable(state)
+        demand = Demand(least=0.0, likely=0.0, sustained=0.0, most=0.0)
+    elif fresh and predicted is not None:
+        demand = estimate_demand(state.samples, predicted, now_ns)
+        more = estimate_growth(state.samples, predicted, now_ns, horizon_ns)
+    state = _record_proven(state, observation, budget, demand, now_ns)
+    capacity = _capacity(state)
     needed = fewest = None
     expected = 0
-    if demanded is not None:
-        needed = math.ceil(demanded.least / bearable)
-        if needed > observation.replicas_asked:
-            needed = math.ceil(demanded.likely / bearable)  # add enough for the mean
-        expected = max(needed, math.ceil((demanded.least + more) / bearable))
-        spare = bearable * _MARGIN
-        fewest = max(expected, math.ceil((demanded.likely + more) / spare), int(not idle))
+    if demand is not None:
+        needed = math.ceil(demand.least / capacity)
+        if needed > observation.desired_replicas:
+            needed = math.ceil(demand.likely / capacity)  # add enough for the mean
+        expected = max(needed, math.ceil((demand.least + more) / capacity))
+        spare = capacity * _MARGIN
+        fewest = max(expected, math.ceil((demand.likely + more) / spare), int(not idle))
         state = _add_need(state, fewest, now_ns, window_ns)
     return state, ReplicaInputs(
         observation=observation,
-        bounds=bounds,
+        budget=budget,
         params=params,
         horizon_ns=horizon_ns,
         short_ns=_since(state.short_since_ns, now_ns),
         unsettled_ns=_since(state.unsettled_since_ns, now_ns),
         was_waiting=was_waiting,
         waiting=state.waiting,
-        feasible=capacity is None or capacity.feasible,
-        load=None if demanded is None else demanded.likely,
-        most=None if demanded is None else demanded.most,
-        bearable=bearable,
+        feasible=predicted is None or predicted.feasible,
+        demand=demand,
+        capacity=capacity,
         needed=needed,
         expected=expected,
         fewest=fewest,
@@ -422,15 +415,16 @@ def _horizon_ns(observation: ServiceObservation, params: ServiceParams) -> int:
 def _add_interval(
     state: ReplicaState, observation: ServiceObservation, now_ns: int, keep_ns: int
 ) -> ReplicaState:
-    asked, traffic = observation.replicas_asked, observation.traffic
-    short_since_ns = None
-    if len(observation.ready) < asked:
-        known = state.short_since_ns is not None and asked <= state.asked
+    """Add the traffic of one interval, and update since when the number is frozen."""
+    desired, traffic = observation.desired_replicas, observation.traffic
+    short_since_ns: int | None = None
+    unsettled_since_ns: int | None = None
+    if len(observation.ready) < desired:
+        known = state.short_since_ns is not None and desired <= state.desired
         short_since_ns = state.short_since_ns if known else now_ns
-    unsettled_since_ns = None
     if any(not r.settled for r in observation.fresh):
-        unsettled_since_ns = state.unsettled_since_ns
-        unsettled_since_ns = now_ns if unsettled_since_ns is None else unsettled_since_ns
+        known = state.unsettled_since_ns is not None
+        unsettled_since_ns = state.unsettled_since_ns if known else now_ns
     samples = tuple(s for s in state.samples if s.at_ns > now_ns - keep_ns)
     if traffic.signal is Signal.FRESH:
         arrivals = ArrivalSample(
@@ -440,23 +434,23 @@ def _add_interval(
             finished=traffic.finished,
         )
         samples = (*samples, arrivals)
-    mix = mix_of(samples, now_ns)
+    mix = recent_lengths(samples, now_ns)
     return replace(
         state,
         samples=samples,
         mix=mix if mix.bins else state.mix,
-        asked=asked,
+        desired=desired,
         short_since_ns=short_since_ns,
         unsettled_since_ns=unsettled_since_ns,
-        waiting=sum(r.waiting for r in observation.fresh),
+        waiting=observation.waiting,
     )
 
 
 def _record_proven(
     state: ReplicaState,
     observation: ServiceObservation,
-    bounds: TokenBudgetDecision,
-    demanded: Demand | None,
+    budget: TokenBudgetDecision,
+    demand: Demand | None,
     now_ns: int,
 ) -> ReplicaState:
     """Record the load that a replica serves with slack; drop expired observations."""
@@ -465,16 +459,16 @@ def _record_proven(
     if state.failed and now_ns - state.failed_ns > _REMEMBER_NS:
         state = replace(state, failed=0.0)
     ready = len(observation.ready)
-    proven = demanded.sustained / ready if demanded is not None and ready else 0.0
-    if bounds.slack_ns >= LONG_NS and proven > state.proven:
+    proven = demand.sustained / ready if demand is not None and ready else 0.0
+    if budget.slack_ns >= LONG_NS and proven > state.proven:
         failed = 0.0 if proven >= state.failed else state.failed
         state = replace(state, proven=proven, proven_ns=now_ns, failed=failed)
     return state
 
 
-def _bearable(state: ReplicaState) -> float:
-    bearable = max(_BUSY, state.proven)
-    return min(bearable, state.failed * _BELOW_FAILED) if state.failed else bearable
+def _capacity(state: ReplicaState) -> float:
+    capacity = max(_BUSY, state.proven)
+    return min(capacity, state.failed * _BELOW_FAILED) if state.failed else capacity
 
 
 def _add_need(state: ReplicaState, fewest: int, now_ns: int, window_ns: int) -> ReplicaState:

@@ -31,16 +31,17 @@ __all__ = [
     "WINDOW_NS",
     "ClassWindow",
     "PromiseCounts",
+    "TargetCounts",
     "TargetStatus",
     "WindowTally",
-    "counted",
-    "merged",
+    "count_request",
+    "merge_windows",
     "target_status",
     "wilson_upper",
 ]
 
 _COUNTED: Final = frozenset({JudgementKind.ATTAINED, JudgementKind.MISSED})
-_OF_NO_LOAD: Final = frozenset({MissReason.ERROR, MissReason.UNSENT, MissReason.SHORT})
+_UNRELATED_TO_LOAD: Final = frozenset({MissReason.ERROR, MissReason.UNSENT, MissReason.SHORT})
 _SLOW: Final = frozenset({MissReason.TPOT, MissReason.TBT, MissReason.TIMEOUT})
 _SLACK: Final = Fraction(4, 5)
 LEAST_REQUESTS: Final = 20
@@ -50,7 +51,7 @@ WINDOW_NS: Final = 300 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromiseCounts:
+class TargetCounts:
     """Numbers of requests that met or missed one target.
 
     Args:
@@ -63,12 +64,15 @@ class PromiseCounts:
     missed: int = 0
     close: int = 0
 
-    def __add__(self, other: PromiseCounts) -> PromiseCounts:
-        return PromiseCounts(
+    def __add__(self, other: TargetCounts) -> TargetCounts:
+        return TargetCounts(
             judged=self.judged + other.judged,
             missed=self.missed + other.missed,
             close=self.close + other.close,
         )
+
+
+PromiseCounts = TargetCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +88,8 @@ class ClassWindow:
     """
 
     name: str
-    ttft: PromiseCounts
-    tpot: PromiseCounts
+    ttft: TargetCounts
+    tpot: TargetCounts
 
     def __add__(self, other: ClassWindow) -> ClassWindow:
         return ClassWindow(name=self.name, ttft=self.ttft + other.ttft, tpot=self.tpot + other.tpot)
@@ -104,7 +108,7 @@ class TargetStatus(StrEnum):
     """The objective would also be met with the target a fifth tighter."""
 
 
-def target_status(counts: PromiseCounts, objective: Fraction) -> TargetStatus:
+def target_status(counts: TargetCounts, objective: Fraction) -> TargetStatus:
     """Return the status of one target of one class."""
     judged = counts.judged
     if judged < LEAST_REQUESTS:
@@ -133,7 +137,9 @@ def wilson_upper(good: int, total: int) -> float:
     return min(1.0, max(share, (share + square / 2 + spread) / (1 + square)))
 
 
-def counted(record: RequestRecord, targets: Targets, judgement: Judgement) -> ClassWindow | None:
+def count_request(
+    record: RequestRecord, targets: Targets, judgement: Judgement
+) -> ClassWindow | None:
     """Return the counts of one request that ended; None if its outcome is unrelated to load.
 
     A request that missed only its end-to-end target counts as missed for both TTFT and TPOT, so
@@ -145,18 +151,17 @@ def counted(record: RequestRecord, targets: Targets, judgement: Judgement) -> Cl
         judgement: judgement of the request by these targets.
     """
     reasons = judgement.reasons
-    if judgement.kind not in _COUNTED or not _OF_NO_LOAD.isdisjoint(reasons):
+    if judgement.kind not in _COUNTED or not _UNRELATED_TO_LOAD.isdisjoint(reasons):
         return None
-    whole = reasons == (MissReason.E2E,)
+    only_e2e = reasons == (MissReason.E2E,)
     begun = record.first_token_ns is not None
-    ttft, tpot = PromiseCounts(), PromiseCounts()
+    ttft, tpot = TargetCounts(), TargetCounts()
     if targets.ttft_ns is not None or not begun:
-        late = whole or not begun or MissReason.TTFT in reasons
-        ttft = _counted(record.ttft_ns, targets.ttft_ns, missed=late)
-    paced = targets.tpot_ns is not None or targets.tbt_p99_ns is not None
-    if paced and record.tpot_ns is not None:
-        late = whole or not _SLOW.isdisjoint(reasons)
-        tpot = _counted(record.tpot_ns, targets.tpot_ns, missed=late)
+        late = only_e2e or not begun or MissReason.TTFT in reasons
+        ttft = _count_target(record.ttft_ns, targets.ttft_ns, missed=late)
+    if targets.pace_ns is not None and record.tpot_ns is not None:
+        late = only_e2e or not _SLOW.isdisjoint(reasons)
+        tpot = _count_target(record.tpot_ns, targets.tpot_ns, missed=late)
     return ClassWindow(name=record.slo_class, ttft=ttft, tpot=tpot)
 
 
@@ -169,11 +174,10 @@ class WindowTally:
     def add(
         self, record: RequestRecord, targets: Targets, judgement: Judgement | None = None
     ) -> None:
-        """Count a request that ended; see `counted`. Judge it first unless a judgement is given."""
-        window = counted(record, targets, judgement or judge(record, targets))
+        """Count a request that ended; see `count_request`. Without a judgement, judge it first."""
+        window = count_request(record, targets, judgement or judge(record, targets))
         if window is not None:
-            known = self._classes.get(window.name)
-            self._classes[window.name] = window if known is None else known + window
+            _add_window(self._classes, window)
 
     def sums(self) -> tuple[ClassWindow, ...]:
         """Return the counts, ordered by class name."""
@@ -186,21 +190,25 @@ class WindowTally:
         return taken
 
 
-def merged(windows: Iterable[ClassWindow]) -> dict[str, ClassWindow]:
+def merge_windows(windows: Iterable[ClassWindow]) -> dict[str, ClassWindow]:
     """Add up windows of several intervals by class."""
     sums: dict[str, ClassWindow] = {}
     for window in windows:
-        known = sums.get(window.name)
-        sums[window.name] = window if known is None else known + window
+        _add_window(sums, window)
     return sums
 
 
-def _counted(latency_ns: float | None, target_ns: int | None, *, missed: bool) -> PromiseCounts:
+def _add_window(sums: dict[str, ClassWindow], window: ClassWindow) -> None:
+    known = sums.get(window.name)
+    sums[window.name] = window if known is None else known + window
+
+
+def _count_target(latency_ns: float | None, target_ns: int | None, *, missed: bool) -> TargetCounts:
     if missed:
-        return PromiseCounts(judged=1, missed=1)
+        return TargetCounts(judged=1, missed=1)
     close = (
         latency_ns is not None
         and target_ns is not None
         and latency_ns * _SLACK.denominator > target_ns * _SLACK.numerator
     )
-    return PromiseCounts(judged=1, close=int(close))
+    return TargetCounts(judged=1, close=int(close))

@@ -12,8 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import MAX_LIMITS_REVISION
-from goodput_core.control.changes import Change, replicas_change, token_budget_change
-from goodput_core.control.decision import ServiceDecision, ServiceState, service_law
+from goodput_core.control.decision import (
+    Change,
+    ServiceDecision,
+    ServiceState,
+    replicas_change,
+    service_law,
+    token_budget_change,
+)
 from goodput_core.control.observation import (
     DeviceCapacity,
     ReplicaPhase,
@@ -129,7 +135,7 @@ class ControlInput:
         classes: met and missed targets of the requests that ended in the interval.
         engines: readings of the engines that have an address.
         phases: phase of every existing engine, by name.
-        replicas_asked: desired replicas of the workload.
+        desired_replicas: desired replicas of the workload.
         startups_ns: start-up times of the latest engines, from created to routable.
         now_ns: end of the interval on a monotonic clock.
         law: control law; drivers replace it for comparisons only.
@@ -142,7 +148,7 @@ class ControlInput:
     classes: tuple[ClassWindow, ...]
     engines: tuple[EngineReading, ...]
     phases: Mapping[str, ReplicaPhase]
-    replicas_asked: int
+    desired_replicas: int
     startups_ns: tuple[int, ...]
     now_ns: int
     law: Law = service_law
@@ -178,28 +184,30 @@ class ControlStep:
     decision: ServiceDecision
 
 
-def control_step(given: ControlInput) -> ControlStep:
+def control_step(inputs: ControlInput) -> ControlStep:
     """Run one interval of control."""
-    state, params, last = given.state, given.params, given.state.setpoint
+    state, params, last = inputs.state, inputs.params, inputs.state.setpoint
     law_state = state.law
     if law_state.bounds.bounds is None and params.mode is ControlMode.AUTO:
         # Start with the current routable replicas: a restart of the controller does not change
         # their number.
-        ready = sum(phase is ReplicaPhase.READY for phase in given.phases.values())
+        ready = sum(phase is ReplicaPhase.READY for phase in inputs.phases.values())
         law_state = replace(law_state, bounds=TokenBudgetState(bounds=last.bounds, ready=ready))
-    readings = {reading.name: reading for reading in given.engines}
+    readings = {reading.name: reading for reading in inputs.engines}
     observation = ServiceObservation(
-        interval_ns=given.interval_ns,
-        traffic=given.traffic,
-        classes=given.classes,
-        replicas=tuple(_window(n, phase, readings.get(n)) for n, phase in given.phases.items()),
-        replicas_asked=given.replicas_asked,
-        startups_ns=given.startups_ns,
-        device=_device(given.engines),
+        interval_ns=inputs.interval_ns,
+        traffic=inputs.traffic,
+        classes=inputs.classes,
+        replicas=tuple(
+            _replica_window(n, phase, readings.get(n)) for n, phase in inputs.phases.items()
+        ),
+        desired_replicas=inputs.desired_replicas,
+        startups_ns=inputs.startups_ns,
+        device=_find_device(inputs.engines),
     )
-    after, decision = given.law(law_state, observation, params, given.now_ns)
+    after, decision = inputs.law(law_state, observation, params, inputs.now_ns)
     setpoint = Setpoint(
-        limits_revision=_revision(last, decision.apply_bounds, given.engines),
+        limits_revision=_next_revision(last, decision.apply_bounds, inputs.engines),
         bounds=decision.apply_bounds,
         replicas=decision.apply_replicas,
     )
@@ -215,13 +223,13 @@ def control_step(given: ControlInput) -> ControlStep:
             reported=setpoint.bounds,
             recommended=None if decision.replicas is None else decision.replicas.replicas,
         ),
-        pushes=tuple(_pushes(setpoint, given.engines)),
+        pushes=tuple(_list_pushes(setpoint, inputs.engines)),
         changes=tuple(change for change in changes if change is not None),
         decision=decision,
     )
 
 
-def _window(name: str, phase: ReplicaPhase, reading: EngineReading | None) -> ReplicaWindow:
+def _replica_window(name: str, phase: ReplicaPhase, reading: EngineReading | None) -> ReplicaWindow:
     if reading is None:
         return ReplicaWindow(name=name, phase=phase, signal=Signal.MISSING)
     state = reading.state
@@ -238,12 +246,12 @@ def _window(name: str, phase: ReplicaPhase, reading: EngineReading | None) -> Re
     )
 
 
-def _device(engines: Iterable[EngineReading]) -> DeviceCapacity | None:
+def _find_device(engines: Iterable[EngineReading]) -> DeviceCapacity | None:
     """Return the first known device: all engines of a service run on equal devices."""
     return next((e.device for e in engines if e.signal is Signal.FRESH and e.device), None)
 
 
-def _revision(last: Setpoint, bounds: Bounds, engines: Sequence[EngineReading]) -> int:
+def _next_revision(last: Setpoint, bounds: Bounds, engines: Sequence[EngineReading]) -> int:
     """Return the revision of the limits, above that of every engine whose limits must change.
 
     Another client, or the controller before its restart, may have set a higher revision. An engine
@@ -260,15 +268,15 @@ def _revision(last: Setpoint, bounds: Bounds, engines: Sequence[EngineReading]) 
     return last.limits_revision + changed
 
 
-def _pushes(setpoint: Setpoint, engines: Iterable[EngineReading]) -> Iterator[LimitsPush]:
+def _list_pushes(setpoint: Setpoint, engines: Iterable[EngineReading]) -> Iterator[LimitsPush]:
     revision = setpoint.limits_revision
     for engine in engines:
         if engine.signal is Signal.FRESH and engine.state.limits_revision < revision:
-            limits = _limits(engine, setpoint.bounds)
+            limits = _clamp_limits(engine, setpoint.bounds)
             yield LimitsPush(name=engine.name, limits={"revision": revision, **limits})
 
 
-def _limits(engine: EngineReading, bounds: Bounds) -> dict[str, int]:
+def _clamp_limits(engine: EngineReading, bounds: Bounds) -> dict[str, int]:
     """Return the limits, clamped to the manifest that the engine has read; it rejects others."""
     least, most = engine.token_bounds or (bounds.max_tokens, bounds.max_tokens)
     width = bounds.max_num_seqs if engine.max_width is None else engine.max_width
@@ -283,5 +291,5 @@ def _limits(engine: EngineReading, bounds: Bounds) -> dict[str, int]:
 
 def _has_limits(engine: EngineReading, bounds: Bounds) -> bool:
     """True if the engine reports the limits to push; 0 means not reported."""
-    limits = _limits(engine, bounds)
+    limits = _clamp_limits(engine, bounds)
     return all(getattr(engine.state, name) in {0, value} for name, value in limits.items())

@@ -18,7 +18,7 @@ from goodput_core.control.slo_window import (
     WINDOW_NS,
     ClassWindow,
     TargetStatus,
-    merged,
+    merge_windows,
     target_status,
 )
 from goodput_core.units import NS_PER_S
@@ -176,15 +176,14 @@ def token_budget_law(
     state = _update_evidence(state, observation, params, now_ns)
     old = (Bounds.initial(params) if state.bounds is None else state.bounds).within(params)
     ttft, tpot = _target_statuses(state, params)
-    reason = _silence(state, observation)
+    reason = _undecided(state, observation)
     if reason is None:
-        reason = _reason(old, observation, params, ttft, tpot)
-    new = _apply_reason(old, reason, params, _busiest(observation))
-    state = replace(state, bounds=new)
+        reason = _decide(old, observation, params, ttft, tpot)
+    new = _apply(reason, old, observation, params)
     since_ns = None
     if {ttft, tpot} - {TargetStatus.UNKNOWN} == {TargetStatus.SLACK}:
         since_ns = now_ns if state.slack_since_ns is None else state.slack_since_ns
-    state = replace(state, slack_since_ns=since_ns)
+    state = replace(state, bounds=new, slack_since_ns=since_ns)
     if new != old:
         state = _restart_evidence(state, observation, now_ns)
     return state, TokenBudgetDecision(
@@ -212,9 +211,8 @@ def _update_evidence(
         if not first:
             state = _restart_evidence(state, observation, now_ns)
     if state.backlog is not None:
-        waiting = _waiting(observation)
-        if waiting < state.backlog:
-            state = replace(state, backlog=waiting, quiet_until_ns=now_ns + _SETTLE_NS)
+        if observation.waiting < state.backlog:
+            state = replace(state, backlog=observation.waiting, quiet_until_ns=now_ns + _SETTLE_NS)
         elif now_ns >= state.quiet_until_ns:
             state = replace(state, backlog=None)
     evidence = tuple(e for e in state.evidence if e[0] > now_ns - WINDOW_NS)
@@ -231,19 +229,15 @@ def _restart_evidence(
         state,
         evidence=(),
         quiet_until_ns=now_ns + _SETTLE_NS,
-        backlog=_waiting(observation),
+        backlog=observation.waiting,
     )
-
-
-def _waiting(observation: ServiceObservation) -> int:
-    return sum(r.waiting for r in observation.fresh)
 
 
 def _target_statuses(
     state: TokenBudgetState, params: ServiceParams
 ) -> tuple[TargetStatus, TargetStatus]:
     """Return the status of TTFT and of TPOT over the classes with an objective."""
-    windows = merged(chain.from_iterable(windows for _, windows in state.evidence))
+    windows = merge_windows(chain.from_iterable(windows for _, windows in state.evidence))
     ttft: set[TargetStatus] = set()
     tpot: set[TargetStatus] = set()
     for slo_class in params.classes:
@@ -259,7 +253,9 @@ def _worst(statuses: set[TargetStatus]) -> TargetStatus:
     return next((one for one in order if one in statuses), TargetStatus.UNKNOWN)
 
 
-def _silence(state: TokenBudgetState, observation: ServiceObservation) -> TokenBudgetReason | None:
+def _undecided(
+    state: TokenBudgetState, observation: ServiceObservation
+) -> TokenBudgetReason | None:
     """Return the reason why no decision is possible; None if one is."""
     traffic = observation.traffic
     if traffic.signal is Signal.MISSING:
@@ -273,65 +269,46 @@ def _silence(state: TokenBudgetState, observation: ServiceObservation) -> TokenB
     return None
 
 
-def _reason(
+def _decide(
     bounds: Bounds,
     observation: ServiceObservation,
     params: ServiceParams,
     ttft: TargetStatus,
     tpot: TargetStatus,
 ) -> TokenBudgetReason:
+    """Return the first remedy that changes the bounds; NEEDS_REPLICAS if none does."""
     slow, late = tpot is TargetStatus.MISSED, ttft is TargetStatus.MISSED
     if not slow and not late:
-        return (
-            TokenBudgetReason.TOO_FEW
-            if ttft is tpot is TargetStatus.UNKNOWN
-            else TokenBudgetReason.KEPT
-        )
-    remedies: list[TokenBudgetReason | None] = []
-    if slow and _has_slack(ttft):
+        unknown = ttft is tpot is TargetStatus.UNKNOWN
+        return TokenBudgetReason.TOO_FEW if unknown else TokenBudgetReason.KEPT
+    remedies: list[TokenBudgetReason] = []
+    # A target without enough requests may have slack.
+    if slow and ttft in (TargetStatus.SLACK, TargetStatus.UNKNOWN):
         remedies.append(TokenBudgetReason.TPOT_MISSED)
-    if late and _has_slack(tpot):
+    if late and tpot in (TargetStatus.SLACK, TargetStatus.UNKNOWN):
         remedies.append(TokenBudgetReason.TTFT_MISSED)
-    remedies.append(_width_or_kv(bounds, observation, slow=slow, late=late))
-    busiest = _busiest(observation)
+    replicas = observation.fresh
+    running = sum(r.running for r in replicas)
+    full = 100 * running >= _FULL_PERCENT * bounds.max_num_seqs * max(1, len(replicas))
+    kv_used = sum(r.kv_used_blocks for r in replicas)
+    kv_total = sum(r.kv_total_blocks for r in replicas)
+    if any(r.preemptions for r in replicas):
+        remedies.append(TokenBudgetReason.KV_EXHAUSTED)
+    elif slow and not late and full:
+        remedies.append(TokenBudgetReason.BATCH_TOO_WIDE)
+    elif late and not slow and full and 100 * kv_used < _FULL_PERCENT * kv_total:
+        remedies.append(TokenBudgetReason.BATCH_TOO_NARROW)
     for remedy in remedies:
-        if remedy is not None and _apply_reason(bounds, remedy, params, busiest) != bounds:
+        if _apply(remedy, bounds, observation, params) != bounds:
             return remedy
     return TokenBudgetReason.NEEDS_REPLICAS
 
 
-def _has_slack(other: TargetStatus) -> bool:
-    """True unless the other target is known to have no slack."""
-    return other in (TargetStatus.SLACK, TargetStatus.UNKNOWN)
-
-
-def _width_or_kv(
-    bounds: Bounds, observation: ServiceObservation, *, slow: bool, late: bool
-) -> TokenBudgetReason | None:
-    """Return the reason if batch width or KV memory is why a target is missed."""
-    fresh = observation.fresh
-    running = sum(r.running for r in fresh)
-    full = 100 * running >= _FULL_PERCENT * bounds.max_num_seqs * max(1, len(fresh))
-    if sum(r.preemptions for r in fresh):
-        return TokenBudgetReason.KV_EXHAUSTED
-    if slow and not late and full:
-        return TokenBudgetReason.BATCH_TOO_WIDE
-    used, total = (
-        sum(r.kv_used_blocks for r in fresh),
-        sum(r.kv_total_blocks for r in fresh),
-    )
-    if late and not slow and full and 100 * used < _FULL_PERCENT * total:
-        return TokenBudgetReason.BATCH_TOO_NARROW
-    return None
-
-
-def _busiest(observation: ServiceObservation) -> int:
-    """Return the largest batch of any replica."""
-    return max((r.running for r in observation.fresh), default=0)
-
-
-def _apply_reason(
-    bounds: Bounds, reason: TokenBudgetReason, params: ServiceParams, busiest: int
+def _apply(
+    reason: TokenBudgetReason,
+    bounds: Bounds,
+    observation: ServiceObservation,
+    params: ServiceParams,
 ) -> Bounds:
     """Return the bounds changed for a reason, unchanged if the reason changes none."""
     tokens, safety, width = bounds.max_tokens, bounds.safety_percent, bounds.max_num_seqs
@@ -342,14 +319,16 @@ def _apply_reason(
         tokens += max(_STEP_TOKENS, tokens // 4)
         safety = min(safety + _SAFETY_STEP, _MAX_SAFETY_PERCENT)
     elif reason in (TokenBudgetReason.BATCH_TOO_WIDE, TokenBudgetReason.KV_EXHAUSTED):
-        width = max(1, min(width, busiest))  # a width above the largest batch has no effect
+        # A width above the largest batch has no effect.
+        largest = max((r.running for r in observation.fresh), default=0)
+        width = max(1, min(width, largest))
         width -= max(1, width // 4)
     elif reason is TokenBudgetReason.BATCH_TOO_NARROW:
         width += max(1, width // 4)
     else:
         return bounds
-    moved = replace(bounds, max_tokens=tokens, safety_percent=safety, max_num_seqs=width)
-    return moved.within(params)
+    changed = replace(bounds, max_tokens=tokens, safety_percent=safety, max_num_seqs=width)
+    return changed.within(params)
 
 
 def _min_width(params: ServiceParams) -> int:

@@ -7,7 +7,9 @@ not know about HTTP, health checks or clocks.
 from __future__ import annotations
 
 from goodput_core.placement.policies import (
+    MAX_KEYS,
     PLACEMENTS,
+    KnownPrefixes,
     Place,
     Placement,
     PlacementReason,
@@ -16,7 +18,6 @@ from goodput_core.placement.policies import (
     is_saturated,
     most_in_flight,
 )
-from goodput_core.placement.prefixes import MAX_KEYS, KnownPrefixes
 
 __all__ = [
     "MAX_KEYS",

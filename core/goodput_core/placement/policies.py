@@ -1,12 +1,14 @@
-"""The placement policies, and the values they work on.
+"""The placement policies, and the values that they use.
 
 Only replicas that are ready, not saturated and not draining are candidates. Ties are broken by the
-order of names, starting behind the replica that was selected last.
+order of names, starting after the replica that was selected last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -15,11 +17,12 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from goodput_core.placement.prefixes import MAX_KEYS, KnownPrefixes
 from goodput_core.spec.choices import RouterPolicy
 
 __all__ = [
+    "MAX_KEYS",
     "PLACEMENTS",
+    "KnownPrefixes",
     "Place",
     "Placement",
     "PlacementReason",
@@ -29,6 +32,13 @@ __all__ = [
     "most_in_flight",
 ]
 
+MAX_KEYS: Final = 512
+"""Maximum keys of one prompt that are used, to bound the cost of a placement."""
+
+_MAX_OF_ONE: Final = 32_768
+_MAX_OF_ALL: Final = 524_288
+"""Maximum keys of one replica and of all together, about 130 bytes each."""
+
 _NAME: Final = attrgetter("name")
 _MASK: Final = (1 << 64) - 1
 _HALF: Final = 32
@@ -37,19 +47,19 @@ _BOUND: Final = Fraction(5, 4)
 
 
 class PlacementReason(StrEnum):
-    """The reason of a placement or a refusal."""
+    """Reason of a placement or a rejection."""
 
     NEXT_IN_TURN = "next-in-turn"
     LEAST_LOADED = "least-loaded"
     LESS_LOADED_OF_TWO = "less-loaded-of-two"
     KNOWN_PREFIX = "known-prefix"
-    """The candidate that was sent the longest part of this prompt before."""
+    """The longest part of this prompt was sent to this candidate before."""
     BOUNDED_LOAD = "bounded-load"
-    """Another replica knows more of this prompt but holds more than its share of requests."""
+    """A longer part was sent to another replica, which has more than its share of requests."""
     ALL_SATURATED = "all-saturated"
-    """Replicas are ready and all are saturated: 429 at the router."""
+    """All ready replicas are saturated; the router responds with 429."""
     NONE_READY = "none-ready"
-    """No replica is ready, except for draining ones: 503 at the router."""
+    """No replica is ready, except for draining ones; the router responds with 503."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +68,13 @@ class ReplicaLoad:
 
     Args:
         name: unique among the replicas.
-        in_flight: its running and waiting requests, as counted by the caller.
-        waiting: its waiting requests, as last reported.
-        kv_used_blocks, kv_total_blocks: its KV cache, as last reported; 0 of 0 if unknown.
-        ready: True if it answers.
-        saturated: True if it should get no more requests (`is_saturated`).
-        draining: True if it is being stopped.
+        in_flight: running and waiting requests, as counted by the caller.
+        waiting: waiting requests, as last reported.
+        kv_used_blocks, kv_total_blocks: blocks of the KV cache, as last reported; 0 of 0 if
+            unknown.
+        ready: True if the replica responds.
+        saturated: True if the replica should get no more requests (`is_saturated`).
+        draining: True if the replica is being stopped.
     """
 
     name: str
@@ -81,17 +92,72 @@ class ReplicaLoad:
         return 10 * self.kv_used_blocks // (self.kv_total_blocks or 1)
 
 
+class KnownPrefixes:
+    """The prompts that were sent to each replica: an estimate of its prefix cache.
+
+    The estimate needs no report of the replica. A table for each replica holds the keys of the
+    prompts that were sent to it and, like the replica's own cache, evicts the least recently used
+    first. A key stands for its block and all blocks before it. Keys of a prompt are added from the
+    last to the first, so each key is more recent than those that follow it. The known keys of a
+    prompt are therefore its first ones, and binary search finds their number.
+
+    Args:
+        most_of_one: maximum keys of one replica.
+        most_of_all: maximum keys of all replicas; each has an equal share, but at least enough
+            for one prompt.
+    """
+
+    __slots__ = ("_most_of_all", "_most_of_one", "_tables")
+
+    def __init__(self, *, most_of_one: int = _MAX_OF_ONE, most_of_all: int = _MAX_OF_ALL) -> None:
+        self._most_of_one = most_of_one
+        self._most_of_all = most_of_all
+        self._tables: dict[str, OrderedDict[int, None]] = {}
+
+    def __len__(self) -> int:
+        """Number of keys of all replicas."""
+        return sum(map(len, self._tables.values()))
+
+    def length(self, replica: str, keys: Sequence[int]) -> int:
+        """Return how many of a prompt's first keys were sent to the replica."""
+        table = self._tables.get(replica)
+        if table is None or not keys or keys[0] not in table:
+            return 0
+        return bisect_left(keys, True, lo=1, key=lambda key: key not in table)
+
+    def add(self, replica: str, keys: Sequence[int], present: Collection[str]) -> None:
+        """Record that a prompt is sent to the replica.
+
+        Args:
+            replica: name of the replica.
+            keys: the prompt's first keys, at most `MAX_KEYS`.
+            present: names of all replicas; tables of others are dropped if there are too many.
+        """
+        table = self._tables.get(replica)
+        if table is None:
+            if len(self._tables) >= 2 * len(present):
+                kept = set(present)
+                self._tables = {n: t for n, t in self._tables.items() if n in kept}
+            table = self._tables[replica] = OrderedDict()
+        for key in reversed(keys):
+            table[key] = None
+            table.move_to_end(key)
+        share = max(MAX_KEYS, self._most_of_all // len(present))
+        for _ in range(len(table) - min(self._most_of_one, share)):
+            table.popitem(last=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementState:
-    """The state of a policy between two requests; the caller keeps one for each router.
+    """State of a policy between two requests; the caller keeps one for each router.
 
     Frozen except for `prefixes`, which this state shares with its successors.
 
     Args:
-        last: the replica selected last; empty before the first placement.
-        drawn: the number of placed requests, from which random choices follow.
-        seed: the seed of random choices.
-        prefixes: the prompts that were sent to each replica.
+        last: replica selected last; empty before the first placement.
+        drawn: number of placed requests, which determines random choices together with the seed.
+        seed: seed of random choices.
+        prefixes: prompts that were sent to each replica.
     """
 
     last: str = ""
@@ -105,11 +171,11 @@ class Placement:
     """One decision.
 
     Args:
-        policy: the policy.
-        replica: the name of the selected replica; None if the request is refused.
-        reason: the reason.
-        considered: the loads on which the decision is based.
-        at_ns: the time of the decision.
+        policy: policy that decided.
+        replica: name of the selected replica; None if the request is rejected.
+        reason: reason of the decision.
+        considered: loads on which the decision is based.
+        at_ns: time of the decision.
     """
 
     policy: RouterPolicy
@@ -131,7 +197,7 @@ first `MAX_KEYS` are used."""
 _Select: TypeAlias = Callable[
     [PlacementState, list[ReplicaLoad], Sequence[int]], tuple[str, PlacementReason]
 ]
-"""Select one of the candidates, of which there is at least one."""
+"""Select one of at least one candidate."""
 
 
 def _place(
@@ -163,30 +229,30 @@ def _place(
 def _round_robin(
     state: PlacementState, candidates: list[ReplicaLoad], _keys: Sequence[int]
 ) -> tuple[str, PlacementReason]:
-    """Select each replica in turn."""
-    return _next_in_turn(candidates, state.last), PlacementReason.NEXT_IN_TURN
+    """Select the replicas in cyclic order."""
+    return _select_next(candidates, state.last), PlacementReason.NEXT_IN_TURN
 
 
 def _least_loaded(
     state: PlacementState, candidates: list[ReplicaLoad], _keys: Sequence[int]
 ) -> tuple[str, PlacementReason]:
-    """Select the replica with the fewest requests in flight; ties by queue, KV in use, turn."""
-    return _next_in_turn(_emptiest(candidates), state.last), PlacementReason.LEAST_LOADED
+    """Select the replica with the fewest requests in flight; ties by queue, KV in use, order."""
+    return _select_next(_find_emptiest(candidates), state.last), PlacementReason.LEAST_LOADED
 
 
 def _power_of_two(
     state: PlacementState, candidates: list[ReplicaLoad], _keys: Sequence[int]
 ) -> tuple[str, PlacementReason]:
-    """Select the emptier of two replicas drawn at random; of equal ones the first drawn.
+    """Select the less loaded of two replicas drawn at random; of equal ones the first drawn.
 
-    Several routers that each see only their own requests, or old reports, then do not all select
-    the same emptiest replica. The draw follows from the state's seed and the number of requests
-    placed so far, so a run can be repeated.
+    Otherwise several routers, each with only its own requests or with old reports, would all select
+    the same replica. The draw is determined by the state's seed and the number of placed requests,
+    so a run can be repeated.
 
     Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001.
     """
-    drawn = _two_of(candidates, state)
-    return _emptiest(drawn)[0].name, PlacementReason.LESS_LOADED_OF_TWO
+    drawn = _draw_two(candidates, state)
+    return _find_emptiest(drawn)[0].name, PlacementReason.LESS_LOADED_OF_TWO
 
 
 def _prefix_affinity(
@@ -194,10 +260,11 @@ def _prefix_affinity(
 ) -> tuple[str, PlacementReason]:
     """Select the replica that was sent the longest part of this prompt, within a bounded load.
 
-    Replicas that would hold more than (1 + ε) times the mean are passed over; at least one is not.
-    Ties, and prompts that no replica knows, go to the emptiest, then to the next in turn. A hot
-    prefix thus spreads over as many replicas as its load needs. If a replica leaves, only its own
-    prompts move, and a new replica attracts no prompt that the others have capacity for.
+    Replicas that would hold more than (1 + ε) times the mean are skipped; at least one candidate
+    always remains. Ties and unknown prompts go to the least loaded replica, then to the next in
+    order. A hot prefix therefore spreads over as many replicas as its load needs. If a replica is
+    removed, only its own prompts move. A new replica gets no prompt for which the others have
+    capacity.
 
     Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018,
     for the bound; Zheng et al., "SGLang", 2024, for following the longest shared prefix.
@@ -218,29 +285,29 @@ def _prefix_affinity(
         reason = PlacementReason.BOUNDED_LOAD
     else:
         reason = PlacementReason.KNOWN_PREFIX if longest else PlacementReason.LEAST_LOADED
-    return _next_in_turn(_emptiest(holders), state.last), reason
+    return _select_next(_find_emptiest(holders), state.last), reason
 
 
 def most_in_flight(in_flight: int, replicas: int) -> int:
-    """Return the most requests that one replica may hold: ceil((1 + ε) · mean).
+    """Return the maximum requests of one replica: ceil((1 + ε) · mean).
 
     Args:
-        in_flight: requests of all candidates, before the one to place.
-        replicas: the number of candidates.
+        in_flight: requests of all candidates, without the one to place.
+        replicas: number of candidates.
     """
     return -(-_BOUND.numerator * (in_flight + 1) // (_BOUND.denominator * replicas))
 
 
-def _next_in_turn(replicas: Sequence[ReplicaLoad], last: str) -> str:
+def _select_next(replicas: Sequence[ReplicaLoad], last: str) -> str:
     """Return the first name after `last` in the order of names, cyclically."""
     return min((r.name <= last, r.name) for r in replicas)[1]
 
 
-def _emptiest(replicas: Sequence[ReplicaLoad]) -> list[ReplicaLoad]:
+def _find_emptiest(replicas: Sequence[ReplicaLoad]) -> list[ReplicaLoad]:
     """Return the replicas with the fewest requests in flight; ties by queue, then tenths of KV.
 
-    Requests in flight come first because the caller counts them itself. The other figures are as
-    old as the last report; if they came first, every request between two reports would go to the
+    Requests in flight come first because the caller counts them itself. The other values are as
+    old as the last report. If they came first, every request between two reports would go to the
     same replica. Small differences in KV are ignored for the same reason: a report that arrived
     with a response still counts the blocks of that response.
     """
@@ -252,19 +319,19 @@ def _emptiest(replicas: Sequence[ReplicaLoad]) -> list[ReplicaLoad]:
     return equal
 
 
-def _two_of(replicas: list[ReplicaLoad], state: PlacementState) -> list[ReplicaLoad]:
+def _draw_two(replicas: list[ReplicaLoad], state: PlacementState) -> list[ReplicaLoad]:
     """Draw two replicas, or return the only one; the order of the list has no effect."""
     count = len(replicas)
     if count == 1:
         return replicas
     replicas.sort(key=_NAME)
-    draw = _mixed(state.seed, state.drawn)
+    draw = _random_number(state.seed, state.drawn)
     first = (draw >> _HALF) % count
     second = (first + 1 + (draw & ((1 << _HALF) - 1)) % (count - 1)) % count
     return [replicas[first], replicas[second]]
 
 
-def _mixed(seed: int, index: int) -> int:
+def _random_number(seed: int, index: int) -> int:
     """Return item `index` of a sequence of uniform 64-bit numbers, without computing the others.
 
     Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
@@ -299,18 +366,18 @@ def is_saturated(
     kv_used_blocks: int,
     kv_total_blocks: int,
 ) -> bool:
-    """True if a replica would refuse one more request, or has full memory and half a queue.
+    """True if a replica would reject one more request, or has full KV memory and half a queue.
 
-    Full memory alone is usual for a busy replica, and a long queue alone may empty with the next
-    step. Together they mean that a new request waits for running ones to finish.
+    A busy replica usually has full memory, and a long queue alone may be admitted with the next
+    step. Both together mean that a new request waits until running ones finish.
 
     Args:
         running: running requests.
-        max_num_seqs: the most running requests.
+        max_num_seqs: maximum running requests.
         waiting: waiting requests.
-        max_waiting: the most waiting requests; with 0, a request is accepted only if it can run.
+        max_waiting: maximum waiting requests; with 0, a request is accepted only if it can run.
         kv_used_blocks: blocks of the KV cache in use, without reusable ones. Memory is full at
-            nineteen twentieths: the rest is for the next tokens of running requests.
+            95 %; the rest is for the next tokens of running requests.
         kv_total_blocks: all blocks of the KV cache; 0 if unknown.
     """
     if not max_waiting:

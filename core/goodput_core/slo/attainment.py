@@ -127,13 +127,13 @@ class AttainmentTally:
     def by_class(self) -> tuple[ClassCounts, ...]:
         """Return the counts of every class."""
         return tuple(
-            _counts(name, kinds, self._outcomes[name], self._misses[name])
+            _sum_up(name, kinds, self._outcomes[name], self._misses[name])
             for name, kinds in self._kinds.items()
         )
 
     def overall(self) -> ClassCounts:
         """Return the counts of all requests together; the name is empty."""
-        return _counts(
+        return _sum_up(
             "",
             sum(self._kinds.values(), Counter()),
             sum(self._outcomes.values(), Counter()),
@@ -151,7 +151,7 @@ def goodput_per_s(good: int, window_ns: int) -> Fraction:
     return Fraction(good * NS_PER_S, window_ns)
 
 
-def _counts(
+def _sum_up(
     name: str,
     kinds: Counter[JudgementKind],
     outcomes: Counter[Outcome],

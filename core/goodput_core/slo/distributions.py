@@ -1,8 +1,8 @@
 """Quantiles of the chi-square, beta and Student t distributions, with real parameters.
 
-The intervals of an attainment need them, and the base install has no scipy. The standard library
-offers `lgamma` and the normal distribution; the rest is here, accurate to nine digits, which the
-tests compare with scipy's values.
+The intervals of an attainment need them. The base install has no scipy, and the standard library
+has only `lgamma` and the normal distribution. Results are accurate to nine digits; the tests
+compare them with scipy's.
 
 Source: Press et al., "Numerical Recipes", 3rd edition, chapter 6 (incomplete gamma and beta
 functions); Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.4.
@@ -51,14 +51,14 @@ def chi_square_quantile(p: float, degrees: float) -> float:
     def density(x: float) -> float:
         return math.exp((shape - 1) * math.log(x) - x - log_gamma)
 
-    # Wilson and Hilferty's cube is close from a few degrees on, a power law near zero.
+    # Start from Wilson and Hilferty's cube, or near zero from a power law.
     z = normal_quantile(p)
     cube = 1 - 2 / (9 * degrees) + z * math.sqrt(2 / (9 * degrees))
     near_zero = math.exp((math.log(p) + math.lgamma(shape + 1)) / shape)
     if near_zero < _SMALL:
-        return 2 * near_zero  # the first term of the series is all of it
+        return 2 * near_zero  # further terms of the series vanish
     guess = shape * cube**3 if cube > 0 and degrees > 1 else near_zero
-    high = shape + 40 * math.sqrt(shape) + 100  # beyond any p below 1
+    high = shape + 40 * math.sqrt(shape) + 100  # above the quantile of any p below 1
     return 2 * _invert(lambda x: _lower_gamma(shape, x), density, p, guess, high)
 
 
@@ -70,7 +70,7 @@ def beta_quantile(p: float, a: float, b: float) -> float:
         a: its first parameter, above 0.
         b: its second parameter, above 0.
     """
-    if a > b:  # near 1 the distance to 1 has the digits
+    if a > b:  # near 1, the distance to 1 is more accurate
         return 1 - beta_quantile(1 - p, b, a)
 
     def density(x: float) -> float:
@@ -105,7 +105,7 @@ def _invert(
     guess: float,
     high: float,
 ) -> float:
-    """Solve cdf(x) = p on [0, high] by Newton's steps, halving the bracket where one leaves it."""
+    """Solve cdf(x) = p on [0, high] by Newton steps; bisect if a step leaves the bracket."""
     low = 0.0
     x = guess if low < guess < high else high / 2
     for _ in range(_MAX_STEPS):
@@ -115,13 +115,13 @@ def _invert(
         else:
             low = x
         slope = density(x)
-        following = x - error / slope if slope > 0 else math.inf
-        if abs(following - x) <= _LAST_STEP * x:
-            return following
-        if not low < following < high:
-            # A quantile may lie many powers of ten below the first bracket.
-            following = math.sqrt(low * high) if low > 0 else high / 16
-        x = following
+        next_x = x - error / slope if slope > 0 else math.inf
+        if abs(next_x - x) <= _LAST_STEP * x:
+            return next_x
+        if not low < next_x < high:
+            # Bisect on a logarithmic scale: x may be many powers of ten below `high`.
+            next_x = math.sqrt(low * high) if low > 0 else high / 16
+        x = next_x
     return x
 
 
@@ -157,7 +157,7 @@ def _lower_gamma(shape: float, x: float) -> float:
             if term < total * _EPSILON:
                 break
         return total * math.exp(log_scale)
-    # Lentz's continued fraction of the upper function; none of its denominators vanishes here.
+    # Lentz's continued fraction of the upper function; here its denominators are never zero.
     b = x + 1 - shape
     c, d = 1 / _TINY, 1 / b
     fraction = d
@@ -186,7 +186,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _beta_scale(a: float, b: float, x: float) -> float:
-    """Return x^a · (1 − x)^b / B(a, b), which Stirling's series keeps exact for large a and b."""
+    """Return x^a · (1 − x)^b / B(a, b), accurate for large a and b by Stirling's series."""
     if min(a, b) < _STIRLING:
         log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
         return math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta)

@@ -1,18 +1,19 @@
-"""Latency targets, and the classes of traffic that have them."""
+"""Latency targets, and the SLO classes of a manifest that have them."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
+from goodput_core.spec.declaration import Cel, dns_label_field, spec_field
 from goodput_core.units import NS_PER_MS
 
-__all__ = ["OBJECTIVE_PATTERN", "SLOClass", "Targets", "format_objective", "parse_objective"]
+__all__ = ["SLOClass", "Targets", "format_objective", "parse_objective", "percentage_field"]
 
-OBJECTIVE_PATTERN: Final = r"^(100|[0-9]{1,2})(\.[0-9]{1,6})?%$"
-_OBJECTIVE: Final = re.compile(OBJECTIVE_PATTERN)
+_PERCENTAGE: Final = r"^(100|[0-9]{1,2})(\.[0-9]{1,6})?%$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,38 +60,6 @@ class Targets:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SLOClass:
-    """A class of traffic with its targets and its objective.
-
-    Args:
-        name: name of the class, a DNS label.
-        ttft_ms: target of the time to first token, milliseconds.
-        tpot_ms: target of the time per output token, milliseconds.
-        tbt_p99_ms: target of the p99 of the gaps within a request, milliseconds.
-        e2e_ms: target of the time to the end of the response, milliseconds.
-        objective: share of requests that must attain, exact; None if the class is reported and
-            not judged.
-    """
-
-    name: str
-    ttft_ms: int
-    tpot_ms: int
-    tbt_p99_ms: int | None = None
-    e2e_ms: int | None = None
-    objective: Fraction | None = None
-
-    @property
-    def targets(self) -> Targets:
-        """The targets in nanoseconds."""
-        return Targets(
-            ttft_ns=self.ttft_ms * NS_PER_MS,
-            tpot_ns=self.tpot_ms * NS_PER_MS,
-            tbt_p99_ns=None if self.tbt_p99_ms is None else self.tbt_p99_ms * NS_PER_MS,
-            e2e_ns=None if self.e2e_ms is None else self.e2e_ms * NS_PER_MS,
-        )
-
-
 def parse_objective(text: str) -> Fraction:
     """Return the exact fraction of a percentage such as `99%` or `99.95%`.
 
@@ -98,7 +67,7 @@ def parse_objective(text: str) -> Fraction:
         ValueError: the text is not a percentage above 0 % and below 100 %. No number of requests
             can show an objective of 100 %.
     """
-    if not _OBJECTIVE.fullmatch(text):
+    if not re.fullmatch(_PERCENTAGE, text):
         raise ValueError(f"{text!r} is not a percentage; write for example '99%' or '99.9%'")
     objective = Fraction(text[:-1]) / 100
     if not 0 < objective < 1:
@@ -109,6 +78,55 @@ def parse_objective(text: str) -> Fraction:
 def format_objective(objective: Fraction) -> str:
     """Return the percentage that `parse_objective` reads back exactly."""
     percent = objective * 100
-    places = next((n for n in range(7) if (percent * 10**n).denominator == 1), 6)
-    whole, rest = divmod(round(percent * 10**places), 10**places)
-    return f"{whole}.{rest:0{places}d}%" if places else f"{whole}%"
+    rounded = round(Decimal(percent.numerator) / percent.denominator, 6)
+    return f"{rounded.normalize():f}%"
+
+
+def percentage_field(doc: str, *, example: str) -> Any:
+    """Declare an optional share above 0% and below 100%, decoded to an exact fraction."""
+    return spec_field(
+        doc,
+        default=None,
+        max_length=11,
+        pattern=_PERCENTAGE,
+        pattern_hint=f"be a percentage such as {example}",
+        parse=parse_objective,
+        cel=Cel(
+            rule="!self.startsWith('100') && self.matches('[1-9]')",
+            message="must lie above 0% and below 100%",
+        ),
+    )
+
+
+def _milliseconds_field(doc: str, **more: Any) -> Any:
+    return spec_field(f"{doc}, milliseconds.", minimum=1, maximum=86_400_000, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOClass:
+    """One class of traffic and its latency targets."""
+
+    name: str = dns_label_field("The class's name.")
+    ttft_ms: int = _milliseconds_field("Target of the time to first token")
+    tpot_ms: int = _milliseconds_field("Target of the time per output token")
+    tbt_p99_ms: int | None = _milliseconds_field(
+        "Target of the p99 of the gaps between a request's tokens", default=None
+    )
+    e2e_ms: int | None = _milliseconds_field(
+        "Target of the time to the end of the response", default=None
+    )
+    objective: Fraction | None = percentage_field(
+        "Share of requests that must meet their targets, such as '99%'; without it the class is "
+        "reported and not judged.",
+        example="'99%' or '99.9%'",
+    )
+
+    @property
+    def targets(self) -> Targets:
+        """The targets in nanoseconds."""
+        return Targets(
+            ttft_ns=self.ttft_ms * NS_PER_MS,
+            tpot_ns=self.tpot_ms * NS_PER_MS,
+            tbt_p99_ns=None if self.tbt_p99_ms is None else self.tbt_p99_ms * NS_PER_MS,
+            e2e_ns=None if self.e2e_ms is None else self.e2e_ms * NS_PER_MS,
+        )

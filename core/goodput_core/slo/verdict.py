@@ -1,7 +1,7 @@
 """The verdict on a run or a rolling window: PASS, FAIL, INCONCLUSIVE or INVALID, and its reason.
 
 The replayer, the operator and a gate share these rules, so they reach the same verdict. The rules
-are pure functions of counts, so each can be tested with numbers computed by hand.
+are pure functions of counts, so each can be tested with values computed by hand.
 """
 
 from __future__ import annotations

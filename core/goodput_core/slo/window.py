@@ -32,7 +32,7 @@ __all__ = [
 WINDOWS_S: Final = (300, 900, 3600)
 """Windows in seconds, tried in this order."""
 RING_S: Final = WINDOWS_S[-1]
-_MOST: Final = 2**32 - 1  # of an unsigned 32-bit count
+_MAX_COUNT: Final = 2**32 - 1  # unsigned, 32 bits
 _ZEROS: Final = array("I", [0]) * RING_S
 
 
@@ -41,8 +41,8 @@ class RecentSeconds:
     """The counts of consecutive seconds; a router publishes these, and an operator adds them up.
 
     Args:
-        first_s: the number of the first second.
-        end_s: the number of the second after the last.
+        first_s: number of the first second.
+        end_s: number of the second after the last one.
         classes: counts of each class that had requests, one entry per second.
     """
 
@@ -106,7 +106,7 @@ class SecondRing:
             self._classes[name] = (_ZEROS[:], _ZEROS[:])
         place = second % RING_S
         for counts, more in zip(self._classes[name], (good, total), strict=True):
-            counts[place] = min(counts[place] + more, _MOST)
+            counts[place] = min(counts[place] + more, _MAX_COUNT)
 
     def counts(self, name: str, first_s: int, end_s: int) -> SecondCounts:
         """Return the counts of the seconds from `first_s` up to, but excluding, `end_s`.

@@ -1,7 +1,7 @@
-"""Between a decoded YAML or JSON value and a spec's dataclass; errors name the path of the field.
+"""Convert parsed YAML or JSON to a spec's dataclasses and back; errors name the path of the field.
 
-Unknown keys are errors, since a typo in an optional field must not be ignored. Objects that belong
-to Kubernetes are copied as JSON of bounded size; the API server validates them.
+Unknown keys are errors, because a typo in an optional field must not be ignored. Objects of
+Kubernetes are copied as JSON of bounded size; the API server validates them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from goodput_core.spec.declaration import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MAX_ENTRIES", "MAX_KEY", "bounded_json", "decode", "encode", "shown"]
+__all__ = ["MAX_ENTRIES", "MAX_KEY", "copy_json", "decode", "encode", "format_value"]
 
 T = TypeVar("T")
 
 MAX_ENTRIES: Final = 16
-"""The most entries of a list item that is copied as JSON."""
+"""Maximum entries of a list item that is copied as JSON."""
 MAX_KEY: Final = 317
 """The longest key that Kubernetes accepts: a DNS subdomain, a slash and a name."""
 _ITEM: Final = FieldRule(doc="", max_items=MAX_ENTRIES)
@@ -52,28 +52,28 @@ def decode(cls: type[T], value: object, path: str) -> T:
         path: the path of `value` in the manifest, for errors.
 
     Raises:
-        SpecError: the first invalid field in the class's order, else the first violated rule
-            between fields.
+        SpecError: the first invalid field in the class's order; if all are valid, the first
+            violated rule between fields.
     """
-    mapping = _mapping(value, path)
+    mapping = _require_mapping(value, path)
     declared = {field.name: field for field in declared_fields(cls)}
     for key in mapping:
         if key not in declared:
             hint = did_you_mean(key, declared) or f"; fields are {', '.join(declared)}"
-            raise SpecError(_join(path, key), f"unknown field{hint}")
+            raise SpecError(_join_path(path, key), f"unknown field{hint}")
     values: dict[str, Any] = {}
     for key, field in declared.items():
-        at = _join(path, key)
+        at = _join_path(path, key)
         if mapping.get(key) is None:
             if field.required:
                 raise SpecError(at, "is required")
             continue
-        values[field.attribute] = _value(field.hint, mapping[key], at, field.rule)
+        values[field.attribute] = _decode_value(field.hint, mapping[key], at, field.rule)
     decoded = cls(**values)
     for rule in cross_field_rules(cls):
         problem = rule.problem(decoded)
         if problem is not None:
-            raise SpecError(_join(path, rule.field) if rule.field else path, problem)
+            raise SpecError(_join_path(path, rule.field) if rule.field else path, problem)
     return decoded
 
 
@@ -87,64 +87,66 @@ def encode(value: Any) -> dict[str, Any]:
         value: an instance of a spec's dataclass.
     """
     return {
-        field.name: _plain(one)
+        field.name: _encode_value(one)
         for field in declared_fields(type(value))
         if (one := getattr(value, field.attribute)) != field.default or field.required
     }
 
 
-def _plain(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     if is_dataclass(value):
         return encode(value)
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_encode_value(one) for one in value]
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _encode_value(one) for key, one in value.items()}
     if isinstance(value, Fraction):
         return format_objective(value)
     return value.value if isinstance(value, Enum) else value
 
 
-def _join(path: str, key: str) -> str:
+def _join_path(path: str, key: str) -> str:
     # Keys of a manifest appear in the error: shortened, and without line breaks.
-    safe = key if len(key) <= MAX_KEY and key.isprintable() else shown(key)
+    safe = key if len(key) <= MAX_KEY and key.isprintable() else format_value(key)
     return f"{path}.{safe}" if path else safe
 
 
-def _mapping(value: object, path: str) -> Mapping[str, object]:
+def _require_mapping(value: object, path: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise SpecError(path or "manifest", f"must be a mapping, not {_kind(value)}")
+        raise SpecError(path or "manifest", f"must be a mapping, not {_describe_kind(value)}")
     for key in value:
         if not isinstance(key, str):
-            raise SpecError(path or "manifest", f"has the key {shown(key)}, which is not text")
+            raise SpecError(
+                path or "manifest", f"has the key {format_value(key)}, which is not text"
+            )
     return value
 
 
-def _value(hint: Any, value: object, path: str, rule: FieldRule) -> object:
+def _decode_value(hint: Any, value: object, path: str, rule: FieldRule) -> object:
     origin = get_origin(hint)
     if origin is tuple:
-        return _sequence(get_args(hint)[0], value, path, rule)
+        return _decode_list(get_args(hint)[0], value, path, rule)
     if origin is not None:  # Mapping[str, X]
-        return _map(get_args(hint)[1], value, path, rule)
+        return _decode_map(get_args(hint)[1], value, path, rule)
     if is_dataclass(hint):
         return decode(cast("type[object]", hint), value, path)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return _enum(hint, value, path)
+        return _decode_enum(hint, value, path)
     if hint is bool:
         if not isinstance(value, bool):
-            raise SpecError(path, f"must be true or false, not {shown(value)}")
+            raise SpecError(path, f"must be true or false, not {format_value(value)}")
         return value
     if hint is int:
-        return _integer(value, path, rule)
+        return _decode_integer(value, path, rule)
     assert hint in {str, Fraction}, hint
-    return _text(value, path, rule)
+    return _decode_text(value, path, rule)
 
 
-def _sequence(item: Any, value: object, path: str, rule: FieldRule) -> tuple[object, ...]:
+def _decode_list(item: Any, value: object, path: str, rule: FieldRule) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise SpecError(path, f"must be a list, not {_kind(value)}")
-    _count(len(value), path, rule, "items")
-    decoded = tuple(_value(item, v, f"{path}[{i}]", _ITEM) for i, v in enumerate(value))
+        raise SpecError(path, f"must be a list, not {_describe_kind(value)}")
+    _check_count(len(value), path, rule, "items")
+    decoded = tuple(_decode_value(item, v, f"{path}[{i}]", _ITEM) for i, v in enumerate(value))
     if rule.key is not None:
         seen: dict[object, int] = {}
         for i, entry in enumerate(decoded):
@@ -158,61 +160,61 @@ def _sequence(item: Any, value: object, path: str, rule: FieldRule) -> tuple[obj
     return decoded
 
 
-def _map(item: Any, value: object, path: str, rule: FieldRule) -> object:
-    mapping = _mapping(value, path)
-    _count(len(mapping), path, rule, "entries")
+def _decode_map(item: Any, value: object, path: str, rule: FieldRule) -> object:
+    mapping = _require_mapping(value, path)
+    _check_count(len(mapping), path, rule, "entries")
     if item is Any:
-        return bounded_json(mapping, path)
+        return copy_json(mapping, path)
     for key in mapping:
         if not 0 < len(key) <= MAX_KEY:
             raise SpecError(path, f"has a key of {len(key)} characters; 1 to {MAX_KEY} allowed")
-    return {key: _value(item, v, _join(path, key), rule) for key, v in mapping.items()}
+    return {key: _decode_value(item, v, _join_path(path, key), rule) for key, v in mapping.items()}
 
 
-def _count(count: int, path: str, rule: FieldRule, what: str) -> None:
+def _check_count(count: int, path: str, rule: FieldRule, what: str) -> None:
     if rule.min_items is not None and count < rule.min_items:
         raise SpecError(path, f"has {count} {what}; at least {rule.min_items} needed")
     if rule.max_items is not None and count > rule.max_items:
         raise SpecError(path, f"has {count} {what}; at most {rule.max_items} allowed")
 
 
-def _enum(hint: type[StrEnum], value: object, path: str) -> StrEnum:
+def _decode_enum(hint: type[StrEnum], value: object, path: str) -> StrEnum:
     allowed = [member.value for member in hint]
     if isinstance(value, str) and value in allowed:
         return hint(value)
-    problem = f"must be one of {', '.join(allowed)}, not {shown(value)}"
+    problem = f"must be one of {', '.join(allowed)}, not {format_value(value)}"
     if isinstance(value, bool):
         raise SpecError(path, f"{problem} (as YAML reads on, off, yes and no)")
     near = did_you_mean(value, allowed) if isinstance(value, str) else ""
     raise SpecError(path, f"{problem}{near}")
 
 
-def _integer(value: object, path: str, rule: FieldRule) -> int:
+def _decode_integer(value: object, path: str, rule: FieldRule) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         unit = re.search(r"(Ms|Seconds)$", path)
         wanted = f"a whole number of {_UNITS[unit[1]]} without a unit" if unit else "a whole number"
-        raise SpecError(path, f"must be {wanted}, not {shown(value)}")
+        raise SpecError(path, f"must be {wanted}, not {format_value(value)}")
     low, high = rule.minimum, rule.maximum
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"lie in {low} to {high}"
         if low is None or high is None:
             bounds = f"be at least {low}" if high is None else f"be at most {high}"
-        raise SpecError(path, f"must {bounds}, not {shown(value)}")
+        raise SpecError(path, f"must {bounds}, not {format_value(value)}")
     return value
 
 
-def _text(value: object, path: str, rule: FieldRule) -> object:
+def _decode_text(value: object, path: str, rule: FieldRule) -> object:
     if rule.int_or_string and isinstance(value, int) and not isinstance(value, bool):
-        value = shown(value)
+        value = format_value(value)
     if not isinstance(value, str):
-        raise SpecError(path, f"must be text, not {shown(value)}; put it in quotes")
+        raise SpecError(path, f"must be text, not {format_value(value)}; put it in quotes")
     if rule.min_length is not None and len(value) < rule.min_length:
         raise SpecError(path, "must not be empty")
     if rule.max_length is not None and len(value) > rule.max_length:
         raise SpecError(path, f"has {len(value)} characters; at most {rule.max_length} allowed")
     if rule.pattern is not None and not re.fullmatch(rule.pattern, value):
         wanted = rule.pattern_hint or f"match {rule.pattern}"
-        raise SpecError(path, f"must {wanted}, not {shown(value)}")
+        raise SpecError(path, f"must {wanted}, not {format_value(value)}")
     if rule.parse is None:
         return value
     try:
@@ -221,7 +223,7 @@ def _text(value: object, path: str, rule: FieldRule) -> object:
         raise SpecError(path, str(error)) from error
 
 
-def bounded_json(value: object, path: str) -> object:
+def copy_json(value: object, path: str) -> object:
     """Return a copy of a decoded value that holds only JSON, within bounds.
 
     Args:
@@ -262,28 +264,28 @@ def _copy(value: object, path: str, depth: int, budget: Iterator[int]) -> object
     raise SpecError(path, "holds a value that JSON cannot represent; put it in quotes")
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     if value is None:
         return "nothing"
     names = {dict: "a mapping", list: "a list", str: "text", bool: "true or false"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else "a value")
 
 
-def shown(value: object) -> str:
-    """Return a value of a manifest for an error message: on one line, short, at bounded cost.
+def format_value(value: object) -> str:
+    """Format a value of a manifest for an error message: on one line, short, at bounded cost.
 
-    Of a container only the kind is shown: with YAML aliases a few lines can expand to more items
-    than fit into memory.
+    For a container only its kind is returned, because with YAML aliases a few lines can expand to
+    more items than fit into memory.
     """
     if value is None or isinstance(value, dict | list):
-        return _kind(value)
+        return _describe_kind(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
-        # Python refuses to print very long integers.
+        # Python raises for very long integers.
         return str(value) if value.bit_length() <= 128 else "a giant number"
     if isinstance(value, str):
         return repr(value) if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]!r}…"
     if isinstance(value, float | date):
         return str(value)
-    return _kind(value)
+    return _describe_kind(value)

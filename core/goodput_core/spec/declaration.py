@@ -1,4 +1,4 @@
-"""Declaring the fields of a manifest once: decoding, the CRD, JSON Schema and the docs read them.
+"""Declare the fields of a manifest once, for the decoder, the CRD, the JSON Schema and the docs.
 
 The bounds of a field are written beside it in OpenAPI's terms, so that the API server and the local
 validator reject the same manifests at the same path. This module knows no resource.
@@ -12,8 +12,6 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from goodput_core.slo.targets import OBJECTIVE_PATTERN, parse_objective
-
 __all__ = [
     "Cel",
     "CrossFieldRule",
@@ -26,9 +24,9 @@ __all__ = [
     "dns_label_field",
     "exactly_one_of",
     "image_field",
+    "in_order",
     "label_name_field",
     "object_name_field",
-    "percentage_field",
     "quantities_field",
     "reserved_prefix",
     "spec_field",
@@ -67,10 +65,11 @@ class CrossFieldRule:
     """A rule between the fields of one object, for both validators.
 
     Args:
-        field: the field to correct, as the manifest spells it; empty for the object as a whole.
+        field: the field to correct, as the manifest spells it; empty if the complete object is
+            invalid.
         cel: the rule for the API server.
         problem: the rule for the local validator: takes a decoded object and returns the error
-            with its values, or None if the object is valid.
+            with its values; None if the object is valid.
     """
 
     field: str
@@ -84,15 +83,15 @@ class FieldRule:
 
     Args:
         doc: one sentence for `kubectl explain` and for the docs.
-        minimum: least integer, inclusive.
-        maximum: greatest integer, inclusive.
-        min_length: least number of characters.
-        max_length: greatest number of characters.
-        pattern: a regular expression that the whole text matches.
+        minimum: minimum of an integer, inclusive.
+        maximum: maximum of an integer, inclusive.
+        min_length: minimum number of characters.
+        max_length: maximum number of characters.
+        pattern: a regular expression that must match the complete text.
         pattern_hint: the pattern in words, after "must".
         format: OpenAPI's name of the text's format, which only the API server checks.
-        min_items: least number of list items or map entries.
-        max_items: greatest number of list items or map entries.
+        min_items: minimum number of list items or map entries.
+        max_items: maximum number of list items or map entries.
         int_or_string: True if the text may also be written as a bare whole number.
         key: the field by which the items of a list are unique.
         parse: converts the validated text to a value; its `ValueError` becomes a `SpecError`.
@@ -143,7 +142,7 @@ class DeclaredField:
 
     @property
     def item(self) -> Any:
-        """The type of a list's items or of a map's values; for other fields their own."""
+        """The type of a list's items or of a map's values; of another field its own type."""
         if self.container is None:
             return self.hint
         return get_args(self.hint)[0 if self.container is tuple else 1]
@@ -219,20 +218,16 @@ def quantities_field(doc: str) -> Any:
     )
 
 
-def percentage_field(doc: str, *, example: str) -> Any:
-    """Declare an optional share above 0% and below 100%, decoded to an exact fraction."""
-    return spec_field(
-        doc,
-        default=None,
-        max_length=11,
-        pattern=OBJECTIVE_PATTERN,
-        pattern_hint=f"be a percentage such as {example}",
-        parse=parse_objective,
-        cel=Cel(
-            rule="!self.startsWith('100') && self.matches('[1-9]')",
-            message="must lie above 0% and below 100%",
-        ),
-    )
+def in_order(low: str, high: str) -> CrossFieldRule:
+    """Declare two integers of which the first must not be above the second."""
+    low_name, high_name = camel_case(low), camel_case(high)
+
+    def problem(value: Any) -> str | None:
+        least, most = getattr(value, low), getattr(value, high)
+        return f"{least} is above {high_name}, {most}" if least > most else None
+
+    cel = Cel(rule=f"self.{low_name} <= self.{high_name}", message=f"must not be above {high_name}")
+    return CrossFieldRule(field=low_name, cel=cel, problem=problem)
 
 
 def exactly_one_of(*attributes: str) -> CrossFieldRule:
@@ -254,7 +249,7 @@ def exactly_one_of(*attributes: str) -> CrossFieldRule:
 
 
 def reserved_prefix(prefix: str) -> CrossFieldRule:
-    """Declare names that only the operator may begin with `prefix`."""
+    """Declare that a name must not begin with `prefix`, which only the operator uses."""
 
     def problem(value: Any) -> str | None:
         if not value.name.startswith(prefix):

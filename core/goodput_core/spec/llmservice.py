@@ -1,7 +1,7 @@
 """The `LLMService` resource: the model to serve, and the latency objectives of its traffic.
 
-One dataclass per object of the manifest. The bounds of a field stand in its declaration, rules
-between fields in the class's `RULES`.
+One dataclass for each object of the manifest. A field's declaration has its bounds, and a class's
+`RULES` are the rules between its fields.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import ClassVar, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_core.errors import SpecError
-from goodput_core.slo.targets import SLOClass
+from goodput_core.slo.targets import SLOClass, percentage_field
 from goodput_core.spec.choices import Baseline, ControlMode, OnInconclusive
-from goodput_core.spec.codec import decode, shown
+from goodput_core.spec.codec import decode, format_value
 from goodput_core.spec.declaration import (
     Cel,
     CrossFieldRule,
     data_key_field,
     dns_label_field,
+    in_order,
     label_name_field,
     object_name_field,
-    percentage_field,
     spec_field,
     sub_path_field,
 )
@@ -39,14 +39,12 @@ __all__ = [
     "ModelSpec",
     "PrometheusSpec",
     "RolloutSpec",
-    "SLOClassSpec",
     "SLOSpec",
     "TokenSecretSpec",
     "WindowSpec",
 ]
 
 _MAX_REPLICAS: Final = 1_000
-_MAX_MS: Final = 86_400_000
 _MAX_WINDOW_SECONDS: Final = 31_536_000
 
 
@@ -91,7 +89,7 @@ class ModelSpec:
         "The commit or tag of the weights.", default=None, min_length=1, max_length=128
     )
     cache: ModelCacheSpec | None = spec_field(
-        "A volume that keeps downloaded weights; without one every pod downloads its own. Ignored "
+        "A volume that keeps downloaded weights; without one, every pod downloads them. Ignored "
         "outside a cluster.",
         default=None,
     )
@@ -118,36 +116,6 @@ class ModelSpec:
 # --- spec.slo -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SLOClassSpec:
-    """One class of traffic and its latency targets."""
-
-    name: str = dns_label_field("The class's name.")
-    ttft_ms: int = spec_field(
-        "Target of the time to first token, milliseconds.", minimum=1, maximum=_MAX_MS
-    )
-    tpot_ms: int = spec_field(
-        "Target of the time per output token, milliseconds.", minimum=1, maximum=_MAX_MS
-    )
-    tbt_p99_ms: int | None = spec_field(
-        "Target of the p99 of the gaps between a request's tokens, milliseconds.",
-        default=None,
-        minimum=1,
-        maximum=_MAX_MS,
-    )
-    e2e_ms: int | None = spec_field(
-        "Target of the time of the whole request, milliseconds.",
-        default=None,
-        minimum=1,
-        maximum=_MAX_MS,
-    )
-    objective: Fraction | None = percentage_field(
-        "Share of requests that must meet their targets, such as '99%'; without it the class is "
-        "reported and not judged.",
-        example="'99%' or '99.9%'",
-    )
-
-
 def _default_is_no_class(slo: SLOSpec) -> str | None:
     names = [c.name for c in slo.classes]
     if slo.default is None or slo.default in names:
@@ -170,16 +138,17 @@ class SLOSpec:
         ),
     )
 
-    classes: tuple[SLOClassSpec, ...] = spec_field(
+    classes: tuple[SLOClass, ...] = spec_field(
         "Classes of traffic.", min_items=1, max_items=16, key="name"
     )
     default: str | None = spec_field(
-        "Class of requests that name none; default: the first class.",
+        "Class of requests that name no class; default: the first class.",
         default=None,
         max_length=40,
     )
     outage_seconds: int | None = spec_field(
-        "Longest outage that a PASS must exclude, seconds; default: the one that the window shows.",
+        "Longest outage that a PASS must exclude, seconds; default: the longest that the window "
+        "excludes.",
         default=None,
         minimum=1,
         maximum=86_400,
@@ -187,22 +156,12 @@ class SLOSpec:
 
     @property
     def default_class(self) -> str:
-        """The class of requests that name none."""
+        """The class of requests that name no class."""
         return self.default if self.default is not None else self.classes[0].name
 
     def by_name(self) -> dict[str, SLOClass]:
         """Return the targets by class name, in the manifest's order."""
-        return {
-            c.name: SLOClass(
-                name=c.name,
-                ttft_ms=c.ttft_ms,
-                tpot_ms=c.tpot_ms,
-                tbt_p99_ms=c.tbt_p99_ms,
-                e2e_ms=c.e2e_ms,
-                objective=c.objective,
-            )
-            for c in self.classes
-        }
+        return {one.name: one for one in self.classes}
 
 
 # --- spec.control ---------------------------------------------------------------------------
@@ -232,7 +191,7 @@ class ControlSpec:
         "Seconds between decisions of the outer loop.", default=10, minimum=1, maximum=3600
     )
     scale_down_stabilization_seconds: int = spec_field(
-        "Seconds for which fewer replicas must suffice before one is removed.",
+        "Seconds for which fewer replicas must suffice before replicas are removed.",
         default=300,
         minimum=0,
         maximum=86_400,
@@ -291,7 +250,7 @@ class GateSpec:
     )
     window: WindowSpec | None = spec_field("The part of the trace to replay.", default=None)
     margin: Fraction | None = percentage_field(
-        "By how much a candidate may be worse than its baseline, such as '1%'.", example="'1%'"
+        "Largest accepted loss of attainment against the baseline, such as '1%'.", example="'1%'"
     )
     baseline: Baseline = spec_field(
         "Fresh replays a baseline beside the candidate; Recorded uses an earlier run.",
@@ -318,42 +277,29 @@ class RolloutSpec:
 # --- the document ---------------------------------------------------------------------------
 
 
-def _min_above_max(spec: LLMServiceSpec) -> str | None:
-    if spec.min_replicas <= spec.max_replicas:
-        return None
-    return f"{spec.min_replicas} is above maxReplicas, {spec.max_replicas}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMServiceSpec:
     """The desired state of a service."""
 
-    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
-        CrossFieldRule(
-            field="minReplicas",
-            cel=Cel(
-                rule="self.minReplicas <= self.maxReplicas", message="must not be above maxReplicas"
-            ),
-            problem=_min_above_max,
-        ),
-    )
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (in_order("min_replicas", "max_replicas"),)
 
     model: ModelSpec = spec_field("The model weights to serve.")
     engine: EngineSpec = spec_field("Scheduling of a replica, and its pod.", factory=EngineSpec)
     replicas: int | None = spec_field(
-        "Replicas set by hand, by an HPA or by KEDA; while set, the control law only recommends.",
+        "Number of replicas set by hand, by an HPA or by KEDA. While it is set, the control law "
+        "only recommends a number.",
         default=None,
         minimum=0,
         maximum=_MAX_REPLICAS,
     )
     min_replicas: int = spec_field(
-        "Least replicas that the control law keeps.", default=1, minimum=0, maximum=_MAX_REPLICAS
+        "Minimum number of replicas.", default=1, minimum=0, maximum=_MAX_REPLICAS
     )
     max_replicas: int = spec_field(
-        "Most replicas that the control law keeps.", default=8, minimum=1, maximum=_MAX_REPLICAS
+        "Maximum number of replicas.", default=8, minimum=1, maximum=_MAX_REPLICAS
     )
     suspend: bool = spec_field(
-        "Run no pods and keep everything else; ignored outside a cluster.", default=False
+        "Run no pods, but keep all other objects; ignored outside a cluster.", default=False
     )
     router: RouterSpec = spec_field(
         "Placement of requests on replicas, and the routers' pods.", factory=RouterSpec
@@ -386,7 +332,7 @@ class MetadataSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMService:
-    """A whole manifest."""
+    """A complete manifest."""
 
     api_version: str = spec_field("Always goodput.dev/v1alpha1.", max_length=64)
     kind: str = spec_field("Always LLMService.", max_length=64)
@@ -414,4 +360,4 @@ def _expect(value: Mapping[str, object], key: str, wanted: str) -> None:
     if key not in value:
         raise SpecError(key, f"is required; write {key}: {wanted}")
     if value[key] != wanted:
-        raise SpecError(key, f"must be {wanted}, not {shown(value[key])}")
+        raise SpecError(key, f"must be {wanted}, not {format_value(value[key])}")

@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+def _pod_object_field(doc: str, *, max_items: int = 8) -> Any:
+    return spec_field(f"{doc}, as in a pod.", default=None, max_items=max_items)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesSpec:
     """Compute resources of a container, as Kubernetes writes them."""
@@ -54,7 +58,7 @@ class TolerationSpec:
     """A node taint that the pod tolerates."""
 
     key: str | None = spec_field(
-        "The taint's key; absent with operator Exists for every key.",
+        "The taint's key; every key if absent, with operator Exists.",
         default=None,
         max_length=317,
     )
@@ -63,10 +67,10 @@ class TolerationSpec:
     )
     value: str | None = spec_field("The taint's value.", default=None, max_length=63)
     effect: TaintEffect | None = spec_field(
-        "The taint's effect; absent for every effect.", default=None
+        "The taint's effect; every effect if absent.", default=None
     )
     toleration_seconds: int | None = spec_field(
-        "How long a NoExecute taint is tolerated; absent for no limit.",
+        "Seconds for which a NoExecute taint is tolerated; no limit if absent.",
         default=None,
         minimum=0,
         maximum=31_536_000,
@@ -93,7 +97,7 @@ class ResourceClaimSpec:
         "A ResourceClaim that all pods share.", default=None
     )
     resource_claim_template_name: str | None = object_name_field(
-        "A ResourceClaimTemplate from which each pod gets a claim of its own.", default=None
+        "A ResourceClaimTemplate; each pod gets its own claim.", default=None
     )
 
 
@@ -163,30 +167,22 @@ class VolumeSpec:
     )
 
     name: str = label_name_field("The volume's name.")
-    config_map: Mapping[str, Any] | None = spec_field(
-        "A ConfigMap, as in a pod.", default=None, max_items=8
+    config_map: Mapping[str, Any] | None = _pod_object_field("A ConfigMap")
+    csi: Mapping[str, Any] | None = _pod_object_field("A volume of a CSI driver")
+    empty_dir: Mapping[str, Any] | None = _pod_object_field(
+        "An empty folder with the lifetime of the pod"
     )
-    csi: Mapping[str, Any] | None = spec_field(
-        "A volume of a CSI driver, as in a pod.", default=None, max_items=8
+    ephemeral: Mapping[str, Any] | None = _pod_object_field("A claim made for each pod")
+    persistent_volume_claim: ClaimVolumeSpec | None = spec_field(
+        "A PersistentVolumeClaim.", default=None
     )
-    empty_dir: Mapping[str, Any] | None = spec_field(
-        "An empty folder with the lifetime of the pod, as in a pod.", default=None, max_items=8
-    )
-    ephemeral: Mapping[str, Any] | None = spec_field(
-        "A claim made for each pod, as in a pod.", default=None, max_items=8
-    )
-    persistent_volume_claim: ClaimVolumeSpec | None = spec_field("A claim.", default=None)
-    projected: Mapping[str, Any] | None = spec_field(
-        "Several sources in one folder, as in a pod.", default=None, max_items=8
-    )
-    secret: Mapping[str, Any] | None = spec_field(
-        "A Secret, as in a pod.", default=None, max_items=8
-    )
+    projected: Mapping[str, Any] | None = _pod_object_field("Several sources in one folder")
+    secret: Mapping[str, Any] | None = _pod_object_field("A Secret")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeMountSpec:
-    """The place of a volume in the main container."""
+    """The mount of a volume in the main container."""
 
     name: str = label_name_field("The volume's name.")
     mount_path: str = spec_field(
@@ -224,9 +220,7 @@ class PodSpec:
     node_selector: Mapping[str, str] = spec_field(
         "Labels that a node must have.", factory=dict, max_items=32, max_length=63
     )
-    affinity: Mapping[str, Any] | None = spec_field(
-        "Node and pod affinity, as in a pod.", default=None, max_items=3
-    )
+    affinity: Mapping[str, Any] | None = _pod_object_field("Node and pod affinity", max_items=3)
     tolerations: tuple[TolerationSpec, ...] = spec_field(
         "Node taints that the pod tolerates.", default=(), max_items=32
     )

@@ -1,7 +1,7 @@
 """Schemas generated from a spec's dataclasses: OpenAPI for the CRD, JSON Schema for editors.
 
-Every bound of a field becomes one that the API server enforces at the same path, and every rule
-between fields a CEL rule. `goodput schema` prints the JSON Schema of a manifest.
+The API server enforces every bound of a field at the same path as the decoder, and every rule
+between fields as CEL. `goodput schema` prints the JSON Schema of a manifest.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ def object_schema(cls: type[Any], description: str | None) -> dict[str, Any]:
     schema["type"] = "object"
     if required := [field.name for field in declared if field.required]:
         schema["required"] = required
-    schema["properties"] = {field.name: _described(field) for field in declared}
+    schema["properties"] = {field.name: _describe_field(field) for field in declared}
     if rules := cross_field_rules(cls):
-        schema["x-kubernetes-validations"] = [_rule(one.cel, one.field) for one in rules]
+        schema["x-kubernetes-validations"] = [_rule_schema(one.cel, one.field) for one in rules]
     return schema
 
 
-def _described(field: DeclaredField) -> dict[str, Any]:
-    schema = {"description": _description(field), **_field(field)}
+def _describe_field(field: DeclaredField) -> dict[str, Any]:
+    schema = {"description": _describe(field), **_field_schema(field)}
     if field.default is None or field.container is not None:
         return schema
     if field.nested is None:
-        schema["default"] = _plain(field.default)
+        schema["default"] = (
+            str(field.default) if isinstance(field.default, StrEnum) else field.default
+        )
     elif inside := {
         k: part["default"] for k, part in schema["properties"].items() if "default" in part
     }:
@@ -67,7 +69,7 @@ def _described(field: DeclaredField) -> dict[str, Any]:
     return schema
 
 
-def _description(field: DeclaredField) -> str:
+def _describe(field: DeclaredField) -> str:
     # `kubectl explain` shows neither bounds nor defaults, so the description includes them.
     rule, sentences = field.rule, [field.rule.doc]
     if rule.minimum is not None and rule.maximum is not None:
@@ -80,23 +82,19 @@ def _description(field: DeclaredField) -> str:
     return " ".join(sentences)
 
 
-def _plain(default: object) -> object:
-    return default.value if isinstance(default, StrEnum) else default
-
-
-def _field(field: DeclaredField) -> dict[str, Any]:
+def _field_schema(field: DeclaredField) -> dict[str, Any]:
     if field.container is tuple:
-        return _list(field)
+        return _list_schema(field)
     if field.container is Mapping:
-        return _map(field)
+        return _map_schema(field)
     if field.nested is not None:
         return object_schema(field.nested, None)
-    return _scalar(field.hint, field.rule)
+    return _scalar_schema(field.hint, field.rule)
 
 
-def _list(field: DeclaredField) -> dict[str, Any]:
+def _list_schema(field: DeclaredField) -> dict[str, Any]:
     rule = field.rule
-    # `kubectl explain` shows a list and its items together: one description suffices.
+    # `kubectl explain` shows a list and its items together, so one description suffices.
     items = {**_OPAQUE, "maxProperties": MAX_ENTRIES}
     if field.nested is not None:
         items = object_schema(field.nested, None)
@@ -111,29 +109,29 @@ def _list(field: DeclaredField) -> dict[str, Any]:
     return schema
 
 
-def _map(field: DeclaredField) -> dict[str, Any]:
+def _map_schema(field: DeclaredField) -> dict[str, Any]:
     if field.item is Any:
         return {**_OPAQUE, "maxProperties": field.rule.max_items}
     return {
         "type": "object",
-        "additionalProperties": _scalar(field.item, field.rule),
+        "additionalProperties": _scalar_schema(field.item, field.rule),
         "maxProperties": field.rule.max_items,
         "x-kubernetes-validations": [dict(_KEYS)],
     }
 
 
-def _scalar(hint: Any, rule: FieldRule) -> dict[str, Any]:
+def _scalar_schema(hint: Any, rule: FieldRule) -> dict[str, Any]:
     if issubclass(hint, StrEnum):
         return {"type": "string", "enum": [member.value for member in hint]}
     if hint is bool:
         return {"type": "boolean"}
     if hint is int:
-        return _integer(rule)
+        return _integer_schema(rule)
     assert hint in {str, Fraction}, hint
     return text_schema(rule)
 
 
-def _integer(rule: FieldRule) -> dict[str, Any]:
+def _integer_schema(rule: FieldRule) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer", "format": "int64"}
     if rule.maximum is not None and rule.maximum < 1 << 31:
         schema["format"] = "int32"
@@ -155,11 +153,11 @@ def text_schema(rule: FieldRule) -> dict[str, Any]:
         schema = {"x-kubernetes-int-or-string": True, "minimum": 0}
     schema |= {name: bound for name, bound in bounds.items() if bound is not None}
     if rule.cel is not None:
-        schema["x-kubernetes-validations"] = [_rule(rule.cel, "")]
+        schema["x-kubernetes-validations"] = [_rule_schema(rule.cel, "")]
     return schema
 
 
-def _rule(cel: Cel, field: str) -> dict[str, Any]:
+def _rule_schema(cel: Cel, field: str) -> dict[str, Any]:
     rule = {"rule": cel.rule, "message": cel.message}
     return {**rule, "fieldPath": f".{field}"} if field else rule
 
@@ -167,9 +165,11 @@ def _rule(cel: Cel, field: str) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of an `LLMService` manifest.
 
-    Rules between fields are not part of it; the decoder and the API server check these.
+    It has no rules between fields; the decoder and the API server check these.
     """
-    document = _for_editors(object_schema(LLMService, "A language model service and its SLOs."))
+    document = _strip_extensions(
+        object_schema(LLMService, "A language model service and its SLOs.")
+    )
     document["properties"]["apiVersion"] = {"const": API_VERSION}
     document["properties"]["kind"] = {"const": KIND_LLMSERVICE}
     # Ignored in a file, so that a manifest read from a cluster is valid.
@@ -178,7 +178,7 @@ def json_schema() -> dict[str, Any]:
     return head | document
 
 
-def _for_editors(node: dict[str, Any]) -> dict[str, Any]:
+def _strip_extensions(node: dict[str, Any]) -> dict[str, Any]:
     """Return a structural schema without Kubernetes' extensions, closed to unknown fields."""
     plain = {k: v for k, v in node.items() if not k.startswith("x-kubernetes-") and k != "format"}
     if "x-kubernetes-int-or-string" in node:
@@ -187,11 +187,11 @@ def _for_editors(node: dict[str, Any]) -> dict[str, Any]:
         number = {"type": "integer", "minimum": node["minimum"]}
         plain["anyOf"] = [number, {"type": "string", **text}]
     if "properties" in node:
-        plain["properties"] = {k: _for_editors(v) for k, v in node["properties"].items()}
+        plain["properties"] = {k: _strip_extensions(v) for k, v in node["properties"].items()}
         plain["additionalProperties"] = False
     for inside in ("items", "additionalProperties"):
         if inside in node:
-            plain[inside] = _for_editors(node[inside])
+            plain[inside] = _strip_extensions(node[inside])
     return plain
 
 

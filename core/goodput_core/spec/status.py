@@ -1,6 +1,6 @@
-"""`status` of an LLMService, for people, `kubectl` and autoscalers; only the operator writes it.
+"""`status` of an LLMService, for users, `kubectl` and autoscalers; only the operator writes it.
 
-An operator that restarts needs none of it, except for the decisions, which are history.
+A restarted operator continues without it, except for the decisions, which are a history.
 """
 
 from __future__ import annotations

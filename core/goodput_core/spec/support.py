@@ -1,18 +1,18 @@
-"""Features of a valid manifest that this version does not run: refused, never substituted."""
+"""Checks for features of a valid manifest that this version does not implement."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.errors import NotBuiltError, SpecError
+from goodput_core.errors import SpecError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from goodput_core.spec.llmservice import LLMService
 
-__all__ = ["SHIPPED_PROFILES", "require_built", "require_served"]
+__all__ = ["SHIPPED_PROFILES", "require_servable", "require_supported"]
 
 SHIPPED_PROFILES: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -30,33 +30,35 @@ import; a test compares the two."""
 _FILE_SUFFIXES: Final = (".yaml", ".yml")
 
 
-def require_built(service: LLMService) -> None:
-    """Refuse a manifest with a feature that this version does not have.
+def require_supported(service: LLMService) -> None:
+    """Reject a manifest with a feature that this version does not implement.
 
     Raises:
-        NotBuiltError: names the field, the feature and the remedy.
+        UnsupportedError: names the field, the feature and the remedy.
     """
     if service.spec.rollout.gate is not None:
-        raise NotBuiltError("spec.rollout.gate", "gated rollouts are not built yet; remove it")
+        raise UnsupportedError(
+            "spec.rollout.gate", "gated rollouts are not implemented yet; remove it"
+        )
 
 
-def require_served(service: LLMService) -> None:
-    """Refuse a manifest that no engine can serve without `--device`.
+def require_servable(service: LLMService) -> None:
+    """Reject a manifest that no engine can serve without `--device`.
 
-    A profile named by a path is not checked: only the engine's pod has the file.
+    A profile given as a path is not checked, because only the engine's pod has the file.
 
     Raises:
-        NotBuiltError: as `require_built`, and for a model that would have to be executed.
+        UnsupportedError: as `require_supported`; also for a model with real weights.
         SpecError: the device profile does not exist, or has another tensor parallelism.
     """
-    require_built(service)
+    require_supported(service)
     model = service.spec.model
     profiles = ", ".join(SHIPPED_PROFILES)
     if model.scheme != "emulated":
-        raise NotBuiltError(
+        raise UnsupportedError(
             "spec.model.source",
-            f"torch execution is not built yet, so {model.source} cannot be served; emulate a "
-            f"device profile, emulated:// and one of {profiles}",
+            f"torch execution is not implemented yet, so {model.source} cannot be served; emulate "
+            f"a device profile, emulated:// and one of {profiles}",
         )
     if "/" in model.name or model.name.endswith(_FILE_SUFFIXES):
         return

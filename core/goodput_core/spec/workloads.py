@@ -1,4 +1,4 @@
-"""`spec.engine` and `spec.router`: how a replica schedules, how requests are placed, their pods."""
+"""`spec.engine` and `spec.router`: scheduling, placement of requests, and the pods of both."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from goodput_core.spec.choices import BudgetLaw, Policy, Preemption, RouterPolicy
-from goodput_core.spec.declaration import Cel, CrossFieldRule, image_field, spec_field
+from goodput_core.spec.declaration import Cel, CrossFieldRule, image_field, in_order, spec_field
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.units import NS_PER_MS
 
 __all__ = ["EngineSpec", "RouterSpec", "TokenBudgetSpec"]
 
 _MAX_TOKENS: Final = 1_048_576
-
-
-def _min_above_max(budget: TokenBudgetSpec) -> str | None:
-    return f"{budget.min} is above max, {budget.max}" if budget.min > budget.max else None
 
 
 def _initial_outside(budget: TokenBudgetSpec) -> str | None:
@@ -30,11 +26,7 @@ class TokenBudgetSpec:
     """Bounds and initial value of the tokens computed in one iteration."""
 
     RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
-        CrossFieldRule(
-            field="min",
-            cel=Cel(rule="self.min <= self.max", message="must not be above max"),
-            problem=_min_above_max,
-        ),
+        in_order("min", "max"),
         CrossFieldRule(
             field="initial",
             cel=Cel(
@@ -47,17 +39,17 @@ class TokenBudgetSpec:
     )
 
     min: int = spec_field(
-        "Least tokens per iteration.", default=256, minimum=1, maximum=_MAX_TOKENS
+        "Minimum tokens per iteration.", default=256, minimum=1, maximum=_MAX_TOKENS
     )
     max: int = spec_field(
-        "Most tokens per iteration.", default=8192, minimum=1, maximum=_MAX_TOKENS
+        "Maximum tokens per iteration.", default=8192, minimum=1, maximum=_MAX_TOKENS
     )
     initial: int = spec_field(
-        "Tokens per iteration at the start.", default=2048, minimum=1, maximum=_MAX_TOKENS
+        "Initial tokens per iteration.", default=2048, minimum=1, maximum=_MAX_TOKENS
     )
     law: BudgetLaw = spec_field(
-        "How the prefill share of an iteration is sized under control mode Auto. The other modes "
-        "keep the initial budget.",
+        "Law that sizes the prefill share of an iteration under control mode Auto. The other modes "
+        "use the initial budget.",
         default=BudgetLaw.MODEL,
     )
 
@@ -69,18 +61,19 @@ class EngineSpec:
     image: str | None = image_field()
     policy: Policy = spec_field("Scheduling policy.", default=Policy.SLO)
     preemption: Preemption = spec_field(
-        "How the KV blocks of a preempted request are restored.", default=Preemption.HYBRID
+        "Method of restoring the KV blocks of a preempted request.", default=Preemption.HYBRID
     )
     batch_timeout_ms: int | None = spec_field(
-        "Longest wait for a batch to fill: dynamic counts from its oldest request (default 100), "
-        "static from its newest (default 1000). Other policies do not wait.",
+        "Longest wait for a batch to fill, milliseconds. The policy dynamic waits from the arrival "
+        "of the oldest request (default 100), static from that of the newest (default 1000). Other "
+        "policies do not wait.",
         default=None,
         minimum=0,
         maximum=3_600_000,
     )
     ageing_seconds: int = spec_field(
-        "Waiting time that raises a request by one level under priority. Under sjf, every fourth "
-        "request is admitted by waiting time once one has waited this long, to prevent starvation.",
+        "Under priority, waiting time after which a request rises by one level. Under sjf, waiting "
+        "time after which every fourth admission goes to the request that has waited longest.",
         default=30,
         minimum=1,
         maximum=86_400,
@@ -95,10 +88,10 @@ class EngineSpec:
         "Tokens computed in one iteration.", factory=TokenBudgetSpec
     )
     max_num_seqs: int = spec_field(
-        "Most requests that run at once.", default=256, minimum=1, maximum=65_536
+        "Maximum number of running requests.", default=256, minimum=1, maximum=65_536
     )
     max_waiting: int = spec_field(
-        "Most requests in the queue; further ones are refused with 429.",
+        "Maximum number of queued requests; further requests are rejected with 429.",
         default=1024,
         minimum=0,
         maximum=1_000_000,
@@ -110,14 +103,14 @@ class EngineSpec:
         "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
     )
     drain_seconds: int = spec_field(
-        "How long a stopping engine lets running streams finish; longer ones are cut off. Deleting "
-        "the service may take ten seconds more than this. Ignored outside a cluster.",
+        "Seconds that a stopping engine gives running streams to finish; it then aborts them. "
+        "Deleting the service may take ten seconds longer. Ignored outside a cluster.",
         default=30,
         minimum=0,
         maximum=86_400,
     )
     startup_deadline_seconds: int = spec_field(
-        "How long an engine may take to load its weights before its container is restarted. "
+        "Seconds that an engine may take to load its weights before its container is restarted. "
         "Ignored outside a cluster.",
         default=1800,
         minimum=1,
@@ -148,7 +141,8 @@ class RouterSpec:
         "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
     )
     drain_seconds: int = spec_field(
-        "How long a stopping router lets open streams finish; set at least the engines' value. "
+        "Seconds that a stopping router gives open streams to finish; set at least the engines' "
+        "value. "
         "Ignored outside a cluster.",
         default=30,
         minimum=0,

@@ -1,7 +1,7 @@
 """Step time: forms of device profiles, fitting to logs, and learning while serving.
 
-The emulated executor, the engine's budget law and the operator's capacity law predict with these
-objects, so they agree on the cost of a step. Nothing here reads a file.
+The emulated executor, the engine's budget law and the replica law predict with the same objects, so
+they agree on the cost of a step. Nothing here reads a file.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from goodput_core.steptime.forms import (
     UnitForm,
     largest_prefill,
 )
-from goodput_core.steptime.online import ArithmeticTime, OnlineStepTime, RegimesForm
+from goodput_core.steptime.online import OnlineStepTime, RegimesForm
 
 __all__ = [
-    "ArithmeticTime",
     "DeviceForm",
     "DistServeForm",
     "LinearTime",

@@ -4,9 +4,9 @@ A log does not state which steps are bound by memory and which by arithmetic. Th
 position of the bend is tried; on each side of it the law is linear. Errors are relative, so that a
 short step counts as much as a long one.
 
-A negative cost of a token would be noise that a budget law acts upon, so no coefficient is
-negative. The exact solution for at most four unknowns is found by trying all sets of zero
-coefficients. It needs only sums and no numerical library, so an engine can fit while it serves.
+Coefficients are not negative, because a budget law would act on a negative cost, which is noise.
+The exact solution for at most four unknowns is found by trying all sets of zero coefficients. It
+needs only sums and no numerical library, so an engine can fit while it serves.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def hold_out(samples: Sequence[StepSample]) -> tuple[list[StepSample], list[Step
 
 
 def errors_ppm(form: StepTimeForm, samples: Iterable[StepSample]) -> list[int]:
-    """Return the absolute error of each prediction in millionths of the measured time."""
+    """Return the absolute error of each prediction, in millionths of the measured time."""
     return [abs(form.step_ns(shape) - step_ns) * 1_000_000 // step_ns for shape, step_ns in samples]
 
 

@@ -1,8 +1,8 @@
-"""Forms of step time: laws from the shape of a step to its device time.
+"""Forms of step time: functions from the shape of a step to its device time.
 
 A form has a few coefficients. Each device profile contains one, and the emulated executor takes its
 step times from it. The engine and the operator size steps with its inverse (`largest_prefill`).
-Nothing here reads a file or learns.
+This module reads no file, and its forms do not change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "TableForm",
     "UnitForm",
     "largest_prefill",
-    "quadratic_tokens",
+    "tokens_in_time",
 ]
 
 
@@ -37,15 +37,15 @@ class StepShape(NamedTuple):
     of its prompt (or, after a preemption, of the tokens to recompute).
 
     Args:
-        num_requests: requests with at least one token in the step, B.
-        num_tokens: computed tokens of prompt chunks and decodes together, N.
+        num_requests: B, requests with at least one token in the step.
+        num_tokens: N, computed tokens of prompt chunks and decodes together.
         context_tokens: tokens that attention reads, summed over all requests: those already in the
             KV cache plus those computed in the step.
         max_chunk_tokens: the largest number of tokens of one request.
         num_decodes: requests that decode.
-        decode_context_tokens: their part of `context_tokens`.
-        prefill_squares: for each chunk, end² − start²: twice the pairs of tokens that attend.
-            Over the chunks of a prompt it adds up to the square of the prompt's length.
+        decode_context_tokens: the part of `context_tokens` that decodes read.
+        prefill_squares: sum of end² − start² over the chunks, twice the number of token pairs in
+            attention. Over all chunks of a prompt it is the square of the prompt's length.
     """
 
     num_requests: int
@@ -98,9 +98,9 @@ class StepShape(NamedTuple):
 
 
 class StepTimeForm(Protocol):
-    """A law from the shape of a step to its device time.
+    """A function from the shape of a step to its device time.
 
-    A chunk that grows never makes a step shorter.
+    A larger chunk never makes a step shorter.
     """
 
     def step_ns(self, shape: StepShape) -> int:
@@ -108,12 +108,12 @@ class StepTimeForm(Protocol):
         ...
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
-        """Return the longest chunk with which a step stays within a time: the inverse law.
+        """Return the longest chunk with which a step stays within a time: the inverse of `step_ns`.
 
         Args:
             beside: the shape of the step without the chunk.
             start: tokens of the chunk's request that are computed already.
-            limit_ns: the time, before it is rounded to whole nanoseconds.
+            limit_ns: the time, not rounded.
 
         Returns:
             Tokens, not rounded; negative if none fit, infinite if any number fits.
@@ -123,14 +123,14 @@ class StepTimeForm(Protocol):
 
 
 class DeviceForm(StepTimeForm, Protocol):
-    """A law that does not change: the form of a device profile."""
+    """The form of a device profile; it does not change."""
 
     def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
-        """Return `step_ns` of steps that only decode, at a fraction of its cost.
+        """Return `step_ns` of steps that only decode, faster than by single calls.
 
         Args:
-            num_decodes: requests, at least 1.
-            contexts: context tokens of all requests, for each step.
+            num_decodes: requests of each step, at least 1.
+            contexts: sum of the requests' context tokens, for each step.
 
         Returns:
             The exact time of each step.
@@ -149,14 +149,14 @@ def largest_prefill(
 ) -> int:
     """Return the longest chunk with which a step is predicted to take at most `target_ns`.
 
-    The law is inverted in closed form (a line for rooflines and tables, a quadratic for
+    The form is inverted in closed form (a line for rooflines and tables, a quadratic for
     DistServe's form), so the cost does not depend on the budget.
 
     Args:
-        form: the law.
+        form: the step-time form.
         beside: the shape of the step without the chunk.
         target_ns: the time that the tightest running request has left for the step.
-        most_tokens: upper bound: the budget that is left, or the rest of the prompt.
+        most_tokens: upper bound: the rest of the budget or of the prompt.
         start: tokens of the chunk's request that are computed already.
         multiple: round down to a multiple of this.
 
@@ -165,10 +165,10 @@ def largest_prefill(
     """
     if target_ns < 1:
         return 0
-    # Half a nanosecond: predictions are rounded to whole ones.
+    # Half a nanosecond, because predictions are rounded.
     guess = form.chunk_within(beside, start, target_ns + 0.5)
     tokens = most_tokens if guess >= most_tokens else max(0, math.floor(guess))
-    # The guess is exact but for the last bit of a float, which may move it across a whole number.
+    # A rounding error of the guess may move it across an integer.
     if tokens > 0 and form.step_ns(beside.with_chunk(start, tokens)) > target_ns:
         tokens -= 1
     elif tokens < most_tokens and (form.step_ns(beside.with_chunk(start, tokens + 1)) <= target_ns):
@@ -178,11 +178,11 @@ def largest_prefill(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitForm:
-    """One unit, or ceil(largest chunk / chunk_tokens) units, a step: for textbook schedules.
+    """A step takes one unit, or ceil(largest chunk / chunk_tokens) units; for textbook schedules.
 
     Args:
-        unit_ns: the length of one unit.
-        chunk_tokens: tokens of the largest chunk that fit in one unit; None for any number.
+        unit_ns: length of one unit.
+        chunk_tokens: tokens of one request that fit into one unit; None for any number.
     """
 
     unit_ns: int = 1_000_000
@@ -195,12 +195,12 @@ class UnitForm:
         return self.unit_ns * max(1, math.ceil(shape.max_chunk_tokens / self.chunk_tokens))
 
     def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
-        """`step_ns` of steps that only decode; see `DeviceForm`."""
-        # Context does not enter.
+        """Return the times of steps that only decode; see `DeviceForm`."""
+        # Context has no effect.
         return [self.step_ns(StepShape.of(decodes=num_decodes))] * len(contexts)
 
-    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context does not enter
-        """Invert the law; see `StepTimeForm`."""
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context has no effect
+        """Invert the form; see `StepTimeForm`."""
         units = limit_ns // self.unit_ns
         if units < 1:
             return -1
@@ -212,13 +212,13 @@ class UnitForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineForm:
-    """max(c0, c1·N) + c2·context + c4·B: a step is bound by weights or by arithmetic.
+    """max(c0, c1·N) + c2·context + c4·B: a step is bound by reading weights or by arithmetic.
 
     Args:
-        c0_ns: reading all weights once: the floor of a step.
-        c1_ns_per_token: arithmetic per computed token.
-        c2_ns_per_context_token: reading one token's keys and values.
-        c4_ns_per_request: sampling and bookkeeping per request.
+        c0_ns: time to read all weights once.
+        c1_ns_per_token: arithmetic for each computed token.
+        c2_ns_per_context_token: time to read the keys and values of one token.
+        c4_ns_per_request: sampling and bookkeeping for each request.
 
     Source: Williams et al., "Roofline", CACM 2009, applied to decoder inference as in
     Agrawal et al., "Sarathi-Serve", OSDI 2024, section 3.
@@ -241,18 +241,13 @@ class RooflineForm:
         )
 
     def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
-        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        """Return the times of steps that only decode; see `DeviceForm`."""
         roof_ns = max(self.c0_ns, self.c1_ns_per_token * num_decodes)
-        slope_ns = self.c2_ns_per_context_token
         requests_ns = self.c4_ns_per_request * num_decodes
-        # Added in the order of `step_ns`: sums of floats depend on it.
-        return [
-            time_ns if (time_ns := round(roof_ns + slope_ns * tokens + requests_ns)) > 1 else 1
-            for tokens in contexts
-        ]
+        return _linear_times(roof_ns, self.c2_ns_per_context_token, requests_ns, contexts)
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
-        """Invert the law; see `StepTimeForm`."""
+        """Invert the form; see `StepTimeForm`."""
         room_ns = (
             limit_ns
             - self.c2_ns_per_context_token * (beside.context_tokens + start)
@@ -261,19 +256,19 @@ class RooflineForm:
         c1, c2 = self.c1_ns_per_token, self.c2_ns_per_context_token
         # The maximum is within the time if both are.
         return min(
-            _linear_tokens(room_ns - self.c0_ns, c2),
-            _linear_tokens(room_ns - c1 * beside.num_tokens, c1 + c2),
+            tokens_in_time(room_ns - self.c0_ns, linear=c2),
+            tokens_in_time(room_ns - c1 * beside.num_tokens, linear=c1 + c2),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearTime:
-    """Time of decoding: fixed + by context + by request.
+    """Time of a step that decodes: fixed + context + requests.
 
     Args:
-        fixed_ns: of every step.
-        ns_per_context_token: for each token of context.
-        ns_per_request: for each request.
+        fixed_ns: time of every step.
+        ns_per_context_token: time for each token of context.
+        ns_per_request: time for each request.
     """
 
     fixed_ns: float
@@ -285,18 +280,18 @@ class LinearTime:
 class DistServeForm:
     """Prefill: p0 + p1·n + p2·Σ length². Decode: d0 + d1·context + d2·B, in two regimes of B.
 
-    The published form has whole prompts and steps of one kind. A chunk counts end² − start² of
-    the square of its prompt, so that the chunks of a prompt cost as much as the prompt, except
-    for p0, which every step with a prefill costs. A step of both kinds takes the sum, as if one
-    ran after the other; a device that fuses them is faster. Between the regimes the published
-    time may fall by a few percent; this is kept.
+    The published form describes steps with complete prompts or with decodes. Here a chunk costs
+    end² − start² of the square of its prompt, so the chunks of a prompt cost as much as the prompt,
+    plus p0 for each step with a chunk. A step of both kinds takes the sum of both times; a device
+    that fuses them is faster. At the threshold the published decode time may fall by a few percent,
+    and so does this form.
 
     Args:
-        prefill_fixed_ns: p0, of every step with a prefill.
-        prefill_ns_per_token: p1.
-        prefill_ns_per_square: p2, for each unit of Σ length².
-        small: the law of decoding below the threshold.
-        large: the law of decoding from the threshold on.
+        prefill_fixed_ns: p0, time of every step with a prefill.
+        prefill_ns_per_token: p1, time for each prompt token.
+        prefill_ns_per_square: p2, time for each unit of Σ length².
+        small: time of decodes below the threshold.
+        large: time of decodes from the threshold on.
         large_from_requests: the threshold, in requests that decode.
 
     Source: Zhong et al., "DistServe", OSDI 2024, appendix A, in the form of its simulator
@@ -318,22 +313,17 @@ class DistServeForm:
         return max(1, round(time_ns))
 
     def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
-        """`step_ns` of steps that only decode; see `DeviceForm`."""
+        """Return the times of steps that only decode; see `DeviceForm`."""
         law = self._decode_regime(num_decodes)
-        fixed_ns, slope_ns = law.fixed_ns, law.ns_per_context_token
         requests_ns = law.ns_per_request * num_decodes
-        # Added in the order of `step_ns`: sums of floats depend on it.
-        return [
-            time_ns if (time_ns := round(fixed_ns + slope_ns * tokens + requests_ns)) > 1 else 1
-            for tokens in contexts
-        ]
+        return _linear_times(law.fixed_ns, law.ns_per_context_token, requests_ns, contexts)
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
-        """Invert the law; see `StepTimeForm`."""
+        """Invert the form; see `StepTimeForm`."""
         room_ns = limit_ns - self._decode_ns(beside) - self._prefill_ns(beside)
         square = self.prefill_ns_per_square
         linear = self.prefill_ns_per_token + 2 * square * start
-        return quadratic_tokens(room_ns, linear=linear, square=square)
+        return tokens_in_time(room_ns, linear=linear, square=square)
 
     def _prefill_ns(self, shape: StepShape) -> float:
         return (
@@ -360,19 +350,21 @@ class DistServeForm:
 class TableForm:
     """Measured step times by decodes and prefill tokens, interpolated along both.
 
-    A published table seldom covers every step, so these rules hold outside it. Fewer decodes than
-    the first row take the times of that row (too long, never too short). Each decode beyond the
-    last row counts as one prefill token, since both compute one token. Beyond the last column the
-    slope of the last two columns continues. Context has no effect: the times hold for the
-    contexts at which they were measured.
+    A published table seldom covers every step. Outside the table, these rules apply:
+    - Fewer decodes than in the first row take the times of that row, an upper bound.
+    - Each decode beyond the last row counts as one prefill token, since both compute one token.
+    - Beyond the last column, the slope of the last two columns continues.
+
+    Context has no effect: the times are those of the contexts at which they were measured.
 
     Args:
-        decodes: the rows, rising.
-        prefill_tokens: the columns, rising, at least two, the first 0.
-        times_ns: [decodes, prefill_tokens], not falling along either.
+        decodes: numbers of decodes, increasing; one row for each.
+        prefill_tokens: numbers of prefill tokens, increasing from 0, at least two; one column for
+            each.
+        times_ns: [decodes, prefill_tokens], not decreasing along either axis.
 
     Raises:
-        ValueError: the numbers break one of these rules.
+        ValueError: the table violates one of these conditions.
     """
 
     decodes: tuple[int, ...]
@@ -380,10 +372,10 @@ class TableForm:
     times_ns: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        """Check the numbers.
+        """Check the conditions of the table.
 
         Raises:
-            ValueError: the numbers break a rule; the sentence says which.
+            ValueError: the message names the violated condition.
         """
         for name, values in (("decodes", self.decodes), ("prefill_tokens", self.prefill_tokens)):
             if any(one >= next_ for one, next_ in pairwise(values)):
@@ -407,12 +399,12 @@ class TableForm:
         return max(1, round(left_ns + share * (right_ns - left_ns)))
 
     def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
-        """`step_ns` of steps that only decode; see `DeviceForm`."""
-        # Context does not enter.
+        """Return the times of steps that only decode; see `DeviceForm`."""
+        # Context has no effect.
         return [self.step_ns(StepShape.of(decodes=num_decodes))] * len(contexts)
 
-    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context does not enter
-        """Invert the law; see `StepTimeForm`."""
+    def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:  # noqa: ARG002 - context has no effect
+        """Invert the form; see `StepTimeForm`."""
         columns = self.prefill_tokens
         times = [self._time_ns(beside, at) for at in range(len(columns))]
         if times[0] > limit_ns:
@@ -429,7 +421,7 @@ class TableForm:
         return max(0, shape.num_decodes - self.decodes[-1])
 
     def _time_ns(self, shape: StepShape, column: int) -> float:
-        """Return the time of a column at this many decodes."""
+        """Return the time of a column at the shape's number of decodes."""
         rows, times = self.decodes, self.times_ns
         below = bisect_right(rows, shape.num_decodes) - 1
         if below < 0:
@@ -440,15 +432,26 @@ class TableForm:
         return times[below][column] + share * (times[below + 1][column] - times[below][column])
 
 
-def _linear_tokens(room_ns: float, ns_per_token: float) -> float:
-    """Return the q at which ns_per_token·q = room."""
-    if room_ns < 0:
-        return -1
-    return room_ns / ns_per_token if ns_per_token else math.inf
+def _linear_times(
+    base_ns: float, ns_per_context_token: float, requests_ns: float, contexts: Sequence[int]
+) -> list[int]:
+    """Return base + context + requests for each context, added in the order of `step_ns`.
+
+    Sums of floats depend on the order.
+    """
+    return [
+        time_ns
+        if (time_ns := round(base_ns + ns_per_context_token * tokens + requests_ns)) > 1
+        else 1
+        for tokens in contexts
+    ]
 
 
-def quadratic_tokens(room_ns: float, *, linear: float, square: float = 0.0) -> float:
-    """Return the q at which square·q² + linear·q = room; exact for a small `square` too."""
+def tokens_in_time(room_ns: float, *, linear: float, square: float = 0.0) -> float:
+    """Return the tokens q with square·q² + linear·q = room, accurate for a small `square` too.
+
+    Negative if even no token is in time; infinite if tokens cost nothing.
+    """
     if room_ns < 0:
         return -1
     divisor = linear + math.sqrt(linear * linear + 4 * square * room_ns)

@@ -1,4 +1,4 @@
-"""A step-time law learned while an engine serves, for budgets and deadlines of the next step.
+"""A step-time law that is learned while an engine serves, for its budgets and deadlines.
 
 Each timed step is one equation for the law. The weight of old equations decays, and every 32 steps
 the best fit to all equations is computed exactly. Between two fits, predictions are multiplied by a
@@ -18,7 +18,7 @@ from goodput_core.steptime.forms import (
     LinearTime,
     RooflineForm,
     StepShape,
-    quadratic_tokens,
+    tokens_in_time,
 )
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ _CLEARLY: Final = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticTime:
-    """Time of a step with prompts in it: fixed + by token + by context + by pairs of tokens.
+    """Time of a step with prompts: fixed + tokens + context + pairs of tokens.
 
     Args:
-        fixed_ns: of every such step.
-        ns_per_token: for each token computed.
-        ns_per_context_token: for each token of context.
-        ns_per_square: for each unit of `StepShape.prefill_squares`.
+        fixed_ns: time of every such step.
+        ns_per_token: time for each computed token.
+        ns_per_context_token: time for each token of context.
+        ns_per_square: time for each unit of `StepShape.prefill_squares`.
     """
 
     fixed_ns: float
@@ -135,14 +135,14 @@ class RegimesForm:
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
         """Invert the law; see `StepTimeForm`."""
         memory, arithmetic = self.memory, self.arithmetic
-        by_memory = quadratic_tokens(
+        by_memory = tokens_in_time(
             limit_ns
             - self.memory_ns(beside)
             - memory.ns_per_context_token * start
             - memory.ns_per_request,
             linear=memory.ns_per_context_token,
         )
-        by_arithmetic = quadratic_tokens(
+        by_arithmetic = tokens_in_time(
             limit_ns - self.arithmetic_ns(beside) - arithmetic.ns_per_context_token * start,
             linear=arithmetic.ns_per_token
             + arithmetic.ns_per_context_token
@@ -154,12 +154,12 @@ class RegimesForm:
 
 
 class OnlineStepTime:
-    """Predicts step times from those observed so far; itself a `StepTimeForm`.
+    """Predicts step times from observed ones; a `StepTimeForm`.
 
     Use:
         law = OnlineStepTime()                       # or OnlineStepTime(prior=profile.form)
         law.observe(shape, step_ns)                  # after each step: a few microseconds
-        law.step_ns(shape)                           # at least 1, before any step too
+        law.step_ns(shape)                           # valid before the first step too
         largest_prefill(law, beside=…, target_ns=…, most_tokens=…)
 
     The law is a `RegimesForm`: two linear laws, each fitted by recursive least squares with

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
-from goodput_core.control import ClassWindow, PromiseCounts, Signal, Traffic
+from goodput_core.control import ClassWindow, Signal, TargetCounts, Traffic
 from goodput_core.control.step import EngineReading
 from goodput_core.histogram import LengthBin, LengthMix
 from goodput_core.slo.attainment import SecondCounts
@@ -250,7 +250,7 @@ def _load_arrivals(counters: RouterCounters) -> int:
 def _class_counts(
     name: str, counters: Iterable[tuple[RouterCounters, RouterCounters]]
 ) -> tuple[ClassWindow, Attained]:
-    ttft, tpot = PromiseCounts(), PromiseCounts()
+    ttft, tpot = TargetCounts(), TargetCounts()
     good = total = 0
     for now, was in counters:
         after = now.classes.get(name, _NOTHING)
@@ -263,8 +263,8 @@ def _class_counts(
     return window, Attained(name=name, good=good, total=total)
 
 
-def _since(after: PromiseCounts, before: PromiseCounts) -> PromiseCounts:
-    return PromiseCounts(
+def _since(after: TargetCounts, before: TargetCounts) -> TargetCounts:
+    return TargetCounts(
         judged=max(0, after.judged - before.judged),
         missed=max(0, after.missed - before.missed),
         close=max(0, after.close - before.close),

@@ -29,7 +29,7 @@ from goodput_core.contract import (
     METRIC_ROUTER_CLIENT_ERRORS,
     METRIC_ROUTER_IN_FLIGHT,
 )
-from goodput_core.control import PromiseCounts, Signal
+from goodput_core.control import Signal, TargetCounts
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.admin_ports import ScrapeError, fetch
 from goodput_operator.control.readings import RouterCounters, Scrape, class_counters
@@ -116,9 +116,9 @@ class _Sums:
         ttft, tpot = self._target(name, "ttft"), self._target(name, "tpot")
         return class_counters(self.outcomes[name], ttft=ttft, tpot=tpot)
 
-    def _target(self, slo_class: str, target: str) -> PromiseCounts:
+    def _target(self, slo_class: str, target: str) -> TargetCounts:
         results = self.targets.get((slo_class, target), {})
-        return PromiseCounts(
+        return TargetCounts(
             judged=sum(results.values()),
             missed=results.get("missed", 0),
             close=results.get("close", 0),

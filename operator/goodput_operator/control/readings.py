@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 
 from goodput_core.contract import CLIENT_OUTCOMES, MAX_LIMITS_REVISION
-from goodput_core.control import DeviceCapacity, PromiseCounts, Signal
+from goodput_core.control import DeviceCapacity, Signal, TargetCounts
 from goodput_core.engine_state import EngineState
 from goodput_core.histogram import LengthBin
 from goodput_core.slo.attainment import SecondCounts
@@ -96,8 +96,8 @@ class ClassCounters:
 
     good: int = 0
     total: int = 0
-    ttft: PromiseCounts = field(default_factory=PromiseCounts)
-    tpot: PromiseCounts = field(default_factory=PromiseCounts)
+    ttft: TargetCounts = field(default_factory=TargetCounts)
+    tpot: TargetCounts = field(default_factory=TargetCounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +192,8 @@ _Name = Annotated[str, msgspec.Meta(max_length=_MAX_TEXT)]
 
 
 class _TargetsBody(msgspec.Struct, frozen=True):
-    ttft: PromiseCounts = PromiseCounts()
-    tpot: PromiseCounts = PromiseCounts()
+    ttft: TargetCounts = TargetCounts()
+    tpot: TargetCounts = TargetCounts()
 
     def __post_init__(self) -> None:
         for counts in (self.ttft, self.tpot):
@@ -302,7 +302,7 @@ def _recent_seconds(seconds: _SecondsBody) -> RecentSeconds:
 
 
 def class_counters(
-    outcomes: Mapping[str, int], *, ttft: PromiseCounts, tpot: PromiseCounts
+    outcomes: Mapping[str, int], *, ttft: TargetCounts, tpot: TargetCounts
 ) -> ClassCounters:
     """Return the counters of a class from its requests by outcome."""
     return ClassCounters(

@@ -20,7 +20,7 @@ from goodput_core.errors import GoodputError, SpecError, UsageError
 from goodput_core.process import raise_open_files
 from goodput_core.signals import StopCause, watch_stop_requests
 from goodput_core.spec.choices import ControlMode
-from goodput_core.spec.support import require_built, require_served
+from goodput_core.spec.support import require_servable, require_supported
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.local.commands import HOST, Commands
@@ -63,7 +63,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
     service, text = read_manifest(options.manifest)
     try:
         # A device profile on the command line replaces the model's source.
-        (require_served if options.device is None else require_built)(service)
+        (require_servable if options.device is None else require_supported)(service)
     except SpecError as error:
         raise error.at(str(options.manifest)) from error
     raise_open_files()

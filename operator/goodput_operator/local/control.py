@@ -91,7 +91,7 @@ class FleetControl:
                 classes=measures.classes,
                 engines=measures.engines,
                 phases={process.name: _phase(process) for process in replicas},
-                replicas_asked=supervisor.replicas,
+                desired_replicas=supervisor.replicas,
                 startups_ns=tuple(
                     p.ready_ns - p.started_ns for p in replicas if p.ready_ns is not None
                 ),

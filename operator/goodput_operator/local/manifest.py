@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from goodput_core.errors import InputError
-from goodput_core.spec.manifest import (
-    MAX_MANIFEST_BYTES,
-    manifest_text,
-    parse_manifest,
-    strict_documents,
-)
+from goodput_core.spec.manifest import parse_manifest, read_manifest_text
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.spec.workloads import EngineSpec
 
@@ -39,26 +33,8 @@ def read_manifest(path: Path) -> tuple[LLMService, str]:
         InputError: the file cannot be read, is too large, or is not UTF-8 text or YAML.
         SpecError: a field breaks a rule; the message names file and path.
     """
-    text = _read_text(path)
-    service = parse_manifest(text, source=str(path), parse_documents=strict_documents(yaml))
-    return service, text
-
-
-def _read_text(path: Path) -> str:
-    try:
-        # Reading a named pipe or a device may block or never end.
-        if path.exists() and not path.is_file():
-            kind = "a directory" if path.is_dir() else "not a regular file"
-            raise InputError(f"{path}: is {kind}; name a manifest file with -f")
-        with path.open("rb") as file:
-            content = file.read(MAX_MANIFEST_BYTES + 1)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file; name a manifest file with -f") from error
-    except PermissionError as error:
-        raise InputError(f"{path}: permission denied; check its permissions") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    return manifest_text(content, source=str(path))
+    text = read_manifest_text(path)
+    return parse_manifest(text, source=str(path), yaml=yaml), text
 
 
 def ignored_here(service: LLMService, *, device: str | None) -> list[str]:

@@ -20,10 +20,10 @@ from goodput_core.control import (
     Setpoint,
     control_step,
 )
-from goodput_core.errors import NotBuiltError, SpecError
+from goodput_core.errors import SpecError, UnsupportedError
 from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.llmservice import LLMService
-from goodput_core.spec.support import require_served
+from goodput_core.spec.support import require_servable
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.objects import admin_url, format_time
 from goodput_operator.reconcile import events
@@ -106,8 +106,8 @@ def _parse_spec(service: Object) -> LLMServiceSpec | Problem:
     }
     try:
         parsed = LLMService.from_dict(manifest)
-        require_served(parsed)
-    except NotBuiltError as error:
+        require_servable(parsed)
+    except UnsupportedError as error:
         return Problem(reason=ProblemReason.NOT_BUILT, message=str(error))
     except SpecError as error:
         return Problem(reason=ProblemReason.INVALID_SPEC, message=str(error))
@@ -270,7 +270,7 @@ def _control_step(
                 classes=measures.classes,
                 engines=measures.engines,
                 phases={pod.name: pod.phase for pod in view.engines},
-                replicas_asked=before.replicas if scales else decided.replicas,
+                desired_replicas=before.replicas if scales else decided.replicas,
                 startups_ns=startups_ns,
                 now_ns=now_ns,
             )

@@ -133,7 +133,7 @@ class ControlLoop:
             classes=self._tally.take(),
             engines=tuple(self._reading(r, device, now_ns) for r in fleet.replicas),
             phases={r.name: _phase(r, now_ns) for r in fleet.replicas},
-            replicas_asked=len(staying),
+            desired_replicas=len(staying),
             startups_ns=tuple(self._startups_ns.values())[-_MAX_STARTUPS:],
             now_ns=now_ns,
             law=self._law,

@@ -213,7 +213,7 @@ def fleet_settings(
         oracle: True to schedule by true output length.
 
     Raises:
-        NotBuiltError: the manifest has real weights, and no device is given.
+        UnsupportedError: the manifest has real weights, and no device is given.
         InputError: the device profile does not exist.
         SpecError: the profile's number of devices differs from `tensorParallel`.
     """

@@ -1,4 +1,4 @@
-"""A service to be controlled: replicas that batch continuously, start slowly and report late."""
+"""A simulated service: replicas that batch continuously, start slowly and report late."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Request:
 
 
 class PlantReplica:
-    """A batch that decodes as one, prompts in chunks beside it."""
+    """A replica with one decode batch, and prompts in chunks beside it."""
 
     def __init__(self, name: str, ready_ns: int, width: int) -> None:
         self.name = name
@@ -79,7 +79,7 @@ class PlantReplica:
         return len(self.queue) + len(self.batch) + (self.prefilling is not None)
 
     def run(self, until_ns: int, plant: Plant) -> None:
-        """Every step that begins before an instant."""
+        """Run the steps that begin before `until_ns`."""
         while self.now_ns < until_ns and self.in_flight:
             self._step(plant)
         if not self.in_flight:
@@ -127,15 +127,15 @@ class PlantReplica:
 
 
 class Plant:
-    """The service and its traffic, one interval at a time.
+    """A service and its traffic, one interval at a time.
 
     Args:
-        rate: requests per second at a time in seconds.
-        replicas: at the start, all of them ready.
-        startup_s: from created to ready.
+        rate: requests per second as a function of the time in seconds.
+        replicas: ready replicas at the start.
+        startup_s: start-up time of a replica.
         metric_delay: intervals by which observations are late.
-        seed: of arrivals and lengths.
-        lengths: drawn from equally.
+        seed: seed of arrivals and lengths.
+        lengths: prompt and output tokens, each pair equally likely.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Plant:
         self.params = ServiceParams(**(settings | params))  # type: ignore[arg-type]
         self.state = ServiceState()
         self.decisions: list[ServiceDecision] = []
-        self.asked: list[int] = []
+        self.desired: list[int] = []
         self.signal: Callable[[float], Signal] = lambda _: Signal.FRESH
         self.device: DeviceCapacity | None = DeviceCapacity(form=FORM, kv_tokens=200_000)
         self.slowness = 1.0
@@ -174,17 +174,17 @@ class Plant:
         self._finished: list[tuple[int, int, int]] = []
         for _ in range(replicas):
             self._add(0)
-        self._asked = replicas
+        self._desired = replicas
         self.bounds = Bounds.initial(self.params)
 
     def run(self, seconds: float) -> None:
-        """So many seconds more."""
+        """Run the service for this long."""
         end_ns = self.now_ns + round(seconds * NS_PER_S)
         while self.now_ns < end_ns:
             self._interval()
 
     def ended(self, request: Request, now_ns: int) -> None:
-        """A request is complete."""
+        """Count a finished request."""
         record = RequestRecord(
             request_id="",
             slo_class=CLASS.name,
@@ -217,8 +217,8 @@ class Plant:
                 break
             arrivals += 1
             prompt, output = self._rng.choice(self._lengths)
-            taking = [r for r in self.replicas if r.ready_ns <= at_ns and not r.draining]
-            if not taking:
+            candidates = [r for r in self.replicas if r.ready_ns <= at_ns and not r.draining]
+            if not candidates:
                 self._tally.add(
                     RequestRecord(
                         request_id="",
@@ -231,9 +231,9 @@ class Plant:
                 )
                 self.judged += 1
                 continue
-            for replica in taking:
+            for replica in candidates:
                 replica.run(at_ns, self)
-            emptiest = min(taking, key=lambda r: r.in_flight)
+            emptiest = min(candidates, key=lambda r: r.in_flight)
             emptiest.queue.append(Request(at_ns, prompt, output, left=prompt))
         for replica in self.replicas:
             if replica.ready_ns <= end_ns:
@@ -274,24 +274,24 @@ class Plant:
                 )
                 for r in self.replicas
             ),
-            replicas_asked=0,
+            desired_replicas=0,
             startups_ns=tuple(self._startups),
             device=self.device,
         )
 
     def _decide(self, observation: ServiceObservation) -> None:
-        observation = replace(observation, replicas_asked=self._asked)
+        observation = replace(observation, desired_replicas=self._desired)
         self.state, decision = service_law(self.state, observation, self.params, self.now_ns)
         self.decisions.append(decision)
         self.bounds = decision.apply_bounds
-        while decision.apply_replicas > self._asked:
+        while decision.apply_replicas > self._desired:
             self._add(self._startup_ns)
-            self._asked += 1
-        while decision.apply_replicas < self._asked:
+            self._desired += 1
+        while decision.apply_replicas < self._desired:
             staying = [r for r in self.replicas if not r.draining]
             max(staying, key=lambda r: (r.ready_ns, r.name)).draining = True
-            self._asked -= 1
-        self.asked.append(self._asked)
+            self._desired -= 1
+        self.desired.append(self._desired)
 
     def _add(self, startup_ns: int) -> None:
         self._created += 1
@@ -300,5 +300,5 @@ class Plant:
 
 @pytest.fixture
 def plant() -> Callable[..., Plant]:
-    """Makes a service under traffic."""
+    """Return the class of a service under traffic."""
     return Plant

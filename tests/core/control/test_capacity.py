@@ -21,7 +21,7 @@ FORM = RooflineForm(
 DEVICE = DeviceCapacity(form=FORM, kv_tokens=1_000_000)
 
 
-def test_answers_alone_are_carried_by_the_largest_batch_that_is_in_time() -> None:
+def test_decodes_alone_use_the_largest_batch_that_meets_the_target() -> None:
     mix = LengthMix.of_requests([(0, 0, 100)])
     one = replica_capacity(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
     assert one is not None
@@ -30,7 +30,7 @@ def test_answers_alone_are_carried_by_the_largest_batch_that_is_in_time() -> Non
     assert one.device_s == pytest.approx(0.010)
 
 
-def test_prompts_alone_cost_their_tokens() -> None:
+def test_prompts_alone_cost_the_time_of_their_tokens() -> None:
     mix = LengthMix.of_requests([(4000, 0, 1)])
     one = replica_capacity(DEVICE, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
     assert one is not None
@@ -51,9 +51,9 @@ def test_cached_prompt_tokens_are_not_computed() -> None:
 @pytest.mark.parametrize(
     ("device", "width"),
     [(DEVICE, 20), (replace(DEVICE, kv_tokens=1120), 1000)],
-    ids=["slots", "memory"],
+    ids=["batch width", "KV memory"],
 )
-def test_slots_and_memory_bound_the_batch(device: DeviceCapacity, width: int) -> None:
+def test_batch_width_and_kv_memory_bound_the_batch(device: DeviceCapacity, width: int) -> None:
     mix = LengthMix.of_requests([(0, 0, 100)])
     one = replica_capacity(device, mix, tpot_ns=20 * MS, max_num_seqs=width, max_tokens=8192)
     assert one is not None
@@ -64,13 +64,13 @@ def test_slots_and_memory_bound_the_batch(device: DeviceCapacity, width: int) ->
 @pytest.mark.parametrize(
     ("max_tokens", "device_s"),
     [(100, 0.050), (220, 0.062)],
-    ids=["chunks of 80 fill what the decodes leave", "a chunk of 200 does not fit there"],
+    ids=["chunks of 80 beside the decodes", "one chunk of 200"],
 )
-def test_a_prompt_is_not_spread_over_the_steps_until_the_next_one_comes(
+def test_a_prompt_is_computed_in_chunks_as_large_as_possible(
     max_tokens: int, device_s: float
 ) -> None:
-    # Twenty requests share each step, so one brings five steps and 200 prompt tokens. A step of
-    # up to 100 tokens takes 10 ms, one of 220 takes 22: beside it there are four of 10 ms.
+    # Twenty requests share each step, so each request costs five steps and 200 prompt tokens. A
+    # step of up to 100 tokens takes 10 ms. One of 220 takes 22 ms, and the other four 10 ms each.
     mix = LengthMix.of_requests([(200, 0, 100)])
     one = replica_capacity(DEVICE, mix, tpot_ns=40 * MS, max_num_seqs=20, max_tokens=max_tokens)
     assert one is not None
@@ -78,29 +78,29 @@ def test_a_prompt_is_not_spread_over_the_steps_until_the_next_one_comes(
     assert one.device_s == pytest.approx(device_s)
 
 
-def test_the_tightest_time_per_token_bounds_the_chunks() -> None:
+def test_the_tightest_tpot_bounds_the_chunks() -> None:
     mix = LengthMix.of_requests([(200, 0, 100)])
     one = replica_capacity(DEVICE, mix, tpot_ns=10 * MS, max_num_seqs=20, max_tokens=220)
     assert one is not None
     assert one.device_s == pytest.approx(0.050), "80 tokens fit into 10 ms beside 20 decodes"
 
 
-def test_a_budget_that_the_prompts_exceed_bounds_the_batch() -> None:
+def test_the_token_budget_bounds_the_batch_if_prompts_exceed_it() -> None:
     mix = LengthMix.of_requests([(400, 0, 100)])
     one = replica_capacity(DEVICE, mix, tpot_ns=40 * MS, max_num_seqs=20, max_tokens=60)
     assert one is not None
-    assert one.batch == 12, "12 decodes bring 48 prompt tokens a step, 13 more than are left"
+    assert one.batch == 12, "12 decodes come with 48 prompt tokens a step; 13 exceed the budget"
 
 
-def test_host_time_counts() -> None:
+def test_host_time_reduces_the_batch() -> None:
     mix = LengthMix.of_requests([(0, 0, 100)])
     busy = replace(DEVICE, host_ns_per_step=10 * MS)
     one = replica_capacity(busy, mix, tpot_ns=20 * MS, max_num_seqs=1000, max_tokens=8192)
     assert one is not None
-    assert one.device_s == pytest.approx(0.020), "half of the time, half of the batch"
+    assert one.device_s == pytest.approx(0.020), "half of the device time, half of the batch"
 
 
-def test_a_time_per_token_that_one_request_alone_exceeds_is_infeasible() -> None:
+def test_a_tpot_that_a_single_request_misses_is_infeasible() -> None:
     mix = LengthMix.of_requests([(10, 0, 100)])
     one = replica_capacity(DEVICE, mix, tpot_ns=9 * MS, max_num_seqs=50, max_tokens=8192)
     assert one is not None
@@ -108,13 +108,13 @@ def test_a_time_per_token_that_one_request_alone_exceeds_is_infeasible() -> None
     assert one.device_s > 0
 
 
-def test_nothing_seen_is_nothing_known() -> None:
+def test_an_empty_mix_has_no_capacity() -> None:
     assert (
         replica_capacity(DEVICE, LengthMix(), tpot_ns=MS, max_num_seqs=1, max_tokens=8192) is None
     )
 
 
-def test_uneven_requests_make_counts_less_sure() -> None:
+def test_uneven_requests_have_a_larger_spread() -> None:
     even = replica_capacity(
         DEVICE,
         LengthMix.of_requests([(100, 0, 50)] * 10),
@@ -144,7 +144,7 @@ _LENGTHS = st.tuples(st.integers(1, 20_000), st.integers(1, 2000))
     width=st.integers(1, 512),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_more_slots_and_shorter_requests_never_cost_more(
+def test_a_wider_batch_and_shorter_requests_never_cost_more(
     lengths: list[tuple[int, int]], tpot_ms: int, width: int
 ) -> None:
     def device_s(width: int, shorter: int = 1) -> float:
@@ -156,7 +156,7 @@ def test_more_slots_and_shorter_requests_never_cost_more(
         assert one.spread >= 1
         return one.device_s
 
-    # Whole tokens and whole requests round by a little.
+    # Tokens and requests are rounded to integers.
     here = device_s(width) * 1.1 + 1e-4
     assert device_s(2 * width) <= here
     assert device_s(width, shorter=2) <= here
@@ -166,7 +166,7 @@ def test_more_slots_and_shorter_requests_never_cost_more(
     st.lists(st.tuples(st.integers(0, 9999), st.integers(0, 99), st.integers(0, 999)), max_size=20)
 )
 @settings(deadline=None)
-def test_mixes_add_up_whatever_the_order(requests: list[tuple[int, int, int]]) -> None:
+def test_mixes_add_up_in_any_order(requests: list[tuple[int, int, int]]) -> None:
     whole = LengthMix.of_requests(requests)
     half = len(requests) // 2
     parts = LengthMix.of_requests(requests[half:]) + LengthMix.of_requests(requests[:half])

@@ -15,12 +15,12 @@ from goodput_core.control import (
     DeviceCapacity,
     EngineReading,
     Knob,
-    PromiseCounts,
     ReplicaPhase,
     ServiceParams,
     ServiceState,
     Setpoint,
     Signal,
+    TargetCounts,
     Traffic,
     control_step,
 )
@@ -41,12 +41,12 @@ STATE = {field.name for field in fields(EngineState)}
 CLASSES = (SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction(9, 10)),)
 PARAMS = ServiceParams(mode=ControlMode.AUTO, classes=CLASSES, stabilization_ns=60 * NS_PER_S)
 FIRST = Setpoint(limits_revision=0, bounds=Bounds.initial(PARAMS), replicas=1)
-KEPT = PromiseCounts(judged=100)
-MISSED = PromiseCounts(judged=100, missed=60)
+KEPT = TargetCounts(judged=100)
+MISSED = TargetCounts(judged=100, missed=60)
 
 
 def measures(
-    *, ttft: PromiseCounts = KEPT, tpot: PromiseCounts = KEPT, arrivals: int = 20, **engine: Any
+    *, ttft: TargetCounts = KEPT, tpot: TargetCounts = KEPT, arrivals: int = 20, **engine: Any
 ) -> dict[str, Any]:
     mix = (LengthBin(requests=arrivals, input_tokens=arrivals * 500, cached_tokens=0,
                      output_tokens=arrivals * 100),)  # fmt: skip
@@ -79,7 +79,7 @@ def step(given: dict[str, Any], **changes: Any) -> ControlStep:
         "last": FIRST,
         "recommended": None,
         "phases": {"chat-0": ReplicaPhase.READY},
-        "asked": 1,
+        "desired": 1,
         "startups_ns": (NS_PER_S,),
         "now_ns": 10 * NS_PER_S,
     }
@@ -95,7 +95,7 @@ def step(given: dict[str, Any], **changes: Any) -> ControlStep:
             ),
             params=arguments["params"],
             phases=arguments["phases"],
-            replicas_asked=arguments["asked"],
+            desired_replicas=arguments["desired"],
             startups_ns=arguments["startups_ns"],
             now_ns=arguments["now_ns"],
             **given,
@@ -104,15 +104,15 @@ def step(given: dict[str, Any], **changes: Any) -> ControlStep:
 
 
 def test_a_missed_target_changes_the_token_budget_and_reports_it() -> None:
-    came = step(measures(tpot=MISSED))
-    assert came.state.setpoint.bounds.max_tokens == 1536
-    assert came.state.setpoint.limits_revision == 1
-    (push,) = came.pushes
+    result = step(measures(tpot=MISSED))
+    assert result.state.setpoint.bounds.max_tokens == 1536
+    assert result.state.setpoint.limits_revision == 1
+    (push,) = result.pushes
     assert push.name == "chat-0"
     assert push.limits == {
         "revision": 1, "token_budget": 1536, "max_num_seqs": 256, "safety_percent": 85,
     }  # fmt: skip
-    (change,) = came.changes
+    (change,) = result.changes
     assert change.knob is Knob.TOKEN_BUDGET
     assert change.applied
     assert change.message == (
@@ -121,10 +121,10 @@ def test_a_missed_target_changes_the_token_budget_and_reports_it() -> None:
 
 
 def test_without_a_missed_target_nothing_is_pushed_or_reported() -> None:
-    came = step(measures())
-    assert came.state.setpoint == FIRST
-    assert came.pushes == ()
-    assert came.changes == ()
+    result = step(measures())
+    assert result.state.setpoint == FIRST
+    assert result.pushes == ()
+    assert result.changes == ()
 
 
 def test_an_engine_without_a_budget_law_gets_no_safety_factor() -> None:
@@ -138,33 +138,33 @@ LIMITED = replace(FIRST, limits_revision=4, bounds=replace(FIRST.bounds, max_tok
 @pytest.mark.parametrize(
     ("reported", "signal", "pushed"),
     [
-        pytest.param(4, Signal.FRESH, False, id="it has them"),
-        pytest.param(3, Signal.FRESH, True, id="it has older ones"),
-        pytest.param(0, Signal.FRESH, True, id="it has started again"),
-        pytest.param(0, Signal.FAILED, False, id="it does not answer"),
+        pytest.param(4, Signal.FRESH, False, id="same revision"),
+        pytest.param(3, Signal.FRESH, True, id="older revision"),
+        pytest.param(0, Signal.FRESH, True, id="restarted"),
+        pytest.param(0, Signal.FAILED, False, id="failed scrape"),
     ],
 )
 def test_limits_are_pushed_again_to_an_engine_with_older_ones(
     reported: int, signal: Signal, pushed: bool
 ) -> None:
     given = measures(limits_revision=reported, signal=signal)
-    came = step(given, last=LIMITED)
-    assert came.state.setpoint.limits_revision == 4
-    assert [push.limits["token_budget"] for push in came.pushes] == [1024] * pushed
+    result = step(given, last=LIMITED)
+    assert result.state.setpoint.limits_revision == 4
+    assert [push.limits["token_budget"] for push in result.pushes] == [1024] * pushed
 
 
 def test_a_new_law_continues_from_the_limits_in_force() -> None:
-    came = step(measures(), last=LIMITED)
-    assert came.state.setpoint == LIMITED
-    assert came.changes == ()
+    result = step(measures(), last=LIMITED)
+    assert result.state.setpoint == LIMITED
+    assert result.changes == ()
 
 
 @pytest.mark.parametrize(
     ("bounds", "widest", "pushed"),
     [
-        pytest.param((256, 8192), 256, (1024, 256), id="all of it"),
-        pytest.param((256, 512), 256, (512, 256), id="as far as it goes up"),
-        pytest.param((2048, 4096), 256, (2048, 256), id="as far as it goes down"),
+        pytest.param((256, 8192), 256, (1024, 256), id="not clamped"),
+        pytest.param((256, 512), 256, (512, 256), id="clamped to the maximum"),
+        pytest.param((2048, 4096), 256, (2048, 256), id="clamped to the minimum"),
         pytest.param(None, 64, (1024, 64), id="a narrower batch"),
     ],
 )
@@ -184,32 +184,36 @@ IN_FORCE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("reported", "revision"),
     [
-        pytest.param({}, 4, id="it has all of it"),
-        pytest.param({"token_budget": 512, "token_bounds": (256, 512)}, 4, id="all that it may"),
-        pytest.param({"token_budget": 512, "token_bounds": (256, 8192)}, 5, id="it may have more"),
-        pytest.param({"token_budget": 2048, "token_bounds": (256, 8192)}, 5, id="or less"),
+        pytest.param({}, 4, id="limits in force"),
+        pytest.param({"token_budget": 512, "token_bounds": (256, 512)}, 4, id="clamped"),
+        pytest.param(
+            {"token_budget": 512, "token_bounds": (256, 8192)}, 5, id="manifest allows more"
+        ),
+        pytest.param(
+            {"token_budget": 2048, "token_bounds": (256, 8192)}, 5, id="manifest allows less"
+        ),
         pytest.param({"max_num_seqs": 64, "max_width": 256}, 5, id="a wider batch"),
         pytest.param({"safety_percent": 85}, 5, id="another safety factor"),
         pytest.param({"safety_percent": 0, "budget_law": ""}, 4, id="no law, no safety factor"),
         pytest.param({"token_budget": 0, "max_num_seqs": 0}, 4, id="not reported"),
         pytest.param({"token_budget": 512, "signal": Signal.FAILED}, 4, id="failed scrape"),
-        pytest.param({"token_budget": 512, "limits_revision": 3}, 4, id="it has older ones"),
+        pytest.param({"token_budget": 512, "limits_revision": 3}, 4, id="older revision"),
     ],
 )
-def test_limits_get_a_new_revision_if_a_changed_manifest_allows_an_engine_more_of_them(
+def test_limits_get_a_new_revision_if_a_changed_manifest_allows_other_ones(
     reported: dict[str, Any], revision: int
 ) -> None:
-    came = step(measures(**(IN_FORCE | reported)), last=LIMITED)
-    assert came.state.setpoint == replace(LIMITED, limits_revision=revision)
-    for push in came.pushes:
+    result = step(measures(**(IN_FORCE | reported)), last=LIMITED)
+    assert result.state.setpoint == replace(LIMITED, limits_revision=revision)
+    for push in result.pushes:
         assert (push.limits["revision"], push.limits["token_budget"]) == (revision, 1024)
-    assert len(came.pushes) == (revision == 5 or reported.get("limits_revision") == 3)
+    assert len(result.pushes) == (revision == 5 or reported.get("limits_revision") == 3)
 
 
 def test_a_higher_revision_of_another_client_is_exceeded() -> None:
-    came = step(measures(limits_revision=9), last=LIMITED)
-    assert came.state.setpoint.limits_revision == 10
-    assert [push.limits["revision"] for push in came.pushes] == [10]
+    result = step(measures(limits_revision=9), last=LIMITED)
+    assert result.state.setpoint.limits_revision == 10
+    assert [push.limits["revision"] for push in result.pushes] == [10]
 
 
 def busy(params: ServiceParams, **changes: Any) -> ControlStep:
@@ -217,9 +221,9 @@ def busy(params: ServiceParams, **changes: Any) -> ControlStep:
 
 
 def test_demand_sets_replicas_within_max_replicas_and_reports_why() -> None:
-    came = busy(replace(PARAMS, max_replicas=3))
-    assert came.state.setpoint.replicas == came.state.recommended == 3
-    (change,) = came.changes
+    result = busy(replace(PARAMS, max_replicas=3))
+    assert result.state.setpoint.replicas == result.state.recommended == 3
+    (change,) = result.changes
     assert (change.knob, change.reason, change.applied) == (Knob.REPLICAS, "Demand", True)
     assert change.message.startswith("replicas 1 → 3: ")
     assert change.message.endswith("; maxReplicas allows no more")
@@ -233,9 +237,9 @@ def test_demand_sets_replicas_within_max_replicas_and_reports_why() -> None:
     ],
 )
 def test_a_recommendation_is_reported_once_and_not_applied(params: ServiceParams) -> None:
-    came = busy(params)
-    assert (came.state.setpoint.replicas, came.state.recommended) == (1, 3)
-    (change,) = came.changes
+    result = busy(params)
+    assert (result.state.setpoint.replicas, result.state.recommended) == (1, 3)
+    (change,) = result.changes
     assert not change.applied
     assert change.message.endswith("(recommended, not applied)")
     assert busy(params, recommended=3).changes == ()
@@ -254,11 +258,11 @@ def test_mode_recommend_keeps_the_initial_budget_and_reports_each_change_once() 
 
 
 def test_mode_manual_computes_nothing_and_restores_the_initial_budget() -> None:
-    came = step(measures(tpot=MISSED), params=replace(PARAMS, mode=ControlMode.MANUAL),
+    result = step(measures(tpot=MISSED), params=replace(PARAMS, mode=ControlMode.MANUAL),
                      last=LIMITED)  # fmt: skip
-    assert came.state.recommended is None
-    assert came.state.setpoint.bounds == FIRST.bounds
-    (change,) = came.changes
+    assert result.state.recommended is None
+    assert result.state.setpoint.bounds == FIRST.bounds
+    (change,) = result.changes
     assert change.reason == "SpecChanged"
 
 
@@ -272,15 +276,15 @@ def test_a_batch_widened_for_more_replicas_and_a_changed_spec_have_different_rea
         last=first.state.setpoint,
         law=first.state.law,
         phases=two,
-        asked=2,
+        desired=2,
         now_ns=20 * NS_PER_S,
     ).changes
     assert change.reason == "MoreReplicas"
     assert change.message == "batch width 64 → 256: more replicas share the requests"
-    advised = replace(first.state.law.bounds, bounds=replace(FIRST.bounds, max_tokens=1024))
-    law = replace(first.state.law, bounds=advised)
+    recommended = replace(first.state.law.bounds, bounds=replace(FIRST.bounds, max_tokens=1024))
+    law = replace(first.state.law, bounds=recommended)
     (change,) = step(measures(), law=law, last=FIRST, now_ns=20 * NS_PER_S).changes
-    assert change.reason == "SpecChanged", "what was only advised is in force with another mode"
+    assert change.reason == "SpecChanged", "the recommended limits apply after a change of the mode"
     assert change.message == "token budget 2048 → 1024: the spec has changed"
     smaller = replace(PARAMS, max_tokens=1024, initial_tokens=1024)
     (change,) = step(measures(), last=FIRST, params=smaller).changes
@@ -289,7 +293,9 @@ def test_a_batch_widened_for_more_replicas_and_a_changed_spec_have_different_rea
 
 
 def test_an_engine_without_a_reading_has_a_missing_signal() -> None:
-    came = step(measures(), phases={"chat-0": ReplicaPhase.READY, "chat-1": ReplicaPhase.STARTING})
-    windows = {r.name: r for r in came.decision.observation.replicas}
+    result = step(
+        measures(), phases={"chat-0": ReplicaPhase.READY, "chat-1": ReplicaPhase.STARTING}
+    )
+    windows = {r.name: r for r in result.decision.observation.replicas}
     assert windows["chat-1"].signal is Signal.MISSING
     assert windows["chat-0"].signal is Signal.FRESH

@@ -1,4 +1,4 @@
-"""Evidence of the laws: targets counted separately, and demand with its uncertainty."""
+"""Inputs of the laws: counts of each target, and the demand with its uncertainty."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from fractions import Fraction
 
 import pytest
 
-from goodput_core.control import ClassWindow, PromiseCounts, TargetStatus, WindowTally
-from goodput_core.control.capacity import ArrivalSample, ReplicaCapacity, demand, growth
+from goodput_core.control import ClassWindow, TargetCounts, TargetStatus, WindowTally
+from goodput_core.control.capacity import (
+    ArrivalSample,
+    ReplicaCapacity,
+    estimate_demand,
+    estimate_growth,
+)
 from goodput_core.control.slo_window import target_status, wilson_upper
 from goodput_core.histogram import LengthMix
 from goodput_core.slo.record import Outcome, RequestRecord
@@ -36,31 +41,31 @@ def _record(
     )
 
 
-KEPT, CLOSE, MISSED = (
-    PromiseCounts(judged=1),
-    PromiseCounts(judged=1, close=1),
-    PromiseCounts(judged=1, missed=1),
+MET, CLOSE, MISSED = (
+    TargetCounts(judged=1),
+    TargetCounts(judged=1, close=1),
+    TargetCounts(judged=1, missed=1),
 )
-NOBODY = PromiseCounts()
+NONE = TargetCounts()
 
 
 @pytest.mark.parametrize(
     ("record", "ttft", "tpot"),
     [
-        pytest.param(_record(), KEPT, KEPT, id="both kept"),
-        pytest.param(_record(ttft_ms=800), KEPT, KEPT, id="a fifth to spare is slack"),
-        pytest.param(_record(ttft_ms=801), CLOSE, KEPT, id="less is close"),
-        pytest.param(_record(tpot_ms=81), KEPT, CLOSE, id="close in TPOT"),
-        pytest.param(_record(ttft_ms=1001), MISSED, KEPT, id="TTFT missed"),
-        pytest.param(_record(tpot_ms=101), KEPT, MISSED, id="TPOT missed"),
-        pytest.param(_record(tokens=1), KEPT, NOBODY, id="one token has no TPOT"),
-        pytest.param(_record(None, outcome=Outcome.SHED), MISSED, NOBODY, id="shed"),
-        pytest.param(_record(None, outcome=Outcome.TIMEOUT), MISSED, NOBODY, id="timed out"),
-        pytest.param(_record(outcome=Outcome.TIMEOUT), KEPT, MISSED, id="timed out after a token"),
+        pytest.param(_record(), MET, MET, id="both met"),
+        pytest.param(_record(ttft_ms=800), MET, MET, id="a fifth to spare is slack"),
+        pytest.param(_record(ttft_ms=801), CLOSE, MET, id="less is close"),
+        pytest.param(_record(tpot_ms=81), MET, CLOSE, id="close in TPOT"),
+        pytest.param(_record(ttft_ms=1001), MISSED, MET, id="TTFT missed"),
+        pytest.param(_record(tpot_ms=101), MET, MISSED, id="TPOT missed"),
+        pytest.param(_record(tokens=1), MET, NONE, id="one token has no TPOT"),
+        pytest.param(_record(None, outcome=Outcome.SHED), MISSED, NONE, id="shed"),
+        pytest.param(_record(None, outcome=Outcome.TIMEOUT), MISSED, NONE, id="timed out"),
+        pytest.param(_record(outcome=Outcome.TIMEOUT), MET, MISSED, id="timed out after a token"),
     ],
 )
-def test_a_request_counts_for_each_promise_apart(
-    record: RequestRecord, ttft: PromiseCounts, tpot: PromiseCounts
+def test_a_request_counts_for_each_target_separately(
+    record: RequestRecord, ttft: TargetCounts, tpot: TargetCounts
 ) -> None:
     tally = WindowTally()
     tally.add(record, TARGETS)
@@ -69,13 +74,13 @@ def test_a_request_counts_for_each_promise_apart(
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.UNSENT, Outcome.CANCELLED])
-def test_what_has_nothing_to_do_with_load_is_left_out(outcome: Outcome) -> None:
+def test_outcomes_unrelated_to_load_are_not_counted(outcome: Outcome) -> None:
     tally = WindowTally()
     tally.add(_record(outcome=outcome), TARGETS)
     assert tally.take() == ()
 
 
-def test_an_answer_that_is_late_as_a_whole_counts_against_both() -> None:
+def test_a_request_that_missed_only_its_e2e_target_counts_against_both_targets() -> None:
     tally = WindowTally()
     tally.add(_record(), Targets(ttft_ns=1000 * MS, tpot_ns=100 * MS, e2e_ns=1))
     assert tally.take() == (ClassWindow(name="chat", ttft=MISSED, tpot=MISSED),)
@@ -84,24 +89,24 @@ def test_an_answer_that_is_late_as_a_whole_counts_against_both() -> None:
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        (PromiseCounts(judged=19, missed=19), TargetStatus.UNKNOWN),
-        (PromiseCounts(judged=100, missed=30), TargetStatus.MISSED),
-        (PromiseCounts(judged=100, missed=12), TargetStatus.KEPT),
-        (PromiseCounts(judged=100, missed=5, close=10), TargetStatus.KEPT),
-        (PromiseCounts(judged=100, missed=5, close=5), TargetStatus.SLACK),
+        (TargetCounts(judged=19, missed=19), TargetStatus.UNKNOWN),
+        (TargetCounts(judged=100, missed=30), TargetStatus.MISSED),
+        (TargetCounts(judged=100, missed=12), TargetStatus.KEPT),
+        (TargetCounts(judged=100, missed=5, close=10), TargetStatus.KEPT),
+        (TargetCounts(judged=100, missed=5, close=5), TargetStatus.SLACK),
     ],
 )
-def test_a_promise_is_missed_only_when_chance_does_not_explain_it(
-    counts: PromiseCounts, expected: TargetStatus
+def test_a_target_is_missed_only_if_chance_is_an_unlikely_cause(
+    counts: TargetCounts, expected: TargetStatus
 ) -> None:
     assert target_status(counts, Fraction(9, 10)) is expected
 
 
-CARRIED = ReplicaCapacity(device_s=0.1, spread=1.0, batch=1, feasible=True)
+CAPACITY = ReplicaCapacity(device_s=0.1, spread=1.0, batch=1, feasible=True)
 
 
 def _samples(rates: list[float]) -> list[ArrivalSample]:
-    """One every ten seconds."""
+    """Return one sample for every ten seconds."""
     return [
         ArrivalSample(
             at_ns=(i + 1) * 10 * S,
@@ -113,16 +118,16 @@ def _samples(rates: list[float]) -> list[ArrivalSample]:
     ]
 
 
-def test_demand_is_what_is_counted_and_less_is_sure() -> None:
-    found = demand(_samples([9.0] * 60), CARRIED, 600 * S)
+def test_demand_is_the_counted_load_with_a_lower_bound() -> None:
+    found = estimate_demand(_samples([9.0] * 60), CAPACITY, 600 * S)
     assert found.likely == pytest.approx(0.9)
     assert 0.8 < found.sustained <= found.least < 0.9
 
 
-def test_few_requests_and_uneven_ones_are_less_sure() -> None:
-    many = demand(_samples([100.0] * 30), CARRIED, 300 * S)
-    few = demand(_samples([1.0] * 30), CARRIED, 300 * S)
-    uneven = demand(
+def test_few_or_uneven_requests_lower_the_bound_of_the_demand() -> None:
+    many = estimate_demand(_samples([100.0] * 30), CAPACITY, 300 * S)
+    few = estimate_demand(_samples([1.0] * 30), CAPACITY, 300 * S)
+    uneven = estimate_demand(
         _samples([100.0] * 30),
         ReplicaCapacity(device_s=0.1, spread=9.0, batch=1, feasible=True),
         300 * S,
@@ -132,44 +137,44 @@ def test_few_requests_and_uneven_ones_are_less_sure() -> None:
     assert uneven.likely == many.likely
 
 
-def test_a_gap_in_the_samples_is_no_time_without_requests() -> None:
+def test_a_gap_in_the_samples_does_not_count_as_idle_time() -> None:
     samples = [s for s in _samples([9.0] * 30) if not 100 * S < s.at_ns < 250 * S]
-    assert demand(samples, CARRIED, 300 * S).likely == pytest.approx(0.9)
+    assert estimate_demand(samples, CAPACITY, 300 * S).likely == pytest.approx(0.9)
 
 
 def test_a_ramp_is_a_trend_and_a_step_is_not() -> None:
     ramp = _samples([20 + i / 2 for i in range(60)])
-    assert growth(ramp, CARRIED, 600 * S, 300 * S) == pytest.approx(1.5, rel=0.2)
+    assert estimate_growth(ramp, CAPACITY, 600 * S, 300 * S) == pytest.approx(1.5, rel=0.2)
     for at in range(0, 60, 3):
         step = _samples([20.0] * (60 - at) + [50.0] * at)
-        assert growth(step, CARRIED, 600 * S, 300 * S) == pytest.approx(0, abs=0.01)
+        assert estimate_growth(step, CAPACITY, 600 * S, 300 * S) == pytest.approx(0, abs=0.01)
 
 
-def test_a_trend_needs_twice_the_horizon_to_show() -> None:
+def test_a_trend_needs_samples_over_twice_the_horizon() -> None:
     ramp = _samples([20 + i / 2 for i in range(30)])
-    assert growth(ramp, CARRIED, 300 * S, 300 * S) == 0.0
+    assert estimate_growth(ramp, CAPACITY, 300 * S, 300 * S) == 0.0
 
 
-def test_growth_that_chance_explains_is_no_trend() -> None:
+def test_growth_explained_by_chance_is_not_a_trend() -> None:
     rates = [1.0] * 15 + [1.1] * 15 + [1.2] * 15 + [1.3] * 15
     uneven = ReplicaCapacity(device_s=0.1, spread=9.0, batch=1, feasible=True)
-    assert growth(_samples(rates), CARRIED, 600 * S, 300 * S) == pytest.approx(0.02)
-    assert growth(_samples(rates), uneven, 600 * S, 300 * S) == 0.0
+    assert estimate_growth(_samples(rates), CAPACITY, 600 * S, 300 * S) == pytest.approx(0.02)
+    assert estimate_growth(_samples(rates), uneven, 600 * S, 300 * S) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_chance_within_seconds_is_no_trend_however_soon_replicas_are_there(seed: int) -> None:
+def test_random_arrivals_are_not_a_trend_even_with_a_short_horizon(seed: int) -> None:
     rng = random.Random(seed)
-    at_s, came = 0.0, [0] * 600
-    while (at_s := at_s + rng.expovariate(5.0)) < len(came):
-        came[int(at_s)] += 1
+    at_s, arrivals = 0.0, [0] * 600
+    while (at_s := at_s + rng.expovariate(5.0)) < len(arrivals):
+        arrivals[int(at_s)] += 1
     samples = [
         ArrivalSample(at_ns=(i + 1) * S, interval_ns=S, requests=requests, finished=LengthMix())
-        for i, requests in enumerate(came)
+        for i, requests in enumerate(arrivals)
     ]
-    ends = range(60, len(came) + 1)
-    most = max(growth(samples[:end], CARRIED, end * S, 5 * S) for end in ends)
-    assert most < 0.05 * 0.5, "of 0.5 device seconds per second, at no time more than a little"
+    ends = range(60, len(arrivals) + 1)
+    most = max(estimate_growth(samples[:end], CAPACITY, end * S, 5 * S) for end in ends)
+    assert most < 0.05 * 0.5, "5 % of a demand of 0.5 device seconds per second"
 
 
 @pytest.mark.parametrize(
@@ -181,5 +186,5 @@ def test_chance_within_seconds_is_no_trend_however_soon_replicas_are_there(seed:
         pytest.param(7, 7, 1.0, id="all"),
     ],
 )
-def test_the_laws_bound_is_wilsons(good: int, total: int, upper: float) -> None:
+def test_the_upper_bound_is_wilsons(good: int, total: int, upper: float) -> None:
     assert wilson_upper(good, total) == pytest.approx(upper, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The laws that ours are compared with behave as their documentation says."""
+"""The laws of other autoscalers behave as their documentation describes."""
 
 from __future__ import annotations
 
@@ -71,30 +71,30 @@ def _replica(name: str, *, kv: int = 0, waiting: int = 0, running: int = 0) -> R
     )
 
 
-def _seen(
-    replicas: list[ReplicaWindow], *, asked: int | None = None, **traffic: Any
+def _observe(
+    replicas: list[ReplicaWindow], *, desired: int | None = None, **traffic: Any
 ) -> ServiceObservation:
-    asked = len(replicas) if asked is None else asked
+    desired = len(replicas) if desired is None else desired
     starting = [
         ReplicaWindow(name=f"new-{i}", phase=ReplicaPhase.STARTING, signal=Signal.MISSING)
-        for i in range(asked - len(replicas))
+        for i in range(desired - len(replicas))
     ]
     return ServiceObservation(
         interval_ns=15 * S,
         traffic=Traffic(**({"signal": Signal.FRESH} | traffic)),
         replicas=(*replicas, *starting),
-        replicas_asked=asked,
+        desired_replicas=desired,
         device=DEVICE,
     )
 
 
 def _run(law: Callable[..., Any], state: Any, seen: ServiceObservation, seconds: int) -> list[int]:
-    """Replicas asked for at each interval of 15 s, the observation staying as it is."""
-    asked: list[int] = []
+    """Return the replicas after each interval of 15 s with the same observation."""
+    numbers: list[int] = []
     for i in range(seconds // 15):
         state, replicas = law(state, seen, PARAMS, (i + 1) * 15 * S)
-        asked.append(replicas)
-    return asked
+        numbers.append(replicas)
+    return numbers
 
 
 @pytest.mark.parametrize(
@@ -102,43 +102,43 @@ def _run(law: Callable[..., Any], state: Any, seen: ServiceObservation, seconds:
     [(40, 4), (43, 4), (37, 4), (45, 5), (80, 8), (400, 8)],
     ids=["on target", "10% above", "10% below", "above", "twice", "at most doubled"],
 )
-def test_an_hpa_scales_by_the_ratio_outside_its_tolerance(
+def test_hpa_scales_by_the_ratio_outside_its_tolerance(
     laws: ModuleType, in_flight: int, wanted: int
 ) -> None:
     hpa = laws.HpaParams(target=10)
-    seen = _seen([_replica(f"r{i}") for i in range(4)], in_flight=in_flight)
-    asked = _run(lambda *a: laws.hpa_law(*a, hpa), laws.HpaState(), seen, 15)
-    assert asked == [wanted]
+    seen = _observe([_replica(f"r{i}") for i in range(4)], in_flight=in_flight)
+    numbers = _run(lambda *a: laws.hpa_law(*a, hpa), laws.HpaState(), seen, 15)
+    assert numbers == [wanted]
 
 
-def test_an_hpa_goes_down_when_the_window_has_passed(laws: ModuleType) -> None:
+def test_hpa_removes_replicas_after_its_window(laws: ModuleType) -> None:
     hpa = laws.HpaParams(target=10)
-    busy = _seen([_replica(f"r{i}") for i in range(4)], in_flight=40)
-    idle = _seen([_replica(f"r{i}") for i in range(4)], in_flight=10)
+    busy = _observe([_replica(f"r{i}") for i in range(4)], in_flight=40)
+    idle = _observe([_replica(f"r{i}") for i in range(4)], in_flight=10)
     state, _ = laws.hpa_law(laws.HpaState(), busy, PARAMS, 0, hpa)
-    asked = []
+    numbers = []
     for i in range(1, 23):
         state, replicas = laws.hpa_law(state, idle, PARAMS, i * 15 * S, hpa)
-        asked.append(replicas)
-    assert asked[:20] == [4] * 20
-    assert asked[-1] == 1
+        numbers.append(replicas)
+    assert numbers[:20] == [4] * 20
+    assert numbers[-1] == 1
 
 
-def test_an_hpa_counts_pods_that_start_as_idle_and_needs_its_metric(laws: ModuleType) -> None:
+def test_hpa_counts_starting_pods_as_idle_and_needs_its_metric(laws: ModuleType) -> None:
     hpa = laws.HpaParams(target=10)
-    starting = _seen([_replica("r0"), _replica("r1")], asked=4, in_flight=40)
+    starting = _observe([_replica("r0"), _replica("r1")], desired=4, in_flight=40)
     assert laws.hpa_law(laws.HpaState(), starting, PARAMS, 0, hpa)[1] == 4
-    blind = _seen([_replica("r0")], signal=Signal.FAILED, in_flight=90)
+    blind = _observe([_replica("r0")], signal=Signal.FAILED, in_flight=90)
     assert laws.hpa_law(laws.HpaState(), blind, PARAMS, 0, hpa)[1] == 1
 
 
-def test_dynamos_throughput_sets_a_floor_every_three_minutes(laws: ModuleType) -> None:
+def test_dynamo_sets_a_minimum_by_throughput_every_three_minutes(laws: ModuleType) -> None:
     # 40 requests in a batch give 20 requests per second of 100 tokens each at 20 ms a step.
-    answered = LengthMix.of_requests([(1, 1, 100)] * 50)
-    seen = _seen([_replica("r0", running=30)], arrivals=750, finished=answered)
-    asked = _run(laws.dynamo_law, laws.DynamoState(), seen, 195)
-    assert asked[:11] == [1] * 11
-    assert asked[11] == 3
+    finished = LengthMix.of_requests([(1, 1, 100)] * 50)
+    seen = _observe([_replica("r0", running=30)], arrivals=750, finished=finished)
+    numbers = _run(laws.dynamo_law, laws.DynamoState(), seen, 195)
+    assert numbers[:11] == [1] * 11
+    assert numbers[11] == 3
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_dynamos_throughput_sets_a_floor_every_three_minutes(laws: ModuleType) -
     ],
     ids=["all late", "one has time", "all slow", "within the targets"],
 )
-def test_dynamos_load_moves_one_when_all_engines_agree(
+def test_dynamo_moves_one_replica_if_all_engines_agree(
     laws: ModuleType, replicas: list[dict[str, int]], wanted: int
 ) -> None:
     state = laws.DynamoState(mean=(100, 0, 100), floor=1)
-    seen = _seen([_replica(f"r{i}", **how) for i, how in enumerate(replicas)])
+    seen = _observe([_replica(f"r{i}", **how) for i, how in enumerate(replicas)])
     assert laws.dynamo_law(state, seen, PARAMS, 0)[1] == wanted
-    changing = _seen([_replica(f"r{i}", **how) for i, how in enumerate(replicas)], asked=3)
-    assert laws.dynamo_law(state, changing, PARAMS, 0)[1] == 3, "held while replicas change"
+    changing = _observe([_replica(f"r{i}", **how) for i, how in enumerate(replicas)], desired=3)
+    assert laws.dynamo_law(state, changing, PARAMS, 0)[1] == 3, "unchanged while replicas change"
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,25 @@ def test_dynamos_load_moves_one_when_all_engines_agree(
         ([{"kv": 36}, {"kv": 36}], 0),
         ([{"kv": 10}], 0),
     ],
-    ids=["enough", "KV short", "queue short", "all saturated", "fewer do", "fewer don't", "last"],
+    ids=[
+        "enough",
+        "KV short",
+        "queue short",
+        "all saturated",
+        "fewer suffice",
+        "fewer do not suffice",
+        "last",
+    ],
 )
-def test_llmds_analyzer_moves_one_by_spare_capacity_after_four_minutes(
+def test_llm_d_moves_one_replica_by_spare_capacity_after_four_minutes(
     laws: ModuleType, replicas: list[dict[str, int]], moves: int
 ) -> None:
-    seen = _seen([_replica(f"r{i}", **how) for i, how in enumerate(replicas)])
-    asked = _run(laws.llmd_law, laws.LlmdState(), seen, 300)
-    assert set(asked[:15]) == {len(replicas)}
-    assert asked[-1] == len(replicas) + moves
+    seen = _observe([_replica(f"r{i}", **how) for i, how in enumerate(replicas)])
+    numbers = _run(laws.llmd_law, laws.LlmdState(), seen, 300)
+    assert set(numbers[:15]) == {len(replicas)}
+    assert numbers[-1] == len(replicas) + moves
 
 
-def test_llmds_analyzer_waits_for_replicas_that_start(laws: ModuleType) -> None:
-    seen = _seen([_replica("r0", kv=95)], asked=2)
+def test_llm_d_waits_for_starting_replicas(laws: ModuleType) -> None:
+    seen = _observe([_replica("r0", kv=95)], desired=2)
     assert set(_run(laws.llmd_law, laws.LlmdState(), seen, 600)) == {2}

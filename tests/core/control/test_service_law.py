@@ -1,4 +1,4 @@
-"""The law as a whole, over any sequence of observations."""
+"""Properties of both laws together, over any sequence of observations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.builders.manifests import manifest
 from goodput_core.control import (
     ClassWindow,
     DeviceCapacity,
-    PromiseCounts,
     ReplicaPhase,
     ReplicaWindow,
     ServiceObservation,
     ServiceParams,
     ServiceState,
     Signal,
+    TargetCounts,
     Traffic,
     service_law,
 )
@@ -43,7 +43,7 @@ DEVICE = DeviceCapacity(
 MANIFEST = manifest("controlled")
 
 
-def test_the_law_takes_its_bounds_from_the_manifest() -> None:
+def test_the_parameters_come_from_the_manifest() -> None:
     params = ServiceParams.of(LLMService.from_dict(MANIFEST).spec)
     assert params == ServiceParams(
         mode=ControlMode.AUTO,
@@ -60,7 +60,7 @@ def test_the_law_takes_its_bounds_from_the_manifest() -> None:
 
 _COUNTS = st.integers(0, 60).flatmap(
     lambda judged: st.builds(
-        lambda missed, close: PromiseCounts(
+        lambda missed, close: TargetCounts(
             judged=judged, missed=missed, close=min(close, judged - missed)
         ),
         st.integers(0, judged),
@@ -95,7 +95,7 @@ _OBSERVATION = st.builds(
         st.builds(ClassWindow, name=st.just("chat"), ttft=_COUNTS, tpot=_COUNTS), max_size=1
     ).map(tuple),
     replicas=st.lists(_REPLICA, max_size=8).map(tuple),
-    replicas_asked=st.integers(0, 12),
+    desired_replicas=st.integers(0, 12),
     startups_ns=st.lists(st.integers(0, 4000).map(lambda s: s * S), max_size=3).map(tuple),
     device=st.sampled_from([None, DEVICE]),
 )
@@ -103,16 +103,16 @@ _OBSERVATION = st.builds(
 
 @given(
     observations=st.lists(_OBSERVATION, min_size=1, max_size=12),
-    floors=st.tuples(st.integers(0, 10), st.integers(1, 10)).map(
+    replicas=st.tuples(st.integers(0, 10), st.integers(1, 10)).map(
         lambda ends: (min(ends), max(ends))
     ),
     mode=st.sampled_from(ControlMode),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_floors_and_ceilings_always_hold(
-    observations: list[ServiceObservation], floors: tuple[int, int], mode: ControlMode
+def test_decisions_stay_within_the_manifest(
+    observations: list[ServiceObservation], replicas: tuple[int, int], mode: ControlMode
 ) -> None:
-    least, most = floors
+    least, most = replicas
     params = replace(
         ServiceParams.of(LLMService.from_dict(MANIFEST).spec),
         mode=mode,
@@ -130,9 +130,9 @@ def test_floors_and_ceilings_always_hold(
         assert params.min_tokens == bounds.min_tokens <= bounds.max_tokens <= params.max_tokens
         assert 1 <= bounds.max_num_seqs <= params.max_num_seqs
         assert 50 <= bounds.safety_percent < 100
-        if decision.replicas is not None and least <= observation.replicas_asked <= most:
-            asked = observation.replicas_asked
-            assert decision.replicas.replicas - asked <= max(4, asked), "the step cap"
+        if decision.replicas is not None and least <= observation.desired_replicas <= most:
+            current = observation.desired_replicas
+            assert decision.replicas.replicas - current <= max(4, current)
 
 
 @given(
@@ -141,7 +141,7 @@ def test_floors_and_ceilings_always_hold(
     current=st.integers(2, 5),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_more_demand_never_means_fewer_replicas(
+def test_more_demand_never_gives_fewer_replicas(
     observations: list[ServiceObservation], factor: int, current: int
 ) -> None:
     params = ServiceParams.of(LLMService.from_dict(MANIFEST).spec)
@@ -153,7 +153,7 @@ def test_more_demand_never_means_fewer_replicas(
             traffic = observation.traffic
             more = replace(traffic, arrivals=traffic.arrivals * factor)
             seen = replace(
-                observation, traffic=more, classes=(), replicas_asked=current, device=DEVICE
+                observation, traffic=more, classes=(), desired_replicas=current, device=DEVICE
             )
             state, decision = service_law(state, seen, params, now_ns)
         assert decision.replicas is not None
@@ -162,11 +162,10 @@ def test_more_demand_never_means_fewer_replicas(
     assert wanted(factor) >= wanted(1)
 
 
-def test_the_budget_comes_before_replicas() -> None:
-    """A target that a larger budget may keep does not also raise the replicas."""
+def test_the_budget_is_raised_before_replicas_are_added() -> None:
     params = ServiceParams.of(LLMService.from_dict(MANIFEST).spec)
     late = ClassWindow(
-        name="chat", ttft=PromiseCounts(judged=50, missed=25), tpot=PromiseCounts(judged=50)
+        name="chat", ttft=TargetCounts(judged=50, missed=25), tpot=TargetCounts(judged=50)
     )
     ready = ReplicaWindow(
         name="chat", phase=ReplicaPhase.READY, signal=Signal.FRESH, running=5, waiting=5
@@ -176,7 +175,7 @@ def test_the_budget_comes_before_replicas() -> None:
         traffic=Traffic(signal=Signal.FRESH, arrivals=20, in_flight=20),
         classes=(late,),
         replicas=(ready, replace(ready, name="chat-1")),
-        replicas_asked=2,
+        desired_replicas=2,
     )
     state, seen = ServiceState(), []
     for i in range(100):
@@ -187,14 +186,14 @@ def test_the_budget_comes_before_replicas() -> None:
             break
     budgets = [tokens for tokens, _ in seen]
     assert budgets == sorted(budgets)
-    assert seen[-1] == (1024, 3), "only with the largest budget in force"
+    assert seen[-1] == (1024, 3), "only at the largest budget"
 
 
 @pytest.mark.parametrize("mode", [ControlMode.RECOMMEND, ControlMode.MANUAL])
-def test_what_does_not_act_keeps_replicas_that_were_set(mode: ControlMode) -> None:
+def test_modes_that_apply_nothing_use_the_replicas_of_the_manifest(mode: ControlMode) -> None:
     params = replace(ServiceParams.of(LLMService.from_dict(MANIFEST).spec), mode=mode, replicas=4)
     observation = ServiceObservation(
-        interval_ns=10 * S, traffic=Traffic(signal=Signal.FRESH), replicas_asked=4
+        interval_ns=10 * S, traffic=Traffic(signal=Signal.FRESH), desired_replicas=4
     )
     _, decision = service_law(ServiceState(), observation, params, 10 * S)
     assert decision.apply_replicas == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders.scheduler_bench import PROMISES, SchedulerBench
+from tests.builders.scheduler_bench import TARGETS, SchedulerBench
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
@@ -19,7 +19,7 @@ _SUBMIT = st.tuples(
     st.one_of(st.none(), st.integers(1, 30)),
     st.integers(1, 40),
     st.integers(0, 2),
-    st.sampled_from(PROMISES),
+    st.sampled_from(TARGETS),
 )
 _ACTIONS = st.lists(
     st.one_of(
@@ -72,7 +72,7 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
     _run(bench, actions)
     bench.run_dry()
     for rid, request in bench.requests.items():
-        if rid not in bench.refused | bench.cancelled:
+        if rid not in bench.rejected | bench.cancelled:
             length = bench.executor.lengths[rid]
             assert bench.gained[rid] == min(length, request.output_limit)
             assert bench.finished[rid] == ("stop" if length <= request.output_limit else "length")

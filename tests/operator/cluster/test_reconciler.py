@@ -275,7 +275,7 @@ async def test_a_decision_is_logged_with_its_inputs_as_json(
                 name="p", phase=ReplicaPhase.READY, signal=Signal.FRESH, running=2, waiting=1
             ),
         ),
-        replicas_asked=1,
+        desired_replicas=1,
     )
     _, parts.law = service_law(ServiceState(), seen, ServiceParams.of(spec), 5)
     parts.changes = (Change(knob=Knob.REPLICAS, reason="Demand", message="more", applied=True),)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.control import PromiseCounts, Signal
+from goodput_core.control import Signal, TargetCounts
 from goodput_core.engine_state import EngineState
 from goodput_core.histogram import LengthBin
 from goodput_core.units import NS_PER_S
@@ -42,8 +42,8 @@ def counters(
             "chat": ClassCounters(
                 good=arrivals - missed,
                 total=arrivals,
-                ttft=PromiseCounts(judged=arrivals),
-                tpot=PromiseCounts(judged=arrivals, missed=missed),
+                ttft=TargetCounts(judged=arrivals),
+                tpot=TargetCounts(judged=arrivals, missed=missed),
             )
         },
     )
@@ -110,7 +110,7 @@ def test_an_interval_is_the_difference_of_two_readings() -> None:
     assert (measures.traffic.arrivals, measures.traffic.in_flight) == (100, 2)
     assert measures.attained == (Attained(name="chat", good=90, total=100),)
     (window,) = measures.classes
-    assert window.tpot == PromiseCounts(judged=100, missed=10)
+    assert window.tpot == TargetCounts(judged=100, missed=10)
 
 
 def test_counts_of_routers_are_summed() -> None:
@@ -226,7 +226,7 @@ def test_series_missing_for_a_moment_are_counted_once(known: dict[str, ClassCoun
     measures = run(*readings)
     assert measures.traffic.arrivals == 0
     assert measures.attained == (Attained(name="chat", good=90, total=100),)
-    assert measures.classes[0].tpot == PromiseCounts(judged=100, missed=10)
+    assert measures.classes[0].tpot == TargetCounts(judged=100, missed=10)
 
 
 def test_an_unchanged_reading_is_missing_and_not_an_idle_interval() -> None:

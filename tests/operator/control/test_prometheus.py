@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry, generate_latest
 
 from goodput_core.contract import CLIENT_OUTCOMES, PROMISE_RESULTS, PROMISES
-from goodput_core.control import PromiseCounts, Signal
+from goodput_core.control import Signal, TargetCounts
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
@@ -76,7 +76,7 @@ def test_series_are_summed_to_the_counters_of_the_router() -> None:
     assert (router.arrivals, router.client_errors, router.in_flight) == (15, 3, 2)
     chat = router.classes["chat"]
     assert (chat.good, chat.total) == (9, 10)
-    assert chat.ttft == PromiseCounts(judged=10, missed=1, close=1)
+    assert chat.ttft == TargetCounts(judged=10, missed=1, close=1)
 
 
 def test_routers_are_distinguished_by_pod_or_by_address() -> None:
@@ -104,7 +104,7 @@ def test_series_from_before_a_restart_are_not_counted() -> None:
     assert router is not None
     assert (router.arrivals, router.client_errors, router.in_flight) == (8, 0, 2)
     chat = router.classes["chat"]
-    assert (chat.good, chat.total, chat.ttft) == (2, 3, PromiseCounts())
+    assert (chat.good, chat.total, chat.ttft) == (2, 3, TargetCounts())
 
 
 @pytest.mark.parametrize("apart_s", [0, 4], ids=["at the same time", "at different times"])
@@ -298,7 +298,7 @@ async def test_a_real_server_returns_the_counters_of_a_router(tmp_path: Path) ->
     assert at_ns > 0
     assert (counters.arrivals, counters.in_flight) == (3, 1)
     assert (counters.classes["chat"].good, counters.classes["chat"].total) == (1, 2)
-    assert counters.classes["chat"].ttft == PromiseCounts(judged=2, missed=1)
+    assert counters.classes["chat"].ttft == TargetCounts(judged=2, missed=1)
     assert counters.classes["batch"].total == 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goodput_core.control import PromiseCounts
+from goodput_core.control import TargetCounts
 from goodput_core.slo.attainment import SecondCounts
 from goodput_core.slo.window import RecentSeconds
 from goodput_core.steptime import RooflineForm, TableForm, UnitForm
@@ -79,7 +79,7 @@ def test_counters_of_a_router_are_decoded_by_class() -> None:
     assert counters.in_flight == 4
     chat = counters.classes["chat"]
     assert (chat.good, chat.total) == (7, 12), "without cancelled and unjudged"
-    assert chat.ttft == PromiseCounts(judged=10, missed=2, close=1)
+    assert chat.ttft == TargetCounts(judged=10, missed=2, close=1)
 
 
 def test_the_state_and_the_device_of_an_engine_are_decoded() -> None:

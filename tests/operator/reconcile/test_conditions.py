@@ -28,7 +28,7 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         ({"minReplicas": 9, "maxReplicas": 2}, "InvalidSpec", "spec.minReplicas: 9 is above"),
         ({"engine": {"policy": "magic"}}, "InvalidSpec", "spec.engine.policy: must be one of"),
         ({"model": None}, "InvalidSpec", "spec.model: is required"),
-        ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate: gated rollouts are not built yet"),
+        ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate: gated rollouts are not"),
         (
             {"model": {"source": "hf://a/b"}},
             "NotBuilt",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from goodput_core.contract import MAX_LIMITS_REVISION
-from goodput_core.control import ClassWindow, PromiseCounts
+from goodput_core.control import ClassWindow, TargetCounts
 from goodput_core.units import NS_PER_S
 from goodput_operator.reconcile.actions import Apply, CreateToken, Delete
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 AUTO = {"replicas": None, "minReplicas": 2}
 SLOW = ClassWindow(
-    name="a", ttft=PromiseCounts(judged=100), tpot=PromiseCounts(judged=100, missed=50)
+    name="a", ttft=TargetCounts(judged=100), tpot=TargetCounts(judged=100, missed=50)
 )
 
 
@@ -117,7 +117,7 @@ def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) ->
 def test_status_keeps_the_last_ten_decisions_the_newest_first(running: Cluster) -> None:
     running.ask(**AUTO)
     running.settle()
-    kept, missed = PromiseCounts(judged=100), PromiseCounts(judged=100, missed=50)
+    kept, missed = TargetCounts(judged=100), TargetCounts(judged=100, missed=50)
     late = ClassWindow(name="a", ttft=missed, tpot=kept)
     slow = ClassWindow(name="a", ttft=kept, tpot=missed)
     told: list[str] = []

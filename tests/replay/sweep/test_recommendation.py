@@ -11,7 +11,7 @@ from tests.builders.manifests import manifest_path
 
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.manifest import parse_manifest, strict_documents
+from goodput_core.spec.manifest import parse_manifest
 from goodput_replay.sweep.candidates import Candidate, ClassResult, Evaluation, grid
 from goodput_replay.sweep.picture import draw
 from goodput_replay.sweep.recommendation import ranked, recommend
@@ -23,7 +23,7 @@ MANIFEST = manifest_path("recommended").read_text(encoding="utf-8")
 
 
 def _parsed(text: str) -> Any:
-    return parse_manifest(text, source="chat.yaml", parse_documents=strict_documents(yaml)).spec
+    return parse_manifest(text, source="chat.yaml", yaml=yaml).spec
 
 
 SPEC = _parsed(MANIFEST)
