@@ -55,7 +55,11 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog=prog, **kwargs)
         if not kwargs.get("parents"):  # a parent has the option already
             self.add_argument(
-                "--version", action=_PrintVersion, nargs=0, help="show the version and exit"
+                "--version",
+                action=_PrintVersion,
+                nargs=0,
+                default=argparse.SUPPRESS,
+                help="show the version and exit",
             )
 
     def error(self, message: str) -> NoReturn:

@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["PARTIAL_SUFFIX", "atomic_file", "is_disk_full", "partial_path", "write_atomically"]
+__all__ = ["atomic_file", "is_disk_full", "partial_path", "publish", "write_atomically"]
 
-PARTIAL_SUFFIX: Final = ".partial"
-"""Ends the name of a file that is not complete yet."""
+_SUFFIX: Final = ".partial"
 
 
 def partial_path(path: Path) -> Path:
     """Return the temporary name beside `path`, the same for every process."""
-    return path.with_name(path.name + PARTIAL_SUFFIX)
+    return path.with_name(path.name + _SUFFIX)
+
+
+def publish(path: Path) -> None:
+    """Rename the complete file `partial_path(path)` to `path`, replacing an earlier one."""
+    partial_path(path).replace(path)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -41,7 +45,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
             file.write(data)
             file.truncate()
-        partial.replace(path)
+        publish(path)
     except BaseException:
         with suppress(OSError):
             partial.unlink()
@@ -59,7 +63,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: the file could not be created or written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
     file = partial.open("wb")
     try:
         yield file

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.cli import CommandParser, argument_type
 from goodput_core.errors import UsageError
@@ -25,7 +25,7 @@ from goodput_traces.transforms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["ReplayOptions", "make_parser", "parse_options"]
 
@@ -37,13 +37,14 @@ class ReplayOptions:
     Args:
         trace: trace file, or `sample`.
         max_decoded_bytes: maximum decoded size of the trace; None for the default.
-        target: running server; None with `manifest` or `emulate`, or if no request is sent.
+        target: running server; None with `manifest`, `emulate` or `dry_run`.
         manifest: manifest of the service to start before the run and stop afterwards.
         emulate: manifest of the service to emulate in virtual time.
         slo: file with the SLO classes, used with `target`.
         probe: send one probe request per class before the run.
         model: served model for rows that `models` does not map.
         models: served model by the trace's model name.
+        class_rule_texts: `class_rules` as written on the command line.
         seed: seed of rate scaling and of an emulated fleet's random placement.
         pinning: how output lengths are pinned to the trace; None to detect it from the target.
         timeout_ns: time limit of a request from its scheduled arrival.
@@ -100,113 +101,82 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
         UsageError: an option or a combination of options is invalid.
     """
     given = make_parser().parse_args(argv)
-    _check_combinations(given)
-    models = dict(text.split("=", 1) for text in given.model if "=" in text)
     plain = [text for text in given.model if "=" not in text]
     if len(plain) > 1:
         raise UsageError(
             f"replay: --model {plain[0]} and --model {plain[1]} are mutually exclusive; "
             "map each with TRACE=SERVED"
         )
-    return ReplayOptions(
-        trace=given.trace,
-        max_decoded_bytes=given.max_decoded_size,
-        target=given.target,
-        manifest=given.file,
-        emulate=given.emulate,
-        oracle=given.oracle,
-        topology=given.topology,
-        device=given.device,
-        slo=given.slo,
-        window=given.window,
-        limit=given.limit,
-        speed=given.speed,
-        rate_scale=given.rate_scale,
-        class_rules=_class_rules(given.class_by),
-        class_rule_texts=tuple(given.class_by),
-        seed=given.seed,
-        warmup=given.warmup,
-        dry_run=given.dry_run,
-        max_rate=given.max_rate,
-        abort_on=given.abort_on,
-        yes=given.yes,
-        probe=not given.no_probe,
-        model=plain[0] if plain else None,
-        models=models,
-        headers=dict(given.header),
-        api_key_env=given.api_key_env,
-        endpoint=Endpoint(given.endpoint),
-        pinning=_pinning(given.length_pinning),
-        timeout_ns=given.timeout,
-        salt=given.salt,
-        out=given.out,
-        force=given.force,
-        json=given.json,
-        gate=given.gate,
-        gaps=not given.no_gaps,
-        report=not given.no_report,
-        confidence=given.confidence,
-    )
+    given.models = dict(text.split("=", 1) for text in given.model if "=" in text)
+    given.model = plain[0] if plain else None
+    given.headers = dict(given.headers)
+    given.endpoint = Endpoint(given.endpoint)
+    given.pinning = _pinning(given.pinning)
+    given.class_rule_texts = tuple(given.class_rule_texts)
+    try:
+        given.class_rules = parse_class_rules(given.class_rule_texts)
+    except ValueError as error:
+        raise UsageError(f"replay: --class-by: {error}") from error
+    options = ReplayOptions(**vars(given))
+    _check_combinations(options)
+    return options
 
 
-def _check_combinations(given: Any) -> None:
-    if given.target is not None and given.file is not None:
+def _check_combinations(options: ReplayOptions) -> None:
+    if options.target is not None and options.manifest is not None:
         raise UsageError(
             "replay: --target and -f are mutually exclusive; use --target for a running service"
         )
-    if given.emulate is not None:
-        _check_emulation(given)
+    if options.emulate is not None:
+        _check_emulation(options)
         return
-    if given.topology is not None:
+    if options.topology is not None:
         raise UsageError("replay: --topology is only supported with --emulate")
-    if given.oracle:
+    if options.oracle:
         raise UsageError("replay: --oracle is only supported with --emulate")
-    if given.target is None and given.file is None and not given.dry_run:
+    if options.target is None and options.manifest is None and not options.dry_run:
         raise UsageError(
             "replay: no target; give --target URL, -f MANIFEST to start a service, "
             "--emulate MANIFEST for virtual time, or --dry-run"
         )
-    if given.file is not None and given.slo is not None:
+    if options.manifest is not None and options.slo is not None:
         raise UsageError(
             "replay: --slo is only supported with --target; -f uses the manifest's spec.slo"
         )
-    if given.device is not None and given.file is None:
+    if options.device is not None and options.manifest is None:
         raise UsageError("replay: --device is only supported with -f and --emulate")
 
 
-def _check_emulation(given: Any) -> None:
+def _check_emulation(options: ReplayOptions) -> None:
     """Reject options about sending, which virtual time does not support."""
-    for option, given_too, why in (
-        ("--target", given.target is not None, "choose one of them"),
-        ("-f", given.file is not None, "choose one of them"),
-        ("--slo", given.slo is not None, "the manifest's spec.slo applies"),
-        ("--abort-on", given.abort_on is not None, "no target is under load"),
-        ("--header", bool(given.header), "no request is sent"),
-        ("--api-key-env", given.api_key_env is not None, "no request is sent"),
-        ("--model", bool(given.model), "every request uses the manifest's model"),
-        ("--yes", given.yes, "no target is under load"),
-        ("--no-probe", given.no_probe, "no request is sent"),
-        ("--endpoint", given.endpoint != Endpoint.COMPLETIONS, "no request is sent"),
-        ("--salt", given.salt is not None, "prompts have no text"),
+    for option, given, why in (
+        ("--target", options.target is not None, "choose one of them"),
+        ("-f", options.manifest is not None, "choose one of them"),
+        ("--slo", options.slo is not None, "the manifest's spec.slo applies"),
+        ("--abort-on", options.abort_on is not None, "no target is under load"),
+        ("--header", bool(options.headers), "no request is sent"),
+        ("--api-key-env", options.api_key_env is not None, "no request is sent"),
+        (
+            "--model",
+            bool(options.models) or options.model is not None,
+            "every request uses the manifest's model",
+        ),
+        ("--yes", options.yes, "no target is under load"),
+        ("--no-probe", not options.probe, "no request is sent"),
+        ("--endpoint", options.endpoint is not Endpoint.COMPLETIONS, "no request is sent"),
+        ("--salt", options.salt is not None, "prompts have no text"),
         (
             "--length-pinning",
-            given.length_pinning not in {"auto", "header"},
+            options.pinning not in {None, LengthPinning.HEADER},
             "only the executor receives true lengths",
         ),
     ):
-        if given_too:
+        if given:
             raise UsageError(f"replay: {option} and --emulate are mutually exclusive: {why}")
 
 
 def _pinning(text: str) -> LengthPinning | None:
     return None if text == "auto" else LengthPinning(text.replace("-", "_"))
-
-
-def _class_rules(texts: Sequence[str]) -> tuple[ClassRule, ...]:
-    try:
-        return parse_class_rules(texts)
-    except ValueError as error:
-        raise UsageError(f"replay: --class-by: {error}") from error
 
 
 _TIMEOUT: Final = "10m"
@@ -257,6 +227,7 @@ def _add_input(parser: CommandParser) -> None:
     group.add_argument(
         "-f",
         "--file",
+        dest="manifest",
         metavar="MANIFEST",
         type=Path,
         help="LLMService manifest: start the service locally, replay, and stop it",
@@ -298,6 +269,7 @@ def _add_input(parser: CommandParser) -> None:
     )
     group.add_argument(
         "--header",
+        dest="headers",
         metavar="NAME:VALUE",
         action="append",
         default=[],
@@ -319,7 +291,8 @@ def _add_input(parser: CommandParser) -> None:
     )
     group.add_argument(
         "--no-probe",
-        action="store_true",
+        dest="probe",
+        action="store_false",
         help="skip the probe request per class, which detects a wrong model, key or parameter",
     )
     group.add_argument("--yes", action="store_true", help="allow a target on another machine")
@@ -333,11 +306,10 @@ def _add_transforms(parser: CommandParser) -> None:
         type=argument_type(parse_window, "WINDOW"),
         help="replay only arrivals in this range of time since the first, such as 10m..20m",
     )
-    group.add_argument(
-        "--limit", metavar="N", type=argument_type(_positive, "N"), help="replay at most N requests"
-    )
+    group.add_argument("--limit", metavar="N", type=_at_least(1), help="replay at most N requests")
     group.add_argument(
         "--max-decoded-size",
+        dest="max_decoded_bytes",
         metavar="SIZE",
         type=argument_type(parse_size, "SIZE"),
         help="maximum decoded size of the trace, such as 4GiB (default: 256 times the file size, "
@@ -359,6 +331,7 @@ def _add_transforms(parser: CommandParser) -> None:
     )
     group.add_argument(
         "--class-by",
+        dest="class_rule_texts",
         metavar="RULE",
         action="append",
         default=[],
@@ -368,7 +341,7 @@ def _add_transforms(parser: CommandParser) -> None:
     group.add_argument(
         "--seed",
         metavar="N",
-        type=argument_type(_non_negative, "N"),
+        type=_at_least(0),
         default=0,
         help="seed of rate scaling and of an emulated fleet's random placement (default: 0)",
     )
@@ -382,7 +355,7 @@ def _add_sending(parser: CommandParser) -> None:
     group.add_argument(
         "--max-rate",
         metavar="N",
-        type=argument_type(_positive, "N"),
+        type=_at_least(1),
         help="reject a plan with more than N requests in any second",
     )
     group.add_argument(
@@ -393,6 +366,7 @@ def _add_sending(parser: CommandParser) -> None:
     )
     group.add_argument(
         "--timeout",
+        dest="timeout_ns",
         metavar="TIME",
         type=argument_type(_timeout, "TIME"),
         default=_TIMEOUT,
@@ -401,12 +375,13 @@ def _add_sending(parser: CommandParser) -> None:
     group.add_argument(
         "--warmup",
         metavar="N",
-        type=argument_type(_non_negative, "N"),
+        type=_at_least(0),
         default=0,
         help="exclude the first N requests from all results",
     )
     group.add_argument(
         "--length-pinning",
+        dest="pinning",
         choices=["auto", "header", "max-tokens", "none"],
         default="auto",
         help="how to pin output lengths: header (Goodput only, hidden from its policies) or "
@@ -452,24 +427,22 @@ def _add_judging(parser: CommandParser) -> None:
     group.add_argument("--json", action="store_true", help="print the summary as JSON")
     group.add_argument(
         "--no-gaps",
-        action="store_true",
+        dest="gaps",
+        action="store_false",
         help="do not record gaps between tokens; for very long runs",
     )
-    group.add_argument("--no-report", action="store_true", help="do not write report.html")
+    group.add_argument(
+        "--no-report", dest="report", action="store_false", help="do not write report.html"
+    )
 
 
-def _bounded(text: str, least: int) -> int:
-    if not re.fullmatch(r"\d{1,12}", text) or int(text) < least:
-        raise ValueError(f"{text!r} must be an integer of at least {least}")
-    return int(text)
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,12}", text) or int(text) < least:
+            raise ValueError(f"{text!r} must be an integer of at least {least}")
+        return int(text)
 
-
-def _positive(text: str) -> int:
-    return _bounded(text, 1)
-
-
-def _non_negative(text: str) -> int:
-    return _bounded(text, 0)
+    return argument_type(parse, "N")
 
 
 def _timeout(text: str) -> int:

@@ -107,7 +107,7 @@ def _recorded(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
     options = plan.options
     host = "" if options.target is None else options.target.host
     path = options.out or default_folder(datetime.now(UTC), plan.trace.name, plan.service or host)
-    writer = RunWriter.create(
+    writer = RunWriter(
         path,
         slo=plan.slo,
         force=options.force,

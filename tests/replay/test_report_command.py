@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def folder(tmp_path: Path, synthetic_run: SyntheticRun) -> Path:
     path = tmp_path / "run"
-    with RunWriter.create(path, slo=synthetic_run.info.slo, write_report=write_report) as writer:
+    with RunWriter(path, slo=synthetic_run.info.slo, write_report=write_report) as writer:
         for record in synthetic_run.records[:100]:
             writer.append(record)
         writer.finish(synthetic_run.info)

@@ -73,7 +73,7 @@ class _Page(HTMLParser):
 
 
 def _make(folder: Path, info: RunInfo, records: Sequence[RequestRecord]) -> str:
-    with RunWriter.create(folder, slo=info.slo, force=True) as writer:
+    with RunWriter(folder, slo=info.slo, force=True) as writer:
         for record in records:
             writer.append(record)
         writer.finish(info)

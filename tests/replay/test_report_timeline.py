@@ -93,7 +93,7 @@ def test_misses_stand_under_their_first_reason_and_none_is_lost(
     hard = replace(
         promise, classes=tuple(replace(c, ttft_ms=50, tpot_ms=30) for c in promise.classes)
     )
-    with RunWriter.create(folder, slo=hard) as writer:
+    with RunWriter(folder, slo=hard) as writer:
         judgements = [writer.append(record) for record in synthetic_run.records]
     timeline = cut_timeline(load_columns(folder), ("interactive",), start_s=0, length_s=300)
     for reason in MissReason:

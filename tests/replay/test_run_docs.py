@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from goodput_replay.run.records import RECORDS_SCHEMA, column_help
+from goodput_replay.run.records import RECORDS_SCHEMA
 from goodput_replay.run.summary import schema_json
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def _type(rules: dict[str, Any]) -> str:
 
 
 def _columns() -> Iterator[str]:
-    texts = column_help()
     yield ""
     yield "| column | type | meaning |"
     yield "| --- | --- | --- |"
     for field in RECORDS_SCHEMA:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         name = f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
+        text = field.metadata[b"description"].decode()
         null = " or null" if field.nullable else ""
-        yield f"| `{field.name}` | {name}{null} | {texts[field.name]} |"
+        yield f"| `{field.name}` | {name}{null} | {text} |"
     yield ""

@@ -20,12 +20,13 @@ from goodput_core.files import write_atomically
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.report.page import write_report
 from goodput_replay.run.files import (
+    DECISIONS_FILE,
     RECORDS_FILE,
     REPORT_FILE,
     SUMMARY_FILE,
     DiskFullError,
-    SurvivingFile,
-    set_aside,
+    ReservedFile,
+    reserve_file,
 )
 from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.records import read_judged, read_records
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 def _record(folder: Path, run: SyntheticRun, *, report: bool = False) -> Summary:
     write = write_report if report else None
-    with RunWriter.create(folder, slo=run.info.slo, write_report=write) as writer:
+    with RunWriter(folder, slo=run.info.slo, write_report=write) as writer:
         for record in run.warmup:
             assert writer.append(record, warmup=True) is None
         for record in run.records:
@@ -70,7 +71,7 @@ def test_a_finished_run_holds_records_summary_and_report_and_nothing_else(
 def test_nothing_looks_finished_while_the_run_lasts(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    with RunWriter.create(tmp_path, slo=synthetic_run.info.slo) as writer:
+    with RunWriter(tmp_path, slo=synthetic_run.info.slo) as writer:
         for record in synthetic_run.records:
             writer.append(record)
         assert _names(tmp_path).isdisjoint({RECORDS_FILE, SUMMARY_FILE, REPORT_FILE})
@@ -80,7 +81,7 @@ def test_a_run_that_breaks_off_keeps_its_records_but_gets_no_summary(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     def break_off() -> None:
-        with RunWriter.create(tmp_path, slo=synthetic_run.info.slo) as writer:
+        with RunWriter(tmp_path, slo=synthetic_run.info.slo) as writer:
             for record in synthetic_run.records[:700]:
                 writer.append(record)
             raise RuntimeError("a bug of the sender")
@@ -111,7 +112,7 @@ def test_an_interrupted_run_is_kept_and_marked_incomplete(
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="not empty") as error:
-        RunWriter.create(tmp_path, slo=SLOClasses())
+        RunWriter(tmp_path, slo=SLOClasses())
     assert error.value.exit_code is ExitCode.USAGE
     assert _names(tmp_path) == {"thesis.tex"}
 
@@ -119,7 +120,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
 def test_force_replaces_a_run_and_nothing_else(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
     _record(tmp_path, synthetic_run, report=True)
     (tmp_path / "notes.txt").write_text("mine")
-    with RunWriter.create(tmp_path, slo=SLOClasses(), force=True) as writer:
+    with RunWriter(tmp_path, slo=SLOClasses(), force=True) as writer:
         writer.append(synthetic_run.records[0])
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert list(read_records(tmp_path)) == [synthetic_run.records[0]]
@@ -130,7 +131,7 @@ def test_a_run_without_a_request_leaves_an_earlier_one_alone(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     summary = _record(tmp_path, synthetic_run, report=True)
-    with RunWriter.create(tmp_path, slo=SLOClasses(), force=True):
+    with RunWriter(tmp_path, slo=SLOClasses(), force=True):
         pass
     assert _names(tmp_path) == {RECORDS_FILE, SUMMARY_FILE, REPORT_FILE}
     assert read_summary(tmp_path) == summary
@@ -140,8 +141,9 @@ def test_a_run_without_a_request_leaves_an_earlier_one_alone(
 def test_a_run_without_a_request_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
-        with RunWriter.create(tmp_path / name, slo=SLOClasses()):
+        with RunWriter(tmp_path / name, slo=SLOClasses()):
             assert _names(tmp_path / name)
+            (tmp_path / name / f"{DECISIONS_FILE}.partial").write_text("{}")
     assert not (tmp_path / "new").exists()
     assert _names(tmp_path / "empty") == set()
 
@@ -150,8 +152,8 @@ def test_a_run_without_a_request_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path, below: bool) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run" if below else tmp_path / "file"
-    with pytest.raises(InputError, match="cannot be made a run's folder"):
-        RunWriter.create(path, slo=SLOClasses(), force=True)
+    with pytest.raises(InputError, match="the run's folder cannot be created"):
+        RunWriter(path, slo=SLOClasses(), force=True)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_what_was_recorded_before_the_disk_filled_is_kept_and_readable(
 ) -> None:
     folder = tiny_disk / "run"
     put: list[RequestRecord] = []
-    with RunWriter.create(folder, slo=synthetic_run.info.slo, write_report=write_report) as writer:
+    with RunWriter(folder, slo=synthetic_run.info.slo, write_report=write_report) as writer:
         records = itertools.cycle(synthetic_run.records)
 
         def append() -> None:
@@ -250,20 +252,20 @@ def test_a_disk_that_is_full_from_the_start_is_said_before_anything_is_sent(
 ) -> None:
     (tiny_disk / "neighbour").write_bytes(bytes(8 << 20))
     with pytest.raises(DiskFullError, match="before the run began"):
-        RunWriter.create(tiny_disk / "run", slo=SLOClasses())
+        RunWriter(tiny_disk / "run", slo=SLOClasses())
     assert _names(tiny_disk) == {"neighbour"}
 
 
 def test_a_file_on_a_full_disk_still_takes_its_reserve(tiny_disk: Path) -> None:
     path = tiny_disk / "file"
-    with SurvivingFile(path, reserve_bytes=1 << 20) as file:
+    with ReservedFile(path, reserve_bytes=1 << 20) as file:
         written = file.write(b"before")
         _fill(tiny_disk)
         while not file.full:
             written += file.write(bytes(1 << 16))
-        room = file.room or 0
-        assert room >= (1 << 20) - (1 << 16)
-        written += file.write(bytes(room))
+        free = file.free_bytes or 0
+        assert free >= (1 << 20) - (1 << 16)
+        written += file.write(bytes(free))
         with pytest.raises(OSError, match="No space") as error:
             file.write(b"more")
         assert error.value.errno == errno.ENOSPC
@@ -271,13 +273,13 @@ def test_a_file_on_a_full_disk_still_takes_its_reserve(tiny_disk: Path) -> None:
     assert path.stat().st_size == written
 
 
-def test_space_that_was_set_aside_outlives_a_full_disk(tiny_disk: Path) -> None:
-    set_aside(tiny_disk / "summary.json", 4096)
+def test_space_that_was_reserve_file_outlives_a_full_disk(tiny_disk: Path) -> None:
+    reserve_file(tiny_disk / "summary.json", 4096)
     _fill(tiny_disk)
     write_atomically(tiny_disk / "summary.json", b"{}")
     assert (tiny_disk / "summary.json").read_bytes() == b"{}"
     with pytest.raises(OSError, match="No space"):
-        set_aside(tiny_disk / "other.json", 1 << 20)
+        reserve_file(tiny_disk / "other.json", 1 << 20)
     assert _names(tiny_disk) == {"neighbour", "summary.json"}
 
 

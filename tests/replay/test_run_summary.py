@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def _summarise(folder: Path, info: RunInfo, records: Sequence[RequestRecord]) -> Summary:
-    with RunWriter.create(folder, slo=info.slo) as writer:
+    with RunWriter(folder, slo=info.slo) as writer:
         for record in records:
             writer.append(record)
         return writer.finish(info)
@@ -285,7 +285,7 @@ def test_the_ten_most_frequent_errors_are_listed_and_the_others_counted(
     records = [failed(i, "HTTP 400: usual") for i in range(5)]
     records += [failed(100 + i, f"HTTP 400: {i:02}") for i in range(12)]
     info = replace(synthetic_run.info, rows_planned=len(records))
-    with RunWriter.create(tmp_path, slo=info.slo) as writer:
+    with RunWriter(tmp_path, slo=info.slo) as writer:
         writer.append(failed(999, "HTTP 400: warm-up"), warmup=True)
         for record in records:
             writer.append(record)
@@ -300,3 +300,4 @@ def test_the_ten_most_frequent_errors_are_listed_and_the_others_counted(
     )
     assert summary.other_errors == 3
     assert sum(e.count for e in summary.errors) + summary.other_errors == len(records)
+    assert summary.validity.client_errors == len(records)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> Summary:
     folder = tmp_path_factory.mktemp("view")
-    with RunWriter.create(folder, slo=synthetic_run.info.slo) as writer:
+    with RunWriter(folder, slo=synthetic_run.info.slo) as writer:
         for record in synthetic_run.records:
             writer.append(record)
         return writer.finish(synthetic_run.info)

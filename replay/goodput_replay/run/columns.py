@@ -15,10 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from goodput_core.errors import InputError
 from goodput_core.slo.judging import JudgementKind, MissReason
 from goodput_core.slo.record import Outcome
-from goodput_replay.run.files import RECORDS_FILE
 from goodput_replay.run.records import open_records
 
 if TYPE_CHECKING:
@@ -28,7 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["GapCounts", "RunColumns", "count_errors", "count_gaps", "load_columns"]
 
-_TIMES: Final = ("sent_ns", "first_token_ns", "last_token_ns", "end_ns")
+_READ: Final = (
+    "slo_class", "warmup", "outcome", "judgement", "miss_reasons", "scheduled_ns", "sent_ns",
+    "first_token_ns", "last_token_ns", "end_ns", "input_tokens", "output_tokens", "tbt_p99_us",
+)  # fmt: skip
 _OUTCOMES: Final = tuple(Outcome)
 _KINDS: Final = tuple(JudgementKind)
 _REASONS: Final = tuple(MissReason)
@@ -114,14 +115,8 @@ def load_columns(folder: Path) -> RunColumns:
     Raises:
         InputError: the file is missing, damaged or not a run's.
     """
-    names = ["slo_class", "warmup", "outcome", "judgement", "scheduled_ns", *_TIMES]
-    try:
-        with open_records(folder) as opened:
-            table = opened.read(
-                columns=[*names, "input_tokens", "output_tokens", "tbt_p99_us", "miss_reasons"]
-            )
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{folder / RECORDS_FILE}: damaged; restore it or replay again") from error
+    with open_records(folder) as opened:
+        table = opened.read(columns=list(_READ))
     judged = np.flatnonzero(~table["warmup"].to_numpy().astype(np.bool_))
     table = table.take(pa.array(judged))
     class_names = tuple(str(name) for name in pc.unique(_texts(table["slo_class"])).to_pylist())
@@ -146,12 +141,9 @@ def load_columns(folder: Path) -> RunColumns:
 def count_gaps(folder: Path) -> dict[str, GapCounts]:
     """Count the gaps between tokens of each class in a streaming pass, without warm-up rows."""
     counts: dict[str, GapCounts] = {}
-    try:
-        with open_records(folder) as opened:
-            for batch in opened.iter_batches(columns=["slo_class", "warmup", "gaps_us"]):
-                _count_batch(batch, counts)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{folder / RECORDS_FILE}: damaged; restore it or replay again") from error
+    with open_records(folder) as opened:
+        for batch in opened.iter_batches(columns=["slo_class", "warmup", "gaps_us"]):
+            _count_batch(batch, counts)
     return counts
 
 
@@ -159,18 +151,15 @@ def count_errors(folder: Path) -> list[tuple[tuple[str, int | None, str], int]]:
     """Count distinct errors of judged requests, the most frequent first.
 
     Returns:
-        (outcome, HTTP status, detail) and the number of requests; answers that completed and
-        requests that the trace cancelled are not errors.
+        (outcome, HTTP status, detail) and the number of requests. Complete responses and
+        cancelled requests are not errors.
     """
     counts: Counter[tuple[str, int | None, str]] = Counter()
-    try:
-        with open_records(folder) as opened:
-            for batch in opened.iter_batches(columns=["outcome", "status", "detail", "warmup"]):
-                failed = pc.invert(pc.is_in(_texts(batch["outcome"]), value_set=_NO_ERRORS))
-                rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
-                counts.update(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{folder / RECORDS_FILE}: damaged; restore it or replay again") from error
+    with open_records(folder) as opened:
+        for batch in opened.iter_batches(columns=["outcome", "status", "detail", "warmup"]):
+            failed = pc.invert(pc.is_in(_texts(batch["outcome"]), value_set=_NO_ERRORS))
+            rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
+            counts.update(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))
     return sorted(counts.items(), key=lambda item: (-item[1], item[0][0], item[0][2]))
 
 

@@ -1,8 +1,8 @@
-"""The files of a run's folder, and a file format writer's protection against a full disk.
+"""The files of a run's folder, and disk space reserved to complete them on a full disk.
 
-A Parquet file is readable only with its footer, which is written last. So a file of records is
-kept longer on the disk than its contents: when the disk fills up, the current row group and the
-footer are written into space that the file already owns.
+A Parquet file is readable only with its footer, which is written last. The records file therefore
+owns more disk space than it has written: if the disk fills up, the current row group and the
+footer are written into that space.
 """
 
 from __future__ import annotations
@@ -27,22 +27,27 @@ __all__ = [
     "RESERVE_BYTES",
     "SUMMARY_FILE",
     "DiskFullError",
-    "SurvivingFile",
-    "set_aside",
+    "ReservedFile",
+    "reserve_file",
 ]
 
-# A row group or two (a megabyte each) and what ends together with the run.
+RECORDS_FILE: Final = "records.parquet"
+SUMMARY_FILE: Final = "summary.json"
+REPORT_FILE: Final = "report.html"
+DECISIONS_FILE: Final = "decisions.jsonl"
+
+# One or two row groups of a megabyte each, and the rows of the requests in flight.
 RESERVE_BYTES: Final = 8 << 20
-# The footer grows with the file: by a sixth of it where requests have one token each.
+# The footer takes up to a sixth of the file, if requests have one token each.
 _FOOTER_SHARE: Final = 4
 _STEP_BYTES: Final = 1 << 20
 
 
 class DiskFullError(InternalError):
-    """The disk that holds a run's folder is full; what was recorded until then is kept."""
+    """The disk of a run's folder is full; the rows that were recorded before are kept."""
 
 
-def set_aside(path: Path, size: int) -> None:
+def reserve_file(path: Path, size: int) -> None:
     """Allocate disk space for a new file, which `write_atomically` then writes into.
 
     Args:
@@ -62,12 +67,12 @@ def set_aside(path: Path, size: int) -> None:
         raise
 
 
-class SurvivingFile(io.RawIOBase):
-    """A new binary file with reserved space to be completed when the disk is full.
+class ReservedFile(io.RawIOBase):
+    """A new binary file with reserved space, so that it can be completed on a full disk.
 
     Args:
         path: the file; an existing file is replaced.
-        reserve_bytes: allocated beyond the contents, at least.
+        reserve_bytes: minimum space allocated beyond the contents.
 
     Raises:
         OSError: the file cannot be created; ENOSPC if the reserve does not fit.
@@ -77,10 +82,10 @@ class SurvivingFile(io.RawIOBase):
         super().__init__()
         self._reserve_bytes = reserve_bytes
         self._position = 0
-        self._held = 0
+        self._allocated = 0
         self._file = path.open("wb", buffering=0)
         try:
-            self._hold(reserve_bytes + _STEP_BYTES)
+            self._allocate(reserve_bytes + _STEP_BYTES)
         except OSError:
             self._file.close()
             with suppress(OSError):
@@ -88,12 +93,12 @@ class SurvivingFile(io.RawIOBase):
             raise
 
     @property
-    def room(self) -> int | None:
-        """Bytes that can still be written after the disk filled up; None before."""
-        return self._held - self._position if self.full else None
+    def free_bytes(self) -> int | None:
+        """Bytes left of the reserve; None if the disk is not full."""
+        return self._allocated - self._position if self.full else None
 
     full = False
-    """True once the disk had no space for more than the reserve."""
+    """True if the reserve could not be extended because the disk is full."""
 
     def writable(self) -> bool:
         """Return True."""
@@ -113,9 +118,9 @@ class SurvivingFile(io.RawIOBase):
         total = len(rest)
         end = self._position + total
         ahead = max(self._reserve_bytes, end // _FOOTER_SHARE)
-        if not self.full and end + ahead > self._held:
+        if not self.full and end + ahead > self._allocated:
             try:
-                self._hold(end + ahead + _STEP_BYTES)
+                self._allocate(end + ahead + _STEP_BYTES)
             except OSError as error:
                 if not is_disk_full(error):
                     raise
@@ -135,9 +140,9 @@ class SurvivingFile(io.RawIOBase):
                 self._file.close()
                 super().close()
 
-    def _hold(self, end: int) -> None:
-        _allocate(self._file.fileno(), self._held, end)
-        self._held = end
+    def _allocate(self, end: int) -> None:
+        _allocate(self._file.fileno(), self._allocated, end)
+        self._allocated = end
 
 
 def _allocate(descriptor: int, start: int, end: int) -> None:
@@ -147,9 +152,3 @@ def _allocate(descriptor: int, start: int, end: int) -> None:
         return
     while start < end:  # macOS
         start += os.pwrite(descriptor, bytes(min(_STEP_BYTES, end - start)), start)
-
-
-RECORDS_FILE: Final = "records.parquet"
-SUMMARY_FILE: Final = "summary.json"
-REPORT_FILE: Final = "report.html"
-DECISIONS_FILE: Final = "decisions.jsonl"

@@ -1,8 +1,8 @@
-"""Write a run's folder: records during the run, then the judged summary and the report.
+"""Write a run's folder: records during the run, then the summary and the report.
 
-The writer owns the folder during the run. A file gets its final name only when it is complete, so
-a killed run never looks finished. The same writer serves real time and virtual time; the caller
-passes in the function that writes the report.
+A file gets its final name only when it is complete, so a killed run never looks finished. Real
+time and virtual time use the same writer. The caller passes in the function that writes the report,
+because this package must not import the report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from goodput_core.errors import AbortedRun, ExitCode, InputError, Interrupted
-from goodput_core.files import PARTIAL_SUFFIX, is_disk_full
+from goodput_core.files import is_disk_full, partial_path, publish
 from goodput_core.signals import StopCause, handle_stop_signals
 from goodput_core.slo.judging import judge, targets_for
 from goodput_core.slo.record import Outcome, RequestRecord
@@ -28,8 +28,8 @@ from goodput_replay.run.files import (
     REPORT_FILE,
     SUMMARY_FILE,
     DiskFullError,
-    SurvivingFile,
-    set_aside,
+    ReservedFile,
+    reserve_file,
 )
 from goodput_replay.run.records import RecordWriter
 from goodput_replay.run.summary import Summary, write_summary
@@ -38,17 +38,16 @@ from goodput_replay.run.summary_builder import RunInfo, build_summary
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
-    from types import TracebackType
 
     from goodput_core.slo.judging import Judgement
     from goodput_replay.run.slo import SLOClasses
 
 __all__ = ["FinishedRun", "RunWriter", "default_folder", "stop_on_signals"]
 
-_OURS: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE)
+_FILES: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE)
 _SUMMARY_BYTES: Final = 1 << 18  # a few kilobytes for each class
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
-_LONGEST_NAME: Final = 40
+_MAX_NAME: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,83 +73,68 @@ def default_folder(started: datetime, trace: str, target: str) -> Path:
     """
     stamp = started.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     parts = (trace.removesuffix(".parquet"), target)
-    words = [_UNSAFE.sub("-", part).strip("-.")[:_LONGEST_NAME] for part in parts]
+    words = [_UNSAFE.sub("-", part).strip("-.")[:_MAX_NAME] for part in parts]
     return Path("runs", "-".join([stamp, *filter(None, words)]))
 
 
 class RunWriter:
     """Records one run into its folder; a context manager.
 
-    Without `finish`, the records are closed and kept, but no summary is written. Without any
-    record, the folder is removed, or an earlier run in it stays unchanged.
+    The folder and its parents are created at once. Without `finish`, the records are closed and
+    kept, but no summary is written. Without any record, the folder is removed, or an earlier run
+    in it stays unchanged.
+
+    Args:
+        path: the folder; must not exist, or be empty, unless `force`.
+        slo: SLO classes for judging.
+        force: replace an earlier run in `path` once this one is recorded; other files stay.
+        keep_gaps: if False, record only the p99 of each request's gaps.
+        write_report: writes the report of the finished run into the folder; None for no report.
+
+    Raises:
+        InputError: the folder is not empty or cannot be created.
+        DiskFullError: the disk has no space for a short run.
     """
 
     def __init__(
         self,
-        path: Path,
-        slo: SLOClasses,
-        *,
-        keep_gaps: bool,
-        made: bool,
-        write_report: Callable[[Path], object] | None,
-    ) -> None:
-        """Use `create`."""
-        self._path = path
-        self._slo = slo
-        self._classes = slo.by_name()
-        self._made = made
-        self._write_report = write_report
-        self._rows = 0
-        self._finishing = False
-        self._partial = path / (RECORDS_FILE + PARTIAL_SUFFIX)
-        self._file = SurvivingFile(self._partial)
-        self._records = RecordWriter(self._file, keep_gaps=keep_gaps, room=lambda: self._file.room)
-
-    @classmethod
-    def create(
-        cls,
         path: Path,
         *,
         slo: SLOClasses,
         force: bool = False,
         keep_gaps: bool = True,
         write_report: Callable[[Path], object] | None = None,
-    ) -> Self:
-        """Create the folder and its parents, ready for the first record.
-
-        Args:
-            path: the folder; must not exist, or be empty, unless `force`.
-            slo: SLO classes for judging.
-            force: replace an earlier run in `path` once this one is recorded; other files stay.
-            keep_gaps: if False, record only the p99 of each request's gaps.
-            write_report: writes the report of the finished run into the folder; None for none.
-
-        Raises:
-            InputError: the folder is not empty or cannot be created.
-            DiskFullError: the disk has no space for a short run.
-        """
-        made = False
+    ) -> None:
+        self._path = path
+        self._slo = slo
+        self._classes = slo.by_name()
+        self._write_report = write_report
+        self._rows = 0
+        self._finishing = False
+        self._created = False
         try:
             with suppress(FileExistsError):
                 path.mkdir(parents=True)
-                made = True
+                self._created = True
             if not force and any(path.iterdir()):
                 raise InputError(
                     f"{path}: the folder is not empty; choose another with --out, or replace the "
                     "run in it with --force"
                 )
-            set_aside(path / SUMMARY_FILE, _SUMMARY_BYTES)
-            writer = cls(path, slo, keep_gaps=keep_gaps, made=made, write_report=write_report)
+            reserve_file(path / SUMMARY_FILE, _SUMMARY_BYTES)
+            self._file = ReservedFile(partial_path(path / RECORDS_FILE))
         except OSError as error:
-            _clear(path, made=made)
+            self._remove()
             if is_disk_full(error):
                 raise DiskFullError(
                     f"{path}: the disk is full before the run began; free some space"
                 ) from error
             why = error.strerror or type(error).__name__
-            raise InputError(f"{path}: cannot be made a run's folder ({why})") from error
-        _rehearse()
-        return writer
+            raise InputError(f"{path}: the run's folder cannot be created ({why})") from error
+        self._records = RecordWriter(
+            self._file, keep_gaps=keep_gaps, free_bytes=lambda: self._file.free_bytes
+        )
+        _load_writer()
 
     @property
     def path(self) -> Path:
@@ -164,13 +148,13 @@ class RunWriter:
 
     @property
     def holds(self) -> str:
-        """State of the records, as the end of a sentence."""
+        """Clause of a message: the number of recorded requests and their folder."""
         if not self._rows:
             return "nothing was recorded"
         return f"{self._path} holds the records of {self._rows} request{'s' * (self._rows != 1)}"
 
     @property
-    def _began(self) -> bool:
+    def _has_content(self) -> bool:
         """True if the folder must be kept."""
         return self._finishing or self._rows > 0
 
@@ -185,21 +169,21 @@ class RunWriter:
             The judgement, None for a warm-up row.
 
         Raises:
-            DiskFullError: the disk is full. This record is kept if it fits into the reserve;
-                stop sending, then call `finish`.
+            DiskFullError: the disk is full. The record is kept if it fits into the reserve; the
+                caller must stop sending and call `finish`.
         """
         judgement = None if warmup else judge(record, targets_for(record, self._classes))
         self._rows += 1
         self._records.append(record, judgement)
         if self._file.full:
-            raise self._full()
+            raise self._disk_full()
         return judgement
 
     def finish(self, info: RunInfo) -> Summary:
         """Close the records, judge the run, write the summary and the report.
 
         Args:
-            info: run information from the sender; its classes must be those given to `create`.
+            info: run information from the sender; its classes must be those of the writer.
 
         Raises:
             DiskFullError: the disk was full during the run; the records that fitted are kept,
@@ -214,7 +198,7 @@ class RunWriter:
         write_summary(self._path, summary)
         self._report()
         if self._file.full:
-            raise self._full()
+            raise self._disk_full()
         return summary
 
     def finish_failed(self, info: RunInfo, failure: Exception) -> None:
@@ -237,20 +221,15 @@ class RunWriter:
         # An error on closing must not hide the error that ended the run.
         with suppress(Exception):
             self._close()
-        if not self._began:
-            _clear(self._path, made=self._made)
+        if not self._has_content:
+            self._remove()
         with suppress(OSError):
-            (self._path / (SUMMARY_FILE + PARTIAL_SUFFIX)).unlink()
+            partial_path(self._path / SUMMARY_FILE).unlink()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abandon()
 
     def _close(self) -> None:
@@ -261,13 +240,20 @@ class RunWriter:
             self._records.close()
         finally:
             self._file.close()
-            if self._records.complete and self._began:
-                for name in _OURS:
+            if self._records.complete and self._has_content:
+                for name in _FILES:
                     (self._path / name).unlink(missing_ok=True)
-                self._partial.replace(self._path / RECORDS_FILE)
-                decisions = self._path / (DECISIONS_FILE + PARTIAL_SUFFIX)
-                if decisions.exists():
-                    decisions.replace(self._path / DECISIONS_FILE)
+                publish(self._path / RECORDS_FILE)
+                with suppress(FileNotFoundError):
+                    publish(self._path / DECISIONS_FILE)
+
+    def _remove(self) -> None:
+        """Remove the folder if it is new, else the new files in it."""
+        if self._created:
+            shutil.rmtree(self._path, ignore_errors=True)
+        for name in (RECORDS_FILE, SUMMARY_FILE, DECISIONS_FILE):
+            with suppress(OSError):
+                partial_path(self._path / name).unlink()
 
     def _report(self) -> None:
         if self._write_report is None:
@@ -283,7 +269,7 @@ class RunWriter:
                     f"its report; free some space and run `replay report {self._path}`"
                 ) from error
 
-    def _full(self) -> DiskFullError:
+    def _disk_full(self) -> DiskFullError:
         lost = self._records.lost
         return DiskFullError(
             f"{self._path}: the disk is full; the {self._rows - lost} requests recorded until "
@@ -296,8 +282,8 @@ class RunWriter:
 def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterator[None]:
     """Call `stop` on the first signal and end the process on the second; main thread only.
 
-    Judging a long run takes a while, so a second signal ends the process also during that. The
-    records are closed and kept.
+    The second signal also ends a process that is judging a long run. The records are closed and
+    kept.
 
     Args:
         writer: keeps its records if the process ends.
@@ -323,17 +309,8 @@ def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterato
         yield
 
 
-def _clear(path: Path, *, made: bool) -> None:
-    """Undo `create`."""
-    if made:
-        shutil.rmtree(path, ignore_errors=True)
-    for name in (RECORDS_FILE, SUMMARY_FILE):
-        with suppress(OSError):
-            (path / (name + PARTIAL_SUFFIX)).unlink()
-
-
-def _rehearse() -> None:
-    """Write one row to memory, as the first one costs 30 ms of imports."""
+def _load_writer() -> None:
+    """Write one row to memory, as the first row costs 30 ms of imports."""
     writer = RecordWriter(io.BytesIO())
     writer.append(
         RequestRecord(request_id="", slo_class="", scheduled_ns=0, outcome=Outcome.UNSENT), None

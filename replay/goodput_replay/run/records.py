@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import io
 from array import array
+from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from goodput_core.errors import InputError
-from goodput_core.files import PARTIAL_SUFFIX
+from goodput_core.files import partial_path
 from goodput_core.quantiles import P99, quantile
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason
 from goodput_core.slo.record import Outcome, RequestRecord
@@ -27,13 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "LABEL",
     "RECORDS_SCHEMA",
-    "RECORDS_VERSION",
-    "VERSION_KEY",
     "JudgedRecord",
     "RecordWriter",
-    "column_help",
     "open_records",
     "read_judged",
     "read_records",
@@ -46,6 +44,115 @@ _GROUP_ROWS: Final = 512
 _GROUP_GAPS: Final = 1 << 18
 _BATCH_ROWS: Final = 4096
 _FOOTER_BYTES: Final = 4096  # per row group; 1,750 measured
+
+_VERSION: Final = b"1"
+_VERSION_KEY: Final = b"goodput.records_version"
+
+
+def _required(name: str, kind: Any, text: str) -> Any:
+    return pa.field(name, kind, nullable=False, metadata={"description": text})
+
+
+def _optional(name: str, kind: Any, text: str) -> Any:
+    return pa.field(name, kind, metadata={"description": text})
+
+
+_LABEL: Final = pa.dictionary(pa.int32(), pa.string())
+
+RECORDS_SCHEMA: Final[Any] = pa.schema(
+    [
+        _required("request_id", pa.string(), "Request id in the trace."),
+        _required("slo_class", _LABEL, "SLO class; empty if the request has none."),
+        _required(
+            "warmup", pa.bool_(), "True for a warm-up request, which is excluded from all results."
+        ),
+        _required(
+            "scheduled_ns", pa.int64(), "Scheduled arrival, nanoseconds since the run's zero."
+        ),
+        _optional("sent_ns", pa.int64(), "Time of the send; null if the request was not sent."),
+        _optional("first_token_ns", pa.int64(), "Time of the first non-empty token."),
+        _optional("last_token_ns", pa.int64(), "Time of the last non-empty token."),
+        _optional("end_ns", pa.int64(), "Time at which the response ended or failed."),
+        _required("outcome", _LABEL, "Outcome: ok, shed, error, timeout, cancelled or unsent."),
+        _optional(
+            "judgement",
+            _LABEL,
+            "attained, missed, excluded (cancelled by the trace without a miss) or "
+            "unjudged (no target, or too little data); null for warm-up rows.",
+        ),
+        _optional(
+            "attained", pa.bool_(), "True if every target was met; null unless attained or missed."
+        ),
+        _required(
+            "miss_reasons",
+            pa.list_(pa.string()),
+            "Reasons of a miss: ttft, tpot, tbt, e2e, short, shed, error, timeout, unsent.",
+        ),
+        _required("input_tokens", pa.int64(), "Prompt tokens."),
+        _required(
+            "output_tokens", pa.int64(), "Output tokens received, including reasoning tokens."
+        ),
+        _optional(
+            "pinned_output_tokens",
+            pa.int64(),
+            "Required output tokens; fewer is a miss; null if not pinned.",
+        ),
+        _optional(
+            "cached_tokens",
+            pa.int64(),
+            "Prompt tokens found in the server's prefix cache; null if not reported.",
+        ),
+        _optional(
+            "ttft_target_ns", pa.int64(), "TTFT target of the row, which overrides its class's."
+        ),
+        _optional(
+            "tpot_target_ns", pa.int64(), "TPOT target of the row, which overrides its class's."
+        ),
+        _optional("tbt_p99_target_ns", pa.int64(), "Target of the row for the p99 of its gaps."),
+        _optional("e2e_target_ns", pa.int64(), "End-to-end latency target of the row."),
+        _optional(
+            "cancel_after_ns",
+            pa.int64(),
+            "Time from scheduled_ns to the cancellation by the trace; null if none.",
+        ),
+        _optional("status", pa.int32(), "HTTP status; null if there was no response."),
+        _required(
+            "detail", _LABEL, "Error message without prompt text; empty if there was no error."
+        ),
+        _required("replica", _LABEL, "Replica that served the request, if reported."),
+        _required("revision", _LABEL, "Revision that served the request, if reported."),
+        _optional(
+            "tbt_p99_us",
+            pa.int64(),
+            "Nearest-rank p99 of the gaps between tokens, microseconds; null with fewer than two "
+            "token times.",
+        ),
+        _required(
+            "gaps_us",
+            pa.list_(pa.int32()),
+            "Microseconds between consecutive tokens; empty with --no-gaps.",
+        ),
+    ],
+    metadata={_VERSION_KEY: _VERSION},
+)
+
+# Columns that are computed in `RecordWriter.append`, in its order; every other column but
+# `gaps_us` is an attribute of a `RequestRecord`.
+_COMPUTED: Final = ("warmup", "judgement", "attained", "miss_reasons", "tbt_p99_us")
+_ATTAINED: Final[dict[JudgementKind | None, bool]] = {
+    JudgementKind.ATTAINED: True,
+    JudgementKind.MISSED: False,
+}
+_TARGETS: Final = {
+    "ttft_target_ns": "ttft_ns",
+    "tpot_target_ns": "tpot_ns",
+    "tbt_p99_target_ns": "tbt_p99_ns",
+    "e2e_target_ns": "e2e_ns",
+}
+_MEASURED: Final = tuple(n for n in RECORDS_SCHEMA.names if n not in {*_COMPUTED, "gaps_us"})
+_measured_values: Final = attrgetter(
+    *(f"targets.{_TARGETS[n]}" if n in _TARGETS else n for n in _MEASURED)
+)
 
 
 class JudgedRecord(NamedTuple):
@@ -67,7 +174,7 @@ class RecordWriter:
     Args:
         sink: an open binary file; the caller closes it after `close`.
         keep_gaps: if False, write only the p99 of the gaps and leave `gaps_us` empty.
-        room: returns the bytes that still fit into the sink; None if unlimited.
+        free_bytes: returns the bytes that still fit into the sink; None if unlimited.
     """
 
     def __init__(
@@ -75,67 +182,46 @@ class RecordWriter:
         sink: io.RawIOBase | io.BytesIO,
         *,
         keep_gaps: bool = True,
-        room: Callable[[], int | None] = lambda: None,
+        free_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._keep_gaps = keep_gaps
-        self._room = room
+        self._free_bytes = free_bytes
         self._groups = 0
         self.lost = 0
         """Number of rows that did not fit."""
         self.complete = False
         """True if the footer was written, so that the file can be read."""
-        self._columns: dict[str, list[Any]] = {}
-        self._gaps = array("i")
-        self._gap_offsets: list[int] = []
         self._reset()
         self._writer = _parquet_writer(sink)
 
     def append(self, record: RequestRecord, judgement: Judgement | None) -> None:
         """Append one request, without a judgement if it is a warm-up row."""
         kind = None if judgement is None else judgement.kind
-        put = self._columns
-        put["request_id"].append(record.request_id)
-        put["slo_class"].append(record.slo_class)
-        put["warmup"].append(judgement is None)
-        put["scheduled_ns"].append(record.scheduled_ns)
-        put["sent_ns"].append(record.sent_ns)
-        put["first_token_ns"].append(record.first_token_ns)
-        put["last_token_ns"].append(record.last_token_ns)
-        put["end_ns"].append(record.end_ns)
-        put["outcome"].append(record.outcome.value)
-        put["judgement"].append(None if kind is None else kind.value)
-        put["attained"].append(_ATTAINED.get(kind))
-        put["miss_reasons"].append(
-            () if judgement is None else [r.value for r in judgement.reasons]
-        )
-        put["input_tokens"].append(record.input_tokens)
-        put["output_tokens"].append(record.output_tokens)
-        put["pinned_output_tokens"].append(record.pinned_output_tokens)
-        put["cached_tokens"].append(record.cached_tokens)
-        put["ttft_target_ns"].append(record.targets.ttft_ns)
-        put["tpot_target_ns"].append(record.targets.tpot_ns)
-        put["tbt_p99_target_ns"].append(record.targets.tbt_p99_ns)
-        put["e2e_target_ns"].append(record.targets.e2e_ns)
-        put["cancel_after_ns"].append(record.cancel_after_ns)
-        put["status"].append(record.status)
-        put["detail"].append(record.detail)
-        put["replica"].append(record.replica)
-        put["revision"].append(record.revision)
         gaps = record.gaps_us
-        put["tbt_p99_us"].append(quantile(gaps, P99) if gaps else record.tbt_p99_us)
+        self._rows.append(
+            (
+                *_measured_values(record),
+                judgement is None,
+                kind,
+                _ATTAINED.get(kind),
+                () if judgement is None else judgement.reasons,
+                quantile(gaps, P99) if gaps else record.tbt_p99_us,
+            )
+        )
         if self._keep_gaps and gaps:
             self._extend_gaps(gaps)
         self._gap_offsets.append(len(self._gaps))
-        if len(self._gap_offsets) > _GROUP_ROWS or len(self._gaps) >= _GROUP_GAPS:
+        if len(self._rows) >= _GROUP_ROWS or len(self._gaps) >= _GROUP_GAPS:
             self.flush()
 
     def flush(self) -> None:
         """Write the buffered rows as one row group, or count them as lost if they do not fit."""
-        columns, gaps, offsets = self._columns, self._gaps, self._gap_offsets
-        if len(offsets) == 1:
+        rows, gaps, offsets = self._rows, self._gaps, self._gap_offsets
+        if not rows:
             return
         # Empty the buffer first, so that `close` does not repeat a failed write.
         self._reset()
+        columns = dict(zip((*_MEASURED, *_COMPUTED), zip(*rows, strict=True), strict=True))
         arrays = [
             pa.array(columns[field.name], type=field.type)
             for field in RECORDS_SCHEMA
@@ -160,16 +246,16 @@ class RecordWriter:
 
     def _fits(self, table: Any) -> bool:
         """True if a row group and the footer fit; a partial row group corrupts the file."""
-        room = self._room()
-        if room is None:
+        free = self._free_bytes()
+        if free is None:
             return True
         trial = io.BytesIO()
         with _parquet_writer(trial) as writer:
             writer.write_table(table)
-        return len(trial.getbuffer()) + self._groups * _FOOTER_BYTES <= room
+        return len(trial.getbuffer()) + self._groups * _FOOTER_BYTES <= free
 
     def _reset(self) -> None:
-        self._columns = {f.name: [] for f in RECORDS_SCHEMA if f.name != "gaps_us"}
+        self._rows: list[tuple[Any, ...]] = []
         self._gaps = array("i")
         self._gap_offsets = [0]
 
@@ -178,7 +264,7 @@ class RecordWriter:
         try:
             self._gaps.extend(gaps)
         except OverflowError:
-            # Gaps over 35 minutes are capped; no target is long enough for the cap to matter.
+            # Gaps are capped at 35 minutes, which is above every target.
             del self._gaps[start:]
             self._gaps.extend([min(gap, _MAX_GAP_US) for gap in gaps])
 
@@ -188,28 +274,24 @@ def _parquet_writer(sink: io.RawIOBase | io.BytesIO) -> Any:
         sink,
         RECORDS_SCHEMA,
         compression="zstd",
-        use_dictionary=[f.name for f in RECORDS_SCHEMA if f.type == LABEL],
+        use_dictionary=[f.name for f in RECORDS_SCHEMA if f.type == _LABEL],
         write_statistics=["request_id", "scheduled_ns"],
     )
 
 
-_ATTAINED: Final[dict[JudgementKind | None, bool]] = {
-    JudgementKind.ATTAINED: True,
-    JudgementKind.MISSED: False,
-}
-
-
-def open_records(folder: Path) -> Any:
-    """Open the records of a run as a `pyarrow.parquet.ParquetFile` and check its schema.
+@contextmanager
+def open_records(folder: Path) -> Iterator[Any]:
+    """Open the records of a run as a `pyarrow.parquet.ParquetFile`.
 
     Raises:
-        InputError: the file is missing, truncated, not a run's, or of a later version.
+        InputError: the file is missing, truncated, not a run's, of a later version, or damaged
+            where the block reads it.
     """
     path = folder / RECORDS_FILE
     try:
         opened = pq.ParquetFile(path)
     except FileNotFoundError as error:
-        unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()
+        unfinished = partial_path(path).exists()
         why = "the run was killed before it could be closed" if unfinished else "not a run's folder"
         raise InputError(f"{path}: no such file ({why}); give the folder of a run") from error
     except (pa.ArrowException, OSError) as error:
@@ -217,17 +299,27 @@ def open_records(folder: Path) -> Any:
             f"{path}: not a readable Parquet file, possibly truncated ({_brief(error)}); "
             "restore it or replay again"
         ) from error
-    version = (opened.schema_arrow.metadata or {}).get(VERSION_KEY)
+    with opened:
+        _check_schema(path, opened.schema_arrow)
+        try:
+            yield opened
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise InputError(
+                f"{path}: damaged ({_brief(error)}); restore it or replay again"
+            ) from error
+
+
+def _check_schema(path: Path, schema: Any) -> None:
+    version = (schema.metadata or {}).get(_VERSION_KEY)
     if version is None:
         raise InputError(f"{path}: not written by `replay`; give the folder of a run")
-    if version != RECORDS_VERSION.encode():
+    if version != _VERSION:
         raise InputError(
-            f"{path}: records of version {version.decode(errors='replace')[:20]!r}, and this "
-            f"Goodput reads version {RECORDS_VERSION}; use the Goodput that wrote it"
+            f"{path}: the records have version {version.decode(errors='replace')[:20]!r}, and this "
+            f"Goodput reads version {_VERSION.decode()}; use the Goodput that wrote them"
         )
-    if not opened.schema_arrow.equals(RECORDS_SCHEMA):
+    if not schema.equals(RECORDS_SCHEMA):
         raise InputError(f"{path}: its columns are not those of a run; replay again")
-    return opened
 
 
 def read_records(folder: Path, *, gaps: bool = True) -> Iterator[RequestRecord]:
@@ -246,16 +338,10 @@ def read_records(folder: Path, *, gaps: bool = True) -> Iterator[RequestRecord]:
 
 def read_judged(folder: Path, *, gaps: bool = True) -> Iterator[JudgedRecord]:
     """Yield every row of a run with its judgement, including warm-up rows; see `read_records`."""
-    opened = open_records(folder)
-    names = [f.name for f in RECORDS_SCHEMA if gaps or f.name != "gaps_us"]
-    try:
-        with opened:
-            for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=names):
-                yield from _rows(batch)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(
-            f"{folder / RECORDS_FILE}: damaged ({_brief(error)}); restore it or replay again"
-        ) from error
+    names = [name for name in RECORDS_SCHEMA.names if gaps or name != "gaps_us"]
+    with open_records(folder) as opened:
+        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=names):
+            yield from _rows(batch)
 
 
 def _rows(batch: Any) -> Iterator[JudgedRecord]:
@@ -270,12 +356,7 @@ def _rows(batch: Any) -> Iterator[JudgedRecord]:
         tbt_p99_us = row.pop("tbt_p99_us")
         record = RequestRecord(
             outcome=Outcome(row.pop("outcome")),
-            targets=Targets(
-                ttft_ns=row.pop("ttft_target_ns"),
-                tpot_ns=row.pop("tpot_target_ns"),
-                tbt_p99_ns=row.pop("tbt_p99_target_ns"),
-                e2e_ns=row.pop("e2e_target_ns"),
-            ),
+            targets=Targets(**{name: row.pop(column) for column, name in _TARGETS.items()}),
             gaps_us=gaps,
             # Computed from the gaps if there are any.
             tbt_p99_us=None if gaps else tbt_p99_us,
@@ -292,115 +373,3 @@ def _rows(batch: Any) -> Iterator[JudgedRecord]:
 def _brief(error: BaseException) -> str:
     """Return the first line of a library's message, truncated."""
     return str(error).strip().partition("\n")[0][:160] or type(error).__name__
-
-
-RECORDS_VERSION: Final = "1"
-VERSION_KEY: Final = b"goodput.records_version"
-
-
-def _column(name: str, kind: Any, text: str, *, required: bool = False) -> Any:
-    return pa.field(name, kind, nullable=not required, metadata={"description": text})
-
-
-LABEL: Final = pa.dictionary(pa.int32(), pa.string())
-
-RECORDS_SCHEMA: Final[Any] = pa.schema(
-    [
-        _column("request_id", pa.string(), "Request id in the trace.", required=True),
-        _column("slo_class", LABEL, "SLO class; empty if the request has none.", required=True),
-        _column(
-            "warmup",
-            pa.bool_(),
-            "True for a warm-up request, which is excluded from all results.",
-            required=True,
-        ),
-        _column(
-            "scheduled_ns",
-            pa.int64(),
-            "Scheduled arrival, nanoseconds since the run's zero.",
-            required=True,
-        ),
-        _column("sent_ns", pa.int64(), "Time of the send; null if the request was not sent."),
-        _column("first_token_ns", pa.int64(), "Time of the first non-empty token."),
-        _column("last_token_ns", pa.int64(), "Time of the last non-empty token."),
-        _column("end_ns", pa.int64(), "Time at which the response ended or failed."),
-        _column(
-            "outcome",
-            LABEL,
-            "Outcome: ok, shed, error, timeout, cancelled or unsent.",
-            required=True,
-        ),
-        _column(
-            "judgement",
-            LABEL,
-            "attained, missed, excluded (cancelled by the trace without a miss) or "
-            "unjudged (no target, or too little data); null for warm-up rows.",
-        ),
-        _column(
-            "attained", pa.bool_(), "True if every target was met; null unless attained or missed."
-        ),
-        _column(
-            "miss_reasons",
-            pa.list_(pa.string()),
-            "Reasons of a miss: ttft, tpot, tbt, e2e, short, shed, error, timeout, unsent.",
-            required=True,
-        ),
-        _column("input_tokens", pa.int64(), "Prompt tokens.", required=True),
-        _column(
-            "output_tokens",
-            pa.int64(),
-            "Output tokens received, including reasoning tokens.",
-            required=True,
-        ),
-        _column(
-            "pinned_output_tokens",
-            pa.int64(),
-            "Required output tokens; fewer is a miss; null if not pinned.",
-        ),
-        _column(
-            "cached_tokens",
-            pa.int64(),
-            "Prompt tokens found in the server's prefix cache; null if not reported.",
-        ),
-        _column(
-            "ttft_target_ns", pa.int64(), "TTFT target of the row, which overrides its class's."
-        ),
-        _column(
-            "tpot_target_ns", pa.int64(), "TPOT target of the row, which overrides its class's."
-        ),
-        _column("tbt_p99_target_ns", pa.int64(), "Target of the row for the p99 of its gaps."),
-        _column("e2e_target_ns", pa.int64(), "End-to-end latency target of the row."),
-        _column(
-            "cancel_after_ns",
-            pa.int64(),
-            "Time from scheduled_ns to the cancellation by the trace; null if none.",
-        ),
-        _column("status", pa.int32(), "HTTP status; null if there was no response."),
-        _column(
-            "detail",
-            LABEL,
-            "Error message without prompt text; empty if there was no error.",
-            required=True,
-        ),
-        _column("replica", LABEL, "Replica that served the request, if reported.", required=True),
-        _column("revision", LABEL, "Revision that served the request, if reported.", required=True),
-        _column(
-            "tbt_p99_us",
-            pa.int64(),
-            "Nearest-rank p99 of the gaps between tokens, microseconds; null with fewer than two "
-            "token times.",
-        ),
-        _column(
-            "gaps_us",
-            pa.list_(pa.int32()),
-            "Microseconds between consecutive tokens; empty with --no-gaps.",
-            required=True,
-        ),
-    ],
-    metadata={VERSION_KEY: RECORDS_VERSION.encode()},
-)
-
-
-def column_help() -> dict[str, str]:
-    """Return the description of each column, in the file's order."""
-    return {f.name: f.metadata[b"description"].decode() for f in RECORDS_SCHEMA}

@@ -49,6 +49,10 @@ SUMMARY_VERSION: Final = "1"
 _MAX_BYTES: Final = 16 << 20
 
 
+def _doc(description: str) -> Meta:
+    return Meta(description=description)
+
+
 class LengthPinning(StrEnum):
     """How the true output length of a row reached the server."""
 
@@ -64,24 +68,23 @@ class LengthPinning(StrEnum):
 class Quantiles:
     """Nearest-rank quantiles of one metric, milliseconds."""
 
-    count: Annotated[int, Meta(description="Number of requests, or of gaps for tbt_ms.")]
-    p50: Annotated[float, Meta(description="Median, milliseconds.")]
-    p90: Annotated[float, Meta(description="90th percentile, milliseconds.")]
-    p95: Annotated[float, Meta(description="95th percentile, milliseconds.")]
-    p99: Annotated[float, Meta(description="99th percentile, milliseconds.")]
-    max: Annotated[float, Meta(description="Maximum, milliseconds.")]
+    count: Annotated[int, _doc("Number of requests, or of gaps for tbt_ms.")]
+    p50: Annotated[float, _doc("Median, milliseconds.")]
+    p90: Annotated[float, _doc("90th percentile, milliseconds.")]
+    p95: Annotated[float, _doc("95th percentile, milliseconds.")]
+    p99: Annotated[float, _doc("99th percentile, milliseconds.")]
+    max: Annotated[float, _doc("Maximum, milliseconds.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSummary:
     """Two one-sided confidence bounds of an attainment."""
 
-    lower: Annotated[float, Meta(description="Lower bound of the attainment, six decimals.")]
-    upper: Annotated[float, Meta(description="Upper bound of the attainment, six decimals.")]
-    confidence: Annotated[float, Meta(description="One-sided confidence of each bound.")]
+    lower: Annotated[float, _doc("Lower bound of the attainment, six decimals.")]
+    upper: Annotated[float, _doc("Upper bound of the attainment, six decimals.")]
+    confidence: Annotated[float, _doc("One-sided confidence of each bound.")]
     effective_requests: Annotated[
-        float,
-        Meta(description="Number of independent requests with the same attainment and variance."),
+        float, _doc("Number of independent requests with the same attainment and variance.")
     ]
     method: Annotated[
         IntervalMethod,
@@ -96,18 +99,15 @@ class IntervalSummary:
 class PromiseSummary:
     """SLO targets of one class."""
 
-    name: Annotated[str, Meta(description="Class name.")]
-    ttft_ms: Annotated[int, Meta(description="Target of the time to first token, milliseconds.")]
-    tpot_ms: Annotated[int, Meta(description="Target of the time per output token, milliseconds.")]
+    name: Annotated[str, _doc("Class name.")]
+    ttft_ms: Annotated[int, _doc("Target of the time to first token, milliseconds.")]
+    tpot_ms: Annotated[int, _doc("Target of the time per output token, milliseconds.")]
     tbt_p99_ms: Annotated[
-        int | None, Meta(description="Target of the p99 of one request's gaps, ms; null if none.")
+        int | None, _doc("Target of the p99 of one request's gaps, ms; null if none.")
     ]
-    e2e_ms: Annotated[
-        int | None, Meta(description="Target of the end-to-end latency, ms; null if none.")
-    ]
+    e2e_ms: Annotated[int | None, _doc("Target of the end-to-end latency, ms; null if none.")]
     objective: Annotated[
-        str | None,
-        Meta(description="Exact share of requests that must be good, as '99%'; null if none."),
+        str | None, _doc("Exact share of requests that must be good, as '99%'; null if none.")
     ]
 
 
@@ -116,35 +116,26 @@ class ClassSummary:
     """Results of one class, or of all classes together."""
 
     name: Annotated[
-        str,
-        Meta(description="Class name; empty for requests without a class and for all together."),
+        str, _doc("Class name; empty for requests without a class and for all together.")
     ]
-    requests: Annotated[int, Meta(description="All requests, judged or not.")]
-    good: Annotated[int, Meta(description="Requests that met every target.")]
-    total: Annotated[int, Meta(description="Judged requests: met or missed.")]
-    attainment: Annotated[
-        float | None, Meta(description="good / total, six decimals; null if total is 0.")
-    ]
+    requests: Annotated[int, _doc("All requests, judged or not.")]
+    good: Annotated[int, _doc("Requests that met every target.")]
+    total: Annotated[int, _doc("Judged requests: met or missed.")]
+    attainment: Annotated[float | None, _doc("good / total, six decimals; null if total is 0.")]
     interval: Annotated[
         IntervalSummary | None,
-        Meta(description="Bounds of the attainment; null if total is 0, and for all together."),
+        _doc("Bounds of the attainment; null if total is 0, and for all together."),
     ] = None
-    objective: Annotated[str | None, Meta(description="Objective of the class; null if none.")] = (
-        None
-    )
+    objective: Annotated[str | None, _doc("Objective of the class; null if none.")] = None
     verdict: Annotated[
-        VerdictKind | None,
-        Meta(description="PASS, FAIL or INCONCLUSIVE; null without an objective."),
+        VerdictKind | None, _doc("PASS, FAIL or INCONCLUSIVE; null without an objective.")
     ] = None
-    reason: Annotated[Reason | None, Meta(description="Reason code of the verdict.")] = None
-    sentence: Annotated[str, Meta(description="Human-readable explanation; may be empty.")] = ""
-    excluded: Annotated[int, Meta(description="Requests cancelled by the trace without a miss.")]
-    unjudged: Annotated[
-        int, Meta(description="Requests without a target, or with too little data.")
-    ]
+    reason: Annotated[Reason | None, _doc("Reason code of the verdict.")] = None
+    sentence: Annotated[str, _doc("Human-readable explanation; may be empty.")] = ""
+    excluded: Annotated[int, _doc("Requests cancelled by the trace without a miss.")]
+    unjudged: Annotated[int, _doc("Requests without a target, or with too little data.")]
     outcomes: Annotated[
-        dict[str, int],
-        Meta(description="Requests by outcome: ok, shed, error, timeout, cancelled, unsent."),
+        dict[str, int], _doc("Requests by outcome: ok, shed, error, timeout, cancelled, unsent.")
     ]
     misses: Annotated[
         dict[str, int],
@@ -153,29 +144,22 @@ class ClassSummary:
             "timeout, unsent; one request may have several reasons."
         ),
     ]
-    goodput_per_s: Annotated[float, Meta(description="good per second of the window.")]
-    offered_per_s: Annotated[float, Meta(description="requests per second of the window.")]
-    served_per_s: Annotated[
-        float, Meta(description="Complete responses that ended in the window, per second.")
-    ]
-    input_tokens: Annotated[int, Meta(description="Prompt tokens of all sent requests.")]
-    output_tokens: Annotated[int, Meta(description="Output tokens received.")]
-    ttft_ms: Annotated[
-        Quantiles | None, Meta(description="Time to first token from the scheduled arrival.")
-    ]
+    goodput_per_s: Annotated[float, _doc("good per second of the window.")]
+    offered_per_s: Annotated[float, _doc("requests per second of the window.")]
+    served_per_s: Annotated[float, _doc("Complete responses that ended in the window, per second.")]
+    input_tokens: Annotated[int, _doc("Prompt tokens of all sent requests.")]
+    output_tokens: Annotated[int, _doc("Output tokens received.")]
+    ttft_ms: Annotated[Quantiles | None, _doc("Time to first token from the scheduled arrival.")]
     ttft_from_send_ms: Annotated[
-        Quantiles | None, Meta(description="Time to first token from the actual send.")
+        Quantiles | None, _doc("Time to first token from the actual send.")
     ]
-    tpot_ms: Annotated[
-        Quantiles | None, Meta(description="(last − first token) / (n − 1), for n > 1.")
-    ]
+    tpot_ms: Annotated[Quantiles | None, _doc("(last − first token) / (n − 1), for n > 1.")]
     tbt_ms: Annotated[
-        Quantiles | None,
-        Meta(description="All gaps between tokens, to 0.1 %; null with --no-gaps."),
+        Quantiles | None, _doc("All gaps between tokens, to 0.1 %; null with --no-gaps.")
     ]
     e2e_ms: Annotated[
         Quantiles | None,
-        Meta(description="End-to-end latency of complete responses from the scheduled arrival."),
+        _doc("End-to-end latency of complete responses from the scheduled arrival."),
     ]
 
 
@@ -183,19 +167,19 @@ class ClassSummary:
 class ErrorSummary:
     """One distinct error of judged requests."""
 
-    outcome: Annotated[str, Meta(description="Outcome of these requests: error, shed, timeout …")]
-    status: Annotated[int | None, Meta(description="HTTP status; null if there was no response.")]
-    detail: Annotated[str, Meta(description="Recorded error message, control characters replaced.")]
-    count: Annotated[int, Meta(description="Requests that ended with this error.")]
+    outcome: Annotated[str, _doc("Outcome of these requests: error, shed, timeout …")]
+    status: Annotated[int | None, _doc("HTTP status; null if there was no response.")]
+    detail: Annotated[str, _doc("Recorded error message, control characters replaced.")]
+    count: Annotated[int, _doc("Requests that ended with this error.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValiditySummary:
     """Validity of the measurement: the client sent every request, and on time."""
 
-    valid: Annotated[bool, Meta(description="True if the run is valid.")]
-    reason: Annotated[Reason | None, Meta(description="Reason code; null if the run is valid.")]
-    sentence: Annotated[str, Meta(description="Human-readable explanation.")]
+    valid: Annotated[bool, _doc("True if the run is valid.")]
+    reason: Annotated[Reason | None, _doc("Reason code; null if the run is valid.")]
+    sentence: Annotated[str, _doc("Human-readable explanation.")]
     lag_ms: Annotated[
         Quantiles | None,
         Meta(
@@ -210,30 +194,26 @@ class ValiditySummary:
         ),
     ]
     tightest_ttft_ms: Annotated[
-        float | None, Meta(description="Smallest TTFT target of any request; null if none.")
+        float | None, _doc("Smallest TTFT target of any request; null if none.")
     ]
-    unsent_rows: Annotated[int, Meta(description="Rows of the window that were not sent.")]
-    loop_lag_p99_ms: Annotated[
-        float, Meta(description="p99 delay of the client's event loop, milliseconds.")
-    ]
-    loop_lag_max_ms: Annotated[
-        float, Meta(description="Maximum delay of that event loop, milliseconds.")
-    ]
+    unsent_rows: Annotated[int, _doc("Rows of the window that were not sent.")]
+    client_errors: Annotated[
+        int, _doc("Missed requests that the server rejected with a 4xx status, except 408 and 429.")
+    ] = 0
+    loop_lag_p99_ms: Annotated[float, _doc("p99 delay of the client's event loop, milliseconds.")]
+    loop_lag_max_ms: Annotated[float, _doc("Maximum delay of that event loop, milliseconds.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictSummary:
     """Verdict of the run."""
 
-    kind: Annotated[VerdictKind, Meta(description="PASS, FAIL, INCONCLUSIVE or INVALID.")]
-    reason: Annotated[Reason, Meta(description="Stable reason code for scripts.")]
-    sentence: Annotated[str, Meta(description="Human-readable explanation.")]
-    skipped: Annotated[
-        tuple[str, ...], Meta(description="Classes with an objective but no judged request.")
-    ]
+    kind: Annotated[VerdictKind, _doc("PASS, FAIL, INCONCLUSIVE or INVALID.")]
+    reason: Annotated[Reason, _doc("Stable reason code for scripts.")]
+    sentence: Annotated[str, _doc("Human-readable explanation.")]
+    skipped: Annotated[tuple[str, ...], _doc("Classes with an objective but no judged request.")]
     runs: Annotated[
-        int,
-        Meta(description="Number of runs behind the verdict; 1 does not show run-to-run variance."),
+        int, _doc("Number of runs behind the verdict; 1 does not show run-to-run variance.")
     ]
 
 
@@ -241,86 +221,74 @@ class VerdictSummary:
 class WindowSummary:
     """Judged part of the run."""
 
-    start_s: Annotated[
-        float, Meta(description="Start of the window, seconds since the run's zero.")
-    ]
-    length_s: Annotated[float, Meta(description="Length of the window, seconds.")]
-    rows_planned: Annotated[int, Meta(description="Rows of the trace in the window.")]
-    rows_sent: Annotated[int, Meta(description="Rows of the window that were sent.")]
-    warmup_rows: Annotated[
-        int, Meta(description="Warm-up rows before the window, excluded from all results.")
-    ]
+    start_s: Annotated[float, _doc("Start of the window, seconds since the run's zero.")]
+    length_s: Annotated[float, _doc("Length of the window, seconds.")]
+    rows_planned: Annotated[int, _doc("Rows of the trace in the window.")]
+    rows_sent: Annotated[int, _doc("Rows of the window that were sent.")]
+    warmup_rows: Annotated[int, _doc("Warm-up rows before the window, excluded from all results.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSummary:
     """Replayed trace."""
 
-    name: Annotated[str, Meta(description="File name.")]
-    digest: Annotated[str, Meta(description="Digest of the file.")]
-    source: Annotated[str, Meta(description="Source according to the metadata.")]
-    licence: Annotated[str, Meta(description="Licence according to the metadata.")]
-    clock: Annotated[str, Meta(description="Clock of the timestamps.")]
-    synthetic: Annotated[bool, Meta(description="True if the trace was generated.")]
-    transforms: Annotated[tuple[str, ...], Meta(description="Applied transforms, in order.")]
+    name: Annotated[str, _doc("File name.")]
+    digest: Annotated[str, _doc("Digest of the file.")]
+    source: Annotated[str, _doc("Source according to the metadata.")]
+    licence: Annotated[str, _doc("Licence according to the metadata.")]
+    clock: Annotated[str, _doc("Clock of the timestamps.")]
+    synthetic: Annotated[bool, _doc("True if the trace was generated.")]
+    transforms: Annotated[tuple[str, ...], _doc("Applied transforms, in order.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSummary:
     """Target server."""
 
-    url: Annotated[str, Meta(description="Base URL, without credentials.")]
-    endpoint: Annotated[str, Meta(description="API path.")]
-    model: Annotated[str, Meta(description="Model name in the requests.")]
-    service: Annotated[str, Meta(description="Name of the LLMService; empty with --target.")]
+    url: Annotated[str, _doc("Base URL, without credentials.")]
+    endpoint: Annotated[str, _doc("API path.")]
+    model: Annotated[str, _doc("Model name in the requests.")]
+    service: Annotated[str, _doc("Name of the LLMService; empty with --target.")]
     pinning: Annotated[
         LengthPinning,
-        Meta(description="How output lengths were pinned; max_tokens reveals them to the server."),
+        _doc("How output lengths were pinned; max_tokens reveals them to the server."),
     ]
-    header_names: Annotated[tuple[str, ...], Meta(description="Names of extra headers.")]
-    streaming: Annotated[bool, Meta(description="True if responses were streamed.")]
+    header_names: Annotated[tuple[str, ...], _doc("Names of extra headers.")]
+    streaming: Annotated[bool, _doc("True if responses were streamed.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSummary:
     """Resource usage of the client."""
 
-    cpu_s: Annotated[float, Meta(description="CPU seconds of the client process.")]
-    cpus: Annotated[int, Meta(description="CPUs available to the client.")]
-    peak_in_flight: Annotated[int, Meta(description="Maximum number of requests in flight.")]
+    cpu_s: Annotated[float, _doc("CPU seconds of the client process.")]
+    cpus: Annotated[int, _doc("CPUs available to the client.")]
+    peak_in_flight: Annotated[int, _doc("Maximum number of requests in flight.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationSummary:
     """Emulated fleet and its totals; the real scheduler on a model of the device."""
 
-    device: Annotated[str, Meta(description="Name of the device profile.")]
-    device_note: Annotated[str, Meta(description="Description of the device profile.")]
-    illustrative: Annotated[bool, Meta(description="True if the profile models no real device.")]
-    replicas: Annotated[int, Meta(description="Replicas at the run's zero.")]
+    device: Annotated[str, _doc("Name of the device profile.")]
+    device_note: Annotated[str, _doc("Description of the device profile.")]
+    illustrative: Annotated[bool, _doc("True if the profile models no real device.")]
+    replicas: Annotated[int, _doc("Replicas at the run's zero.")]
     topology: Annotated[
-        str,
-        Meta(description="How replicas share the work; empty if each one prefills and decodes."),
+        str, _doc("How replicas share the work; empty if each one prefills and decodes.")
     ]
-    policy: Annotated[str, Meta(description="Scheduling policy.")]
+    policy: Annotated[str, _doc("Scheduling policy.")]
     oracle: Annotated[
-        bool,
-        Meta(description="True if requests were scheduled by true length: a bound, not a policy."),
+        bool, _doc("True if requests were scheduled by true length: a bound, not a policy.")
     ]
-    preemption: Annotated[
-        str, Meta(description="How the KV blocks of preempted requests are recovered.")
-    ]
-    placement: Annotated[str, Meta(description="Placement policy.")]
-    token_budget: Annotated[
-        int, Meta(description="Token budget of a step at the start of the run.")
-    ]
-    max_num_seqs: Annotated[
-        int, Meta(description="Maximum number of running requests per replica.")
-    ]
+    preemption: Annotated[str, _doc("How the KV blocks of preempted requests are recovered.")]
+    placement: Annotated[str, _doc("Placement policy.")]
+    token_budget: Annotated[int, _doc("Token budget of a step at the start of the run.")]
+    max_num_seqs: Annotated[int, _doc("Maximum number of running requests per replica.")]
     virtual_s: Annotated[
-        float, Meta(description="Virtual time from zero to the end of the last request, seconds.")
+        float, _doc("Virtual time from zero to the end of the last request, seconds.")
     ]
-    device_s: Annotated[float, Meta(description="Device seconds used by all replicas.")]
+    device_s: Annotated[float, _doc("Device seconds used by all replicas.")]
     peak_replicas: Annotated[
         int,
         Meta(
@@ -328,18 +296,14 @@ class EmulationSummary:
             "interrupted."
         ),
     ]
-    final_replicas: Annotated[
-        int, Meta(description="Replicas at the end, excluding draining ones.")
-    ]
-    steps: Annotated[int, Meta(description="Steps of all replicas.")]
-    preemptions: Annotated[int, Meta(description="Number of preemptions.")]
-    recomputed_tokens: Annotated[int, Meta(description="Tokens recomputed after preemptions.")]
-    swapped_tokens: Annotated[int, Meta(description="Tokens copied to host memory by preemptions.")]
-    migrations: Annotated[int, Meta(description="Completed live migrations of decoding requests.")]
-    migrations_aborted: Annotated[int, Meta(description="Aborted live migrations.")]
-    migrated_blocks: Annotated[
-        int, Meta(description="KV blocks copied by completed and aborted migrations.")
-    ]
+    final_replicas: Annotated[int, _doc("Replicas at the end, excluding draining ones.")]
+    steps: Annotated[int, _doc("Steps of all replicas.")]
+    preemptions: Annotated[int, _doc("Number of preemptions.")]
+    recomputed_tokens: Annotated[int, _doc("Tokens recomputed after preemptions.")]
+    swapped_tokens: Annotated[int, _doc("Tokens copied to host memory by preemptions.")]
+    migrations: Annotated[int, _doc("Completed live migrations of decoding requests.")]
+    migrations_aborted: Annotated[int, _doc("Aborted live migrations.")]
+    migrated_blocks: Annotated[int, _doc("KV blocks copied by completed and aborted migrations.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,50 +317,45 @@ class RunSummary:
             "trace's clock."
         ),
     ]
-    goodput_version: Annotated[str, Meta(description="Goodput version.")]
-    command: Annotated[tuple[str, ...], Meta(description="Command line without secrets.")]
-    seed: Annotated[
-        int, Meta(description="Seed of rate scaling and of an emulated fleet's random placement.")
-    ]
-    salt: Annotated[str, Meta(description="Salt of the prompts; empty in virtual time.")]
+    goodput_version: Annotated[str, _doc("Goodput version.")]
+    command: Annotated[tuple[str, ...], _doc("Command line without secrets.")]
+    seed: Annotated[int, _doc("Seed of rate scaling and of an emulated fleet's random placement.")]
+    salt: Annotated[str, _doc("Salt of the prompts; empty in virtual time.")]
     complete: Annotated[
-        bool, Meta(description="False if the run was interrupted or aborted, or the disk was full.")
+        bool, _doc("False if the run was interrupted or aborted, or the disk was full.")
     ]
-    abort_reason: Annotated[
-        str, Meta(description="Why the run is incomplete; empty if it is complete.")
-    ]
+    abort_reason: Annotated[str, _doc("Why the run is incomplete; empty if it is complete.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """A run's summary.json."""
 
-    version: Annotated[str, Meta(description="Version of this schema.")]
-    verdict: Annotated[VerdictSummary, Meta(description="Verdict of the run.")]
-    validity: Annotated[ValiditySummary, Meta(description="Validity of the run.")]
-    overall: Annotated[ClassSummary, Meta(description="Results of all classes together.")]
+    version: Annotated[str, _doc("Version of this schema.")]
+    verdict: Annotated[VerdictSummary, _doc("Verdict of the run.")]
+    validity: Annotated[ValiditySummary, _doc("Validity of the run.")]
+    overall: Annotated[ClassSummary, _doc("Results of all classes together.")]
     classes: Annotated[
-        tuple[ClassSummary, ...], Meta(description="Results per class, classes with targets first.")
+        tuple[ClassSummary, ...], _doc("Results per class, classes with targets first.")
     ]
-    window: Annotated[WindowSummary, Meta(description="Judged part of the run.")]
-    run: Annotated[RunSummary, Meta(description="Command and start time of the run.")]
-    trace: Annotated[TraceSummary, Meta(description="Replayed trace.")]
-    target: Annotated[TargetSummary, Meta(description="Target server.")]
-    promises: Annotated[tuple[PromiseSummary, ...], Meta(description="SLO targets per class.")]
+    window: Annotated[WindowSummary, _doc("Judged part of the run.")]
+    run: Annotated[RunSummary, _doc("Command and start time of the run.")]
+    trace: Annotated[TraceSummary, _doc("Replayed trace.")]
+    target: Annotated[TargetSummary, _doc("Target server.")]
+    promises: Annotated[tuple[PromiseSummary, ...], _doc("SLO targets per class.")]
     default_class: Annotated[
-        str | None, Meta(description="Class of requests that name none; null if there is none.")
+        str | None, _doc("Class of requests that name none; null if there is none.")
     ]
-    client: Annotated[ClientSummary, Meta(description="Resource usage of the client.")]
+    client: Annotated[ClientSummary, _doc("Resource usage of the client.")]
     emulation: Annotated[
-        EmulationSummary | None,
-        Meta(description="Emulated fleet and its totals; null in real time."),
+        EmulationSummary | None, _doc("Emulated fleet and its totals; null in real time.")
     ] = None
     errors: Annotated[
         tuple[ErrorSummary, ...],
-        Meta(description="Distinct errors of judged requests, most frequent first, at most 10."),
+        _doc("Distinct errors of judged requests, most frequent first, at most 10."),
     ] = ()
     other_errors: Annotated[
-        int, Meta(description="Requests that ended with an error not listed in errors.")
+        int, _doc("Requests that ended with an error not listed in errors.")
     ] = 0
 
 

@@ -258,6 +258,7 @@ def _validity(
         lag_p99_limit_ms=_ms(validity.lag_limit_ns),
         tightest_ttft_ms=None if tightest_ns is None else _ms(tightest_ns),
         unsent_rows=validity.unsent,
+        client_errors=validity.client_errors,
         loop_lag_p99_ms=_ms(info.loop_lag_p99_ns),
         loop_lag_max_ms=_ms(info.loop_lag_max_ns),
     )

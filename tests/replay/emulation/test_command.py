@@ -251,7 +251,7 @@ def test_a_signal_ends_a_run_between_two_records_and_keeps_the_records(
 
 def test_signal_handlers_are_restored_after_a_run(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    writer = RunWriter.create(tmp_path / "run", slo=SLOClasses())
+    writer = RunWriter(tmp_path / "run", slo=SLOClasses())
     with writer, stoppable(writer) as check:
         check()
         os.kill(os.getpid(), signal.SIGTERM)

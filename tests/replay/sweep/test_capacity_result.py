@@ -34,7 +34,7 @@ KINDS = {
 def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> Summary:
     info = synthetic_run.info
     folder = tmp_path_factory.mktemp("capacity") / "run"
-    with RunWriter.create(folder, slo=info.slo) as writer:
+    with RunWriter(folder, slo=info.slo) as writer:
         for record in synthetic_run.records:
             writer.append(record)
         return writer.finish(info)
