@@ -48,13 +48,13 @@ _MAX_EXAMPLES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptKey:
-    """Everything but the salt that determines a prompt.
+    """Inputs of a prompt, except the run's salt.
 
     Args:
-        request_id: determines the tokens that belong to this row alone.
-        input_tokens: length, at least 1.
-        hashes: one per block, in order; empty if no prefix is shared.
-        block_size: tokens per hash; above 0 where there are hashes.
+        request_id: determines the tokens after the last hash.
+        input_tokens: length of the prompt, at least 1.
+        hashes: one hash per block, in order; empty if no prefix is shared.
+        block_size: tokens per hash; above 0 if there are hashes.
     """
 
     request_id: str
@@ -68,17 +68,17 @@ class PlannedRequest:
     """One request to send.
 
     Args:
-        request_id: the trace's id.
+        request_id: request id in the trace.
         scheduled_ns: arrival, nanoseconds since the run's zero.
-        slo_class: the class that judges it; empty without classes.
-        targets: the row's own.
-        priority: larger is more urgent; None if the trace does not state it.
-        prompt: determines the prompt.
-        output_tokens: length of the answer in the trace.
-        max_output_tokens: the client's bound on the answer in the trace; None if unbounded.
-        cancel_after_ns: when the client cancels, from `scheduled_ns`; None for never.
-        model_name: the model in the trace; empty if not stated.
-        warmup: True if it is sent and not judged.
+        slo_class: SLO class; empty without classes.
+        targets: targets of the row, which override those of the class.
+        priority: larger is more urgent; None if the trace has no priority.
+        prompt: inputs of the prompt.
+        output_tokens: output length in the trace.
+        max_output_tokens: maximum output length in the trace; None if unbounded.
+        cancel_after_ns: time from `scheduled_ns` to the cancellation by the trace; None if none.
+        model_name: model name in the trace; empty if none.
+        warmup: True if the request is sent and not judged.
     """
 
     request_id: str
@@ -100,9 +100,9 @@ class RequestPlan:
 
     Args:
         trace: an opened trace.
-        transforms: window, scale, classes, limit, speed.
-        slo: the classes; rows that name none get the default class.
-        warmup: how many of the first rows are not judged.
+        transforms: window, rate scale, class rules, limit and speed.
+        slo: SLO classes; rows without a class get the default class.
+        warmup: number of first rows that are not judged.
     """
 
     trace: Trace
@@ -114,8 +114,8 @@ class RequestPlan:
         """Yield the requests in the order of their arrival.
 
         Raises:
-            TraceError: a row that breaks a rule.
-            InputError: a session-relative trace, or a class that the SLO does not have.
+            TraceError: a row is invalid.
+            InputError: the trace is session-relative, or a class is not in the SLO.
         """
         self._require_clock()
         first_ns = self.trace.first_ns
@@ -126,7 +126,7 @@ class RequestPlan:
             yield PlannedRequest(
                 request_id=row.request_id,
                 scheduled_ns=row.timestamp_start_unix_ns - zero_ns,
-                slo_class=self._class_of(row, classes),
+                slo_class=self._class_name(row, classes),
                 targets=row.targets,
                 priority=row.priority,
                 prompt=PromptKey(
@@ -157,38 +157,38 @@ class RequestPlan:
                 "are not implemented yet; replay a trace with absolute or trace-relative time"
             )
 
-    def _class_of(self, row: TraceRow, classes: set[str]) -> str:
+    def _class_name(self, row: TraceRow, classes: set[str]) -> str:
         name = row.slo_class or self.slo.default or ""
         if classes and name not in classes:
             raise InputError(
-                f"{self.trace.path}: request {row.request_id!r} has the class {name!r}, which "
-                f"spec.slo.classes does not have; its classes are {', '.join(sorted(classes))}; "
-                "map the class with --class-by, or add it"
+                f"{self.trace.path}: request {row.request_id!r} has the class {name!r}, which is "
+                f"not in spec.slo.classes ({', '.join(sorted(classes))}); map the class with "
+                "--class-by, or add it"
             )
         return name
 
 
 @dataclass(slots=True, kw_only=True)
 class PlanStats:
-    """Totals of a plan. Counts and tokens are sums; times are nanoseconds since zero.
+    """Totals of a plan. Times are nanoseconds since the run's zero.
 
     Args:
-        rows: requests, warm-up included.
-        warmup_rows: requests that are not judged.
-        first_judged_ns: arrival of the first judged request; None without one.
-        last_ns: the last arrival.
-        peak_1s: most arrivals within any one second.
+        rows: number of requests, including warm-up rows.
+        warmup_rows: number of requests that are not judged.
+        first_judged_ns: arrival of the first judged request; None if there is none.
+        last_ns: last arrival.
+        peak_1s: maximum number of arrivals within one second.
         peak_at_ns: start of that second.
-        input_tokens: summed over all rows.
-        output_tokens: summed over all rows.
-        max_input_tokens: of any row.
-        max_output_tokens: of any row.
+        input_tokens: prompt tokens of all rows.
+        output_tokens: output tokens of all rows.
+        max_input_tokens: longest prompt.
+        max_output_tokens: longest output.
         classes: rows by class.
-        models: rows by the trace's model name, a bounded number of names.
-        cancelled_rows: rows that the trace's own client cancelled.
-        rows_with_targets: rows with targets of their own.
+        models: rows by model name in the trace; a bounded number of names.
+        cancelled_rows: rows that the trace cancels.
+        rows_with_targets: rows that have targets.
         rows_with_hashes: rows with prefix hashes.
-        examples: the first request of each class, a bounded number of classes.
+        examples: first request of each class; a bounded number of classes.
     """
 
     rows: int = 0
@@ -218,7 +218,6 @@ class RunPlan:
         requests: requests to send.
         stats: totals of `requests`.
         trace: description of the trace for the summary.
-        slo: SLO classes for judging.
         headers: headers of every request; may contain a key.
         salt: salt of the prompts.
         service: the manifest's name; empty for a bare target.
@@ -229,11 +228,15 @@ class RunPlan:
     requests: RequestPlan
     stats: PlanStats
     trace: TraceSummary
-    slo: SLOClasses
     headers: dict[str, str]
     salt: str
     service: str
     command: tuple[str, ...]
+
+    @property
+    def slo(self) -> SLOClasses:
+        """SLO classes for judging."""
+        return self.requests.slo
 
     def info(
         self,
@@ -250,14 +253,14 @@ class RunPlan:
         """Describe the run for its summary.
 
         Args:
-            target: where requests were sent.
-            started: the run's zero, as an aware time.
-            client: resources that the client used.
-            salt: of the prompts; empty where prompts have no text.
-            stopped: why the run ended early, as the end of a sentence; empty if it did not.
-            loop_lag_p99_ns: see `RunInfo`.
-            loop_lag_max_ns: see `RunInfo`.
-            emulation: what was emulated; None in real time.
+            target: target server.
+            started: time of the run's zero, timezone-aware.
+            client: resource usage of the client.
+            salt: salt of the prompts; empty if prompts have no text.
+            stopped: cause of an early end, as the end of a sentence; empty if the run is complete.
+            loop_lag_p99_ns: p99 delay of the client's event loop.
+            loop_lag_max_ns: maximum delay of the client's event loop.
+            emulation: emulated fleet and its totals; None in real time.
         """
         stats = self.stats
         start_ns = (stats.first_judged_ns or 0) if stats.warmup_rows else 0
@@ -287,10 +290,11 @@ class RunPlan:
 
 
 def survey(plan: RequestPlan) -> PlanStats:
-    """Walk the whole plan once, keeping eight bytes of each row.
+    """Read the plan once and return its totals; retains eight bytes per row.
 
     Raises:
-        InputError: as `RequestPlan.requests`; also if no row is left, or if two share one id.
+        InputError: see `RequestPlan.requests`; also if no row is left to judge, or an id is used
+            twice.
     """
     stats = PlanStats()
     second: deque[int] = deque()
@@ -308,14 +312,15 @@ def survey(plan: RequestPlan) -> PlanStats:
         raise InputError(f"{plan.trace.path}: {plan.transforms.empty_problem(span_ns)}")
     if stats.first_judged_ns is None:
         raise InputError(
-            f"{plan.trace.path}: --warmup {plan.warmup} leaves none of {stats.rows} rows to judge"
+            f"{plan.trace.path}: --warmup {plan.warmup} excludes all {stats.rows} requests; "
+            "lower it"
         )
     _reject_repeated_ids(plan, np.frombuffer(id_hashes, dtype=np.int64))
     return stats
 
 
 def _reject_repeated_ids(plan: RequestPlan, id_hashes: NDArray[np.int64]) -> None:
-    """Reject repeated ids, as runs are paired and prompts are generated by id."""
+    """Reject repeated ids, because runs are paired and prompts are generated by id."""
     hashes, counts = np.unique(id_hashes, return_counts=True)
     suspects = set(hashes[counts > 1].tolist())
     if not suspects:

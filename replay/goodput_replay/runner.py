@@ -1,7 +1,7 @@
 """One `replay` command from its options to an exit code.
 
-Everything that can be refused is refused here, before a folder is made or a request is sent. The
-run itself is in `sending.real_time` or `emulation.virtual_time`.
+All inputs are checked here, before a folder is created or a request is sent. The run itself is in
+`sending.real_time` or `emulation.virtual_time`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from goodput_core.errors import ExitCode, InputError, UsageError
+from goodput_core.process import raise_open_files
 from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_engine.manifest_file import read_manifest
@@ -29,7 +30,6 @@ from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
 from goodput_replay.run.terminal import print_summary
-from goodput_replay.sending.process import open_file_limit
 from goodput_replay.sending.target import require_permission
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
@@ -67,8 +67,8 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         sample_path() if options.trace == _SAMPLE else options.trace,
         max_decoded_bytes=options.max_decoded_bytes,
     )
-    slo, service = _slo(options)
-    fleet = _fleet(options, service)
+    slo, service = _read_slo(options)
+    fleet = _fleet_settings(options, service)
     requests = RequestPlan(
         trace=trace, transforms=_transforms(options, trace), slo=slo, warmup=options.warmup
     )
@@ -79,31 +79,30 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         return ExitCode.PASS
     if options.gate and not slo.classes and not stats.rows_with_targets:
         raise UsageError(
-            "--gate: there is no SLO to judge by; give --slo FILE, -f MANIFEST, or a trace with "
-            "targets of its own"
+            "--gate: the run has no SLO; give --slo FILE, -f MANIFEST, or a trace with "
+            "targets in its rows"
         )
     if options.target is not None:
         require_permission(options.target, granted=options.yes)
-    open_file_limit()
+    raise_open_files()
     plan = RunPlan(
         options=options,
         requests=requests,
         stats=stats,
         trace=_trace_summary(options, trace),
-        slo=slo,
         headers=_headers(options),
         salt=options.salt if options.salt is not None else secrets.token_hex(8),
         service="" if service is None else service.metadata.name,
         command=("replay", *_without_secrets(argv)),
     )
-    summary = _recorded(plan, fleet)
+    summary = _record(plan, fleet)
     if options.gate:
         return summary.verdict.kind.exit_code
     return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
 
 
-def _recorded(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
-    """Run the plan into its folder and print the summary."""
+def _record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
+    """Record the run in its folder and print the summary."""
     options = plan.options
     host = "" if options.target is None else options.target.host
     path = options.out or default_folder(datetime.now(UTC), plan.trace.name, plan.service or host)
@@ -115,7 +114,7 @@ def _recorded(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
         write_report=_write_report if options.report else None,
     )
     with writer:
-        finished = _carry_out(plan, fleet, writer, Console(stderr=True))
+        finished = _run_plan(plan, fleet, writer, Console(stderr=True))
     summary = finished.summary
     if options.json:
         sys.stdout.write(encode_summary(summary).decode())
@@ -126,10 +125,10 @@ def _recorded(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
     return summary
 
 
-def _carry_out(
+def _run_plan(
     plan: RunPlan, fleet: FleetSettings | None, writer: RunWriter, console: Console
 ) -> FinishedRun:
-    # Virtual time needs no HTTP client, real time no scheduler: each imports only its own.
+    # Virtual time needs no HTTP client, and real time needs no scheduler.
     if fleet is not None:
         from goodput_replay.emulation.virtual_time import emulated_run  # noqa: PLC0415
 
@@ -141,14 +140,14 @@ def _carry_out(
 
 
 def _write_report(folder: Path) -> object:
-    # matplotlib takes half a second to load: not before the run.
+    # Imported after the run, as matplotlib takes half a second to load.
     from goodput_replay.report.page import write_report  # noqa: PLC0415
 
     return write_report(folder)
 
 
-def _slo(options: ReplayOptions) -> tuple[SLOClasses, LLMService | None]:
-    """Return the SLO classes, and the service to start or to emulate."""
+def _read_slo(options: ReplayOptions) -> tuple[SLOClasses, LLMService | None]:
+    """Return the SLO classes, and the service to start or to emulate; None for `--target`."""
     manifest = options.manifest or options.emulate
     if manifest is not None:
         service = read_manifest(manifest)
@@ -156,8 +155,8 @@ def _slo(options: ReplayOptions) -> tuple[SLOClasses, LLMService | None]:
     return (SLOClasses() if options.slo is None else read_slo(options.slo)), None
 
 
-def _fleet(options: ReplayOptions, service: LLMService | None) -> FleetSettings | None:
-    """Return the fleet to emulate; None for a run in real time."""
+def _fleet_settings(options: ReplayOptions, service: LLMService | None) -> FleetSettings | None:
+    """Return the settings of the emulated fleet; None for a run in real time."""
     if options.emulate is None or service is None:
         return None
     from goodput_replay.emulation.settings import (  # noqa: PLC0415 - the engine
@@ -181,13 +180,13 @@ def _fleet(options: ReplayOptions, service: LLMService | None) -> FleetSettings 
 
 
 def _require_replicas(manifest: Path, spec: LLMServiceSpec, settings: FleetSettings) -> None:
-    """Refuse a fleet of zero replicas that no control law can scale up."""
+    """Reject a fleet of zero replicas that no control law can scale up."""
     scalable = spec.control.mode is ControlMode.AUTO and spec.replicas is None
     if settings.replicas == 0 and not scalable:
         field = "spec.minReplicas" if spec.replicas is None else "spec.replicas"
         raise InputError(
             f"{manifest}: {field}: with 0 replicas every request is shed, and no control law "
-            "starts one here; set 1 or more, or set control.mode to Auto without spec.replicas"
+            "starts one; set 1 or more, or set control.mode to Auto without spec.replicas"
         )
 
 
@@ -207,7 +206,7 @@ def _check_rate(options: ReplayOptions, stats: PlanStats) -> None:
     if options.max_rate is not None and stats.peak_1s > options.max_rate:
         raise UsageError(
             f"--max-rate {options.max_rate}: the busiest second of the plan, "
-            f"{format_duration(stats.peak_at_ns)} after its start, holds {stats.peak_1s} requests; "
+            f"{format_duration(stats.peak_at_ns)} after its start, has {stats.peak_1s} requests; "
             "raise the limit, or send fewer with --rate-scale"
         )
 
@@ -217,7 +216,7 @@ def _headers(options: ReplayOptions) -> dict[str, str]:
     if options.api_key_env is not None:
         key = os.environ.get(options.api_key_env, "")
         if not key or not key.isascii() or not key.isprintable():
-            what = "holds characters that a header cannot carry" if key else "is not set"
+            what = "has characters that a header cannot contain" if key else "is not set"
             raise UsageError(f"--api-key-env {options.api_key_env}: the variable {what}")
         headers["Authorization"] = f"Bearer {key}"
     return headers
@@ -231,7 +230,7 @@ def _trace_summary(options: ReplayOptions, trace: Trace) -> TraceSummary:
         raise InputError(f"{trace.path}: cannot be read ({error.strerror})") from error
     metadata = trace.metadata
     return TraceSummary(
-        # A path may hold a person's name, so only the file's own name is kept.
+        # A path may contain the name of a person, so only the file name is recorded.
         name=_SAMPLE if options.trace == _SAMPLE else Path(options.trace).name,
         digest=f"sha256:{digest}",
         source=metadata.source,
@@ -258,7 +257,7 @@ def _transform_texts(options: ReplayOptions) -> tuple[str, ...]:
 
 
 def _without_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with the values of headers left out."""
+    """Return the arguments with masked values of headers."""
     return [
         f"{text.partition(':')[0]}: ***"
         if before == "--header" or text.startswith("--header=")
@@ -268,8 +267,8 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
 
 
 def _print_plan(plan: RequestPlan, stats: PlanStats, console: Console, *, json: bool) -> None:
-    """Print what `--dry-run` would send, as a table or as one JSON object."""
-    totals = _totals(plan, stats)
+    """Print the plan of `--dry-run`, as a table or as a JSON object."""
+    totals = _plan_totals(plan, stats)
     if json:
         text = msgspec.json.format(msgspec.json.encode(totals), indent=2)
         console.print(text.decode(), soft_wrap=True, highlight=False, markup=False)
@@ -282,7 +281,7 @@ def _print_plan(plan: RequestPlan, stats: PlanStats, console: Console, *, json: 
     console.print(table)
 
 
-def _totals(plan: RequestPlan, stats: PlanStats) -> dict[str, Any]:
+def _plan_totals(plan: RequestPlan, stats: PlanStats) -> dict[str, Any]:
     window_ns = plan.window_ns(stats)
     return {
         "trace": str(plan.trace.path),
@@ -315,19 +314,17 @@ def _plan_rows(totals: dict[str, Any]) -> list[tuple[str, str]]:
         ("busiest second", f"{totals['peak_requests_in_1s']:,} requests, after {peak_at}"),
         ("input tokens", f"{totals['input_tokens']:,}, at most {totals['max_input_tokens']:,}"),
         ("output tokens", f"{totals['output_tokens']:,}, at most {totals['max_output_tokens']:,}"),
-        ("classes", _counts(totals["classes"])),
+        ("classes", _format_counts(totals["classes"])),
     ]
     if any(totals["models"]):
-        rows.append(("models", _counts(totals["models"])))
-    for name, key in (
-        ("shared prefixes", "requests_with_shared_prefixes"),
-        ("own targets", "requests_with_own_targets"),
-        ("cancelled", "requests_cancelled_by_trace"),
-    ):
-        if totals[key]:
-            rows.append((name, f"{totals[key]:,} requests"))
-    return rows
+        rows.append(("models", _format_counts(totals["models"])))
+    optional = {
+        "shared prefixes": totals["requests_with_shared_prefixes"],
+        "own targets": totals["requests_with_own_targets"],
+        "cancelled": totals["requests_cancelled_by_trace"],
+    }
+    return rows + [(name, f"{count:,} requests") for name, count in optional.items() if count]
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name or 'none'} {count:,}" for name, count in counts.items())

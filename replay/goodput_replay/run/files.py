@@ -24,7 +24,6 @@ __all__ = [
     "DECISIONS_FILE",
     "RECORDS_FILE",
     "REPORT_FILE",
-    "RESERVE_BYTES",
     "SUMMARY_FILE",
     "DiskFullError",
     "ReservedFile",
@@ -37,7 +36,7 @@ REPORT_FILE: Final = "report.html"
 DECISIONS_FILE: Final = "decisions.jsonl"
 
 # One or two row groups of a megabyte each, and the rows of the requests in flight.
-RESERVE_BYTES: Final = 8 << 20
+_RESERVE_BYTES: Final = 8 << 20
 # The footer takes up to a sixth of the file, if requests have one token each.
 _FOOTER_SHARE: Final = 4
 _STEP_BYTES: Final = 1 << 20
@@ -78,7 +77,7 @@ class ReservedFile(io.RawIOBase):
         OSError: the file cannot be created; ENOSPC if the reserve does not fit.
     """
 
-    def __init__(self, path: Path, *, reserve_bytes: int = RESERVE_BYTES) -> None:
+    def __init__(self, path: Path, *, reserve_bytes: int = _RESERVE_BYTES) -> None:
         super().__init__()
         self._reserve_bytes = reserve_bytes
         self._position = 0

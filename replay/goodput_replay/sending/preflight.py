@@ -19,7 +19,7 @@ from goodput_core.errors import UnreachableError, UsageError
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_replay.plan import PromptKey
-from goodput_replay.sending.client.answer import error_sentence
+from goodput_replay.sending.client.chunks import error_sentence
 from goodput_replay.sending.client.reason import reason_of
 
 if TYPE_CHECKING:
@@ -28,16 +28,23 @@ if TYPE_CHECKING:
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import PlannedRequest
     from goodput_replay.sending.body import PreparedRequest
-    from goodput_replay.sending.client.exchange import Exchange
+    from goodput_replay.sending.client.request import RequestClient
     from goodput_replay.sending.target import Target
 
-__all__ = ["PROBE_TIMEOUT_NS", "ModelNames", "Served", "ask", "choose_models", "probe", "probe_of"]
+__all__ = [
+    "PROBE_TIMEOUT_NS",
+    "ModelNames",
+    "ServedModels",
+    "choose_models",
+    "list_models",
+    "make_probe",
+    "send_probes",
+]
 
-_PATIENCE_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
 PROBE_TIMEOUT_NS: Final = 10 * NS_PER_S
 _PROBE_TOKENS: Final = 8
-_NOT_THE_REQUESTS_FAULT: Final = frozenset({408, 429})
-_HINTS: Final = {
+_HINTS: Final[dict[int | None, str]] = {
     401: "give a key with --api-key-env or --header",
     403: "give a key with --api-key-env or --header",
     404: "check --model, --endpoint and --target",
@@ -57,16 +64,16 @@ class _Models(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedModels:
     """Models served by a target.
 
     Args:
         models: model names, in the target's order.
-        ours: True if a Goodput engine, which reads lengths from a header, serves all of them.
+        goodput: True if Goodput engines, which read lengths from a header, serve all of them.
     """
 
     models: tuple[str, ...]
-    ours: bool
+    goodput: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +94,7 @@ class ModelNames:
         return name if found is None else found
 
 
-async def ask(session: aiohttp.ClientSession, target: Target) -> Served:
+async def list_models(session: aiohttp.ClientSession, target: Target) -> ServedModels:
     """Read the target's list of models.
 
     Raises:
@@ -95,14 +102,14 @@ async def ask(session: aiohttp.ClientSession, target: Target) -> Served:
     """
     url = f"{target.url}{PATH_MODELS}"
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             async with session.get(url, allow_redirects=False) as response:
                 body = b""
                 while len(body) <= _MAX_BYTES and (piece := await response.content.readany()):
                     body += piece
     except TimeoutError as error:
         raise UnreachableError(
-            f"{url}: no answer within {_PATIENCE_S:g} s; is the server ready?"
+            f"{url}: no response within {_TIMEOUT_S:g} s; is the server ready?"
         ) from error
     except aiohttp.ClientConnectorError as error:
         raise UnreachableError(
@@ -110,11 +117,11 @@ async def ask(session: aiohttp.ClientSession, target: Target) -> Served:
         ) from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise UnreachableError(
-            f"{url}: not an HTTP answer ({reason_of(error)}); check --target"
+            f"{url}: not an HTTP response ({reason_of(error)}); check --target"
         ) from error
     if response.status in {401, 403}:
         raise UnreachableError(
-            f"{url}: HTTP {response.status}, access refused; give a key with --api-key-env"
+            f"{url}: HTTP {response.status}, access denied; give a key with --api-key-env"
         )
     location = response.headers.get("Location")
     if location is not None and 300 <= response.status < 400:
@@ -123,34 +130,34 @@ async def ask(session: aiohttp.ClientSession, target: Target) -> Served:
             "give the address it leads to as --target"
         )
     if response.status != 200:
-        said = error_sentence(body)
+        message = error_sentence(body)
         raise UnreachableError(
-            f"{url}: HTTP {response.status}{f' ({said})' if said else ''}; "
-            "is this an OpenAI server?"
+            f"{url}: HTTP {response.status}{f' ({message})' if message else ''}; "
+            "is this an OpenAI-compatible server?"
         )
     try:
         models = msgspec.json.decode(body, type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreachableError(
-            f"{url}: answered {response.content_type} that is no list of models; "
-            "is this an OpenAI server?"
+            f"{url}: the response ({response.content_type}) is not a list of models; "
+            "is this an OpenAI-compatible server?"
         ) from error
     if not models:
         raise UnreachableError(f"{url}: the target serves no model; wait until one is loaded")
-    return Served(
+    return ServedModels(
         models=tuple(model.id for model in models),
-        ours=all(model.owned_by == MODEL_OWNER for model in models),
+        goodput=all(model.owned_by == MODEL_OWNER for model in models),
     )
 
 
 def choose_models(
-    served: Served, *, asked: Mapping[str, str], only: str | None, in_trace: Iterable[str]
+    served: ServedModels, *, mapping: Mapping[str, str], only: str | None, in_trace: Iterable[str]
 ) -> ModelNames:
     """Choose the model name of each row, so that no row fails because of its name.
 
     Args:
-        served: what the target serves.
-        asked: `--model TRACE=SERVED`.
+        served: models of the target.
+        mapping: `--model TRACE=SERVED`.
         only: `--model SERVED`, for all other rows.
         in_trace: model names in the trace; empty for rows without a name.
 
@@ -158,23 +165,23 @@ def choose_models(
         UsageError: the target does not serve a requested name.
     """
     shown = ", ".join(served.models[:_SHOWN_MODELS])
-    for name in (*asked.values(), *(() if only is None else (only,))):
+    for name in (*mapping.values(), *(() if only is None else (only,))):
         if name not in served.models:
-            raise UsageError(f"--model: the target serves no {name!r}; it serves {shown}")
+            raise UsageError(f"--model: the target does not serve {name!r}; its models: {shown}")
     other = only
     if other is None and len(served.models) == 1:
         other = served.models[0]
     for name in in_trace:
-        if name not in asked and other is None and name not in served.models:
+        if name not in mapping and other is None and name not in served.models:
             named = f"a model {name!r}" if name else "no model"
             raise UsageError(
-                f"the trace names {named} and the target serves {shown}; choose with "
+                f"the trace names {named}, and the target serves {shown}; choose with "
                 "--model SERVED or --model TRACE=SERVED"
             )
-    return ModelNames(by_name=dict(asked), other=other)
+    return ModelNames(by_name=dict(mapping), other=other)
 
 
-def probe_of(planned: PlannedRequest) -> PlannedRequest:
+def make_probe(planned: PlannedRequest) -> PlannedRequest:
     """Return a short request like `planned`: same class, model and targets, one output token."""
     name = f"probe-{planned.slo_class}" if planned.slo_class else "probe"
     return replace(
@@ -188,14 +195,16 @@ def probe_of(planned: PlannedRequest) -> PlannedRequest:
     )
 
 
-async def probe(exchange: Exchange, requests: Sequence[PreparedRequest], url: str) -> list[str]:
+async def send_probes(
+    client: RequestClient, requests: Sequence[PreparedRequest], url: str
+) -> list[str]:
     """Send one probe request per class; probes are not recorded and not judged.
 
     A 4xx status other than 408 and 429 would apply to every request of the class, so it is an
     error. Other failures, such as 503 from a starting server, are warnings.
 
     Args:
-        exchange: sends to the endpoint of the run.
+        client: client of the run's endpoint.
         requests: the probes.
         url: URL of the endpoint, for error messages.
 
@@ -207,7 +216,7 @@ async def probe(exchange: Exchange, requests: Sequence[PreparedRequest], url: st
         UnreachableError: the target refused the connection.
     """
     now_ns = time.monotonic_ns()
-    records = await asyncio.gather(*(exchange.run(request, now_ns) for request in requests))
+    records = await asyncio.gather(*(client.run(request, now_ns) for request in requests))
     warnings = []
     for record in records:
         where = f" of class {record.slo_class!r}" if record.slo_class else ""
@@ -221,9 +230,8 @@ def _require_accepted(record: RequestRecord, url: str, where: str) -> None:
     status = record.status
     if status is None and record.outcome is Outcome.ERROR and record.sent_ns is None:
         raise UnreachableError(f"{url}: the probe request{where} was not sent ({record.detail})")
-    if status is None or not 400 <= status < 500 or status in _NOT_THE_REQUESTS_FAULT:
-        return
-    raise UsageError(
-        f"{url}: the target rejects requests{where}: {record.detail}; "
-        f"{_HINTS.get(status, _HINT)}, or skip this probe with --no-probe"
-    )
+    if record.client_error:
+        raise UsageError(
+            f"{url}: the target rejects requests{where}: {record.detail}; "
+            f"{_HINTS.get(status, _HINT)}, or skip this probe with --no-probe"
+        )

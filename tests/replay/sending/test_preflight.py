@@ -10,7 +10,7 @@ import pytest
 from goodput_core.errors import UnreachableError, UsageError
 from goodput_replay.sending import preflight
 from goodput_replay.sending.client.connection import open_session
-from goodput_replay.sending.preflight import Served, ask, choose_models
+from goodput_replay.sending.preflight import ServedModels, choose_models, list_models
 from goodput_replay.sending.target import parse_target
 
 if TYPE_CHECKING:
@@ -34,19 +34,19 @@ def models(*owned: tuple[str, str]) -> bytes:
     ).encode()
 
 
-async def served_by(url: str) -> Served:
+async def served_by(url: str) -> ServedModels:
     async with open_session({}) as session:
-        return await ask(session, parse_target(url))
+        return await list_models(session, parse_target(url))
 
 
-async def test_our_engine_is_recognised_by_the_owner_of_its_models(serve: Serve) -> None:
+async def test_a_goodput_engine_is_recognised_by_the_owner_of_its_models(serve: Serve) -> None:
     url = await serve(says(models(("llama", "goodput"))))
-    assert await served_by(url) == Served(models=("llama",), ours=True)
+    assert await served_by(url) == ServedModels(models=("llama",), goodput=True)
 
 
 async def test_one_foreign_model_makes_a_target_foreign(serve: Serve) -> None:
     url = await serve(says(models(("a", "goodput"), ("b", "vllm"))))
-    assert await served_by(url) == Served(models=("a", "b"), ours=False)
+    assert await served_by(url) == ServedModels(models=("a", "b"), goodput=False)
 
 
 async def test_a_target_may_be_written_with_v1_and_a_slash(serve: Serve) -> None:
@@ -59,18 +59,21 @@ BAD = {
         says(b"", "308 Moved\r\nLocation: https://llm.example/v1/models"),
         "HTTP 308, a redirect to https://llm.example/v1/models; give the address it leads to",
     ),
-    "500": (says(b"boom", "500 No"), "HTTP 500 (boom); is this an OpenAI server?"),
-    "404": (says(b"", "404 Not Found"), "HTTP 404; is this an OpenAI server?"),
-    "401": (says(b"", "401 No"), "HTTP 401, access refused; give a key with --api-key-env"),
-    "HTML": (says(b"<html>", kind="text/html"), "answered text/html that is no list of models"),
-    "other JSON": (says(b'{"status":"ok"}'), "answered application/json that is no list of models"),
+    "500": (says(b"boom", "500 No"), "HTTP 500 (boom); is this an OpenAI-compatible server?"),
+    "404": (says(b"", "404 Not Found"), "HTTP 404; is this an OpenAI-compatible server?"),
+    "401": (says(b"", "401 No"), "HTTP 401, access denied; give a key with --api-key-env"),
+    "HTML": (says(b"<html>", kind="text/html"), "the response (text/html) is not a list of models"),
+    "other JSON": (
+        says(b'{"status":"ok"}'),
+        "the response (application/json) is not a list of models",
+    ),
     "no model": (says(b'{"data":[]}'), "the target serves no model"),
-    "endless": (says(b"[" * 3_000_000), "that is no list of models"),
+    "endless": (says(b"[" * 3_000_000), "is not a list of models"),
 }
 
 
 @pytest.mark.parametrize(("script", "sentence"), BAD.values(), ids=BAD)
-async def test_a_wrong_target_is_one_sentence_before_anything_is_sent(
+async def test_a_wrong_target_is_reported_before_a_request_is_sent(
     serve: Serve, script: Script, sentence: str
 ) -> None:
     with pytest.raises(UnreachableError) as caught:
@@ -80,7 +83,7 @@ async def test_a_wrong_target_is_one_sentence_before_anything_is_sent(
     assert caught.value.exit_code == 64
 
 
-async def test_a_target_that_is_not_there_is_named() -> None:
+async def test_a_refused_connection_names_the_target() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -90,30 +93,30 @@ async def test_a_target_that_is_not_there_is_named() -> None:
         await served_by(f"http://127.0.0.1:{port}")
 
 
-async def test_a_target_that_hangs_is_given_up(
+async def test_a_target_without_a_response_times_out(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hang(_request: bytes, _writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(preflight, "_PATIENCE_S", 0.05)
-    with pytest.raises(UnreachableError, match="no answer within"):
+    monkeypatch.setattr(preflight, "_TIMEOUT_S", 0.05)
+    with pytest.raises(UnreachableError, match="no response within"):
         await served_by(await serve(hang))
 
 
-async def test_a_target_that_closes_is_named(serve: Serve) -> None:
+async def test_a_closed_connection_names_the_target(serve: Serve) -> None:
     async def close(_request: bytes, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    with pytest.raises(UnreachableError, match="not an HTTP answer"):
+    with pytest.raises(UnreachableError, match="not an HTTP response"):
         await served_by(await serve(close))
 
 
-ONE, TWO = Served(models=("m",), ours=True), Served(models=("m", "n"), ours=False)
+ONE, TWO = ServedModels(models=("m",), goodput=True), ServedModels(models=("m", "n"), goodput=False)
 
 
 @pytest.mark.parametrize(
-    ("served", "asked", "only", "in_trace", "expected"),
+    ("served", "mapping", "only", "in_trace", "expected"),
     [
         (ONE, {}, None, ["", "gpt-4"], {"": "m", "gpt-4": "m"}),
         (TWO, {}, None, ["n", "m"], {"n": "n", "m": "m"}),
@@ -129,30 +132,30 @@ ONE, TWO = Served(models=("m",), ours=True), Served(models=("m", "n"), ours=Fals
         "mapped and matching",
     ],
 )
-def test_every_row_gets_a_model_that_is_served(
-    served: Served,
-    asked: dict[str, str],
+def test_every_row_gets_a_served_model(
+    served: ServedModels,
+    mapping: dict[str, str],
     only: str | None,
     in_trace: list[str],
     expected: dict[str, str],
 ) -> None:
-    names = choose_models(served, asked=asked, only=only, in_trace=in_trace)
+    names = choose_models(served, mapping=mapping, only=only, in_trace=in_trace)
     assert {name: names(name) for name in in_trace} == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "only", "in_trace", "sentence"),
+    ("mapping", "only", "in_trace", "sentence"),
     [
-        ({}, "x", [""], "--model: the target serves no 'x'; it serves m, n"),
-        ({"a": "x"}, None, ["a"], "--model: the target serves no 'x'; it serves m, n"),
-        ({}, None, ["gpt"], "the trace names a model 'gpt' and the target serves m, n"),
-        ({}, None, [""], "the trace names no model and the target serves m, n"),
+        ({}, "x", [""], "--model: the target does not serve 'x'; its models: m, n"),
+        ({"a": "x"}, None, ["a"], "--model: the target does not serve 'x'; its models: m, n"),
+        ({}, None, ["gpt"], "the trace names a model 'gpt', and the target serves m, n"),
+        ({}, None, [""], "the trace names no model, and the target serves m, n"),
     ],
     ids=["unknown", "mapped to unknown", "trace's is not served", "trace names none"],
 )
-def test_a_model_that_is_not_served_is_refused(
-    asked: dict[str, str], only: str | None, in_trace: list[str], sentence: str
+def test_a_model_that_is_not_served_is_rejected(
+    mapping: dict[str, str], only: str | None, in_trace: list[str], sentence: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_models(TWO, asked=asked, only=only, in_trace=in_trace)
+        choose_models(TWO, mapping=mapping, only=only, in_trace=in_trace)
     assert str(caught.value).startswith(sentence)

@@ -1,4 +1,4 @@
-"""What a user reads of a failed connection: words, and nothing of the client's own innards."""
+"""Reasons of failed connections contain no class names, codes or quoted bytes of the client."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ REASONS = {
         lambda: aiohttp.ClientOSError(errno.ECONNRESET, "[Errno 104] Connection reset by peer"),
         "Connection reset by peer",
     ),
-    "hung up": (aiohttp.ServerDisconnectedError, "the server hung up"),
-    "cut short": (
+    "closed": (aiohttp.ServerDisconnectedError, "the server closed the connection"),
+    "truncated": (
         lambda: aiohttp.ClientPayloadError(
             "Response payload is not completed: <ContentLengthError: 400, message='Not enough'>"
         ),
-        "the answer was cut short",
+        "the response was truncated",
     ),
     "no HTTP": (
         lambda: response(BadStatusLine("SSH-2.0", "Bad status line:\n\n  b'SSH-2.0'\n").message),
@@ -76,13 +76,13 @@ REASONS = {
         lambda: response("Got more than 8190 bytes when reading: b'aaaaaa...'."),
         "Got more than 8190 bytes when reading",
     ),
-    "without words": (OSError, "OSError"),
+    "without a message": (OSError, "OSError"),
     "a bare error": (ValueError, "ValueError"),
 }
 
 
 @pytest.mark.parametrize(("make", "words"), REASONS.values(), ids=REASONS)
-def test_a_failed_connection_is_told_in_words(
+def test_a_failed_connection_has_a_plain_reason(
     make: Callable[[], BaseException], words: str
 ) -> None:
     assert reason_of(make()) == words

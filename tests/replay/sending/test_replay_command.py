@@ -216,12 +216,12 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_the_busiest_second_may_be_bounded(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--max-rate", 19)
     assert "--max-rate 19: the busiest second of the plan" in said
-    assert "holds 20 requests" in said
+    assert "has 20 requests" in said
 
 
 def test_a_gate_needs_a_promise(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--gate")
-    assert "--gate: there is no SLO to judge by" in said
+    assert "--gate: the run has no SLO" in said
 
 
 def test_another_machine_needs_permission(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

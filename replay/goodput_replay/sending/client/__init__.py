@@ -1,1 +1,1 @@
-"""One request over HTTP: send it, read its stream, say what happened. Knows no trace."""
+"""HTTP client of a replay: sends one request, reads its stream and returns its record."""

@@ -1,4 +1,4 @@
-"""The one connection pool of a run."""
+"""Connection pool of a run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 __all__ = ["open_session"]
 
-# Below the five seconds after which common servers close an idle connection: a request that
-# leaves just as its connection is closed would fail through nobody's fault.
+# Common servers close an idle connection after five seconds. A request that is sent at that moment
+# would fail, although neither the client nor the server is at fault.
 _KEEPALIVE_S: Final = 4.0
 _READ_BUFFER: Final = 1 << 18
 
 
 def open_session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """A session without a limit of connections: arrivals never wait for answers.
+    """Open a session without a limit of connections, so that sends never wait for responses.
 
     Args:
-        headers: sent with every request.
+        headers: headers of every request.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(

@@ -1,8 +1,7 @@
-"""Why a connection failed, in a few plain words.
+"""Short reasons of failed connections, for error messages and records.
 
-The HTTP client's exceptions print themselves with class names, error codes and quoted bytes of
-the answer; what a user reads, and what stands in a run's records, holds none of that. What a
-failure means for a request or a run is not known here.
+The messages of the HTTP client's exceptions contain class names, error codes and quoted bytes of
+the response. The reasons here contain none of these.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ _MAX_CHARACTERS = 120
 
 
 def reason_of(error: BaseException) -> str:
-    """The reason of a failed connection or exchange, on one line without an end.
+    """Return the reason of a failed connection, on one line without a full stop.
 
     Args:
-        error: what the HTTP client or the system raised.
+        error: exception of the HTTP client or the system.
     """
     if isinstance(error, aiohttp.ClientConnectorError):
-        return reason_of(error.os_error)  # what the system said
+        return reason_of(error.os_error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return _line(f"its certificate is not trusted: {error.verify_message}")
     if isinstance(error, ssl.SSLError):
         return _line(f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}")
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the server hung up"
+        return "the server closed the connection"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the answer was cut short"
+        return "the response was truncated"
     if isinstance(error, OSError):
-        # Name resolution has negative codes of its own, and words for them.
+        # Name resolution errors have negative codes and messages of their own.
         number = error.errno or 0
-        said = os.strerror(number) if number > 0 else error.strerror
-        return _line(said or type(error).__name__)
-    said = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
-    return _line(said) or type(error).__name__
+        message = os.strerror(number) if number > 0 else error.strerror
+        return _line(message or type(error).__name__)
+    message = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    return _line(message) or type(error).__name__
 
 
 def _line(text: str) -> str:
-    """The first line, without the bytes of the answer that a parser quotes after a colon."""
+    """Return the first line, without the response bytes that a parser quotes after a colon."""
     first = text.strip().partition("\n")[0].partition(": b'")[0]
     return " ".join(first.split())[:_MAX_CHARACTERS].rstrip(" .:")

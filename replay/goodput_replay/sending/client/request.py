@@ -1,8 +1,7 @@
-"""One request from its bytes to its record: send, stamp every token, say how it ended.
+"""Send one request, record the time of each token, and return the request's record.
 
-Every way in which a server can misbehave ends in an outcome and a short sentence, never in an
-exception: a run judges its target's failures, it does not die of them. There are no retries,
-which would hide failures.
+A failure of the server is an outcome with a short message, never an exception, because a run
+judges the failures of its target. There are no retries, which would hide failures.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from goodput_core.contract import HEADER_REPLICA, HEADER_REVISION
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_S, NS_PER_US
 from goodput_engine.openai.sse import LineTooLongError, SSEReader
-from goodput_replay.sending.client.answer import (
+from goodput_replay.sending.client.chunks import (
     DONE,
     MalformedChunkError,
     decode_chunk,
     error_sentence,
-    refusal_sentence,
+    status_sentence,
 )
 from goodput_replay.sending.client.reason import reason_of
 
@@ -37,19 +36,19 @@ if TYPE_CHECKING:
 
     from goodput_replay.sending.body import PreparedRequest
 
-__all__ = ["Exchange", "unsent"]
+__all__ = ["RequestClient"]
 
 _MAX_ERROR_BODY: Final = 4096
 _MAX_DETAIL: Final = 200
 _SHED_STATUS: Final = frozenset({429, 503})
-# What the client's own machine ran out of: the request was not the target's to answer.
-_OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
-# How long the end of a stream may take after its last event, so that the connection is reused.
+# Errors of this machine, which ran out of files, ports or buffers.
+_LOCAL_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
+# Time allowed for the end of a stream after its last event, so that the connection is reused.
 _LINGER_S: Final = 1.0
 
 
 class _Body(Payload):
-    """Bytes that note when they were handed to the socket."""
+    """A request body that records the time at which it was written to the socket."""
 
     def __init__(self, value: bytes) -> None:
         super().__init__(value, content_type="application/json")
@@ -57,19 +56,19 @@ class _Body(Payload):
         self.sent_ns: int | None = None
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text; aiohttp asks for it in error messages only."""
+        """Return the body as text, which aiohttp uses only in error messages."""
         return cast("bytes", self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Hand everything over at once; how fast the server reads is not our lag."""
+        """Write the complete body without draining, as a slow server is not a late client."""
         stream = cast("StreamWriter", writer)
         await stream.write(self._value, drain=False)
         if self.sent_ns is None:
             self.sent_ns = time.monotonic_ns()
 
 
-class _Answer:
-    """What came back so far. Times are of the monotonic clock."""
+class _Stream:
+    """Tokens and times of a response stream so far. Times are on the monotonic clock."""
 
     __slots__ = (
         "cached_tokens",
@@ -101,7 +100,7 @@ class _Answer:
         self.detail = ""
 
     def take(self, data: bytes, now_ns: int) -> None:
-        """Count the events of one piece of the stream, all of which came at `now_ns`."""
+        """Count the events in a piece of the stream that was received at `now_ns`."""
         for event in self.parser.feed(data):
             if self.done or self.failed:
                 return
@@ -109,9 +108,9 @@ class _Answer:
                 self.done = True
                 self.end_ns = now_ns
                 continue
-            self._chunk(event, now_ns)
+            self._take_chunk(event, now_ns)
 
-    def _chunk(self, event: bytes, now_ns: int) -> None:
+    def _take_chunk(self, event: bytes, now_ns: int) -> None:
         chunk = decode_chunk(event)
         if chunk.failed:
             self.failed = True
@@ -136,18 +135,18 @@ class _Answer:
 
     @property
     def output_tokens(self) -> int:
-        """As the server accounts for them, else counted chunk by chunk."""
+        """Output tokens reported by the server, else the number of chunks with output."""
         return self.tokens if self.usage_tokens is None else self.usage_tokens
 
 
-class Exchange:
+class RequestClient:
     """Sends requests to one endpoint.
 
     Args:
-        session: with the connection pool and the headers of every request.
-        url: the endpoint.
-        timeout_ns: how long a request may take from its scheduled arrival.
-        pinned: whether answers have to be as long as the trace's.
+        session: connection pool and headers of every request.
+        url: URL of the endpoint.
+        timeout_ns: time limit of a request from its scheduled arrival.
+        pinned: True if outputs must have the length in the trace.
     """
 
     def __init__(
@@ -159,49 +158,50 @@ class Exchange:
         self._pinned = pinned
 
     async def run(self, request: PreparedRequest, zero_ns: int) -> RequestRecord:
-        """Send one request now and follow its answer to the end.
+        """Send one request now and read its response to the end.
 
         Args:
-            request: what to send.
+            request: the request.
             zero_ns: the run's zero on the monotonic clock.
 
         Returns:
-            The record, also when the task is cancelled: the answer so far, as `cancelled`.
+            The record. If the task is cancelled, the record of the partial response with the
+            outcome `cancelled`.
         """
         planned = request.planned
         scheduled_ns = zero_ns + planned.scheduled_ns
         cancel_ns = planned.cancel_after_ns
-        gives_up = cancel_ns is not None and cancel_ns < self._timeout_ns
-        patience_ns = cancel_ns if gives_up and cancel_ns is not None else self._timeout_ns
-        body, answer = _Body(request.body), _Answer()
+        trace_cancels = cancel_ns is not None and cancel_ns < self._timeout_ns
+        limit_ns = cancel_ns if trace_cancels and cancel_ns is not None else self._timeout_ns
+        body, stream = _Body(request.body), _Stream()
         status: int | None = None
         headers: Mapping[str, str] = {}
         outcome, detail = Outcome.ERROR, ""
-        patience_s = (scheduled_ns + patience_ns - time.monotonic_ns()) / NS_PER_S
+        limit_s = (scheduled_ns + limit_ns - time.monotonic_ns()) / NS_PER_S
         try:
-            async with asyncio.timeout(patience_s) as patience:
+            async with asyncio.timeout(limit_s) as limit:
                 async with self._session.post(
                     self._url, data=body, headers=request.headers, allow_redirects=False
                 ) as response:
                     status, headers = response.status, response.headers
-                    outcome, detail = await _read(response, answer, patience)
+                    outcome, detail = await _read(response, stream, limit)
         except TimeoutError:
-            if answer.done:
+            if stream.done:
                 outcome = Outcome.OK
-            elif gives_up:
+            elif trace_cancels:
                 outcome = Outcome.CANCELLED
             else:
                 outcome = Outcome.TIMEOUT
                 detail = f"nothing complete within {self._timeout_ns / NS_PER_S:g} s"
         except asyncio.CancelledError:
-            # The run is being stopped. What is known of this request is kept, and the task
-            # ends right here, so nothing that was cancelled goes on.
+            # The run is stopped. The partial response is recorded, and this task ends here, so the
+            # cancellation has its effect.
             outcome, detail = Outcome.CANCELLED, "the run was stopped"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            outcome, detail = _failure(error, status=status, answered=answer.tokens)
-            if answer.done and outcome is Outcome.ERROR:
+            outcome, detail = _failure(error, status=status, tokens=stream.tokens)
+            if stream.done and outcome is Outcome.ERROR:
                 outcome, detail = Outcome.OK, ""
-        end_ns = answer.end_ns if outcome is Outcome.OK else None
+        end_ns = stream.end_ns if outcome is Outcome.OK else None
         if end_ns is None:
             end_ns = time.monotonic_ns()
         return RequestRecord(
@@ -210,12 +210,12 @@ class Exchange:
             scheduled_ns=planned.scheduled_ns,
             outcome=outcome,
             sent_ns=_since(body.sent_ns, zero_ns),
-            first_token_ns=_since(answer.first_ns, zero_ns),
-            last_token_ns=_since(answer.last_ns, zero_ns),
+            first_token_ns=_since(stream.first_ns, zero_ns),
+            last_token_ns=_since(stream.last_ns, zero_ns),
             end_ns=end_ns - zero_ns,
-            gaps_us=answer.gaps_us,
+            gaps_us=stream.gaps_us,
             input_tokens=request.input_tokens,
-            output_tokens=answer.output_tokens,
+            output_tokens=stream.output_tokens,
             pinned_output_tokens=planned.output_tokens if self._pinned else None,
             targets=planned.targets,
             cancel_after_ns=cancel_ns,
@@ -223,70 +223,54 @@ class Exchange:
             detail=_printable(detail),
             replica=_printable(headers.get(HEADER_REPLICA, "")),
             revision=_printable(headers.get(HEADER_REVISION, "")),
-            cached_tokens=answer.cached_tokens,
+            cached_tokens=stream.cached_tokens,
         )
 
 
 def _printable(text: str) -> str:
-    """A server's words as a record can hold them: bounded, no control or broken characters."""
+    """Truncate a text from a server and replace control and invalid characters."""
     return "".join(
         c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:_MAX_DETAIL]
     )
 
 
-def unsent(request: PreparedRequest, detail: str, *, pinned: bool) -> RequestRecord:
-    """The record of a request that never left."""
-    planned = request.planned
-    return RequestRecord(
-        request_id=planned.request_id,
-        slo_class=planned.slo_class,
-        scheduled_ns=planned.scheduled_ns,
-        outcome=Outcome.UNSENT,
-        input_tokens=request.input_tokens,
-        pinned_output_tokens=planned.output_tokens if pinned else None,
-        targets=planned.targets,
-        cancel_after_ns=planned.cancel_after_ns,
-        detail=detail,
-    )
-
-
 async def _read(
-    response: aiohttp.ClientResponse, answer: _Answer, patience: asyncio.Timeout
+    response: aiohttp.ClientResponse, stream: _Stream, limit: asyncio.Timeout
 ) -> tuple[Outcome, str]:
-    """Follow the answer to its end; the connection is closed where more could still come."""
+    """Read a response to its end; close the connection if more data could follow."""
     if response.status != 200:
-        body = await _head(response)
+        body = await _read_start(response)
         outcome = Outcome.SHED if response.status in _SHED_STATUS else Outcome.ERROR
-        return outcome, refusal_sentence(response.status, response.headers.get("Location"), body)
+        return outcome, status_sentence(response.status, response.headers.get("Location"), body)
     if response.content_type != "text/event-stream":
         response.close()
-        return Outcome.ERROR, f"answered {response.content_type}, not an event stream"
+        return Outcome.ERROR, f"the response is {response.content_type}, not an event stream"
     coding = response.headers.get("Content-Encoding", "identity")
     if coding != "identity":
         response.close()
-        return Outcome.ERROR, f"answered in {coding}, although no compression was asked for"
+        return Outcome.ERROR, f"the response is compressed ({coding}), which was not requested"
     content = response.content
     lingering = False
     while True:
         data = await content.readany()
         if not data:
             break
-        answer.take(data, time.monotonic_ns())
-        if answer.failed:
+        stream.take(data, time.monotonic_ns())
+        if stream.failed:
             response.close()
-            return Outcome.ERROR, answer.detail
-        if answer.done and not lingering:
+            return Outcome.ERROR, stream.detail
+        if stream.done and not lingering:
             lingering = True
-            patience.reschedule(asyncio.get_running_loop().time() + _LINGER_S)
-    if answer.done or (answer.finished and not answer.parser.inside_event):
+            limit.reschedule(asyncio.get_running_loop().time() + _LINGER_S)
+    if stream.done or (stream.finished and not stream.parser.inside_event):
         return Outcome.OK, ""
-    if answer.parser.inside_event:
+    if stream.parser.inside_event:
         return Outcome.ERROR, "the stream ended in the middle of an event"
-    return Outcome.ERROR, "the stream ended before the answer did"
+    return Outcome.ERROR, "the stream ended before the response was complete"
 
 
-async def _head(response: aiohttp.ClientResponse) -> bytes:
-    """The start of a body that is not a stream; a longer one costs the connection."""
+async def _read_start(response: aiohttp.ClientResponse) -> bytes:
+    """Return the start of a body; close the connection if the body is longer."""
     data = b""
     while len(data) < _MAX_ERROR_BODY:
         piece = await response.content.readany()
@@ -297,19 +281,19 @@ async def _head(response: aiohttp.ClientResponse) -> bytes:
     return data[:_MAX_ERROR_BODY]
 
 
-def _failure(error: Exception, *, status: int | None, answered: int) -> tuple[Outcome, str]:
-    """The outcome and the sentence of an exception."""
+def _failure(error: Exception, *, status: int | None, tokens: int) -> tuple[Outcome, str]:
+    """Return the outcome and the message of an exception."""
     if isinstance(error, LineTooLongError | MalformedChunkError):
         return Outcome.ERROR, str(error)
-    if isinstance(error, OSError) and error.errno in _OUR_FAULT:
-        return Outcome.UNSENT, f"this machine could not send it: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in _LOCAL_ERRORS:
+        return Outcome.UNSENT, f"this machine could not send the request: {error.strerror}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return Outcome.ERROR, f"could not connect: {reason_of(error)}"
     if isinstance(error, aiohttp.ClientResponseError):
-        return Outcome.ERROR, f"not an HTTP answer: {reason_of(error)}"
-    when = "before an answer"
+        return Outcome.ERROR, f"not an HTTP response: {reason_of(error)}"
+    when = "before a response"
     if status is not None:
-        when = "mid-stream" if answered else "before the first token"
+        when = "mid-stream" if tokens else "before the first token"
     return Outcome.ERROR, f"the connection closed {when}: {reason_of(error)}"
 
 

@@ -1,8 +1,8 @@
-"""What one event of an OpenAI stream says about tokens. No text is kept.
+"""Events of an OpenAI stream, decoded for counting tokens. No text is kept.
 
-A chunk counts as the tokens that its own `usage` accounts for, where a server sends usage with
-every chunk; else a chunk with any text, reasoning, refusal or tool call is one token. (The
-router counts so too, or the two would judge one answer differently.)
+The token count of a response is that of the last `usage`, if the server sends one. Otherwise each
+chunk with text, reasoning, a refusal or a tool call counts as one token. The router counts in the
+same way, so that both judge a response alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = [
     "MalformedChunkError",
     "decode_chunk",
     "error_sentence",
-    "refusal_sentence",
+    "status_sentence",
 ]
 
 DONE: Final = b"[DONE]"
@@ -25,10 +25,10 @@ _MAX_DETAIL: Final = 160
 
 
 class MalformedChunkError(ValueError):
-    """An event that is no chunk of an OpenAI stream."""
+    """An event is not a chunk of an OpenAI stream."""
 
 
-# A server may claim anything; what it claims must fit the columns of a record.
+# Bounded, so that a count from a server fits the columns of a record.
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -37,7 +37,7 @@ class _PromptDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts as the server accounts for them."""
+    """Token counts reported by the server."""
 
     prompt_tokens: _Tokens | None = None
     completion_tokens: _Tokens | None = None
@@ -59,7 +59,7 @@ class _Choice(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """One event of a stream of completions or of chat completions."""
+    """An event of a stream of completions or chat completions."""
 
     choices: list[_Choice] = []
     usage: Usage | None = None
@@ -67,7 +67,7 @@ class Chunk(msgspec.Struct):
 
     @property
     def has_token(self) -> bool:
-        """Whether any choice carries something a model produced."""
+        """True if a choice contains output of the model."""
         for choice in self.choices:
             if choice.text:
                 return True
@@ -84,17 +84,17 @@ class Chunk(msgspec.Struct):
 
     @property
     def failed(self) -> bool:
-        """Whether it reports an error in place of tokens."""
+        """True if the event reports an error."""
         return _present(self.error)
 
     @property
     def finished(self) -> bool:
-        """Whether a choice says that it ended."""
+        """True if a choice has a finish reason."""
         return any(choice.finish_reason for choice in self.choices)
 
 
 def _present(raw: msgspec.Raw) -> bool:
-    """Whether undecoded JSON was there at all, and more than null or an empty list."""
+    """True if the undecoded JSON is present and neither null nor an empty list."""
     return bytes(raw) not in {b"", b"null", b"[]"}
 
 
@@ -102,20 +102,20 @@ class _ErrorBody(msgspec.Struct):
     message: str = ""
 
 
-class _ErrorAnswer(msgspec.Struct):
+class _ErrorResponse(msgspec.Struct):
     error: _ErrorBody | str = ""
     message: str = ""
 
 
 _CHUNK: Final = msgspec.json.Decoder(Chunk)
-_ERROR: Final = msgspec.json.Decoder(_ErrorAnswer)
+_ERROR: Final = msgspec.json.Decoder(_ErrorResponse)
 
 
 def decode_chunk(data: bytes) -> Chunk:
     """Decode one event.
 
     Raises:
-        MalformedChunkError: not JSON, or not the shape of a chunk.
+        MalformedChunkError: the event is not JSON, or does not have the form of a chunk.
     """
     try:
         return _CHUNK.decode(data)
@@ -123,13 +123,13 @@ def decode_chunk(data: bytes) -> Chunk:
         raise MalformedChunkError(f"malformed chunk: {error}"[:_MAX_DETAIL]) from error
 
 
-def refusal_sentence(status: int, location: str | None, body: bytes) -> str:
-    """What an answer other than 200 says: its status, and where it points to or its error.
+def status_sentence(status: int, location: str | None, body: bytes) -> str:
+    """Describe a response with a status other than 200: its redirect or its error message.
 
     Args:
-        status: of HTTP.
-        location: its `Location` header; redirects are not followed.
-        body: its first bytes.
+        status: HTTP status.
+        location: `Location` header; redirects are not followed.
+        body: first bytes of the response body.
     """
     if location is not None and 300 <= status < 400:
         where = " ".join(location.split())[:_MAX_DETAIL]
@@ -138,12 +138,12 @@ def refusal_sentence(status: int, location: str | None, body: bytes) -> str:
 
 
 def error_sentence(body: bytes) -> str:
-    """The message of an OpenAI error, else the body's first line; bounded, on one line."""
+    """Return the message of an OpenAI error, else the body; truncated, on one line."""
     try:
-        answer = _ERROR.decode(body)
+        response = _ERROR.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = body.decode("utf-8", "replace")
     else:
-        text = answer.error if isinstance(answer.error, str) else answer.error.message
-        text = text or answer.message
+        error = response.error
+        text = (error if isinstance(error, str) else error.message) or response.message
     return " ".join(text.split())[:_MAX_DETAIL]

@@ -1,9 +1,12 @@
+"""One request over HTTP: every behaviour of a server ends in a record."""
+
 from __future__ import annotations
 
 import asyncio
 import gzip
 import json
 import re
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -13,13 +16,12 @@ from yarl import URL
 from goodput_core.contract import HEADER_REPLICA
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.client.connection import open_session
-from goodput_replay.sending.client.exchange import Exchange
+from goodput_replay.sending.client.request import RequestClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    from goodput_replay.sending.body import PreparedRequest
 
     Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
     Serve = Callable[[Script], Awaitable[str]]
@@ -87,10 +89,10 @@ async def send(
     pinned: bool = True,
 ) -> RequestRecord:
     async with open_session({}) as session:
-        exchange = Exchange(
+        client = RequestClient(
             session, URL(f"{url}/v1/completions"), timeout_ns=timeout_ns, pinned=pinned
         )
-        return await exchange.run(request, time.monotonic_ns() - lag_ns)
+        return await client.run(request, time.monotonic_ns() - lag_ns)
 
 
 async def test_a_streamed_answer_is_stamped_and_counted(serve: Serve, prepared: Prepared) -> None:
@@ -205,7 +207,7 @@ FAILURES = {
             chunk(gzip.compress(token("a", "stop") + DONE)) + LAST,
         ),
         Outcome.ERROR,
-        "answered in gzip, although no compression was asked for",
+        "the response is compressed (gzip), which was not requested",
     ),
     "an endless error body": (
         says(b"HTTP/1.1 500 No\r\nConnection: close\r\n\r\n", b"x" * 10_000_000, close=True),
@@ -215,12 +217,12 @@ FAILURES = {
     "HTML": (
         says(answer(b"<html>login</html>", kind="text/html")),
         Outcome.ERROR,
-        "answered text/html, not an event stream",
+        "the response is text/html, not an event stream",
     ),
     "JSON instead of a stream": (
         says(answer(b"{}")),
         Outcome.ERROR,
-        "answered application/json, not an event stream",
+        "the response is application/json, not an event stream",
     ),
     "half an event": (
         says(UNTIL_CLOSED, token() + b'data: {"choi', close=True),
@@ -230,12 +232,12 @@ FAILURES = {
     "ends without finishing": (
         says(CHUNKED, chunk(token()) + LAST),
         Outcome.ERROR,
-        "the stream ended before the answer did",
+        "the stream ended before the response was complete",
     ),
     "an empty stream": (
         says(CHUNKED, LAST),
         Outcome.ERROR,
-        "the stream ended before the answer did",
+        "the stream ended before the response was complete",
     ),
     "closes mid-stream": (
         says(CHUNKED, chunk(token()), close=True),
@@ -250,7 +252,7 @@ FAILURES = {
     "closes without an answer": (
         says(close=True),
         Outcome.ERROR,
-        "the connection closed before an answer",
+        "the connection closed before a response",
     ),
     "a 10 MB line": (
         says(CHUNKED, chunk(token()), chunk(b"data: " + b"x" * 10_000_000), chunk(b"\n\n") + LAST),
@@ -277,12 +279,12 @@ FAILURES = {
     "a broken chunk size": (
         says(CHUNKED + b"zz\r\nabc\r\n", close=True),
         Outcome.ERROR,
-        "not an HTTP answer",
+        "not an HTTP response",
     ),
     "a header of a megabyte": (
         says(b"HTTP/1.1 200 OK\r\nX-Long: " + b"a" * (1 << 20) + b"\r\n\r\n", close=True),
         Outcome.ERROR,
-        "not an HTTP answer",
+        "not an HTTP response",
     ),
 }
 
@@ -349,3 +351,73 @@ async def test_a_request_that_is_in_flight_when_the_run_stops_is_kept(
     record = await task
     assert (record.outcome, record.detail) == (Outcome.CANCELLED, "the run was stopped")
     assert record.sent_ns is not None
+
+
+EVENTS = token("a", "stop") + DONE
+RESPONSE = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(EVENTS), EVENTS)
+
+
+async def test_a_target_that_refuses_connections_is_an_error(prepared: Prepared) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    record = await send(f"http://127.0.0.1:{port}", prepared())
+    assert record.outcome is Outcome.ERROR
+    assert record.detail.startswith("could not connect: ")
+    assert record.sent_ns is None
+
+
+async def test_running_out_of_files_is_the_clients_own_failure(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_session({}) as session:
+
+        def no_files(*_args: object, **_kwargs: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(session, "post", no_files)
+        client = RequestClient(
+            session, URL("http://127.0.0.1:1/"), timeout_ns=NS_PER_S, pinned=True
+        )
+        record = await client.run(prepared(), time.monotonic_ns())
+    assert record.outcome is Outcome.UNSENT
+    assert record.detail == "this machine could not send the request: Too many open files"
+
+
+async def test_connections_are_used_again(serve: Serve, prepared: Prepared) -> None:
+    connections = set()
+
+    async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        connections.add(writer.get_extra_info("peername"))
+        writer.write(RESPONSE)
+
+    url = await serve(script)
+    async with open_session({}) as session:
+        client = RequestClient(session, URL(f"{url}/x"), timeout_ns=60 * NS_PER_S, pinned=False)
+        for number in range(5):
+            record = await client.run(prepared(number), time.monotonic_ns())
+            assert record.outcome is Outcome.OK
+            assert record.pinned_output_tokens is None
+    assert len(connections) == 1
+
+
+async def test_the_body_arrives_whole_and_once(serve: Serve, prepared: Prepared) -> None:
+    seen: list[bytes] = []
+
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        seen.append(request)
+        writer.write(RESPONSE)
+
+    small = prepared()
+    request = PreparedRequest(
+        planned=small.planned,
+        body=b"[" + b"1," * 3_000_000 + b"1]",
+        input_tokens=1,
+        headers={"X-Request-Id": "row-0"},
+    )
+    record = await send(await serve(script), request)
+    head, _, body = seen[0].partition(b"\r\n\r\n")
+    assert record.outcome is Outcome.OK
+    assert body == request.body
+    assert b"X-Request-Id: row-0" in head
+    assert b"Content-Type: application/json" in head
