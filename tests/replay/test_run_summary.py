@@ -23,7 +23,7 @@ from goodput_core.units import NS_PER_MS
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.files import SUMMARY_FILE
 from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.formatting import percent_words
+from goodput_replay.run.formatting import format_percent
 from goodput_replay.run.slo import SLOClasses
 from goodput_replay.run.summary import (
     Summary,
@@ -188,7 +188,7 @@ def test_a_printed_share_never_exceeds_the_measured_one(share: Fraction) -> None
     ],
 )
 def test_a_printed_percentage_is_cut_and_not_rounded(share: Fraction, words: str) -> None:
-    assert percent_words(cut_share(share)) == words
+    assert format_percent(cut_share(share)) == words
 
 
 def test_columns_agree_with_the_records(tmp_path: Path, synthetic_run: SyntheticRun) -> None:

@@ -1,4 +1,4 @@
-"""`replay report DIR`: write a run's report again, for example after an upgrade."""
+"""`replay report DIR`: rebuild the report of a run, for example after an upgrade."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments after `replay report`.
 
     Raises:
-        UsageError: a wrong argument.
-        InputError: the folder holds no readable run, or the file cannot be written.
+        UsageError: an argument is invalid.
+        InputError: the folder has no readable run, or the file cannot be written.
     """
     given = make_parser().parse_args(argv)
     from goodput_replay.report.page import write_report  # noqa: PLC0415 - matplotlib
@@ -46,7 +46,7 @@ def make_parser() -> CommandParser:
     """Build the parser of `replay report`."""
     parser = CommandParser(
         "replay report",
-        summary="Write the HTML report of a run again from its records and its summary.",
+        summary="Rebuild the HTML report of a run from its records and its summary.",
         examples=(
             "replay report runs/20260304T050607Z-sample-chat",
             "replay report runs/candidate --out candidate.html",

@@ -1,4 +1,4 @@
-"""Which drawings a report has, and what each is drawn from."""
+"""The drawings of a report, made from a run's summary and columns."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _CLASSES_PER_DRAWING: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyDrawing:
-    """One drawing of latencies.
+    """A drawing of latencies.
 
     Args:
-        title: the measure.
-        note: what its lines are.
-        svg: the drawing.
-        classes: colour and name of the classes in it.
+        title: measured latency.
+        note: explanation of the lines.
+        svg: drawing as markup.
+        classes: colour index and name of each class in the drawing.
     """
 
     title: str
@@ -56,11 +56,11 @@ class LatencyDrawing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawings:
-    """Every drawing of a report, as markup.
+    """All drawings of a report, as markup.
 
     Args:
-        miss_reasons: what is stacked in `misses`, from the bottom.
-        stretch_s: the time resolution of the drawings over time, seconds.
+        miss_reasons: reasons stacked in `misses`, from the bottom.
+        stretch_s: time resolution of the drawings over time, seconds.
     """
 
     attainment: Markup
@@ -78,9 +78,9 @@ def draw_all(summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]) 
     """Draw a run.
 
     Args:
-        summary: its summary.
-        columns: its judged requests.
-        gaps: its gaps between tokens, by class.
+        summary: summary of the run.
+        columns: judged requests of the run.
+        gaps: gaps between tokens by class.
     """
     timeline = cut_timeline(
         columns,
@@ -92,21 +92,21 @@ def draw_all(summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]) 
         p.name: float(parse_objective(p.objective)) for p in summary.promises if p.objective
     }
     return Drawings(
-        attainment=_safe(draw_attainment(timeline, objectives)),
-        goodput=_safe(draw_goodput(timeline)),
-        misses=_safe(draw_misses(timeline)),
+        attainment=_mark_safe(draw_attainment(timeline, objectives)),
+        goodput=_mark_safe(draw_goodput(timeline)),
+        misses=_mark_safe(draw_misses(timeline)),
         miss_reasons=tuple(reason.value for reason in timeline.misses),
-        rates=_safe(draw_rates(timeline)),
-        in_flight=_safe(draw_in_flight(timeline)),
-        lag=_safe(draw_lag(timeline, summary.validity.lag_p99_limit_ms)),
-        latencies=tuple(_latencies(summary, columns, gaps)),
+        rates=_mark_safe(draw_rates(timeline)),
+        in_flight=_mark_safe(draw_in_flight(timeline)),
+        lag=_mark_safe(draw_lag(timeline, summary.validity.lag_p99_limit_ms)),
+        latencies=tuple(_draw_latencies(summary, columns, gaps)),
         stretch_s=timeline.width_s,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
-    """What one drawing shows of a class: a main line, perhaps a thin one, and the target."""
+    """A latency of a drawing: its main line, an optional thin line, and the target."""
 
     title: str
     note: str
@@ -142,8 +142,8 @@ _MEASURES: Final = (
     ),
     _TBT,
     _Measure(
-        title="Whole request",
-        note="complete answers, from the scheduled arrival",
+        title="End-to-end latency",
+        note="complete responses, from the scheduled arrival",
         main_ms=lambda columns: columns.e2e_ns / NS_PER_MS,
         thin_ms=None,
         target_ms=lambda promise: promise.e2e_ms,
@@ -151,7 +151,7 @@ _MEASURES: Final = (
 )
 
 
-def _latencies(
+def _draw_latencies(
     summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]
 ) -> Iterator[LatencyDrawing]:
     names = [one.name for one in summary.classes if one.requests]
@@ -164,27 +164,27 @@ def _latencies(
             for name in together:
                 promise = promises.get(name)
                 target = None if promise is None else measure.target_ms(promise)
-                curves += _curves(columns, measure, name, colours[name], target)
+                curves += _make_curves(columns, measure, name, colours[name], target)
                 if measure is _TBT and name in gaps and gaps[name].total:
-                    curves.append(_all_gaps(gaps[name], colours[name]))
+                    curves.append(_make_gap_curve(gaps[name], colours[name]))
             yield LatencyDrawing(
                 title=measure.title,
                 note=measure.note,
-                svg=_safe(draw_latency(measure.title, curves)),
+                svg=_mark_safe(draw_latency(measure.title, curves)),
                 classes=tuple((colours[name] % COLOURS, name) for name in together),
             )
 
 
-def _curves(
+def _make_curves(
     columns: RunColumns, measure: _Measure, name: str, colour: int, target_ms: int | None
 ) -> Iterator[Curve]:
     mine = columns.of_class(name)
-    yield _curve(measure.main_ms(columns)[mine], colour, target_ms=target_ms)
+    yield _make_curve(measure.main_ms(columns)[mine], colour, target_ms=target_ms)
     if measure.thin_ms is not None:
-        yield _curve(measure.thin_ms(columns)[mine], colour, thin=True)
+        yield _make_curve(measure.thin_ms(columns)[mine], colour, thin=True)
 
 
-def _curve(
+def _make_curve(
     values_ms: NDArray[np.float64], colour: int, *, thin: bool = False, target_ms: int | None = None
 ) -> Curve:
     measured = np.sort(values_ms[np.isfinite(values_ms)])
@@ -198,13 +198,13 @@ def _curve(
     )
 
 
-def _all_gaps(gaps: GapCounts, colour: int) -> Curve:
+def _make_gap_curve(gaps: GapCounts, colour: int) -> Curve:
     edges_us, shares = gaps.cumulative()
     return Curve(
         colour=colour, values_ms=edges_us / 1000, shares=shares, count=gaps.total, thin=True
     )
 
 
-def _safe(svg: str) -> Markup:
-    """Mark a drawing as markup: it holds numbers and our own words, no text of a user."""
+def _mark_safe(svg: str) -> Markup:
+    """Mark a drawing as markup; it contains numbers and texts of this package only."""
     return Markup(svg)  # noqa: S704 - see above

@@ -1,8 +1,8 @@
-"""The report as one HTML file: reads the folder, draws the figures, fills the template.
+"""Write the report of a run as one HTML file.
 
-The page asks the network for nothing: styles and drawings are inside, there are no scripts, and
-its own policy forbids the rest. Texts of a trace or a server are shown as text, whatever they
-contain; prompts are not in a run's folder and cannot appear.
+The page needs no network: it contains its styles and drawings, has no scripts, and its content
+security policy forbids requests. Texts of a trace or a server are escaped. A run's folder has no
+prompts, so the page has none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from goodput_replay.report.slowest import find_slowest
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.files import REPORT_FILE
 from goodput_replay.run.formatting import (
-    confidence_words,
-    count_words,
-    duration_words,
-    emulation_words,
-    ms_words,
-    percent_words,
-    rate_words,
+    describe_emulation,
+    format_confidence,
+    format_count,
+    format_ms,
+    format_percent,
+    format_rate,
+    format_seconds,
 )
 from goodput_replay.run.summary import (
     ClassSummary,
@@ -58,29 +58,29 @@ _PINNING: Final = {
     LengthPinning.NONE: "not pinned",
 }
 _FILTERS: Final = {
-    "confidence": confidence_words,
-    "count": count_words,
-    "duration_s": duration_words,
-    "emulation": emulation_words,
-    "ms": ms_words,
-    "percent": percent_words,
-    "rate": rate_words,
+    "confidence": format_confidence,
+    "count": format_count,
+    "duration_s": format_seconds,
+    "emulation": describe_emulation,
+    "ms": format_ms,
+    "percent": format_percent,
+    "rate": format_rate,
 }
 _SCALE_STARTS: Final = (0.99, 0.95, 0.9, 0.8, 0.5, 0.0)
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of the run in `folder`, whole or not at all.
+    """Write the report of the run in `folder` atomically.
 
     Args:
-        folder: a finished run.
-        out: the file to write; None: `report.html` in the folder.
+        folder: folder of a finished run.
+        out: file to write; None for `report.html` in the folder.
 
     Returns:
-        The file.
+        The written file.
 
     Raises:
-        InputError: the folder holds no readable run.
+        InputError: the folder has no readable run.
         OSError: the file could not be written.
     """
     path = folder / REPORT_FILE if out is None else out
@@ -89,19 +89,19 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def render(folder: Path) -> str:
-    """The report's HTML.
+    """Return the HTML of the report.
 
     Raises:
-        InputError: the folder holds no readable run.
+        InputError: the folder has no readable run.
     """
     summary = read_summary(folder)
     columns = load_columns(folder)
     lag = summary.validity.lag_ms
     rows = [*summary.classes, summary.overall]
-    return _template().render(
+    return _load_template().render(
         summary=summary,
-        started=_started(summary.run.started_at),
-        title=_title(summary),
+        started=_format_start(summary.run.started_at),
+        title=_make_title(summary),
         cards=[_Card.of(summary, one) for one in summary.classes],
         names=[one.name for one in summary.classes],
         colours=COLOURS,
@@ -109,24 +109,25 @@ def render(folder: Path) -> str:
         lag_max=None if lag is None else lag.max,
         pinning=_PINNING[summary.target.pinning],
         drawings=draw_all(summary, columns, count_gaps(folder)),
-        quantiles=list(_quantile_rows(summary)),
+        quantiles=list(_make_quantile_rows(summary)),
         rows=rows,
         outcome_names=[o.value for o in Outcome if any(o.value in r.outcomes for r in rows)],
         reason_names=[m.value for m in MissReason if any(m.value in r.misses for r in rows)],
         slowest=find_slowest(folder, columns, start_s=summary.window.start_s),
         command=shlex.join(summary.run.command),
-        style=Markup(_resource("style.css")),  # noqa: S704 - ours, not a user's text
+        style=Markup(_read_resource("style.css")),  # noqa: S704 - from this package
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Card:
-    """One class on the first screen.
+    """A class on the first screen.
 
     Args:
-        figures: the class's part of the summary.
-        promise: what it was promised; None: only rows' own targets.
-        scale_start: the share at the left end of its bar; the right end is 100 %.
+        figures: results of the class.
+        promise: SLO targets of the class; None if only its rows have targets.
+        scale_start: share at the left end of the bar; the right end is 100 %.
+        objective: objective of the class; None if it has none.
     """
 
     figures: ClassSummary
@@ -146,7 +147,7 @@ class _Card:
         return cls(figures=figures, promise=promise, scale_start=start, objective=objective)
 
     def place(self, share: float) -> float:
-        """Where a share stands on the bar, percent of its width."""
+        """Return the position of a share on the bar, percent of its width."""
         return round(100 * (share - self.scale_start) / (1 - self.scale_start), 2)
 
 
@@ -159,7 +160,7 @@ class _QuantileRow:
     values: Quantiles
 
 
-def _quantile_rows(summary: Summary) -> Iterator[_QuantileRow]:
+def _make_quantile_rows(summary: Summary) -> Iterator[_QuantileRow]:
     promises = {p.name: p for p in summary.promises}
     for one in summary.classes:
         promise = promises.get(one.name)
@@ -173,7 +174,7 @@ def _quantile_rows(summary: Summary) -> Iterator[_QuantileRow]:
             ("TTFT from send", one.ttft_from_send_ms, None),
             ("TPOT", one.tpot_ms, tpot),
             ("TBT, all gaps", one.tbt_ms, None),
-            ("Whole request", one.e2e_ms, e2e),
+            ("E2E", one.e2e_ms, e2e),
         )
         first = True
         for measure, values, target in measures:
@@ -184,14 +185,14 @@ def _quantile_rows(summary: Summary) -> Iterator[_QuantileRow]:
                 first = False
 
 
-def _title(summary: Summary) -> str:
+def _make_title(summary: Summary) -> str:
     target = summary.target.service or summary.target.url
     how = "replayed against" if summary.emulation is None else "emulated on"
     return f"{summary.trace.name}, {how} {target}"
 
 
-def _started(text: str) -> str:
-    """`4 March 2026, 05:06:07 UTC`; the text as it is where it is no time."""
+def _format_start(text: str) -> str:
+    """Format a time as `4 March 2026, 05:06:07 UTC`; return other text unchanged."""
     try:
         at = datetime.fromisoformat(text).astimezone(UTC)
     except ValueError:
@@ -199,13 +200,13 @@ def _started(text: str) -> str:
     return f"{at.day} {at:%B %Y, %H:%M:%S} UTC"
 
 
-def _template() -> Template:
+def _load_template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(_FILTERS)
-    return environment.from_string(_resource("template.html.j2"))
+    return environment.from_string(_read_resource("template.html.j2"))
 
 
-def _resource(name: str) -> str:
+def _read_resource(name: str) -> str:
     return files("goodput_replay.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The requests that fared worst, with what a person needs to look one up in a server's log."""
+"""The slowest requests of a run, with the fields that identify them in a server's log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS: Final = ("request_id", "replica", "miss_reasons", "detail", "tbt_p99_u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRequest:
-    """One row of the table; None where nothing was measured."""
+    """A row of the table; a latency is None if it was not measured."""
 
     request_id: str
     slo_class: str
@@ -43,23 +43,24 @@ class SlowRequest:
 
 
 def find_slowest(folder: Path, columns: RunColumns, *, start_s: float) -> tuple[SlowRequest, ...]:
-    """The missed requests that took longest from their scheduled arrival, then the others.
+    """Return the slowest requests from their scheduled arrival, missed requests first.
 
     Args:
         folder: the run's folder.
-        columns: its judged requests.
-        start_s: the window's start, seconds since the run's zero.
+        columns: judged requests of the run.
+        start_s: start of the window, seconds since the run's zero.
     """
     total_ns = np.nan_to_num(columns.end_ns - columns.scheduled_ns, nan=-1.0)
     missed = columns.of_kind(JudgementKind.MISSED)
     worst = np.lexsort((-total_ns, ~missed))[:_SHOWN]
-    texts = _texts(folder, columns.row[worst].tolist())
+    texts = _read_texts(folder, columns.row[worst].tolist())
     return tuple(
-        _row(columns, int(index), text, start_s) for index, text in zip(worst, texts, strict=True)
+        _make_row(columns, int(index), text, start_s)
+        for index, text in zip(worst, texts, strict=True)
     )
 
 
-def _row(columns: RunColumns, index: int, text: dict[str, Any], start_s: float) -> SlowRequest:
+def _make_row(columns: RunColumns, index: int, text: dict[str, Any], start_s: float) -> SlowRequest:
     tbt_us = text["tbt_p99_us"]
     return SlowRequest(
         request_id=text["request_id"],
@@ -78,8 +79,8 @@ def _row(columns: RunColumns, index: int, text: dict[str, Any], start_s: float) 
     )
 
 
-def _texts(folder: Path, rows: list[int]) -> list[dict[str, Any]]:
-    """The texts of a few rows of the file, without reading the others into memory at once."""
+def _read_texts(folder: Path, rows: list[int]) -> list[dict[str, Any]]:
+    """Read the texts of a few rows, one row group at a time."""
     found: dict[int, dict[str, Any]] = {}
     first = 0
     with open_records(folder) as opened:

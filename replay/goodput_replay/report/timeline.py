@@ -1,8 +1,7 @@
-"""A run cut into equal stretches of time: what every drawing over time is drawn from.
+"""Divide a run into equal stretches of time, the data of all drawings over time.
 
-At most a hundred and twenty stretches, however long the run, so the report of an hour is no
-larger than that of a minute. Requests belong to the stretch in which they were scheduled;
-answers to the one in which they ended.
+There are at most 120 stretches, so the size of a report does not depend on the length of the run.
+A request belongs to the stretch of its scheduled arrival, a response to the stretch of its end.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MOST: Final = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTimeline:
-    """One class over time; every array has the shape [num_stretches]."""
+    """Counts of a class over time; every array has the shape [num_stretches]."""
 
     name: str
     good: NDArray[np.int64]
@@ -37,7 +36,7 @@ class ClassTimeline:
 
     @property
     def attainment(self) -> NDArray[np.float64]:
-        """Good over total, NaN where nothing was judged."""
+        """Good over total; NaN if no request was judged."""
         share: NDArray[np.float64] = np.where(
             self.total > 0, self.good / np.maximum(self.total, 1), np.nan
         )
@@ -46,18 +45,18 @@ class ClassTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The whole run over time; every array has the shape [num_stretches].
+    """A run over time; every array has the shape [num_stretches].
 
     Args:
-        edges_s: where stretches begin, and the window's end: [num_stretches + 1].
-        widths_s: the length of each; the last may be shorter.
-        classes: by class, in the order asked for.
-        offered: requests scheduled.
-        served: complete answers that ended.
-        in_flight: most requests in flight at once.
-        misses: by first reason, requests that missed; reasons without a miss are left out.
-        lag_p50_ms: median lag of the client, NaN where nothing was sent.
-        lag_max_ms: largest lag of the client, NaN where nothing was sent.
+        edges_s: start of each stretch, and the end of the window: [num_stretches + 1].
+        widths_s: length of each stretch; the last may be shorter.
+        classes: counts by class, in the requested order.
+        offered: scheduled requests.
+        served: complete responses.
+        in_flight: maximum number of requests in flight.
+        misses: missed requests by first reason; reasons without a miss are omitted.
+        lag_p50_ms: median send lag; NaN if no request was sent.
+        lag_max_ms: maximum send lag; NaN if no request was sent.
     """
 
     edges_s: NDArray[np.float64]
@@ -72,20 +71,20 @@ class Timeline:
 
     @property
     def width_s(self) -> float:
-        """The length of a whole stretch."""
+        """Length of a full stretch."""
         return float(self.widths_s[0])
 
 
 def cut_timeline(
     columns: RunColumns, names: tuple[str, ...], *, start_s: float, length_s: float
 ) -> Timeline:
-    """Cut the window into stretches.
+    """Divide the window into stretches.
 
     Args:
-        columns: the judged requests.
-        names: the classes to follow.
-        start_s: the window's start, seconds since the run's zero.
-        length_s: the window's length.
+        columns: judged requests.
+        names: names of the classes.
+        start_s: start of the window, seconds since the run's zero.
+        length_s: length of the window.
     """
     width = next((w for w in _WIDTHS_S if length_s / w <= _MOST), _WIDTHS_S[-1])
     count = max(1, int(np.ceil(length_s / width)))
@@ -110,10 +109,10 @@ def cut_timeline(
         ),
         offered=_count(stretch, np.ones(len(stretch), dtype=np.bool_), count),
         served=np.histogram(end_s[served], bins=edges)[0].astype(np.int64),
-        in_flight=_in_flight(columns.sent_ns / NS_PER_S - start_s, end_s, edges),
-        misses=_misses(columns, stretch, count),
-        lag_p50_ms=_per_stretch(stretch, lag_ms, count, 0.5),
-        lag_max_ms=_per_stretch(stretch, lag_ms, count, 1.0),
+        in_flight=_max_in_flight(columns.sent_ns / NS_PER_S - start_s, end_s, edges),
+        misses=_count_misses(columns, stretch, count),
+        lag_p50_ms=_quantile_per_stretch(stretch, lag_ms, count, 0.5),
+        lag_max_ms=_quantile_per_stretch(stretch, lag_ms, count, 1.0),
     )
 
 
@@ -121,7 +120,7 @@ def _count(stretch: NDArray[np.int64], chosen: NDArray[np.bool_], count: int) ->
     return np.bincount(stretch[chosen], minlength=count).astype(np.int64)
 
 
-def _misses(
+def _count_misses(
     columns: RunColumns, stretch: NDArray[np.int64], count: int
 ) -> dict[MissReason, NDArray[np.int64]]:
     found = {
@@ -130,28 +129,28 @@ def _misses(
     return {reason: counts for reason, counts in found.items() if counts.any()}
 
 
-def _in_flight(
+def _max_in_flight(
     sent_s: NDArray[np.float64], end_s: NDArray[np.float64], edges: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """The largest number of requests in flight at any instant of each stretch."""
+    """Return the maximum number of requests in flight in each stretch."""
     was_sent = np.isfinite(sent_s)
     starts = np.sort(sent_s[was_sent])
     ends = np.sort(np.where(np.isfinite(end_s), end_s, np.inf)[was_sent])
-    # In flight rises only at a send, so the most of a stretch is at its start or at a send.
-    instants = np.concatenate((edges[:-1], starts))
-    level = np.searchsorted(starts, instants, side="right") - np.searchsorted(
-        ends, instants, side="right"
+    # The number increases only at a send, so its maximum is at the start or at a send.
+    times = np.concatenate((edges[:-1], starts))
+    level = np.searchsorted(starts, times, side="right") - np.searchsorted(
+        ends, times, side="right"
     )
-    place = np.clip(np.searchsorted(edges, instants, side="right") - 1, 0, len(edges) - 2)
+    place = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, len(edges) - 2)
     most = np.zeros(len(edges) - 1, dtype=np.int64)
     np.maximum.at(most, place, level)
     return most
 
 
-def _per_stretch(
+def _quantile_per_stretch(
     stretch: NDArray[np.int64], values: NDArray[np.float64], count: int, q: float
 ) -> NDArray[np.float64]:
-    """A quantile of the values of each stretch, NaN where there are none."""
+    """Return a quantile of the values of each stretch; NaN for a stretch without values."""
     found = np.full(count, np.nan)
     there = np.isfinite(values)
     order = np.argsort(stretch[there], kind="stable")

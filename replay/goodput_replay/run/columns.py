@@ -1,7 +1,7 @@
-"""Numeric columns of a run as arrays, for the summary and the figures.
+"""Numeric columns of a run as arrays, for the summary and the report.
 
-Everything except texts and gaps is kept in memory, about a hundred bytes per request; gaps are
-counted in a streaming pass. Judgements are read from the records and not recomputed.
+Arrays take about a hundred bytes per request. Gaps and errors are counted in streaming passes.
+Judgements are read from the records and not recomputed.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ class RunColumns:
         """Mask of the requests of a class."""
         if name not in self.class_names:
             return np.zeros(len(self.row), dtype=np.bool_)
-        return _equal(self.class_code, self.class_names.index(name))
+        return _equals(self.class_code, self.class_names.index(name))
 
     def of_outcome(self, outcome: Outcome) -> NDArray[np.bool_]:
         """Mask of the requests with this outcome."""
-        return _equal(self.outcome_code, _OUTCOMES.index(outcome))
+        return _equals(self.outcome_code, _OUTCOMES.index(outcome))
 
     def of_first_reason(self, reason: MissReason) -> NDArray[np.bool_]:
         """Mask of the requests whose first miss reason is `reason`."""
-        return _equal(self.reason_code, _REASONS.index(reason))
+        return _equals(self.reason_code, _REASONS.index(reason))
 
     def outcome(self, index: int) -> Outcome:
         """Return the outcome of one request."""
@@ -106,34 +106,36 @@ class RunColumns:
 
     def of_kind(self, kind: JudgementKind) -> NDArray[np.bool_]:
         """Mask of the requests with this judgement."""
-        return _equal(self.kind_code, _KINDS.index(kind))
+        return _equals(self.kind_code, _KINDS.index(kind))
 
 
 def load_columns(folder: Path) -> RunColumns:
     """Load the judged requests of the run in `folder`, without warm-up rows.
 
     Raises:
-        InputError: the file is missing, damaged or not a run's.
+        InputError: see `open_records`.
     """
     with open_records(folder) as opened:
         table = opened.read(columns=list(_READ))
     judged = np.flatnonzero(~table["warmup"].to_numpy().astype(np.bool_))
     table = table.take(pa.array(judged))
-    class_names = tuple(str(name) for name in pc.unique(_texts(table["slo_class"])).to_pylist())
+    class_names = tuple(
+        str(name) for name in pc.unique(_to_strings(table["slo_class"])).to_pylist()
+    )
     return RunColumns(
         class_names=class_names,
-        class_code=_codes(table["slo_class"], class_names),
-        outcome_code=_codes(table["outcome"], [o.value for o in _OUTCOMES]),
-        kind_code=_codes(table["judgement"], [k.value for k in _KINDS]),
-        reason_code=_first_reasons(table["miss_reasons"]),
-        scheduled_ns=_floats(table["scheduled_ns"]),
-        sent_ns=_floats(table["sent_ns"]),
-        first_token_ns=_floats(table["first_token_ns"]),
-        last_token_ns=_floats(table["last_token_ns"]),
-        end_ns=_floats(table["end_ns"]),
+        class_code=_encode(table["slo_class"], class_names),
+        outcome_code=_encode(table["outcome"], [o.value for o in _OUTCOMES]),
+        kind_code=_encode(table["judgement"], [k.value for k in _KINDS]),
+        reason_code=_encode_first_reasons(table["miss_reasons"]),
+        scheduled_ns=_to_floats(table["scheduled_ns"]),
+        sent_ns=_to_floats(table["sent_ns"]),
+        first_token_ns=_to_floats(table["first_token_ns"]),
+        last_token_ns=_to_floats(table["last_token_ns"]),
+        end_ns=_to_floats(table["end_ns"]),
         input_tokens=table["input_tokens"].to_numpy(),
         output_tokens=table["output_tokens"].to_numpy(),
-        tbt_p99_us=_floats(table["tbt_p99_us"]),
+        tbt_p99_us=_to_floats(table["tbt_p99_us"]),
         row=judged.astype(np.int64),
     )
 
@@ -157,7 +159,7 @@ def count_errors(folder: Path) -> list[tuple[tuple[str, int | None, str], int]]:
     counts: Counter[tuple[str, int | None, str]] = Counter()
     with open_records(folder) as opened:
         for batch in opened.iter_batches(columns=["outcome", "status", "detail", "warmup"]):
-            failed = pc.invert(pc.is_in(_texts(batch["outcome"]), value_set=_NO_ERRORS))
+            failed = pc.invert(pc.is_in(_to_strings(batch["outcome"]), value_set=_NO_ERRORS))
             rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
             counts.update(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))
     return sorted(counts.items(), key=lambda item: (-item[1], item[0][0], item[0][2]))
@@ -168,41 +170,41 @@ def _count_batch(batch: Any, counts: dict[str, GapCounts]) -> None:
     gaps = judged["gaps_us"]
     lengths = pc.list_value_length(gaps).to_numpy()
     values = gaps.flatten().to_numpy()
-    names = _texts(judged["slo_class"]).to_pylist()
+    names = _to_strings(judged["slo_class"]).to_pylist()
     owners = np.repeat(np.arange(len(names)), lengths)
     for name in set(names):
-        mine = np.array([other == name for other in names], dtype=np.bool_)
-        counts.setdefault(name, GapCounts()).add(values[mine[owners]])
+        mask = np.array([other == name for other in names], dtype=np.bool_)
+        counts.setdefault(name, GapCounts()).add(values[mask[owners]])
 
 
-def _equal(codes: NDArray[np.int64], code: int) -> NDArray[np.bool_]:
+def _equals(codes: NDArray[np.int64], code: int) -> NDArray[np.bool_]:
     same: NDArray[np.bool_] = codes == code
     return same
 
 
-def _texts(column: Any) -> Any:
+def _to_strings(column: Any) -> Any:
     """Return a dictionary-encoded column as plain strings."""
     return pc.cast(column, pa.string())
 
 
-def _codes(column: Any, names: Sequence[str]) -> NDArray[np.int64]:
-    found = pc.index_in(_texts(column), value_set=pa.array(names, type=pa.string()))
+def _encode(column: Any, names: Sequence[str]) -> NDArray[np.int64]:
+    found = pc.index_in(_to_strings(column), value_set=pa.array(names, type=pa.string()))
     codes: NDArray[np.int64] = found.to_numpy().astype(np.int64)
     return codes
 
 
-def _first_reasons(column: Any) -> NDArray[np.int64]:
+def _encode_first_reasons(column: Any) -> NDArray[np.int64]:
     """Return the index in `MissReason` of each list's first reason; −1 for an empty list."""
     lists = column.combine_chunks()
     firsts = np.full(len(lists), -1, dtype=np.int64)
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths)))[:-1].astype(np.int64)
-    codes = _codes(pc.list_flatten(lists), [r.value for r in _REASONS])
+    codes = _encode(pc.list_flatten(lists), [r.value for r in _REASONS])
     firsts[lengths > 0] = codes[offsets[lengths > 0]]
     return firsts
 
 
-def _floats(column: Any) -> NDArray[np.float64]:
+def _to_floats(column: Any) -> NDArray[np.float64]:
     values: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy()
     return values
 
@@ -215,7 +217,7 @@ _BUCKETS: Final = _LINEAR + (31 - _BITS) * _HALF
 
 
 class GapCounts:
-    """Counts gaps; adding is vectorised, memory is constant (about 100 kB)."""
+    """Histogram of gaps, filled from arrays; memory is constant, about 100 kB."""
 
     def __init__(self) -> None:
         self._counts: NDArray[np.int64] = np.zeros(_BUCKETS, dtype=np.int64)
@@ -224,11 +226,11 @@ class GapCounts:
     @classmethod
     def merged(cls, parts: Iterable[GapCounts]) -> GapCounts:
         """Return the sum of all parts."""
-        whole = cls()
+        total = cls()
         for part in parts:
-            whole._counts += part.counts
-            whole._largest_us = max(whole._largest_us, part.largest_us)
-        return whole
+            total._counts += part.counts
+            total._largest_us = max(total._largest_us, part.largest_us)
+        return total
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -251,29 +253,29 @@ class GapCounts:
             return
         values = np.maximum(gaps_us, 0).astype(np.int64)
         self._largest_us = max(self._largest_us, int(values.max()))
-        self._counts += np.bincount(_bucket(values), minlength=_BUCKETS)
+        self._counts += np.bincount(_find_bucket(values), minlength=_BUCKETS)
 
     def quantile_us(self, q: Fraction) -> int:
         """Return the nearest-rank quantile, at most 0.1 % above the measured gap.
 
         Raises:
-            ValueError: nothing was counted.
+            ValueError: no gap was counted.
         """
         total = self.total
         if not total:
             raise ValueError("a quantile needs at least one gap")
         rank = max(1, -(-q.numerator * total // q.denominator))
         at = int(np.searchsorted(np.cumsum(self._counts), rank))
-        return min(int(_upper_us(np.array([at]))[0]), self._largest_us)
+        return min(int(_upper_edge_us(np.array([at]))[0]), self._largest_us)
 
     def cumulative(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the upper edge of each filled bucket in µs, and the share of gaps up to it."""
         filled = np.flatnonzero(self._counts)
-        edges = np.minimum(_upper_us(filled), self._largest_us)
+        edges = np.minimum(_upper_edge_us(filled), self._largest_us)
         return edges, np.cumsum(self._counts[filled]) / max(1, self.total)
 
 
-def _bucket(values: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_bucket(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bucket of each value in 0 … 2³¹−1."""
     _, exponents = np.frexp(values.astype(np.float64))
     shifts = np.maximum(exponents.astype(np.int64) - _BITS, 0)
@@ -281,7 +283,7 @@ def _bucket(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(shifts == 0, values, above)
 
 
-def _upper_us(buckets: NDArray[Any]) -> NDArray[np.int64]:
+def _upper_edge_us(buckets: NDArray[Any]) -> NDArray[np.int64]:
     """Return the largest value of each bucket."""
     shifts = np.maximum((buckets - _LINEAR) // _HALF + 1, 0)
     mantissas = np.where(buckets < _LINEAR, buckets, (buckets - _LINEAR) % _HALF + _HALF)

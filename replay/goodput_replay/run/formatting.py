@@ -1,4 +1,4 @@
-"""Number formatting shared by the terminal and the report."""
+"""Formats of numbers, shared by the terminal and the report."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ if TYPE_CHECKING:
     from goodput_replay.run.summary import EmulationSummary
 
 __all__ = [
-    "confidence_words",
-    "count_words",
-    "duration_words",
-    "emulation_words",
-    "ms_words",
-    "percent_words",
-    "rate_words",
+    "describe_emulation",
+    "format_confidence",
+    "format_count",
+    "format_ms",
+    "format_percent",
+    "format_rate",
+    "format_seconds",
 ]
 
 
-def count_words(value: int) -> str:
+def format_count(value: int) -> str:
     """Format a count as `12,031`."""
     return f"{value:,}"
 
 
-def percent_words(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     """Truncate to two decimals, so that a missed objective never looks met; `–` for None."""
     if share is None:
         return "–"
-    # A summary's shares have six decimals; rounding to them undoes the binary fraction.
+    # Shares of a summary have six decimals; rounding restores them before truncation.
     return f"{math.floor(round(share * 1_000_000) / 100) / 100:.2f}%"
 
 
-def confidence_words(share: float) -> str:
+def format_confidence(share: float) -> str:
     """Format a confidence as `95%` or `99.9%`."""
     return f"{share * 100:.6g}%"
 
 
-def ms_words(value: float | None) -> str:
+def format_ms(value: float | None) -> str:
     """Format as `49.98 ms` with four digits, or in seconds from 10 s; `–` for None."""
     if value is None:
         return "–"
@@ -46,12 +46,12 @@ def ms_words(value: float | None) -> str:
     return f"{value:,.0f} ms" if value >= 1000 else f"{value:.4g} ms"
 
 
-def rate_words(per_s: float) -> str:
+def format_rate(per_s: float) -> str:
     """Format a rate as `8.48/s`."""
     return f"{per_s:,.1f}/s" if per_s >= 100 else f"{per_s:.3g}/s"
 
 
-def duration_words(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a duration as `45 s`, `5 min` or `1 h 10 min`."""
     if seconds < 60:
         return f"{seconds:.3g} s"
@@ -62,9 +62,9 @@ def duration_words(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-def emulation_words(one: EmulationSummary) -> str:
+def describe_emulation(one: EmulationSummary) -> str:
     """Describe the emulated fleet in one sentence."""
-    replicas = f"{count_words(one.replicas)} replica{'' if one.replicas == 1 else 's'}"
+    replicas = f"{format_count(one.replicas)} replica{'' if one.replicas == 1 else 's'}"
     if one.peak_replicas and {one.peak_replicas, one.final_replicas} != {one.replicas}:
         replicas += f" at first, {one.peak_replicas} at most, {one.final_replicas} at the end,"
     replicas += f" ({one.topology})" if one.topology else ""
@@ -73,5 +73,5 @@ def emulation_words(one: EmulationSummary) -> str:
     return (
         f"Emulated in virtual time, not measured: {replicas} on device profile "
         f"{one.device}{figures}; {policy}, {one.preemption} on preemption, token "
-        f"budget {count_words(one.token_budget)}, {one.placement} placement."
+        f"budget {format_count(one.token_budget)}, {one.placement} placement."
     )

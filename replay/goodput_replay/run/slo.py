@@ -1,4 +1,4 @@
-"""The SLO classes that a run is judged by, and how they are read from a file."""
+"""SLO classes of a run, read from a manifest or from `--slo FILE`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["SLOClasses", "read_slo", "slo_classes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SLOClasses:
-    """The classes of a run and the class of a request that names none.
+    """SLO classes of a run, and the default class.
 
     Args:
-        classes: in the manifest's order; empty if only a row's own targets are judged.
-        default: name of the default class; None without classes.
+        classes: classes in the manifest's order; empty if only targets of rows are judged.
+        default: class of requests without a class; None without classes.
         outage_s: the longest outage that a PASS must exclude; 0 if none is declared.
     """
 
@@ -49,8 +49,8 @@ def read_slo(path: Path) -> SLOClasses:
     """Read the classes of `--slo FILE`: a manifest, or the mapping under `spec.slo`.
 
     Raises:
-        InputError: the file cannot be read, or is neither of the two.
-        SpecError: a field breaks a rule.
+        InputError: the file cannot be read, or is not YAML.
+        SpecError: a field is invalid.
     """
     value = read_document(path)
     try:

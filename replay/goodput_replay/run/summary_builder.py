@@ -1,7 +1,7 @@
-"""Build a run's summary from its records and the sender's run information.
+"""Build a run's summary from its records and its `RunInfo`.
 
-Counts, intervals and the verdict come from `statistics.evidence` and core's rules. This module
-adds latencies, rates and inputs, and rounds for print: attainments and bounds are truncated, so
+`statistics.evidence` and `goodput_core.slo` compute counts, intervals and the verdict. This module
+adds latencies, rates and inputs, and rounds them. Attainments and lower bounds are truncated, so
 that a missed objective never looks met.
 """
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from goodput_core.slo.intervals import Interval
     from goodput_core.slo.targets import SLOClass
     from goodput_core.slo.verdict import ClassVerdict, ValidityEvidence, Verdict
-    from goodput_replay.run.columns import RunColumns
 
 __all__ = ["RunInfo", "build_summary", "cut_share", "seconds"]
 
@@ -64,23 +63,20 @@ _NO_CLIENT: Final = ClientSummary(cpu_s=0.0, cpus=0, peak_in_flight=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """Facts about a run that its records do not contain.
-
-    Headers are given by name only, and the command line without secrets.
+    """Parts of a run's summary that its records do not contain, and the window to judge.
 
     Args:
         trace: replayed trace.
         target: target server.
         run: command, start time and completeness.
         slo: SLO classes for judging.
-        window_start_ns: start of the judged window, nanoseconds since the run's zero (the zero
-            of every time in the records).
-        window_ns: length of the window; goodput is good requests over this.
-        rows_planned: rows of the window without warm-up rows. Rows without a record count as
+        window_start_ns: start of the judged window, nanoseconds since the run's zero.
+        window_ns: length of the window.
+        rows_planned: rows of the window, without warm-up rows; rows without a record count as
             unsent.
         warmup_rows: rows sent before the window, which are not judged.
         confidence: one-sided confidence of each bound of an attainment.
-        client: resources that the client used.
+        client: resource usage of the client.
         loop_lag_p99_ns: p99 delay of the client's event loop.
         loop_lag_max_ns: maximum delay of that event loop.
         emulation: emulated fleet and its totals; None in real time.
@@ -101,7 +97,7 @@ class RunInfo:
     emulation: EmulationSummary | None = None
 
     def incomplete(self, reason: str) -> RunInfo:
-        """Return the same run, marked incomplete; `reason` ends the sentence."""
+        """Return a copy marked incomplete; `reason` completes "the run ended early: "."""
         return replace(self, run=replace(self.run, complete=False, abort_reason=reason))
 
 
@@ -135,7 +131,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
             skipped=verdict.skipped,
             runs=1,
         ),
-        validity=_validity(verdict, evidence.validity, measures, info),
+        validity=_summarise_validity(verdict, evidence.validity, measures, info),
         overall=measures.overall(evidence.overall),
         classes=tuple(
             measures.of_class(
@@ -153,7 +149,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         run=info.run,
         trace=info.trace,
         target=info.target,
-        promises=tuple(_promise(c) for c in info.slo.classes),
+        promises=tuple(_summarise_targets(c) for c in info.slo.classes),
         default_class=info.slo.default,
         client=info.client,
         emulation=info.emulation,
@@ -172,16 +168,16 @@ class _Measures:
         self._columns = load_columns(folder)
         self._gaps = count_gaps(folder)
         self._info = info
-        self.lag = _quantiles(self._columns.lag_ns)
+        self.lag = _summarise_ns(self._columns.lag_ns)
 
     @property
     def rows_sent(self) -> int:
         return int(np.isfinite(self._columns.sent_ns).sum())
 
     def overall(self, counts: ClassCounts) -> ClassSummary:
-        """Return the figures of all requests together; they have no joint objective."""
+        """Summarise all requests together; they have no joint objective."""
         all_rows = np.ones(len(self._columns.row), dtype=np.bool_)
-        return self._of(counts, all_rows, GapCounts.merged(self._gaps.values()))
+        return self._summarise(counts, all_rows, GapCounts.merged(self._gaps.values()))
 
     def of_class(
         self,
@@ -190,22 +186,24 @@ class _Measures:
         interval: Interval | None,
         verdict: ClassVerdict | None,
     ) -> ClassSummary:
-        """Return the figures of one class."""
-        plain = self._of(counts, self._columns.of_class(counts.name), self._gaps.get(counts.name))
+        """Summarise one class."""
+        mask = self._columns.of_class(counts.name)
         return replace(
-            plain,
-            interval=None if interval is None else _interval(interval),
-            objective=_objective(slo),
+            self._summarise(counts, mask, self._gaps.get(counts.name)),
+            interval=None if interval is None else _summarise_interval(interval),
+            objective=_format_objective(slo),
             verdict=None if verdict is None else verdict.kind,
             reason=None if verdict is None else verdict.reason,
             sentence="" if verdict is None else verdict.sentence,
         )
 
-    def _of(
-        self, counts: ClassCounts, mine: NDArray[np.bool_], gaps: GapCounts | None
+    def _summarise(
+        self, counts: ClassCounts, mask: NDArray[np.bool_], gaps: GapCounts | None
     ) -> ClassSummary:
         columns = self._columns
         good, share = counts.attainment.good, counts.attainment.share
+        window_end_ns = self._info.window_start_ns + self._info.window_ns
+        served = mask & columns.of_outcome(Outcome.OK) & (columns.end_ns <= window_end_ns)
         return ClassSummary(
             name=counts.name,
             requests=counts.rows,
@@ -218,28 +216,21 @@ class _Measures:
             misses={r.value: n for r, n in counts.misses.items()},
             goodput_per_s=self._per_s(good),
             offered_per_s=self._per_s(counts.rows),
-            served_per_s=self._per_s(int(_served(columns, mine, self._info))),
-            input_tokens=int(columns.input_tokens[mine & np.isfinite(columns.sent_ns)].sum()),
-            output_tokens=int(columns.output_tokens[mine].sum()),
-            ttft_ms=_quantiles(columns.ttft_ns[mine]),
-            ttft_from_send_ms=_quantiles(columns.ttft_from_send_ns[mine]),
-            tpot_ms=_quantiles(columns.tpot_ns[mine]),
-            tbt_ms=_gap_quantiles(gaps),
-            e2e_ms=_quantiles(columns.e2e_ns[mine]),
+            served_per_s=self._per_s(int(served.sum())),
+            input_tokens=int(columns.input_tokens[mask & np.isfinite(columns.sent_ns)].sum()),
+            output_tokens=int(columns.output_tokens[mask].sum()),
+            ttft_ms=_summarise_ns(columns.ttft_ns[mask]),
+            ttft_from_send_ms=_summarise_ns(columns.ttft_from_send_ns[mask]),
+            tpot_ms=_summarise_ns(columns.tpot_ns[mask]),
+            tbt_ms=_summarise_gaps(gaps),
+            e2e_ms=_summarise_ns(columns.e2e_ns[mask]),
         )
 
     def _per_s(self, count: int) -> float:
         return round(count * NS_PER_S / self._info.window_ns, 6)
 
 
-def _served(columns: RunColumns, mine: NDArray[np.bool_], info: RunInfo) -> np.int64:
-    """Count complete answers that ended within the window."""
-    end_ns = info.window_start_ns + info.window_ns
-    served: np.int64 = (mine & columns.of_outcome(Outcome.OK) & (columns.end_ns <= end_ns)).sum()
-    return served
-
-
-def _validity(
+def _summarise_validity(
     verdict: Verdict, validity: ValidityEvidence, measures: _Measures, info: RunInfo
 ) -> ValiditySummary:
     valid = verdict.kind is not VerdictKind.INVALID
@@ -255,33 +246,33 @@ def _validity(
         reason=None if valid else verdict.reason,
         sentence=sentence,
         lag_ms=None if virtual else measures.lag,
-        lag_p99_limit_ms=_ms(validity.lag_limit_ns),
-        tightest_ttft_ms=None if tightest_ns is None else _ms(tightest_ns),
+        lag_p99_limit_ms=_to_ms(validity.lag_limit_ns),
+        tightest_ttft_ms=None if tightest_ns is None else _to_ms(tightest_ns),
         unsent_rows=validity.unsent,
         client_errors=validity.client_errors,
-        loop_lag_p99_ms=_ms(info.loop_lag_p99_ns),
-        loop_lag_max_ms=_ms(info.loop_lag_max_ns),
+        loop_lag_p99_ms=_to_ms(info.loop_lag_p99_ns),
+        loop_lag_max_ms=_to_ms(info.loop_lag_max_ns),
     )
 
 
-def _promise(promise: SLOClass) -> PromiseSummary:
+def _summarise_targets(slo: SLOClass) -> PromiseSummary:
     return PromiseSummary(
-        name=promise.name,
-        ttft_ms=promise.ttft_ms,
-        tpot_ms=promise.tpot_ms,
-        tbt_p99_ms=promise.tbt_p99_ms,
-        e2e_ms=promise.e2e_ms,
-        objective=_objective(promise),
+        name=slo.name,
+        ttft_ms=slo.ttft_ms,
+        tpot_ms=slo.tpot_ms,
+        tbt_p99_ms=slo.tbt_p99_ms,
+        e2e_ms=slo.e2e_ms,
+        objective=_format_objective(slo),
     )
 
 
-def _objective(slo: SLOClass | None) -> str | None:
+def _format_objective(slo: SLOClass | None) -> str | None:
     if slo is None or slo.objective is None:
         return None
     return format_objective(slo.objective)
 
 
-def _interval(interval: Interval) -> IntervalSummary:
+def _summarise_interval(interval: Interval) -> IntervalSummary:
     return IntervalSummary(
         lower=cut_share(interval.lower),
         upper=math.ceil(Fraction(interval.upper) * _SHARE_SCALE) / _SHARE_SCALE,
@@ -291,26 +282,26 @@ def _interval(interval: Interval) -> IntervalSummary:
     )
 
 
-def _quantiles(values_ns: NDArray[np.float64]) -> Quantiles | None:
-    """Return quantiles of the finite values; None without any."""
+def _summarise_ns(values_ns: NDArray[np.float64]) -> Quantiles | None:
+    """Return the quantiles of the finite values; None if there are none."""
     measured = values_ns[np.isfinite(values_ns)]
     if not len(measured):
         return None
-    # Whole nanoseconds, so that core's exact quantiles apply.
+    # Integers, for the exact quantiles of `goodput_core`.
     p50, p90, p95, p99, largest = quantiles(
         np.rint(measured).astype(int).tolist(), (*_PRINTED, _LARGEST)
     )
     return Quantiles(
         count=len(measured),
-        p50=_ms(p50),
-        p90=_ms(p90),
-        p95=_ms(p95),
-        p99=_ms(p99),
-        max=_ms(largest),
+        p50=_to_ms(p50),
+        p90=_to_ms(p90),
+        p95=_to_ms(p95),
+        p99=_to_ms(p99),
+        max=_to_ms(largest),
     )
 
 
-def _gap_quantiles(gaps: GapCounts | None) -> Quantiles | None:
+def _summarise_gaps(gaps: GapCounts | None) -> Quantiles | None:
     if gaps is None or not gaps.total:
         return None
     p50, p90, p95, p99 = (gaps.quantile_us(q) / 1000 for q in _PRINTED)
@@ -319,12 +310,12 @@ def _gap_quantiles(gaps: GapCounts | None) -> Quantiles | None:
     )
 
 
-def _ms(ns: int) -> float:
+def _to_ms(ns: int) -> float:
     return round(ns / NS_PER_MS, 3)
 
 
 def seconds(ns: int) -> float:
-    """Return seconds to a microsecond, as the summary prints them."""
+    """Return seconds, rounded to a microsecond."""
     return round(ns / NS_PER_S, 6)
 
 

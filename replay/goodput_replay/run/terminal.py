@@ -1,6 +1,7 @@
-"""A run's summary on a terminal: attainment, latencies, misses, errors, validity, verdict.
+"""Print a run's summary: attainment, latencies, misses, errors, validity and verdict.
 
-Tables keep class names at 60 columns: other columns are dropped or folded first.
+On a terminal of 60 columns or more, class names are complete; other columns are dropped or folded
+first.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from goodput_core.slo.judging import MissReason
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.run.files import REPORT_FILE
 from goodput_replay.run.formatting import (
-    count_words,
-    duration_words,
-    emulation_words,
-    ms_words,
-    percent_words,
-    rate_words,
+    describe_emulation,
+    format_count,
+    format_ms,
+    format_percent,
+    format_rate,
+    format_seconds,
 )
 from goodput_replay.run.summary import LengthPinning
 
@@ -51,20 +52,20 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
     """Print a run's summary; plain text if the console is not a terminal.
 
     Args:
-        summary: of the run.
-        console: where to print.
-        folder: the run's folder, to name its report; None to leave it out.
+        summary: summary of the run.
+        console: output.
+        folder: the run's folder, to print its path or that of its report; None to omit it.
     """
-    console.print(_heading(summary))
+    console.print(_format_heading(summary))
     if summary.emulation is not None:
-        console.print(Text(emulation_words(summary.emulation)))
-    console.print(_attainment(summary, console))
-    console.print(_latencies(summary, console))
+        console.print(Text(describe_emulation(summary.emulation)))
+    console.print(_build_attainment(summary, console))
+    console.print(_build_latencies(summary, console))
     if summary.overall.misses:
-        console.print(_misses(summary, console))
+        console.print(_build_misses(summary, console))
     if summary.errors:
-        console.print(_errors(summary))
-    console.print(_validity(summary))
+        console.print(_build_errors(summary))
+    console.print(_format_validity(summary))
     console.print(
         Text.assemble(
             (summary.verdict.kind.value, _STYLES[summary.verdict.kind]),
@@ -73,78 +74,80 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
         )
     )
     if folder is not None:
-        # A path is copied: it is neither wrapped nor decorated.
-        console.print(Text(_where(folder)), soft_wrap=True)
+        # Neither wrapped nor styled, so that the path can be copied.
+        console.print(Text(_format_location(folder)), soft_wrap=True)
 
 
-def _heading(summary: Summary) -> Text:
+def _format_heading(summary: Summary) -> Text:
     trace = f"{summary.trace.name}{' (synthetic)' if summary.trace.synthetic else ''}"
     return Text(
-        f"{trace}: {count_words(summary.window.rows_planned)} requests over "
-        f"{duration_words(summary.window.length_s)}, {rate_words(summary.overall.offered_per_s)} "
-        f"offered, {rate_words(summary.overall.served_per_s)} served"
+        f"{trace}: {format_count(summary.window.rows_planned)} requests over "
+        f"{format_seconds(summary.window.length_s)}, {format_rate(summary.overall.offered_per_s)} "
+        f"offered, {format_rate(summary.overall.served_per_s)} served"
     )
 
 
-def _attainment(summary: Summary, console: Console) -> Table:
-    rows = _rows(summary)
+def _build_attainment(summary: Summary, console: Console) -> Table:
+    rows = _select_rows(summary)
     valid = summary.validity.valid
     columns = [
-        _Column("attained", [f"{count_words(one.good)}/{count_words(one.total)}" for one in rows]),
-        _Column("share", [percent_words(one.attainment) for one in rows]),
+        _Column(
+            "attained", [f"{format_count(one.good)}/{format_count(one.total)}" for one in rows]
+        ),
+        _Column("share", [format_percent(one.attainment) for one in rows]),
         _Column(
             "at least",
-            ["–" if one.interval is None else percent_words(one.interval.lower) for one in rows],
+            ["–" if one.interval is None else format_percent(one.interval.lower) for one in rows],
         ),
         _Column("objective", [one.objective or "–" for one in rows]),
-        _Column("verdict", [_verdict(one, valid=valid) for one in rows], justify="left"),
-        _Column("goodput", [rate_words(one.goodput_per_s) for one in rows]),
+        _Column("verdict", [_format_verdict(one, valid=valid) for one in rows], justify="left"),
+        _Column("goodput", [format_rate(one.goodput_per_s) for one in rows]),
     ]
-    return _fitted("attainment", summary, columns, ("goodput", "attained", "at least"), console)
+    return _fit_table("attainment", summary, columns, ("goodput", "attained", "at least"), console)
 
 
-def _latencies(summary: Summary, console: Console) -> Table:
-    rows = _rows(summary)
+def _build_latencies(summary: Summary, console: Console) -> Table:
+    rows = _select_rows(summary)
     columns = [
-        _Column("TTFT p50", [_number(one.ttft_ms, "p50") for one in rows]),
-        _Column("TTFT p99", [_number(one.ttft_ms, "p99") for one in rows]),
-        _Column("TPOT p50", [_number(one.tpot_ms, "p50") for one in rows]),
-        _Column("TPOT p99", [_number(one.tpot_ms, "p99") for one in rows]),
-        _Column("TBT p99", [_number(one.tbt_ms, "p99") for one in rows]),
-        _Column("E2E p99", [_number(one.e2e_ms, "p99") for one in rows]),
+        _Column("TTFT p50", [_format_quantile(one.ttft_ms, "p50") for one in rows]),
+        _Column("TTFT p99", [_format_quantile(one.ttft_ms, "p99") for one in rows]),
+        _Column("TPOT p50", [_format_quantile(one.tpot_ms, "p50") for one in rows]),
+        _Column("TPOT p99", [_format_quantile(one.tpot_ms, "p99") for one in rows]),
+        _Column("TBT p99", [_format_quantile(one.tbt_ms, "p99") for one in rows]),
+        _Column("E2E p99", [_format_quantile(one.e2e_ms, "p99") for one in rows]),
     ]
     optional = ("TPOT p50", "TTFT p50", "E2E p99", "TBT p99")
-    return _fitted("latency, milliseconds", summary, columns, optional, console)
+    return _fit_table("latency, milliseconds", summary, columns, optional, console)
 
 
-def _misses(summary: Summary, console: Console) -> Table:
+def _build_misses(summary: Summary, console: Console) -> Table:
     reasons = [reason.value for reason in MissReason if reason.value in summary.overall.misses]
-    rows = _rows(summary)
+    rows = _select_rows(summary)
     columns = [
-        _Column(reason, [count_words(one.misses.get(reason, 0)) for one in rows])
+        _Column(reason, [format_count(one.misses.get(reason, 0)) for one in rows])
         for reason in reasons
     ]
-    table = _table("misses by reason", summary, columns)
+    table = _build_table("misses by reason", summary, columns)
     if _fits(table, console):
         return table
     texts = [
-        ", ".join(f"{reason} {count_words(n)}" for reason, n in one.misses.items()) or "–"
+        ", ".join(f"{reason} {format_count(n)}" for reason, n in one.misses.items()) or "–"
         for one in rows
     ]
     column = _Column("misses", texts, justify="left", no_wrap=False)
-    return _table("misses by reason", summary, [column])
+    return _build_table("misses by reason", summary, [column])
 
 
-def _errors(summary: Summary) -> Table:
+def _build_errors(summary: Summary) -> Table:
     table = Table(
         title="errors", title_justify="left", title_style="bold", box=None, show_header=False
     )
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for error in summary.errors:
-        table.add_row(f"{count_words(error.count)} ×", Text(error.detail or error.outcome))
+        table.add_row(f"{format_count(error.count)} ×", Text(error.detail or error.outcome))
     if summary.other_errors:
-        table.add_row(f"{count_words(summary.other_errors)} ×", "other errors")
+        table.add_row(f"{format_count(summary.other_errors)} ×", "other errors")
     return table
 
 
@@ -158,30 +161,30 @@ class _Column:
     no_wrap: bool = True
 
 
-def _fitted(
+def _fit_table(
     title: str,
     summary: Summary,
     columns: list[_Column],
     optional: Sequence[str],
     console: Console,
 ) -> Table:
-    """Drop `optional` columns, in their order, until the table fits the console."""
-    table = _table(title, summary, columns)
+    """Build a table; drop `optional` columns, in their order, until it fits the console."""
+    table = _build_table(title, summary, columns)
     for name in optional:
         if _fits(table, console):
             break
         columns = [column for column in columns if column.name != name]
-        table = _table(title, summary, columns)
+        table = _build_table(title, summary, columns)
     return table
 
 
 def _fits(table: Table, console: Console) -> bool:
-    # Measured at any width: at the console's own, rich reports what it would crop to.
+    # At the width of the console, rich would return the cropped width.
     unbounded = console.options.update(width=_UNBOUNDED)
     return Measurement.get(console, unbounded, table).maximum <= console.width
 
 
-def _table(title: str, summary: Summary, columns: Sequence[_Column]) -> Table:
+def _build_table(title: str, summary: Summary, columns: Sequence[_Column]) -> Table:
     table = Table(
         title=title,
         title_justify="left",
@@ -189,7 +192,7 @@ def _table(title: str, summary: Summary, columns: Sequence[_Column]) -> Table:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    names = [Text(one.name or _unnamed(one, summary)) for one in _rows(summary)]
+    names = [Text(one.name or _name_row(one, summary)) for one in _select_rows(summary)]
     longest = max((name.cell_len for name in names), default=0)
     if longest <= _NAME_WIDTH:
         table.add_column("class", no_wrap=True)
@@ -207,48 +210,48 @@ def _table(title: str, summary: Summary, columns: Sequence[_Column]) -> Table:
     return table
 
 
-def _unnamed(one: ClassSummary, summary: Summary) -> str:
+def _name_row(one: ClassSummary, summary: Summary) -> str:
     return "all" if one is summary.overall else "–"
 
 
-def _rows(summary: Summary) -> list[ClassSummary]:
-    """Return every class with a request, and all together if there are several."""
+def _select_rows(summary: Summary) -> list[ClassSummary]:
+    """Return every class with a request, and the total if there are several classes."""
     classes = [one for one in summary.classes if one.requests] or list(summary.classes)
     return classes if len(classes) == 1 else [*classes, summary.overall]
 
 
-def _number(quantiles: Quantiles | None, which: Literal["p50", "p99"]) -> str:
+def _format_quantile(quantiles: Quantiles | None, which: Literal["p50", "p99"]) -> str:
     if quantiles is None:
         return "–"
     ms = quantiles.p50 if which == "p50" else quantiles.p99
     return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.4g}"
 
 
-def _verdict(one: ClassSummary, *, valid: bool) -> Text:
-    # An invalid run has no verdict of a class.
+def _format_verdict(one: ClassSummary, *, valid: bool) -> Text:
+    # Classes of an invalid run have no verdict.
     if one.verdict is None or not valid:
         return Text("–")
     return Text(one.verdict.value, style=_STYLES[one.verdict])
 
 
-def _validity(summary: Summary) -> Text:
+def _format_validity(summary: Summary) -> Text:
     validity = summary.validity
     lag = "nothing was sent"
     if summary.emulation is not None:
         lag = "in virtual time every request is on schedule"
     elif validity.lag_ms is not None:
         lag = (
-            f"send lag p50 {ms_words(validity.lag_ms.p50)}, p99 {ms_words(validity.lag_ms.p99)} "
-            f"of {ms_words(validity.lag_p99_limit_ms)} allowed"
+            f"send lag p50 {format_ms(validity.lag_ms.p50)}, p99 {format_ms(validity.lag_ms.p99)} "
+            f"of {format_ms(validity.lag_p99_limit_ms)} allowed"
         )
     lengths = ""
     if summary.target.pinning is LengthPinning.MAX_TOKENS:
         lengths = "; output lengths were disclosed by max_tokens"
     word, style = ("valid", "green") if validity.valid else ("invalid", "bold magenta")
-    unsent = f"{count_words(validity.unsent_rows)} rows unsent"
+    unsent = f"{format_count(validity.unsent_rows)} rows unsent"
     return Text.assemble((word, style), f": {lag}; {unsent}{lengths}")
 
 
-def _where(folder: Path) -> str:
+def _format_location(folder: Path) -> str:
     report = folder / REPORT_FILE
     return f"report: {report}" if report.is_file() else f"run: {folder}"

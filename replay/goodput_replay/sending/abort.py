@@ -22,7 +22,7 @@ _FAILURES: Final = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRule:
-    """More than `limit` of the requests that ended in the last `window_ns` failed.
+    """Abort if more than `limit` of the requests that ended in the last `window_ns` failed.
 
     Args:
         limit: maximum share of failures.
@@ -48,7 +48,7 @@ def parse_abort_rule(text: str) -> AbortRule:
         raise ValueError(f"{text!r} can never be exceeded; write a percentage below 100%")
     window_ns = _DEFAULT_NS if match[2] is None else parse_duration(match[2])
     if window_ns <= 0:
-        raise ValueError(f"{text!r} looks back no time at all; write for example /30s")
+        raise ValueError(f"{text!r} has an empty window; write for example /30s")
     return AbortRule(limit=limit, window_ns=window_ns)
 
 
@@ -60,7 +60,7 @@ class ErrorRateWatch:
         self._ended: deque[tuple[int, bool]] = deque()
         self._failed = 0
 
-    def ended(self, outcome: Outcome, now_ns: int) -> str | None:
+    def count(self, outcome: Outcome, now_ns: int) -> str | None:
         """Count one request; return a message if the rule holds, else None."""
         failed = outcome in _FAILURES
         self._ended.append((now_ns, failed))

@@ -67,7 +67,7 @@ class RequestRenderer:
     def render(self, planned: PlannedRequest) -> PreparedRequest:
         """Render the body and the headers of one request."""
         body = request_body(
-            self._options(planned),
+            self._body_options(planned),
             self._prompts.render(planned.prompt),
             chat=self._endpoint is Endpoint.CHAT,
         )
@@ -78,7 +78,7 @@ class RequestRenderer:
             headers=self._headers(planned),
         )
 
-    def _options(self, planned: PlannedRequest) -> dict[str, object]:
+    def _body_options(self, planned: PlannedRequest) -> dict[str, object]:
         options: dict[str, object] = {
             "model": self._model_for(planned.model_name),
             "stream": True,

@@ -1,8 +1,7 @@
 """A service for one run: `goodput up` as a child process.
 
-The child reports readiness on stdout and stops when its stdin is closed, so it also ends when
-this process is killed. It runs in its own session, so that Ctrl-C stops the run first and the
-service afterwards.
+The child reports readiness on stdout. It stops when its stdin is closed, so it also ends if this
+process is killed. It runs in a session of its own, so that Ctrl-C ends the run before the service.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ class _Event(msgspec.Struct):
 async def running_service(
     manifest: Path, *, device: str | None, log: Path, decisions: Path
 ) -> AsyncIterator[str]:
-    """Start the service of a manifest on this machine; stop it at the end.
+    """Start the service of a manifest on this machine, and stop it when the block ends.
 
     Args:
-        manifest: an LLMService.
+        manifest: manifest of an LLMService.
         device: device profile in place of the manifest's model source.
         log: file for the stderr output of the service.
         decisions: file for control decisions, one per line; created with the first decision.
@@ -51,7 +50,7 @@ async def running_service(
         The URL of its router.
 
     Raises:
-        GoodputError: the service did not become ready; has its message and exit code.
+        GoodputError: the service did not start; has the message and exit code of the child.
     """
     command = [sys.executable, "-m", "goodput_core", "up", "-f", str(manifest)]
     command += ["--json", "--exit-with-parent", "--port", "0"]
@@ -66,10 +65,10 @@ async def running_service(
             start_new_session=True,
         )
     try:
-        url = await _ready_url(child)
+        url = await _read_url(child)
         if url is None:
-            raise _failure(await child.wait(), log)
-        # Read all of stdout, or the child would block on a full pipe.
+            raise _make_error(await child.wait(), log)
+        # stdout is read to its end, because the child would block on a full pipe.
         reading = asyncio.ensure_future(_record_decisions(child, decisions))
         try:
             yield url
@@ -79,12 +78,12 @@ async def running_service(
         await _stop(child)
 
 
-async def _ready_url(child: asyncio.subprocess.Process) -> str | None:
+async def _read_url(child: asyncio.subprocess.Process) -> str | None:
     assert child.stdout is not None
     while line := await child.stdout.readline():
-        said = _parse_event(line)
-        if said is not None and said.event == EVENT_READY:
-            return said.url
+        event = _parse_event(line)
+        if event is not None and event.event == EVENT_READY:
+            return event.url
     return None
 
 
@@ -93,14 +92,14 @@ async def _record_decisions(child: asyncio.subprocess.Process, decisions: Path) 
     with ExitStack() as stack:
         file: BinaryIO | None = None
         while line := await child.stdout.readline():
-            said = _parse_event(line)
-            if said is None or said.event != EVENT_DECISION:
+            event = _parse_event(line)
+            if event is None or event.event != EVENT_DECISION:
                 continue
-            # A full disk ends the run through its records; stdout must still be read.
+            # On a full disk the records end the run, and stdout must still be read.
             with suppress(OSError):
                 if file is None:
                     file = stack.enter_context(decisions.open("wb", buffering=0))
-                file.write(bytes(said.decision) + b"\n")
+                file.write(bytes(event.decision) + b"\n")
 
 
 def _parse_event(line: bytes) -> _Event | None:
@@ -128,11 +127,11 @@ async def _stop(child: asyncio.subprocess.Process) -> None:
         raise
 
 
-def _failure(code: int, log: Path) -> GoodputError:
+def _make_error(code: int, log: Path) -> GoodputError:
     """Return an error with the child's last error message and exit code."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = file.read().decode("utf-8", "replace").splitlines()
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    sentence = said[-1] if said else f"goodput up ended with code {code} before it was ready"
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    sentence = errors[-1] if errors else f"goodput up ended with code {code} before it was ready"
     return UsageError(sentence) if code == ExitCode.USAGE else InternalError(sentence)

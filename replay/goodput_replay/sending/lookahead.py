@@ -1,7 +1,7 @@
 """Prepare requests in a thread ahead of their scheduled time.
 
-The thread stays a bounded schedule time and a bounded number of bytes ahead of the last request
-taken. If it cannot keep up, the send lag shows it.
+The thread is at most a bounded schedule time and a bounded number of bytes ahead of the last
+request taken. If it is too slow, the send lag increases.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Lookahead:
         self._refill_ns: float = math.inf
         self._refill_bytes: float = math.inf
         self._failure: BaseException | None = None
-        self._room = threading.Event()
-        self._arrived = asyncio.Event()
+        self._space = threading.Event()
+        self._prepared = asyncio.Event()
         self._filled = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name="lookahead", daemon=True)
@@ -87,47 +87,47 @@ class Lookahead:
                 request = self._ready.popleft()
                 self._taken_bytes += len(request.body)
                 self._taken_ns = request.planned.scheduled_ns
-                if not self._ready or self._due():
-                    self._room.set()
+                if not self._ready or self._needs_refill():
+                    self._space.set()
                 return request
             if ended:
                 if self._failure is not None:
                     raise self._failure
                 return None
-            self._arrived.clear()
+            self._prepared.clear()
             self._starved = True
             if not self._ready and not self._ended:
-                await self._arrived.wait()
+                await self._prepared.wait()
             self._starved = False
 
     def close(self) -> None:
         """Stop the thread after the row it is preparing."""
         self._closed = True
-        self._room.set()
+        self._space.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _work(self) -> None:
         try:
             for planned in self._planned:
-                if not self._wait_for_room(planned.scheduled_ns):
+                if not self._wait_for_space(planned.scheduled_ns):
                     return
                 request = self._render(planned)
                 self._put_bytes += len(request.body)
                 self._ready.append(request)
                 if self._starved:
-                    self._set(self._arrived)
+                    self._set(self._prepared)
         except BaseException as error:  # noqa: BLE001 - raised again where rows are taken
             self._failure = error
         finally:
             self._ended = True
-            self._set(self._arrived)
+            self._set(self._prepared)
             self._set(self._filled)
 
-    def _wait_for_room(self, scheduled_ns: int) -> bool:
+    def _wait_for_space(self, scheduled_ns: int) -> bool:
         """Wait until a request at `scheduled_ns` fits; False if closed."""
         while not self._closed:
-            self._room.clear()
+            self._space.clear()
             early_ns = scheduled_ns - self._taken_ns - self._ahead_ns
             heavy = self._put_bytes - self._taken_bytes - self._max_bytes
             if not self._ready or (early_ns <= 0 and heavy < 0):
@@ -136,15 +136,15 @@ class Lookahead:
             if early_ns > 0:
                 self._refill_ns = scheduled_ns - self._ahead_ns + self._ahead_ns // _REFILL_SHARE
             if heavy >= 0:
-                room = self._max_bytes // _REFILL_SHARE
-                self._refill_bytes = self._put_bytes - self._max_bytes + room
+                share = self._max_bytes // _REFILL_SHARE
+                self._refill_bytes = self._put_bytes - self._max_bytes + share
             self._set(self._filled)
             # A change since the event was cleared is either visible here or sets the event again.
-            if self._ready and not self._due() and not self._closed:
-                self._room.wait()
+            if self._ready and not self._needs_refill() and not self._closed:
+                self._space.wait()
         return False
 
-    def _due(self) -> bool:
+    def _needs_refill(self) -> bool:
         """True if enough was taken for the thread to continue."""
         return self._taken_ns >= self._refill_ns or self._taken_bytes >= self._refill_bytes
 

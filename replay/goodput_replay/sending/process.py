@@ -21,7 +21,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LoopWatch", "cpu_ns", "cpus", "gc_paused"]
+__all__ = ["LoopWatch", "count_cpus", "gc_paused"]
 
 _WATCH_NS: Final = 10 * NS_PER_MS
 _COLLECT_EVERY: Final = 1000  # wake-ups of the watch: every ten seconds
@@ -64,12 +64,7 @@ class LoopWatch:
                 loop.call_soon(gc.collect, 1)
 
 
-def cpu_ns() -> int:
-    """Return the processor time of this process, all threads, nanoseconds."""
-    return time.process_time_ns()
-
-
-def cpus() -> int:
+def count_cpus() -> int:
     """Return the number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not available on macOS
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

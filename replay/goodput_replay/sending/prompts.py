@@ -54,16 +54,16 @@ def token_numbers(salt: bytes, key: PromptKey) -> NDArray[np.uint16]:
         if remaining <= 0:
             break
         count = min(key.block_size, remaining)
-        parts.append(_stream(salt, b"block", str(block_hash).encode(), count))
+        parts.append(_hash_stream(salt, b"block", str(block_hash).encode(), count))
         remaining -= count
     if remaining > 0:
-        parts.append(_stream(salt, b"row", key.request_id.encode(), remaining))
+        parts.append(_hash_stream(salt, b"row", key.request_id.encode(), remaining))
     joined = b"".join(parts)
     numbers: NDArray[np.uint16] = np.frombuffer(joined, dtype=np.dtype("<u2"))
     return numbers & np.uint16(NUM_TOKEN_IDS - 1)
 
 
-def _stream(salt: bytes, kind: bytes, name: bytes, count: int) -> bytes:
+def _hash_stream(salt: bytes, kind: bytes, name: bytes, count: int) -> bytes:
     """Return two bytes per token; a shorter stream is a prefix of a longer one."""
     return shake_128(b"%d:%s%s:%s" % (len(salt), salt, kind, name)).digest(2 * count)
 
@@ -81,7 +81,7 @@ class TokenIdPrompts:
         self._table = np.array([b"%d," % i for i in ids], dtype="S6")
 
     def tokens(self, key: PromptKey) -> int:
-        """Return the row's own length."""
+        """Return the length of the row."""
         return key.input_tokens
 
     def render(self, key: PromptKey) -> bytes:
@@ -112,7 +112,7 @@ class WordPrompts:
         self._table = np.array([w for w, _ in zip(words, range(NUM_TOKEN_IDS), strict=False)])
 
     def tokens(self, key: PromptKey) -> int:
-        """Return the row's own length, at least one word and the overhead."""
+        """Return the length of the row, at least one word and the overhead."""
         return max(key.input_tokens, self._overhead + 1)
 
     def render(self, key: PromptKey) -> bytes:

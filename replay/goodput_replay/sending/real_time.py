@@ -37,7 +37,7 @@ from goodput_replay.sending.preflight import (
     make_probe,
     send_probes,
 )
-from goodput_replay.sending.process import LoopWatch, cpu_ns, cpus, gc_paused
+from goodput_replay.sending.process import LoopWatch, count_cpus, gc_paused
 from goodput_replay.sending.prompts import PromptRenderer, TokenIdPrompts, WordPrompts
 from goodput_replay.sending.sender import OpenLoopSender
 from goodput_replay.sending.target import Endpoint, Target, parse_target
@@ -228,14 +228,14 @@ class _Run:
                 # Both clocks are read together, so that other clocks can be aligned with the run's.
                 started = datetime.now(UTC) + timedelta(microseconds=_LEAD_NS // NS_PER_US)
                 zero_ns = pacer.now_ns() + _LEAD_NS
-                spent_ns = -cpu_ns()
+                spent_ns = -time.process_time_ns()
                 watching = asyncio.ensure_future(watch.run())
                 try:
                     with display(now, console):
                         await sender.run(lookahead, zero_ns)
                 finally:
                     watching.cancel()
-                    spent_ns += cpu_ns()
+                    spent_ns += time.process_time_ns()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None
@@ -253,7 +253,7 @@ class _Run:
             started=started,
             client=ClientSummary(
                 cpu_s=seconds(max(0, spent_ns)),
-                cpus=cpus(),
+                cpus=count_cpus(),
                 peak_in_flight=sender.peak_in_flight,
             ),
             salt=plan.salt,
@@ -270,7 +270,7 @@ class _Run:
         judgement = self._writer.append(record, warmup=request.planned.warmup)
         self._counts.add(record, judgement)
         if self._error_rate is not None and self._stopper.error is None:
-            broken = self._error_rate.ended(record.outcome, time.monotonic_ns())
+            broken = self._error_rate.count(record.outcome, time.monotonic_ns())
             if broken is not None:
                 self._stopper.stop(AbortedRun, broken)
 

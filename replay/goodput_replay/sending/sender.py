@@ -1,7 +1,7 @@
 """Open-loop sending: each request is sent at its scheduled time, independent of responses.
 
-The number of requests in flight is not limited. HTTP, files and the display are handled by the
-callables that the sender receives.
+The number of requests in flight is not limited. The callables that the sender receives handle
+HTTP, files and the display.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OpenLoopSender:
     """Sends a plan and waits for every response.
 
     Args:
-        exchange: sends one request and returns its record; receives the request and the run's
+        send: sends a request and returns its record; its arguments are the request and the run's
             zero.
         pacer: clock and timer.
         on_record: called in the event loop with each request and its record; an exception ends
@@ -34,11 +34,11 @@ class OpenLoopSender:
 
     def __init__(
         self,
-        exchange: Callable[[PreparedRequest, int], Coroutine[None, None, RequestRecord]],
+        send: Callable[[PreparedRequest, int], Coroutine[None, None, RequestRecord]],
         pacer: Pacer,
         on_record: Callable[[PreparedRequest, RequestRecord], None],
     ) -> None:
-        self._exchange = exchange
+        self._send = send
         self._pacer = pacer
         self._on_record = on_record
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,7 +80,7 @@ class OpenLoopSender:
         loop = asyncio.get_running_loop()
         while (request := await lookahead.take()) is not None:
             await self._pacer.wait_until(zero_ns + request.planned.scheduled_ns)
-            work = self._exchange_one(request, zero_ns)
+            work = self._send_one(request, zero_ns)
             if sys.version_info >= (3, 12):
                 # An eager task sends its bytes without waiting for another loop iteration.
                 task = asyncio.Task(work, loop=loop, eager_start=True)
@@ -94,9 +94,9 @@ class OpenLoopSender:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _exchange_one(self, request: PreparedRequest, zero_ns: int) -> None:
+    async def _send_one(self, request: PreparedRequest, zero_ns: int) -> None:
         try:
-            record = await self._exchange(request, zero_ns)
+            record = await self._send(request, zero_ns)
             self._on_record(request, record)
         except Exception as error:  # noqa: BLE001 - raised again in `run`
             if self._failed is not None and not self._failed.done():

@@ -1,12 +1,11 @@
-"""Target server: URL and header parsing, and permission for remote hosts."""
+"""Target server: parse its URL and headers, and check the permission for a remote host."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
 
@@ -32,24 +31,22 @@ class Endpoint(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server with OpenAI's API.
+    """A server with an OpenAI-compatible API.
 
     Args:
-        url: scheme, host, port and perhaps a prefix, without `/v1` and without a trailing slash.
-        host: the host alone.
-        headers: sent with every request; hidden, as they may hold a key.
+        url: scheme, host, port and optional prefix, without `/v1` and without a trailing slash.
+        host: host name or address.
     """
 
     url: str
     host: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def parse_target(text: str) -> Target:
     """Parse a URL such as `http://127.0.0.1:8000`, with or without `/v1`.
 
     Raises:
-        ValueError: not an HTTP URL, or one with a user, a query or a fragment.
+        ValueError: the text is not an HTTP URL, or has a user, a query or a fragment.
     """
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -59,7 +56,7 @@ def parse_target(text: str) -> Target:
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
         raise ValueError(f"{text!r} is not a URL; write for example http://127.0.0.1:8000")
     if "@" in parts.netloc:
-        raise ValueError("the URL holds a user or a password; use --api-key-env or --header")
+        raise ValueError("the URL contains a user or a password; use --api-key-env or --header")
     if parts.query or parts.fragment:
         raise ValueError(f"{text!r} has a query or a fragment; leave it out")
     path = parts.path.rstrip("/").removesuffix("/v1")
@@ -70,18 +67,18 @@ def parse_header(text: str) -> tuple[str, str]:
     """Parse a header such as `X-Tenant: blue`.
 
     Raises:
-        ValueError: no colon, or characters that HTTP does not allow in a header.
+        ValueError: the text has no colon, or characters that HTTP does not allow in a header.
     """
     match = _HEADER.fullmatch(text.strip())
     if match is None:
-        # The text may hold a secret, so only its name part is repeated.
+        # The value may be a secret, so only the name is printed.
         name = text.partition(":")[0][:40]
         raise ValueError(f"{name!r} is not a header; write NAME: VALUE in printable ASCII")
     return match[1], match[2]
 
 
 def require_permission(target: Target, *, granted: bool) -> None:
-    """Reject a target on another machine without permission.
+    """Reject a target on another machine, unless `--yes` granted permission.
 
     Raises:
         UnreachableError: the host has no address.
@@ -93,11 +90,11 @@ def require_permission(target: Target, *, granted: bool) -> None:
         raise UnreachableError(
             f"{target.url}: host {target.host!r} was not found ({error.strerror}); check --target"
         ) from error
-    beyond = [a for *_, (a, *_) in found if not _is_loopback(str(a))]
-    if beyond and not granted:
+    remote = [a for *_, (a, *_) in found if not _is_loopback(str(a))]
+    if remote and not granted:
         raise UsageError(
-            f"{target.url} is another machine ({beyond[0]}), which a replay would load with real "
-            "traffic; add --yes if you are allowed to"
+            f"{target.url} is another machine ({remote[0]}), which a replay would put under load; "
+            "add --yes if this is allowed"
         )
 
 

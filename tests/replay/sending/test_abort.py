@@ -17,7 +17,7 @@ from goodput_replay.sending.abort import AbortRule, ErrorRateWatch, parse_abort_
         ("error-rate=0%/1s", "0", 1),
     ],
 )
-def test_a_rule_is_read_as_people_write_it(text: str, limit: str, seconds: int) -> None:
+def test_a_rule_is_parsed(text: str, limit: str, seconds: int) -> None:
     rule = AbortRule(limit=Fraction(limit), window_ns=seconds * NS_PER_S)
     assert parse_abort_rule(text) == rule
 
@@ -26,7 +26,7 @@ def test_a_rule_is_read_as_people_write_it(text: str, limit: str, seconds: int) 
     "text", ["", "5%", "error-rate=5", "error-rate=100%", "error-rate=5%/", "error-rate=5%/0s",
              "errors=5%", "error-rate=-1%"]
 )  # fmt: skip
-def test_another_rule_is_refused(text: str) -> None:
+def test_an_invalid_rule_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"write|can never"):
         parse_abort_rule(text)
 
@@ -35,31 +35,31 @@ def watch(limit: str = "1/10", seconds: int = 30) -> ErrorRateWatch:
     return ErrorRateWatch(AbortRule(limit=Fraction(limit), window_ns=seconds * NS_PER_S))
 
 
-def test_a_few_failures_prove_nothing() -> None:
+def test_fewer_than_twenty_requests_never_abort() -> None:
     errors = watch()
-    assert all(errors.ended(Outcome.ERROR, 0) is None for _ in range(19))
-    assert errors.ended(Outcome.ERROR, 0) == (
+    assert all(errors.count(Outcome.ERROR, 0) is None for _ in range(19))
+    assert errors.count(Outcome.ERROR, 0) == (
         "20 of 20 requests failed within 30 s, more than the 10% of --abort-on"
     )
 
 
-def test_a_rate_at_the_limit_is_borne() -> None:
+def test_a_rate_at_the_limit_is_allowed() -> None:
     errors = watch()
     for number in range(100):
         outcome = Outcome.TIMEOUT if number % 10 == 9 else Outcome.OK
-        assert errors.ended(outcome, number) is None
-    assert errors.ended(Outcome.ERROR, 100) is not None
+        assert errors.count(outcome, number) is None
+    assert errors.count(Outcome.ERROR, 100) is not None
 
 
 def test_failures_are_forgotten_after_the_window() -> None:
     errors = watch(seconds=10)
     for number in range(19):
-        errors.ended(Outcome.ERROR, number)
+        errors.count(Outcome.ERROR, number)
     for number in range(40):
-        assert errors.ended(Outcome.OK, 11 * NS_PER_S + number) is None
+        assert errors.count(Outcome.OK, 11 * NS_PER_S + number) is None
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.SHED, Outcome.CANCELLED])
-def test_an_answer_that_is_no_failure_never_aborts(outcome: Outcome) -> None:
+def test_other_outcomes_than_errors_and_timeouts_never_abort(outcome: Outcome) -> None:
     errors = watch("0")
-    assert all(errors.ended(outcome, number) is None for number in range(100))
+    assert all(errors.count(outcome, number) is None for number in range(100))

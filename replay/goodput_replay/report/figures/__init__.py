@@ -1,1 +1,1 @@
-"""The report's drawings: arrays in, inline SVG out. None of them knows the page around it."""
+"""Drawings of the report: arrays in, inline SVG out."""

@@ -1,8 +1,8 @@
-"""One drawing's frame: axes in the report's style, and an SVG that takes its colours from CSS.
+"""Axes in the report's style, and an SVG that takes its colours from CSS.
 
-matplotlib writes fixed colours, but the page has a light and a dark face. So every colour is
-drawn as a placeholder that the finished SVG replaces by a CSS variable. Figures are built with
-matplotlib's objects, never with pyplot, whose state is shared by the process.
+matplotlib writes fixed colours, and the page has a light and a dark theme. Colours are therefore
+drawn as placeholders, which are replaced by CSS variables in the SVG. pyplot is not used, because
+its state is shared by the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["COLOURS", "Canvas", "colour_of", "percent_axis", "time_axis"]
 
 COLOURS: Final = 8
-"""Colours before they repeat: `--c0` … `--c7` of the style sheet."""
+"""Number of series colours: `--c0` … `--c7` of the style sheet."""
 
 _INK: Final = "#f00d01"
 _FAINT: Final = "#f00d02"
@@ -36,9 +36,9 @@ _VARIABLES: Final = {
     **{placeholder: f"var(--c{index})" for index, placeholder in enumerate(_SERIES)},
 }
 _STYLE: Final[dict[Any, Any]] = {
-    # Text stays text: selectable, searchable, small, and in the page's own font.
+    # Text is not converted to paths: it is selectable, searchable and in the font of the page.
     "svg.fonttype": "none",
-    # Element names are hashes; a fixed salt makes the same run give the same bytes.
+    # Element names are hashes; with a fixed salt, equal runs give equal bytes.
     "svg.hashsalt": "goodput",
     "font.size": 9.5,
     "font.family": ["sans-serif"],
@@ -66,26 +66,26 @@ _STYLE: Final[dict[Any, Any]] = {
     "path.simplify": True,
 }
 _SIZE_INCHES: Final = (6.4, 3.0)
-# Steps between time ticks that people read at a glance, seconds.
+# Steps between time ticks, seconds.
 _TIME_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200)
 _MOST_TIME_TICKS: Final = 8
-# Where an axis of shares begins, and the step between its ticks.
+# Start of an axis of shares, and the step between its ticks.
 _SHARE_AXES: Final = ((0.95, 0.01), (0.9, 0.02), (0.8, 0.05), (0.5, 0.1), (0.0, 0.25))
 _ID: Final = re.compile(r' id="([^"]*)"')
 _REFERENCE: Final = re.compile(r"(?<=[\"(])#([A-Za-z0-9_-]+)")
 
 
 def colour_of(index: int) -> str:
-    """The placeholder of a series' colour, which the page shows as `--c{index}`."""
+    """Return the placeholder of a series' colour, `--c{index}` on the page."""
     return _SERIES[index % COLOURS]
 
 
 class Canvas:
-    """Axes to draw on; use as a context manager around all drawing, then call `svg`.
+    """Axes to draw on: a context manager around all drawing; call `svg` afterwards.
 
     Args:
-        title: what the drawing shows, for people who cannot see it.
-        y_label: what the vertical axis measures, with its unit.
+        title: description of the drawing for screen readers.
+        y_label: quantity and unit of the vertical axis.
     """
 
     ink: Final = _INK
@@ -113,66 +113,66 @@ class Canvas:
         self._context.__exit__(None, None, None)
 
     def svg(self) -> str:
-        """The drawing as markup for an HTML page."""
+        """Return the drawing as markup for an HTML page."""
         return self._markup
 
     def _draw(self) -> str:
-        assert self._figure is not None, "drawn inside the context"
+        assert self._figure is not None, "the context was entered"
         sink = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         self._figure.savefig(sink, format="svg", metadata=nothing)
-        return _for_page(sink.getvalue(), self._title)
+        return _adapt_to_page(sink.getvalue(), self._title)
 
 
 def time_axis(axes: Axes, length_s: float) -> None:
-    """Label the horizontal axis with time since the window began, in round steps.
+    """Label the horizontal axis with the time since the start of the window, in round steps.
 
     Args:
-        axes: whose horizontal axis is in seconds.
-        length_s: the window's length.
+        axes: axes with seconds on the horizontal axis.
+        length_s: length of the window.
     """
     step = next((s for s in _TIME_STEPS if length_s / s <= _MOST_TIME_TICKS), _TIME_STEPS[-1])
     axes.set_xlim(0, length_s)
     axes.xaxis.set_major_locator(MultipleLocator(step))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _clock(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _format_clock(value)))
     unit = "h:min:s" if length_s >= 3600 else "min:s"
-    axes.set_xlabel(f"time since the window began ({unit})")
+    axes.set_xlabel(f"time since the start of the window ({unit})")
 
 
 def percent_axis(axes: Axes, lowest: float) -> None:
-    """Make the vertical axis a share that ends at 100 % and begins at a round one.
+    """Scale the vertical axis from a round share to 100 %.
 
     Args:
-        axes: whose vertical axis is a share from 0 to 1.
-        lowest: the lowest share drawn.
+        axes: axes with a share from 0 to 1 on the vertical axis.
+        lowest: lowest share in the drawing.
     """
     start, step = next((s for s in _SHARE_AXES if lowest > s[0]), _SHARE_AXES[-1])
-    room = (1 - start) * 0.03
-    axes.set_ylim(start - room, 1 + room)
+    margin = (1 - start) * 0.03
+    axes.set_ylim(start - margin, 1 + margin)
     axes.yaxis.set_major_locator(MultipleLocator(step))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:.4g}%"))
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _for_page(markup: str, title: str) -> str:
-    """Strip what only a stand-alone file needs, name the drawing, and let CSS colour it."""
+def _adapt_to_page(markup: str, title: str) -> str:
+    """Remove the header of a stand-alone file, add a label, and replace colours by variables."""
     body = markup[markup.index("<svg") :]
     opening, _, rest = body.partition(">")
     box = re.search(r'viewBox="[^"]*"', opening)
     assert box is not None, "matplotlib always writes a viewBox"
-    # Names must be unique on a page of many drawings; most are never referred to.
+    # Ids must be unique on a page with many drawings; ids without a reference are removed.
     used = set(_REFERENCE.findall(rest))
     prefix = hashlib.blake2s(rest.encode(), digest_size=4).hexdigest()
     rest = _ID.sub(lambda at: f' id="f{prefix}-{at[1]}"' if at[1] in used else "", rest)
     rest = _REFERENCE.sub(rf"#f{prefix}-\1", rest)
     for placeholder, variable in _VARIABLES.items():
         rest = rest.replace(placeholder, variable)
-    # Whichever way this matplotlib names its font, the page's own is used.
+    # The font of the page replaces that of matplotlib, whose notation depends on the version.
     rest = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font-size: \1px", rest)
     rest = re.sub(r" ?font-family: [^;\"]*;?", "", rest)
     return f'<svg {box[0]} role="img" aria-label="{_escape(title)}">{rest}'

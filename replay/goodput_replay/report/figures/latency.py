@@ -1,7 +1,7 @@
-"""Latency by percentile, each class in its colour, with its target as a dashed line.
+"""Latency by percentile, one colour per class, with the target as a dashed line.
 
-The horizontal axis gives each further nine the same room, because promises live in the tail:
-where a class's curve crosses its target is the share of requests that kept it.
+Each further nine has the same width on the horizontal axis, because targets are about the tail. The
+share of requests that met a target is where the curve crosses the dashed line.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 __all__ = ["Curve", "draw_latency"]
 
 _POINTS: Final = 160
-# Tokens that arrive in one read are microseconds apart: nobody's promise lies there, and a
-# logarithmic axis down to them would leave little room for the latencies that matter.
-_FLOOR_MS: Final = 0.1
+# Tokens of one read are microseconds apart. No target is that short, and a logarithmic axis down to
+# them would compress the relevant latencies.
+_MIN_MS: Final = 0.1
 _TICKS: Final = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line of a drawing.
+    """A line of a drawing.
 
     Args:
-        colour: index of its class.
+        colour: index of the class.
         values_ms: measured values in ascending order, or the upper edges of buckets.
-        shares: the share of all measurements up to each of them.
-        count: measurements in all.
-        thin: drawn thin and dotted, beside the class's main line.
-        target_ms: the class's promise; None: none.
+        shares: share of all measurements up to each value.
+        count: number of measurements.
+        thin: True for a thin dotted line beside the class's main line.
+        target_ms: target of the class; None if it has none.
     """
 
     colour: int
@@ -49,11 +49,11 @@ class Curve:
 
 
 def draw_latency(title: str, curves: Sequence[Curve]) -> str:
-    """Draw the curves; those without values are left out.
+    """Draw the curves that have values.
 
     Args:
-        title: what is measured, for people who cannot see it.
-        curves: at least one.
+        title: measured latency, for the drawing's label.
+        curves: at least one curve.
     """
     canvas = Canvas(f"{title} by percentile, by class", y_label="milliseconds")
     with canvas as axes:
@@ -61,11 +61,11 @@ def draw_latency(title: str, curves: Sequence[Curve]) -> str:
         for curve in curves:
             if not curve.count:
                 continue
-            places, values = _thinned(curve)
+            places, values = _thin_out(curve)
             widest = max(widest, float(places[-1]))
             axes.plot(
                 places,
-                np.maximum(values, _FLOOR_MS),
+                np.maximum(values, _MIN_MS),
                 color=colour_of(curve.colour),
                 linewidth=1.0 if curve.thin else 1.6,
                 linestyle=(0, (1, 1.6)) if curve.thin else "-",
@@ -90,14 +90,14 @@ def draw_latency(title: str, curves: Sequence[Curve]) -> str:
         axes.set_xlim(0, widest)
         ticks = [place for place in (_place(np.array(_TICKS))).tolist() if place <= widest]
         axes.xaxis.set_major_locator(FixedLocator(ticks))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: _percentile(place)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: _format_percentile(place)))
         axes.set_xlabel("percentile")
     return canvas.svg()
 
 
-def _thinned(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """At most a few hundred points of the curve: places on the axis, and values there."""
-    # The largest of n stands at 1 − 1/n, as far right as n measurements can tell.
+def _thin_out(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a bounded number of points of the curve: positions on the axis, and values."""
+    # The maximum of n measurements is at 1 − 1/n.
     last = 1 - 1 / max(2, curve.count)
     places = np.linspace(0, float(_place(np.array([last]))[0]), _POINTS)
     index = np.searchsorted(curve.shares, 1 - 10.0**-places - 1e-12, side="right")
@@ -105,10 +105,10 @@ def _thinned(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _place(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Where a share stands on the axis: 90 % at 1, 99 % at 2, 99.9 % at 3."""
+    """Return the position of a share on the axis: 90 % at 1, 99 % at 2, 99.9 % at 3."""
     places: NDArray[np.float64] = -np.log10(1 - shares)
     return places
 
 
-def _percentile(place: float) -> str:
+def _format_percentile(place: float) -> str:
     return f"{(1 - 10.0**-place) * 100:.5g}%"
