@@ -1,4 +1,4 @@
-"""A synthetic run, seeded: bursts, a backlog, two classes and every outcome. Nothing is sent."""
+"""A synthetic run from a seed: bursts, a backlog, two classes and every outcome."""
 
 from __future__ import annotations
 
@@ -97,16 +97,16 @@ def make_run(
     lag_ms: float = 0.3,
     unsent: int = 0,
 ) -> SyntheticRun:
-    """A queue of prompts in front of two replicas, its arrivals in bursts.
+    """Make a run of two replicas with a queue of prompts and bursts of arrivals.
 
     Args:
-        seed: of everything.
-        window_s: length.
-        rate_per_s: mean arrivals.
-        stall: (second, seconds) in which nothing is prefilled: a backlog.
-        failures: share of requests that end in an error, a timeout, or are shed.
-        lag_ms: mean lateness of the client.
-        unsent: how many of the last rows were never sent.
+        seed: seed of all random values.
+        window_s: length of the window.
+        rate_per_s: mean arrival rate.
+        stall: (start, length) in seconds of a pause of prefills, which causes a backlog.
+        failures: share of requests with the outcome error, timeout or shed.
+        lag_ms: mean send lag.
+        unsent: number of last rows that are not sent.
     """
     rng = random.Random(seed)
     records: list[RequestRecord] = []
@@ -140,7 +140,7 @@ def _arrivals(rng: random.Random, window_s: int, rate_per_s: float) -> Iterator[
 
 
 class _Service:
-    """Two replicas that prefill one prompt at a time each."""
+    """Two replicas; each prefills one prompt at a time."""
 
     def __init__(
         self,
@@ -213,8 +213,8 @@ def _failed(rng: random.Random, base: RequestRecord) -> RequestRecord:
         [
             (Outcome.SHED, 429, "429 Too Many Requests", 4),
             (Outcome.ERROR, 500, "500 Internal Server Error", 12),
-            (Outcome.ERROR, None, "the connection was closed in the middle of the answer", 800),
-            (Outcome.TIMEOUT, None, "no answer within 8 s", 8_000),
+            (Outcome.ERROR, None, "the connection closed mid-stream", 800),
+            (Outcome.TIMEOUT, None, "nothing complete within 8 s", 8_000),
         ]
     )
     end_ns = base.sent_ns + after_ms * NS_PER_MS
@@ -223,5 +223,5 @@ def _failed(rng: random.Random, base: RequestRecord) -> RequestRecord:
 
 @pytest.fixture(scope="session")
 def synthetic_run() -> SyntheticRun:
-    """Five minutes, a few thousand requests, every outcome but `unsent`."""
+    """Five minutes with a few thousand requests and every outcome except `unsent`."""
     return make_run()

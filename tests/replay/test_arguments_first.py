@@ -1,4 +1,4 @@
-"""Arguments are parsed before any heavy package is imported: help and errors come at once."""
+"""Arguments are parsed before heavy packages are imported, so help and errors are fast."""
 
 from __future__ import annotations
 

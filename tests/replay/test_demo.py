@@ -1,4 +1,4 @@
-"""`make demo` ends in a PASS: its trace and its service, in virtual time, pass with a margin."""
+"""The trace and the service of `make demo` pass with a margin in virtual time."""
 
 from __future__ import annotations
 

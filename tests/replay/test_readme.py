@@ -1,4 +1,4 @@
-"""The verdicts on the README's first screen are printed by the commands above them."""
+"""The first screen of the README shows the output of its commands."""
 
 from __future__ import annotations
 

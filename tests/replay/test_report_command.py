@@ -1,4 +1,4 @@
-"""`replay report DIR` rebuilds the page, and says in one sentence why it cannot."""
+"""`replay report DIR` rebuilds the page, or reports the problem in one sentence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_report_is_rebuilt_as_it_was(folder: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"{report}\n"
 
 
-def test_the_report_goes_where_it_is_asked_to(folder: Path, tmp_path: Path) -> None:
+def test_the_report_is_written_to_out(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     (folder / REPORT_FILE).unlink()
     assert run_command(["replay", "report", str(folder), "--out", str(out)]) == 0
@@ -64,7 +64,7 @@ def _foreign_summary(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (_no_summary, "summary.json: No such file"),
         (_no_records, "records.parquet: no such file"),
@@ -73,16 +73,16 @@ def _foreign_summary(folder: Path) -> None:
     ],
     ids=["no summary", "no records", "cut records", "foreign summary"],
 )
-def test_a_folder_that_holds_no_run_is_refused(
+def test_a_folder_without_a_run_is_rejected(
     folder: Path,
     spoil: Callable[[Path], None],
-    says: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spoil(folder)
     assert run_command(["replay", "report", str(folder)]) == ExitCode.USAGE
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
 
@@ -92,14 +92,14 @@ def test_a_folder_that_holds_no_run_is_refused(
     [[], ["a", "b"], ["a", "--open"], ["/nowhere"]],
     ids=["no folder", "two folders", "unknown option", "nothing there"],
 )
-def test_a_wrong_command_line_is_refused(
+def test_an_invalid_command_line_is_rejected(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["replay", "report", *arguments]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_report_that_cannot_be_written_is_said(
+def test_a_report_that_cannot_be_written_is_an_error(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "missing" / "page.html"

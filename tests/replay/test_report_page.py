@@ -1,4 +1,4 @@
-"""The report is one page that asks the network for nothing and shows hostile text as text."""
+"""The report is one page that needs no network and escapes hostile text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class _Page(HTMLParser):
-    """What a page is made of: tags with their attributes, ids, text, and its outline."""
+    """Tags with their attributes, ids, text and outline of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def html(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) 
     return _make(tmp_path_factory.mktemp("page"), synthetic_run.info, synthetic_run.records)
 
 
-def test_the_page_is_whole_and_its_names_are_unique(html: str) -> None:
+def test_the_page_has_all_sections_and_unique_ids(html: str) -> None:
     page = _Page(html)
     ids = page.values("id")
     assert len(ids) == len(set(ids))
@@ -105,7 +105,7 @@ def _references(html: str) -> list[str]:
     return [*page.values("src", "href", "xlink:href", "srcset", "action", "data"), *in_styles]
 
 
-def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
+def test_the_page_has_no_external_references(html: str) -> None:
     ids = set(_Page(html).values("id"))
     references = _references(html)
     assert references
@@ -114,7 +114,7 @@ def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
     assert "@import" not in html
 
 
-def test_the_page_forbids_scripts_and_requests_to_itself(html: str) -> None:
+def test_the_page_has_no_scripts_and_forbids_requests(html: str) -> None:
     page = _Page(html)
     assert not [tag for tag, _ in page.tags if tag in {"script", "iframe", "object", "embed"}]
     (policy,) = [
@@ -126,7 +126,7 @@ def test_the_page_forbids_scripts_and_requests_to_itself(html: str) -> None:
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
 
 
-def test_every_drawing_has_a_name_for_those_who_cannot_see_it(html: str) -> None:
+def test_every_drawing_has_a_label_for_screen_readers(html: str) -> None:
     drawings = [attrs for tag, attrs in _Page(html).tags if tag == "svg"]
     assert len(drawings) == 6 + 4 + 2
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
@@ -141,7 +141,7 @@ def test_colours_come_from_the_style_sheet_so_that_dark_mode_works(html: str) ->
     assert not re.findall(r"(?:fill|stroke): #", drawn)
 
 
-def test_the_first_screen_says_whether_it_held_and_whether_to_trust_it(html: str) -> None:
+def test_the_first_screen_shows_verdict_attainment_and_validity(html: str) -> None:
     text = " ".join(_Page(html).text.split())
     top = text[: text.index("Over time")]
     for expected in ("PASS", "1,915 of 1,972", "97.10%", "TTFT ≤ 500 ms", "synthetic trace"):
@@ -156,7 +156,7 @@ def test_the_same_run_gives_the_same_bytes(
     assert _make(tmp_path, synthetic_run.info, synthetic_run.records) == html
 
 
-def test_hostile_text_is_shown_and_not_obeyed(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
+def test_hostile_text_is_escaped(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
     base = synthetic_run.info
     info = replace(
         base,
@@ -204,16 +204,16 @@ def test_an_hour_of_traffic_makes_a_page_of_less_than_two_megabytes(
     assert len(_make(tmp_path, info, records)) < 2 << 20
 
 
-def _nothing(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
+def _no_requests(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
     return replace(run.info.incomplete("interrupted"), rows_planned=0), []
 
 
-def _no_promise(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
+def _no_slo(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
     records = [replace(r, slo_class="", targets=Targets()) for r in run.records[:200]]
     return replace(run.info, slo=SLOClasses()), records
 
 
-def _no_promise_and_nothing(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
+def _no_slo_and_no_requests(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
     return replace(run.info, slo=SLOClasses(), rows_planned=0), []
 
 
@@ -251,9 +251,9 @@ def _sixteen_classes(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
 @pytest.mark.parametrize(
     "make",
     [
-        _nothing,
-        _no_promise,
-        _no_promise_and_nothing,
+        _no_requests,
+        _no_slo,
+        _no_slo_and_no_requests,
         _all_failed,
         _one_request,
         _one_token,
@@ -261,7 +261,7 @@ def _sixteen_classes(run: SyntheticRun) -> tuple[RunInfo, list[RequestRecord]]:
     ],
     ids=lambda make: make.__name__.strip("_"),
 )
-def test_an_unusual_run_has_a_report_too(
+def test_an_unusual_run_has_a_report(
     tmp_path: Path, synthetic_run: SyntheticRun, make: Callable[[SyntheticRun], object]
 ) -> None:
     made = make(synthetic_run)

@@ -1,4 +1,4 @@
-"""Stretches of time keep every request, and their figures are those of a plain count."""
+"""Stretches of time contain every request, and their values equal a plain count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS, _OUTCOMES = list(JudgementKind), list(Outcome)
 
 
 def _columns(spans: list[tuple[float, float]]) -> RunColumns:
-    """Attained requests, sent on time at the first and answered at the second instant, seconds."""
+    """Make columns of attained requests from pairs of start and end, in seconds."""
     starts, ends = (np.array([span[i] for span in spans], dtype=np.float64) * 1e9 for i in (0, 1))
     zeros = np.zeros(len(spans), dtype=np.int64)
     return RunColumns(
@@ -53,7 +53,7 @@ _SPANS = st.lists(
 
 
 @given(spans=_SPANS)
-def test_the_most_in_flight_is_what_a_count_at_every_instant_finds(
+def test_the_maximum_in_flight_equals_a_count_at_every_start(
     spans: list[tuple[float, float]],
 ) -> None:
     timeline = cut_timeline(_columns(spans), ("chat",), start_s=0, length_s=60)
@@ -64,7 +64,7 @@ def test_the_most_in_flight_is_what_a_count_at_every_instant_finds(
 
 
 @given(spans=_SPANS, length_s=st.integers(60, 100_000))
-def test_no_request_is_lost_between_stretches(
+def test_every_request_belongs_to_a_stretch(
     spans: list[tuple[float, float]], length_s: int
 ) -> None:
     timeline = cut_timeline(_columns(spans), ("chat",), start_s=0, length_s=length_s)
@@ -75,7 +75,7 @@ def test_no_request_is_lost_between_stretches(
     assert timeline.widths_s.sum() == pytest.approx(length_s)
 
 
-def test_attainment_is_a_gap_where_nothing_was_judged() -> None:
+def test_attainment_is_nan_without_judged_requests() -> None:
     timeline = cut_timeline(_columns([(0.5, 1), (2.5, 3)]), ("chat",), start_s=0, length_s=3)
     assert timeline.classes[0].attainment.tolist() == pytest.approx([1, np.nan, 1], nan_ok=True)
 
@@ -85,7 +85,7 @@ def test_a_window_that_begins_later_counts_from_its_start() -> None:
     assert timeline.offered.tolist() == [1, 0]
 
 
-def test_misses_stand_under_their_first_reason_and_none_is_lost(
+def test_every_miss_is_counted_under_its_first_reason(
     tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun
 ) -> None:
     folder = tmp_path_factory.mktemp("misses")

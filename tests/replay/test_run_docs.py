@@ -1,4 +1,4 @@
-"""docs/run-folder.md lists every field and column in the words of the code."""
+"""docs/run-folder.md lists every field and column as described in the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST = ("Summary", "VerdictSummary", "ValiditySummary", "ClassSummary")
 
 @pytest.mark.golden
 @pytest.mark.parametrize("part", ["fields", "columns"])
-def test_the_page_lists_what_the_files_hold(part: str, request: pytest.FixtureRequest) -> None:
+def test_the_page_lists_all_fields_and_columns(part: str, request: pytest.FixtureRequest) -> None:
     begin, end = f"<!-- {part}: begin -->\n", f"<!-- {part}: end -->"
     before, _, rest = _PAGE.read_text(encoding="utf-8").partition(begin)
     found, _, after = rest.partition(end)

@@ -1,4 +1,4 @@
-"""A run's folder from the first record to the last file, and what is left when it goes wrong."""
+"""A run's folder: complete, interrupted, or on a full disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_finished_run_holds_records_summary_and_report_and_nothing_else(
+def test_a_finished_run_has_only_records_summary_and_report(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     folder = tmp_path / "runs" / "first"
@@ -68,7 +68,7 @@ def test_a_finished_run_holds_records_summary_and_report_and_nothing_else(
     assert sum(row.warmup for row in read_judged(folder)) == len(synthetic_run.warmup)
 
 
-def test_nothing_looks_finished_while_the_run_lasts(
+def test_no_file_has_its_final_name_during_the_run(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     with RunWriter(tmp_path, slo=synthetic_run.info.slo) as writer:
@@ -77,17 +77,17 @@ def test_nothing_looks_finished_while_the_run_lasts(
         assert _names(tmp_path).isdisjoint({RECORDS_FILE, SUMMARY_FILE, REPORT_FILE})
 
 
-def test_a_run_that_breaks_off_keeps_its_records_but_gets_no_summary(
+def test_a_failed_run_keeps_its_records_and_has_no_summary(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
-    def break_off() -> None:
+    def fail() -> None:
         with RunWriter(tmp_path, slo=synthetic_run.info.slo) as writer:
             for record in synthetic_run.records[:700]:
                 writer.append(record)
-            raise RuntimeError("a bug of the sender")
+            raise RuntimeError("a bug in the sender")
 
     with pytest.raises(RuntimeError):
-        break_off()
+        fail()
     assert _names(tmp_path) == {RECORDS_FILE}
     assert tuple(read_records(tmp_path)) == synthetic_run.records[:700]
     with pytest.raises(InputError, match="give the folder of a finished run"):
@@ -109,7 +109,7 @@ def test_an_interrupted_run_is_kept_and_marked_incomplete(
     assert "incomplete" in (tmp_path / REPORT_FILE).read_text()
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="not empty") as error:
         RunWriter(tmp_path, slo=SLOClasses())
@@ -117,17 +117,21 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     assert _names(tmp_path) == {"thesis.tex"}
 
 
-def test_force_replaces_a_run_and_nothing_else(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
+def test_force_replaces_a_run_and_keeps_other_files(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
     _record(tmp_path, synthetic_run, report=True)
     (tmp_path / "notes.txt").write_text("mine")
     with RunWriter(tmp_path, slo=SLOClasses(), force=True) as writer:
         writer.append(synthetic_run.records[0])
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert list(read_records(tmp_path)) == [synthetic_run.records[0]]
-    assert _names(tmp_path) == {RECORDS_FILE, "notes.txt"}, "a summary would be of the run before"
+    assert _names(tmp_path) == {RECORDS_FILE, "notes.txt"}, (
+        "the summary of the earlier run is removed"
+    )
 
 
-def test_a_run_without_a_request_leaves_an_earlier_one_alone(
+def test_a_run_without_a_request_keeps_the_earlier_run(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     summary = _record(tmp_path, synthetic_run, report=True)
@@ -149,7 +153,7 @@ def test_a_run_without_a_request_leaves_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", [True, False], ids=["below a file", "a file"])
-def test_a_path_that_is_no_folder_is_refused(tmp_path: Path, below: bool) -> None:
+def test_a_path_that_is_not_a_folder_is_rejected(tmp_path: Path, below: bool) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run" if below else tmp_path / "file"
     with pytest.raises(InputError, match="the run's folder cannot be created"):
@@ -188,14 +192,14 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _fill(folder: Path) -> None:
-    """Take every byte that is left, as a busy neighbour does."""
+    """Fill the rest of the disk, as another program could."""
     with (folder / "neighbour").open("ab", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(1 << 14))
 
 
 @pytest.mark.parametrize("in_flight", [0, 600, 20_000], ids=["none", "a group", "too many"])
-def test_what_was_recorded_before_the_disk_filled_is_kept_and_readable(
+def test_records_from_before_the_disk_was_full_are_kept_and_readable(
     tiny_disk: Path, synthetic_run: SyntheticRun, in_flight: int
 ) -> None:
     folder = tiny_disk / "run"
@@ -212,7 +216,7 @@ def test_what_was_recorded_before_the_disk_filled_is_kept_and_readable(
         _fill(tiny_disk)
         with pytest.raises(DiskFullError, match="the disk is full"):
             collections.deque(iter(append, True), maxlen=0)
-        # What was in flight is cancelled and recorded too.
+        # Requests in flight are cancelled and recorded too.
         for _ in range(in_flight):
             with pytest.raises(DiskFullError):
                 append()
@@ -233,7 +237,7 @@ def test_what_was_recorded_before_the_disk_filled_is_kept_and_readable(
     assert _names(folder) == {RECORDS_FILE, SUMMARY_FILE, REPORT_FILE}
 
 
-def test_a_report_that_does_not_fit_costs_the_report_alone(
+def test_a_run_is_complete_if_its_report_does_not_fit(
     tiny_disk: Path, synthetic_run: SyntheticRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill_then(folder: Path, summary: Summary) -> None:
@@ -247,7 +251,7 @@ def test_a_report_that_does_not_fit_costs_the_report_alone(
     assert read_summary(tiny_disk / "run").run.complete
 
 
-def test_a_disk_that_is_full_from_the_start_is_said_before_anything_is_sent(
+def test_a_disk_that_is_full_at_the_start_is_reported(
     tiny_disk: Path,
 ) -> None:
     (tiny_disk / "neighbour").write_bytes(bytes(8 << 20))
@@ -256,7 +260,7 @@ def test_a_disk_that_is_full_from_the_start_is_said_before_anything_is_sent(
     assert _names(tiny_disk) == {"neighbour"}
 
 
-def test_a_file_on_a_full_disk_still_takes_its_reserve(tiny_disk: Path) -> None:
+def test_the_reserve_of_a_file_can_be_written_on_a_full_disk(tiny_disk: Path) -> None:
     path = tiny_disk / "file"
     with ReservedFile(path, reserve_bytes=1 << 20) as file:
         written = file.write(b"before")
@@ -273,7 +277,7 @@ def test_a_file_on_a_full_disk_still_takes_its_reserve(tiny_disk: Path) -> None:
     assert path.stat().st_size == written
 
 
-def test_space_that_was_reserve_file_outlives_a_full_disk(tiny_disk: Path) -> None:
+def test_a_reserved_file_can_be_written_on_a_full_disk(tiny_disk: Path) -> None:
     reserve_file(tiny_disk / "summary.json", 4096)
     _fill(tiny_disk)
     write_atomically(tiny_disk / "summary.json", b"{}")
@@ -283,7 +287,7 @@ def test_space_that_was_reserve_file_outlives_a_full_disk(tiny_disk: Path) -> No
     assert _names(tiny_disk) == {"neighbour", "summary.json"}
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_bytes(b"old")
     (tmp_path / "summary.json.partial").mkdir()

@@ -1,4 +1,4 @@
-"""Counted gaps give the quantiles that sorted gaps would, to a thousandth."""
+"""Quantiles of counted gaps are those of sorted gaps, to a thousandth."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_quantile_is_at_most_a_thousandth_above_the_exact_one(
 
 
 @given(gaps=_GAPS, at=st.integers(0, 60))
-def test_counting_in_parts_is_counting_at_once(gaps: list[int], at: int) -> None:
+def test_merged_parts_equal_one_count(gaps: list[int], at: int) -> None:
     merged = GapCounts.merged([_counted(gaps[:at]), _counted(gaps[at:])])
     whole = _counted(gaps)
     assert (merged.counts == whole.counts).all()

@@ -1,4 +1,4 @@
-"""`records.parquet`: what goes in comes out, and what is not ours is refused in a sentence."""
+"""`records.parquet`: records survive a round trip, and unusable files are rejected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tests.replay.conftest import SyntheticRun
 
-_INSTANTS = st.integers(min_value=-(2**40), max_value=2**60)
+_TIMES = st.integers(min_value=-(2**40), max_value=2**60)
 _COUNTS = st.integers(min_value=0, max_value=2**40)
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _GAPS = st.lists(st.integers(min_value=0, max_value=2**31 - 1), max_size=30).map(tuple)
@@ -45,12 +45,12 @@ _RECORDS = st.builds(
     RequestRecord,
     request_id=_TEXT,
     slo_class=_TEXT,
-    scheduled_ns=_INSTANTS,
+    scheduled_ns=_TIMES,
     outcome=st.sampled_from(Outcome),
-    sent_ns=st.none() | _INSTANTS,
-    first_token_ns=st.none() | _INSTANTS,
-    last_token_ns=st.none() | _INSTANTS,
-    end_ns=st.none() | _INSTANTS,
+    sent_ns=st.none() | _TIMES,
+    first_token_ns=st.none() | _TIMES,
+    last_token_ns=st.none() | _TIMES,
+    end_ns=st.none() | _TIMES,
     gaps_us=_GAPS,
     input_tokens=_COUNTS,
     output_tokens=_COUNTS,
@@ -89,7 +89,7 @@ def _write(
 
 @given(rows=st.lists(st.tuples(_RECORDS, _JUDGEMENTS), max_size=8), flush_every=st.integers(1, 9))
 @settings(max_examples=60, deadline=None)
-def test_what_is_written_is_read_back_exactly(
+def test_records_are_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[RequestRecord, Judgement | None]],
     flush_every: int,
@@ -124,7 +124,7 @@ def test_reading_without_gaps_gives_their_p99(tmp_path: Path, synthetic_run: Syn
         assert read.tbt_p99_us == quantile(original.gaps_us, P99)
 
 
-def test_a_gap_of_hours_is_kept_at_the_largest_number_that_fits(tmp_path: Path) -> None:
+def test_a_gap_of_hours_is_capped(tmp_path: Path) -> None:
     record = RequestRecord(
         request_id="slow",
         slo_class="",
@@ -138,7 +138,7 @@ def test_a_gap_of_hours_is_kept_at_the_largest_number_that_fits(tmp_path: Path) 
     assert read.gaps_us == (5, 2**31 - 1, 7)
 
 
-def test_warm_up_rows_are_kept_and_flagged_but_no_figure_sees_them(tmp_path: Path) -> None:
+def test_warm_up_rows_are_recorded_and_excluded_from_results(tmp_path: Path) -> None:
     record = RequestRecord(request_id="a", slo_class="x", scheduled_ns=0, outcome=Outcome.OK)
     attained = Judgement(kind=JudgementKind.ATTAINED)
     _write(tmp_path, [(record, None), (replace(record, request_id="b"), attained)])
@@ -146,7 +146,7 @@ def test_warm_up_rows_are_kept_and_flagged_but_no_figure_sees_them(tmp_path: Pat
     assert [record.request_id for record in read_records(tmp_path)] == ["b"]
 
 
-def test_any_parquet_tool_can_read_the_verdict_of_each_request(
+def test_any_parquet_tool_can_read_the_judgement_of_each_request(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     classes = synthetic_run.info.slo.by_name()
@@ -166,7 +166,7 @@ def test_a_long_run_is_written_in_many_groups(tmp_path: Path) -> None:
     assert pq.ParquetFile(tmp_path / RECORDS_FILE).num_row_groups == 4
 
 
-def test_few_requests_with_very_many_gaps_do_not_fill_the_memory(tmp_path: Path) -> None:
+def test_many_gaps_are_written_in_several_groups(tmp_path: Path) -> None:
     record = RequestRecord(
         request_id="a", slo_class="x", scheduled_ns=0, outcome=Outcome.OK, gaps_us=[1] * 100_000
     )
@@ -174,7 +174,7 @@ def test_few_requests_with_very_many_gaps_do_not_fill_the_memory(tmp_path: Path)
     assert pq.ParquetFile(tmp_path / RECORDS_FILE).num_row_groups == 3
 
 
-def test_every_column_says_what_it_is() -> None:
+def test_every_column_is_described() -> None:
     assert all(field.metadata[b"description"].endswith(b".") for field in RECORDS_SCHEMA)
 
 
@@ -221,7 +221,7 @@ def _a_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (_missing, "no such file"),
         (_killed, "the run was killed"),
@@ -234,12 +234,12 @@ def _a_folder(folder: Path) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(
-    tmp_path: Path, spoil: object, says: str
+def test_an_unusable_file_is_rejected_in_one_sentence(
+    tmp_path: Path, spoil: object, message: str
 ) -> None:
     assert callable(spoil)
     spoil(tmp_path)
-    with pytest.raises(InputError, match=says) as error:
+    with pytest.raises(InputError, match=message) as error:
         list(read_judged(tmp_path))
     assert RECORDS_FILE in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""`summary.json`: figures that can be checked by hand, a schema that holds, files refused."""
+"""`summary.json`: values equal a plain count, the schema is shipped, bad files are rejected."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def test_the_summary_of_fixed_records_does_not_change(
     golden("run_summary.json", encode_summary(summary).decode())
 
 
-def test_counts_and_rates_are_those_of_the_records(
-    summary: Summary, synthetic_run: SyntheticRun
-) -> None:
+def test_counts_and_rates_match_the_records(summary: Summary, synthetic_run: SyntheticRun) -> None:
     classes = synthetic_run.info.slo.by_name()
     for one in summary.classes:
         mine = [r for r in synthetic_run.records if r.slo_class == one.name]
@@ -102,12 +100,12 @@ def test_latencies_are_nearest_rank_quantiles_of_the_records(
     assert summary.overall.e2e_ms.count == len(e2e)
 
 
-def test_a_single_run_says_that_the_spread_between_runs_is_missing(summary: Summary) -> None:
+def test_the_verdict_states_that_it_is_of_a_single_run(summary: Summary) -> None:
     assert summary.verdict.runs == 1
     assert "single run" in summary.verdict.sentence
 
 
-def test_a_class_verdict_and_its_interval_stand_with_the_class(summary: Summary) -> None:
+def test_each_class_has_a_verdict_and_an_interval(summary: Summary) -> None:
     for one in summary.classes:
         assert one.verdict in {VerdictKind.PASS, VerdictKind.FAIL, VerdictKind.INCONCLUSIVE}
         assert one.interval is not None
@@ -138,7 +136,7 @@ def test_a_run_without_a_single_request_still_has_a_summary(
     assert [one.name for one in summary.classes] == ["interactive", "batch"]
 
 
-def test_requests_without_a_promise_are_reported_and_not_judged(
+def test_requests_without_a_target_are_reported_and_not_judged(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     info = replace(synthetic_run.info, slo=SLOClasses())
@@ -153,7 +151,7 @@ def test_requests_without_a_promise_are_reported_and_not_judged(
     assert summary.verdict.reason is Reason.NO_OBJECTIVE
 
 
-def test_an_answer_that_ends_after_the_window_is_not_served_in_it(
+def test_a_response_after_the_window_is_not_served_in_it(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     def answered(name: str, end_s: int) -> RequestRecord:
@@ -187,7 +185,7 @@ def test_a_printed_share_never_exceeds_the_measured_one(share: Fraction) -> None
         (Fraction(0), "0.00%"),
     ],
 )
-def test_a_printed_percentage_is_cut_and_not_rounded(share: Fraction, words: str) -> None:
+def test_a_printed_percentage_is_truncated(share: Fraction, words: str) -> None:
     assert format_percent(cut_share(share)) == words
 
 
@@ -214,7 +212,7 @@ def test_a_summary_is_read_back_as_it_was_written(tmp_path: Path, summary: Summa
 
 
 @pytest.mark.golden
-def test_the_shipped_schema_is_that_of_the_code(request: pytest.FixtureRequest) -> None:
+def test_the_shipped_schema_matches_the_code(request: pytest.FixtureRequest) -> None:
     shipped = files("goodput_replay.run").joinpath("summary.schema.json")
     if request.config.getoption("--rewrite-golden"):
         from pathlib import Path
@@ -223,7 +221,7 @@ def test_the_shipped_schema_is_that_of_the_code(request: pytest.FixtureRequest) 
     assert shipped.read_bytes() == schema_json(), "rewrite it with `make golden`"
 
 
-def test_every_field_of_the_schema_says_what_it_is() -> None:
+def test_every_field_of_the_schema_is_described() -> None:
     schema = json.loads(schema_json())
     for name, definition in schema["$defs"].items():
         for field, rules in definition.get("properties", {}).items():
@@ -237,7 +235,7 @@ def _edited(summary: Summary, edit: Callable[[dict[str, Any]], object]) -> bytes
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (lambda _: b"", "not a run's summary"),
         (lambda s: encode_summary(s)[:900], "not a run's summary"),
@@ -247,15 +245,15 @@ def _edited(summary: Summary, edit: Callable[[dict[str, Any]], object]) -> bytes
         (lambda s: _edited(s, lambda v: v.update(version="2")), "reads version 1"),
         (lambda s: _edited(s, lambda v: v["overall"].pop("good")), "good"),
         (lambda s: _edited(s, lambda v: v["verdict"].update(kind="MAYBE")), "MAYBE"),
-        (lambda _: b" " * (17 << 20), "no summary of a run"),
+        (lambda _: b" " * (17 << 20), "too large for a summary"),
     ],
     ids=["empty", "cut", "list", "object", "binary", "later", "field", "verdict", "huge"],
 )
-def test_a_summary_that_cannot_be_used_is_refused_in_one_sentence(
-    tmp_path: Path, summary: Summary, spoil: Callable[[Summary], bytes], says: str
+def test_an_unusable_summary_is_rejected_in_one_sentence(
+    tmp_path: Path, summary: Summary, spoil: Callable[[Summary], bytes], message: str
 ) -> None:
     (tmp_path / SUMMARY_FILE).write_bytes(spoil(summary))
-    with pytest.raises(InputError, match=says) as error:
+    with pytest.raises(InputError, match=message) as error:
         read_summary(tmp_path)
     assert SUMMARY_FILE in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""What a person reads on the terminal when a run is over."""
+"""A run's summary on the terminal."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_the_tables_of_fixed_records_do_not_change(
     golden(f"run_view_{width}.txt", _printed(summary, width=width))
 
 
-def test_colours_vanish_in_a_pipe(summary: Summary) -> None:
+def test_a_pipe_gets_no_colours(summary: Summary) -> None:
     assert "\x1b" not in _printed(summary)
 
 
-def test_nothing_is_cut_off_at_eighty_columns(summary: Summary) -> None:
+def test_eighty_columns_truncate_no_cell(summary: Summary) -> None:
     unsure = replace(summary.classes[0], verdict=VerdictKind.INCONCLUSIVE)
     text = _printed(replace(summary, classes=(unsure, *summary.classes[1:])))
     assert "INCONCLUSIVE" in text
@@ -85,17 +85,17 @@ def test_a_class_without_an_objective_is_reported_and_not_judged(summary: Summar
     assert line.split()[-4:-1] == ["–", "–", "–"]
 
 
-def test_one_class_needs_no_row_for_all(summary: Summary) -> None:
+def test_a_single_class_has_no_total_row(summary: Summary) -> None:
     text = _printed(replace(summary, classes=summary.classes[:1]))
     assert not any(line.strip().startswith("all ") for line in text.splitlines())
 
 
-def test_a_name_that_looks_like_markup_is_printed_as_it_is(summary: Summary) -> None:
+def test_a_name_with_markup_is_printed_unchanged(summary: Summary) -> None:
     named = replace(summary.classes[0], name="[red]x[/]")
     assert "[red]x[/]" in _printed(replace(summary, classes=(named, *summary.classes[1:])))
 
 
-def test_disclosed_lengths_are_said(summary: Summary) -> None:
+def test_disclosed_lengths_are_printed(summary: Summary) -> None:
     assert "disclosed" not in _printed(summary)
     foreign = replace(summary.target, pinning=LengthPinning.MAX_TOKENS)
     text = _printed(replace(summary, target=foreign))
@@ -117,7 +117,7 @@ def test_sixty_columns_keep_class_names_and_verdicts(summary: Summary) -> None:
     text = _printed(replace(summary, classes=(unsure, *summary.classes[1:])), width=60)
     assert max(map(len, text.splitlines())) <= 60
     assert "…" not in text
-    assert text.count(" interactive-premium ") == 3, "in every table, in one piece"
+    assert text.count(" interactive-premium ") == 3, "complete in every table"
     assert "INCONCLUSIVE" in text
     assert "TTFT p99" in text
 

@@ -1,4 +1,4 @@
-"""From records to evidence, and the verdicts that it leads to."""
+"""Evidence gathered from records, and the verdicts based on it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def steady(
 
 
 def poisson(per_s: float, seconds: int, seed: int = 0) -> list[RequestRecord]:
-    """A healthy service: TTFT around 150 ms, one request in a hundred or so beyond 500 ms."""
+    """Make requests of a healthy service: TTFT around 150 ms, about 1 % above 500 ms."""
     draw = np.random.default_rng(seed)
     arrivals = np.sort(draw.uniform(0, seconds, draw.poisson(per_s * seconds)))
     ttfts = draw.lognormal(np.log(0.15), 0.5, len(arrivals))
@@ -148,7 +148,7 @@ def test_one_miss_in_a_short_run_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize("growth", [0.05, 0.5, 5], ids=["slowly", "fast", "hopelessly"])
-def test_an_overloaded_run_fails_rather_than_being_unjudgeable(growth: float) -> None:
+def test_an_overloaded_run_fails(growth: float) -> None:
     records = [request(k / 5, ttft_s=0.15 + growth * k / 5) for k in range(1500)]
     found = gathered(records)
     assert decide(found.classes, found.validity).kind is VerdictKind.FAIL
@@ -178,7 +178,7 @@ def test_one_hung_request_is_one_miss(late_s: float) -> None:
     ("outage_s", "kind"),
     [(0, VerdictKind.PASS), (1, VerdictKind.PASS), (2, VerdictKind.INCONCLUSIVE)],
 )
-def test_a_declared_outage_takes_a_long_window(outage_s: int, kind: VerdictKind) -> None:
+def test_a_declared_outage_needs_a_long_window(outage_s: int, kind: VerdictKind) -> None:
     found = gathered(steady(), outage_s=outage_s)
     assert decide(found.classes, found.validity).kind is kind
 
@@ -220,12 +220,12 @@ def test_lag_is_measured_over_the_requests_that_were_sent() -> None:
     assert gathered([]).validity.lag_p99_ns is None
 
 
-def test_the_tightest_ttft_may_be_a_rows_own() -> None:
+def test_the_tightest_ttft_may_be_of_a_row() -> None:
     records = [request(0, targets=Targets(ttft_ns=100 * MS))]
     assert gathered(records).validity.tightest_ttft_ns == 100 * MS
 
 
-def test_a_failure_of_the_clients_own_making_is_invalid() -> None:
+def test_a_failure_caused_by_send_lag_is_invalid() -> None:
     # Every tenth request is sent 200 ms late and misses by 100 ms.
     records = [
         request(k / 5, ttft_s=0.6 if k % 10 == 0 else 0.15, lag_s=0.2 if k % 10 == 0 else 0)
@@ -263,21 +263,21 @@ def test_a_cancelled_request_that_was_late_by_lag_leaves_the_counts_without_it()
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
-        pytest.param(404, Reason.CLIENT_ERROR, id="not-found-is-the-clients"),
-        pytest.param(422, Reason.CLIENT_ERROR, id="so-is-an-unprocessable-body"),
-        pytest.param(408, Reason.BELOW_OBJECTIVE, id="a-time-out-is-the-services"),
-        pytest.param(500, Reason.BELOW_OBJECTIVE, id="so-is-a-server-error"),
-        pytest.param(None, Reason.BELOW_OBJECTIVE, id="and-no-answer-at-all"),
+        pytest.param(404, Reason.CLIENT_ERROR, id="not-found-is-a-client-error"),
+        pytest.param(422, Reason.CLIENT_ERROR, id="an-unprocessable-body-is-a-client-error"),
+        pytest.param(408, Reason.BELOW_OBJECTIVE, id="a-time-out-is-not"),
+        pytest.param(500, Reason.BELOW_OBJECTIVE, id="a-server-error-is-not"),
+        pytest.param(None, Reason.BELOW_OBJECTIVE, id="no-response-is-not"),
     ],
 )
-def test_a_run_that_the_server_rejects_shows_its_client(status: int | None, reason: Reason) -> None:
+def test_a_run_of_client_errors_is_invalid(status: int | None, reason: Reason) -> None:
     records = [replace(request(k, outcome=Outcome.ERROR), status=status) for k in range(300)]
     found = gathered(records)
     assert found.validity.missed == 300
     assert decide(found.classes, found.validity).reason is reason
 
 
-def test_answers_shorter_than_their_rows_are_counted() -> None:
+def test_responses_shorter_than_their_rows_are_counted() -> None:
     records = [replace(request(k), pinned_output_tokens=50) for k in range(300)]
     found = gathered(records)
     assert found.classes[0].short == 300
@@ -292,7 +292,9 @@ def test_an_empty_run_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize(("start_ns", "seconds"), [(1, 300), (0, 0)], ids=["late", "empty"])
-def test_a_window_that_its_records_do_not_fit_is_refused(start_ns: int, seconds: int) -> None:
+def test_a_record_before_the_window_or_an_empty_window_is_rejected(
+    start_ns: int, seconds: int
+) -> None:
     with pytest.raises(ValueError, match="window"):
         gathered([request(0)], seconds, window_start_ns=start_ns)
 

@@ -25,7 +25,7 @@ _COLUMNS: Final = ("request_id", "replica", "miss_reasons", "detail", "tbt_p99_u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRequest:
-    """A row of the table; a latency is None if it was not measured."""
+    """A row of the table; None stands for a missing measurement."""
 
     request_id: str
     slo_class: str

@@ -383,7 +383,7 @@ def read_summary(folder: Path) -> Summary:
     try:
         size = path.stat().st_size
         if size > _MAX_BYTES:
-            raise InputError(f"{path}: {size} bytes are no summary of a run; replay again")
+            raise InputError(f"{path}: {size} bytes are too large for a summary; replay again")
         data = path.read_bytes()
     except OSError as error:
         why = error.strerror or "cannot be read"
@@ -392,7 +392,7 @@ def read_summary(folder: Path) -> Summary:
         found = msgspec.json.decode(data, type=_Versioned).version
         if found != SUMMARY_VERSION:
             raise InputError(
-                f"{path}: a summary of version {found[:20]!r}, and this Goodput reads version "
+                f"{path}: the summary has version {found[:20]!r}, and this Goodput reads version "
                 f"{SUMMARY_VERSION}; use the Goodput that wrote it"
             )
         return msgspec.json.decode(data, type=Summary)

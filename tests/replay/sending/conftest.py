@@ -1,4 +1,4 @@
-"""Servers that answer by script, and requests and traces to send to them."""
+"""Scripted servers, requests and traces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Start a server that hands each whole request to a script; returns its URL."""
+    """Start a server that passes each complete request to a script; returns its URL."""
     async with AsyncExitStack() as stack:
 
         async def start(script: Script) -> str:
@@ -61,7 +61,7 @@ async def _stop(server: asyncio.Server) -> None:
 
 
 def make_planned(number: int = 0, scheduled_ns: int = 0, **changes: object) -> PlannedRequest:
-    """A small request."""
+    """Make a small planned request; `changes` replace its fields."""
     values: dict[str, object] = {
         "request_id": f"row-{number}",
         "scheduled_ns": scheduled_ns,
@@ -78,13 +78,13 @@ def make_planned(number: int = 0, scheduled_ns: int = 0, **changes: object) -> P
 
 @pytest.fixture
 def planned() -> Callable[..., PlannedRequest]:
-    """Makes small requests."""
+    """Make small planned requests."""
     return make_planned
 
 
 @pytest.fixture
 def prepared() -> Callable[..., PreparedRequest]:
-    """Makes small requests that are ready to be sent."""
+    """Make small prepared requests."""
 
     def make(number: int = 0, scheduled_ns: int = 0, **changes: object) -> PreparedRequest:
         request = make_planned(number, scheduled_ns, **changes)
@@ -95,7 +95,7 @@ def prepared() -> Callable[..., PreparedRequest]:
 
 @pytest.fixture
 def trace_of(tmp_path: Path) -> WriteTrace:
-    """Writes a trace of rows; keyword arguments go to its metadata."""
+    """Write rows into a trace file."""
 
     def write(rows: Iterable[TraceRow], *, clock: Clock = Clock.TRACE_RELATIVE) -> Path:
         return write_rows(tmp_path / "trace.parquet", rows, clock)

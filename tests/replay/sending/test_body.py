@@ -1,3 +1,5 @@
+"""Bodies and headers of rendered requests, and how they pin output lengths."""
+
 from __future__ import annotations
 
 import json
@@ -45,7 +47,7 @@ def body_of(request: PlannedRequest, **options: Any) -> dict[str, Any]:
     return decoded
 
 
-def test_a_completion_asks_for_a_stream_with_usage(planned: Planned) -> None:
+def test_a_completion_requests_a_stream_with_usage(planned: Planned) -> None:
     body = body_of(planned(model_name="x"))
     assert len(body.pop("prompt")) == 8
     assert body == {
@@ -55,7 +57,7 @@ def test_a_completion_asks_for_a_stream_with_usage(planned: Planned) -> None:
     }
 
 
-def test_a_chat_is_one_message_of_the_user(planned: Planned) -> None:
+def test_a_chat_has_one_user_message(planned: Planned) -> None:
     body = body_of(planned(), endpoint=Endpoint.CHAT)
     (message,) = body["messages"]
     assert message["role"] == "user"
@@ -64,7 +66,7 @@ def test_a_chat_is_one_message_of_the_user(planned: Planned) -> None:
 
 
 @pytest.mark.parametrize("bound", [None, 4096])
-def test_our_engine_learns_the_length_from_a_header_and_never_from_the_body(
+def test_a_goodput_engine_gets_the_length_in_a_header_and_never_in_the_body(
     planned: Planned, bound: int | None
 ) -> None:
     short, long = (
@@ -75,7 +77,7 @@ def test_our_engine_learns_the_length_from_a_header_and_never_from_the_body(
     assert (short.headers[HEADER_OUTPUT_TOKENS], long.headers[HEADER_OUTPUT_TOKENS]) == ("3", "999")
 
 
-def test_a_foreign_server_is_told_the_length_as_bounds(planned: Planned) -> None:
+def test_another_server_gets_the_length_as_bounds(planned: Planned) -> None:
     request = planned(output_tokens=77, max_output_tokens=4096)
     body = body_of(request, pinning=LengthPinning.MAX_TOKENS)
     assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"]) == (77, 77, True)
@@ -83,13 +85,13 @@ def test_a_foreign_server_is_told_the_length_as_bounds(planned: Planned) -> None
     assert HEADER_OUTPUT_TOKENS not in headers
 
 
-def test_a_length_that_is_not_pinned_is_nowhere(planned: Planned) -> None:
+def test_a_length_that_is_not_pinned_is_not_sent(planned: Planned) -> None:
     request = renderer(LengthPinning.NONE).render(planned(output_tokens=777))
     assert b"777" not in request.body.partition(b'"prompt"')[0]
     assert "777" not in request.headers.values()
 
 
-def test_a_row_brings_its_class_targets_and_priority(planned: Planned) -> None:
+def test_class_targets_and_priority_of_a_row_are_headers(planned: Planned) -> None:
     targets = Targets(ttft_ns=1_500_000, tpot_ns=50_000_000)
     headers = renderer().render(planned(slo_class="fast", targets=targets, priority=-2)).headers
     assert headers[HEADER_SLO_CLASS] == "fast"
@@ -98,7 +100,7 @@ def test_a_row_brings_its_class_targets_and_priority(planned: Planned) -> None:
     assert headers[HEADER_PRIORITY] == "-2"
 
 
-def test_what_a_row_does_not_state_is_not_sent(planned: Planned) -> None:
+def test_missing_values_of_a_row_have_no_header(planned: Planned) -> None:
     assert set(renderer().render(planned()).headers) == {HEADER_REQUEST_ID, HEADER_OUTPUT_TOKENS}
 
 
@@ -107,7 +109,7 @@ def test_what_a_row_does_not_state_is_not_sent(planned: Planned) -> None:
     ["a\r\nX-Evil: 1", "naïve", "x" * 500, "\x00"],
     ids=["injection", "latin", "long", "nul"],
 )
-def test_any_request_id_becomes_a_header_that_http_allows(planned: Planned, name: str) -> None:
+def test_any_request_id_becomes_a_valid_header(planned: Planned, name: str) -> None:
     value = renderer().render(planned(request_id=name)).headers[HEADER_REQUEST_ID]
     assert value.isascii()
     assert value.isprintable()

@@ -1,4 +1,4 @@
-"""A replay that is told to end: by whom, in which phase, and what it leaves."""
+"""Signals during a replay: in every phase, the records are kept and all processes end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 CHAT = Path(__file__).parents[3] / "examples" / "chat.yaml"
 MODELS = b'{"data":[{"id":"m","owned_by":"goodput"}]}'
 EVENTS = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-# The judgement takes as long as it takes; this one says where it is, and never ends.
-JUDGING_FOR_EVER = """
+# A replay whose judging prints its progress and never ends.
+ENDLESS_JUDGING = """
 import sys, time
 from goodput_core.dispatch import run_command
 from goodput_replay.run import folder
@@ -44,7 +44,7 @@ def build_summary(*_):
     print("judging", flush=True)
     while not handled:
         time.sleep(0.01)
-    print("asked", flush=True)
+    print("signalled", flush=True)
     time.sleep(3600)
 
 folder.handle_stop_signals = handle_stop_signals
@@ -53,7 +53,7 @@ sys.exit(run_command(["replay", *sys.argv[1:]]))
 """
 
 
-# The first terminal that the leader of a session opens is the one whose end it is told of.
+# The first terminal that a session leader opens becomes its controlling terminal.
 ON_A_TERMINAL = """
 import os, sys
 terminal = os.open(sys.argv[1], os.O_RDWR)
@@ -69,26 +69,26 @@ def http(body: bytes, kind: str = "application/json") -> bytes:
 
 
 class Target:
-    """Answers the first three requests and no other; `busy` is set by the sixth."""
+    """A server that responds to the first three requests only; the sixth sets `busy`."""
 
     def __init__(self) -> None:
         self.busy = asyncio.Event()
-        self._asked = 0
+        self._requests = 0
 
     async def __call__(self, request: bytes, writer: asyncio.StreamWriter) -> None:
         if request.startswith(b"GET"):
             writer.write(http(MODELS))
             return
-        self._asked += 1
-        if self._asked <= 3:
+        self._requests += 1
+        if self._requests <= 3:
             writer.write(http(EVENTS, "text/event-stream"))
-        if self._asked == 6:
+        if self._requests == 6:
             self.busy.set()
 
 
 @pytest.fixture(autouse=True)
-def hang_up_as_a_shell_leaves_it() -> Iterator[None]:
-    """Under `nohup` SIGHUP is ignored, which a child inherits and honours."""
+def default_sighup() -> Iterator[None]:
+    """Restore the default of SIGHUP, which a child inherits and `nohup` ignores."""
     inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, inherited)
@@ -117,7 +117,7 @@ def start(folder: Path, *arguments: object, program: tuple[str, ...] = ()) -> An
 
 
 async def error_of(child: asyncio.subprocess.Process) -> str:
-    """The one sentence with which it ends."""
+    """Return the only error message of a command."""
     _, err = await asyncio.wait_for(child.communicate(), 60)
     (sentence,) = [line for line in err.decode().splitlines() if not line.startswith("starting")]
     assert sentence.startswith("error: ")
@@ -136,7 +136,7 @@ def outcomes(folder: Path) -> list[str]:
         pytest.param(signal.SIGHUP, "the closed terminal", id="hang-up"),
     ],
 )
-async def test_what_was_recorded_is_kept_and_the_run_marked_incomplete(
+async def test_an_interrupted_run_keeps_its_records_and_is_marked_incomplete(
     serve: Serve, trace: Path, tmp_path: Path, number: signal.Signals, said: str
 ) -> None:
     target = Target()
@@ -154,7 +154,7 @@ async def test_what_was_recorded_is_kept_and_the_run_marked_incomplete(
     assert outcomes(tmp_path).count("cancelled") >= 3
 
 
-async def test_under_nohup_a_closed_terminal_is_nothing(
+async def test_a_closed_terminal_is_ignored_under_nohup(
     serve: Serve, trace: Path, tmp_path: Path
 ) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -167,7 +167,7 @@ async def test_under_nohup_a_closed_terminal_is_nothing(
     assert outcomes(tmp_path) == ["ok"] * 3 + ["timeout"] * 37
 
 
-async def test_a_terminal_that_closes_takes_no_record_with_it(
+async def test_a_closed_terminal_keeps_the_records(
     serve: Serve, trace: Path, tmp_path: Path
 ) -> None:
     target = Target()
@@ -195,7 +195,7 @@ async def test_a_second_ctrl_c_ends_a_run_that_is_being_judged(
     url = await serve(target)
     child = await start(
         tmp_path, "--trace", trace, "--target", url, "--timeout", "3s",
-        program=("-c", JUDGING_FOR_EVER),
+        program=("-c", ENDLESS_JUDGING),
     )  # fmt: skip
     if first == "sending":
         await target.busy.wait()
@@ -204,7 +204,7 @@ async def test_a_second_ctrl_c_ends_a_run_that_is_being_judged(
     assert await child.stdout.readline() == b"judging\n"
     if first == "judging":
         child.send_signal(signal.SIGINT)
-    assert await child.stdout.readline() == b"asked\n"
+    assert await child.stdout.readline() == b"signalled\n"
     child.send_signal(signal.SIGINT)
     sentence = await error_of(child)
     assert child.returncode == 130
@@ -217,7 +217,7 @@ async def test_a_second_ctrl_c_ends_a_run_that_is_being_judged(
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Every process that was started in this folder, or below it."""
+    """Return every process whose working directory is in this folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -230,7 +230,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 @pytest.mark.parametrize("children", [0, 3], ids=["at once", "with processes"])
-async def test_ctrl_c_while_the_service_starts_leaves_nothing(
+async def test_ctrl_c_during_the_start_of_the_service_leaves_no_process_and_no_folder(
     trace: Path, tmp_path: Path, times: int, children: int
 ) -> None:
     child = await start(tmp_path, "--trace", trace, "-f", CHAT)
@@ -247,7 +247,7 @@ async def test_ctrl_c_while_the_service_starts_leaves_nothing(
     assert alive == []
 
 
-async def test_ctrl_c_while_the_service_stops_waits_for_its_end(tmp_path: Path) -> None:
+async def test_ctrl_c_during_the_stop_of_the_service_waits_for_its_end(tmp_path: Path) -> None:
     log = tmp_path / "service.log"
     ready, leave = asyncio.Event(), asyncio.Event()
 

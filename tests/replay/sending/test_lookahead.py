@@ -1,3 +1,5 @@
+"""Look-ahead: requests are prepared in order, within bounds of time and size."""
+
 from __future__ import annotations
 
 import threading
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Renderer:
-    """Counts what it renders and says when it has rendered enough."""
+    """Records the requests that it renders."""
 
     def __init__(self, size: int = 10) -> None:
         self.rendered: list[str] = []
@@ -34,13 +36,13 @@ async def drain(lookahead: Lookahead) -> list[str]:
     return taken
 
 
-async def test_every_request_comes_once_and_in_order(planned: Planned) -> None:
+async def test_every_request_is_taken_once_and_in_order(planned: Planned) -> None:
     lookahead = Lookahead((planned(i, i * 1000) for i in range(5000)), Renderer(), ahead_ns=2000)
     await lookahead.fill()
     assert await drain(lookahead) == [f"row-{i}" for i in range(5000)]
 
 
-async def test_no_more_of_the_schedule_is_prepared_than_allowed(planned: Planned) -> None:
+async def test_prepared_requests_are_bounded_by_schedule_time(planned: Planned) -> None:
     render = Renderer()
     lookahead = Lookahead((planned(i, i * 100) for i in range(100)), render, ahead_ns=450)
     await lookahead.fill()
@@ -48,7 +50,7 @@ async def test_no_more_of_the_schedule_is_prepared_than_allowed(planned: Planned
     assert len(await drain(lookahead)) == 100
 
 
-async def test_no_more_bytes_wait_than_allowed(planned: Planned) -> None:
+async def test_prepared_requests_are_bounded_by_size(planned: Planned) -> None:
     render = Renderer(size=100)
     lookahead = Lookahead((planned(i) for i in range(50)), render, max_bytes=250)
     await lookahead.fill()
@@ -56,13 +58,13 @@ async def test_no_more_bytes_wait_than_allowed(planned: Planned) -> None:
     assert len(await drain(lookahead)) == 50
 
 
-async def test_one_body_beyond_the_bound_is_still_sent(planned: Planned) -> None:
+async def test_a_single_body_above_the_bound_is_prepared(planned: Planned) -> None:
     lookahead = Lookahead((planned(i) for i in range(3)), Renderer(size=99), max_bytes=10)
     await lookahead.fill()
     assert len(await drain(lookahead)) == 3
 
 
-async def test_a_gap_in_the_schedule_longer_than_the_look_ahead_is_crossed(
+async def test_a_gap_longer_than_the_look_ahead_does_not_block(
     planned: Planned,
 ) -> None:
     lookahead = Lookahead((planned(i, i * 10**15) for i in range(4)), Renderer(), ahead_ns=1)
@@ -70,7 +72,7 @@ async def test_a_gap_in_the_schedule_longer_than_the_look_ahead_is_crossed(
     assert len(await drain(lookahead)) == 4
 
 
-async def test_closing_ends_the_thread_while_rows_are_left(planned: Planned) -> None:
+async def test_closing_ends_the_thread_before_the_last_row(planned: Planned) -> None:
     before = threading.active_count()
     lookahead = Lookahead((planned(i, i * 10**9) for i in range(10**6)), Renderer(), ahead_ns=1)
     await lookahead.fill()

@@ -1,3 +1,5 @@
+"""Options of `replay`: defaults, values, and rejected combinations."""
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -14,7 +16,7 @@ EMULATED = ["--trace", "t.parquet", "--emulate", "chat.yaml"]
 HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]
 
 
-def test_what_is_not_said_has_a_default() -> None:
+def test_omitted_options_have_defaults() -> None:
     options = parse_options(HERE)
     assert options.target is not None
     assert options.target.url == "http://127.0.0.1:1"
@@ -29,7 +31,7 @@ def test_what_is_not_said_has_a_default() -> None:
     assert not options.yes
 
 
-def test_everything_can_be_said() -> None:
+def test_every_option_is_parsed() -> None:
     options = parse_options(
         [*HERE, "--window", "1m..2m", "--limit", "9", "--speed", "2", "--rate-scale", "0.5",
          "--class-by", "a: *", "--class-by", "b: turn > 1", "--model", "x=y", "--model", "z",
@@ -50,8 +52,8 @@ def test_everything_can_be_said() -> None:
 WRONG = {
     "no trace": (["--target", "http://h"], "--trace"),
     "no target": (["--trace", "t"], "no target"),
-    "two places": ([*HERE, "-f", "chat.yaml"], "are mutually exclusive"),
-    "promises twice": (
+    "two targets": ([*HERE, "-f", "chat.yaml"], "are mutually exclusive"),
+    "two SLOs": (
         ["--trace", "t", "-f", "c", "--slo", "s"],
         "--slo is only supported with --target",
     ),
@@ -64,18 +66,18 @@ WRONG = {
         ["--trace", "t", "-f", "c", "--emulate", "c"],
         "-f and --emulate",
     ),
-    "promises of an emulation": ([*EMULATED, "--slo", "s"], "the manifest's spec.slo applies"),
-    "sparing an emulation": ([*EMULATED, "--abort-on", "error-rate=5%"], "--abort-on and"),
-    "a header into the void": ([*EMULATED, "--header", "A: b"], "no request is sent"),
-    "a key for nobody": ([*EMULATED, "--api-key-env", "KEY"], "--api-key-env and"),
-    "text for nobody": ([*EMULATED, "--endpoint", "chat"], "--endpoint and"),
-    "a salt for no prompt": ([*EMULATED, "--salt", "s"], "prompts have no text"),
+    "an SLO of an emulation": ([*EMULATED, "--slo", "s"], "the manifest's spec.slo applies"),
+    "an abort rule of an emulation": ([*EMULATED, "--abort-on", "error-rate=5%"], "--abort-on and"),
+    "a header of an emulation": ([*EMULATED, "--header", "A: b"], "no request is sent"),
+    "a key of an emulation": ([*EMULATED, "--api-key-env", "KEY"], "--api-key-env and"),
+    "an endpoint of an emulation": ([*EMULATED, "--endpoint", "chat"], "--endpoint and"),
+    "a salt of an emulation": ([*EMULATED, "--salt", "s"], "prompts have no text"),
     "disclosed lengths": (
         [*EMULATED, "--length-pinning", "max-tokens"],
         "only the executor receives true lengths",
     ),
     "a model of an emulation": ([*EMULATED, "--model", "m"], "--model and --emulate"),
-    "permission for nothing": ([*EMULATED, "--yes"], "no target is under load"),
+    "permission of an emulation": ([*EMULATED, "--yes"], "no target is under load"),
     "a topology for a server": (
         [*HERE, "--topology", "t"],
         "--topology is only supported with --emulate",
@@ -85,7 +87,7 @@ WRONG = {
     "no URL": (["--trace", "t", "--target", "http://"], "is not a URL"),
     "a window": ([*HERE, "--window", "5m"], "is not a window"),
     "a duration": ([*HERE, "--timeout", "30"], "is not a duration"),
-    "a timeout of nothing": ([*HERE, "--timeout", "1ms"], "out of range"),
+    "a timeout out of range": ([*HERE, "--timeout", "1ms"], "out of range"),
     "a negative count": ([*HERE, "--limit", "-1"], "--limit"),
     "no rows": ([*HERE, "--limit", "0"], "must be an integer of at least 1"),
     "a class rule": ([*HERE, "--class-by", "a"], "--class-by: 'a' is not a class rule"),
@@ -97,14 +99,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("argv", "sentence"), WRONG.values(), ids=WRONG)
-def test_a_wrong_command_line_is_one_sentence(argv: list[str], sentence: str) -> None:
+def test_an_invalid_command_line_is_reported_in_one_sentence(
+    argv: list[str], sentence: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         parse_options(argv)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_on_the_command_line_is_refused_and_not_repeated() -> None:
+def test_a_key_on_the_command_line_is_rejected_and_not_printed() -> None:
     with pytest.raises(UsageError, match="not the name of an environment variable") as caught:
         parse_options([*HERE, "--api-key-env", "sk-hunter2"])
     assert "hunter2" not in str(caught.value)

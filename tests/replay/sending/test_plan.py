@@ -1,3 +1,5 @@
+"""Request plans: schedule, classes, totals, and rejected traces."""
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     WriteTrace = Callable[..., Path]
 
-PROMISE = SLOClasses(
+SLO = SLOClasses(
     classes=(
         SLOClass(name="fast", ttft_ms=500, tpot_ms=50),
         SLOClass(name="slow", ttft_ms=5000, tpot_ms=50),
@@ -42,7 +44,7 @@ def row(number: int, at_s: float, **changes: Any) -> TraceRow:
 
 
 def plan_of(
-    path: Path, slo: SLOClasses = PROMISE, warmup: int = 0, **transforms: object
+    path: Path, slo: SLOClasses = SLO, warmup: int = 0, **transforms: object
 ) -> RequestPlan:
     trace = open_trace(path)
     values = {"first_ns": trace.first_ns, **transforms}
@@ -59,7 +61,7 @@ def test_requests_are_scheduled_from_the_first_arrival(trace_of: WriteTrace) -> 
     assert times(plan_of(path)) == [0, 0.25, 4]
 
 
-def test_the_zero_of_a_replay_is_its_windows_start(trace_of: WriteTrace) -> None:
+def test_the_zero_of_a_replay_is_the_start_of_its_window(trace_of: WriteTrace) -> None:
     path = trace_of([row(i, i) for i in range(10)])
     plan = plan_of(path, window=parse_window("2500ms..6s"))
     assert times(plan) == [0.5, 1.5, 2.5]
@@ -73,13 +75,13 @@ def test_a_time_warp_shortens_the_window_as_well(trace_of: WriteTrace) -> None:
     assert plan.window_ns(survey(plan)) == 2 * NS_PER_S
 
 
-def test_a_plan_walks_the_same_requests_every_time(trace_of: WriteTrace) -> None:
+def test_a_plan_yields_the_same_requests_every_time(trace_of: WriteTrace) -> None:
     path = trace_of([row(i, i / 3) for i in range(50)])
     plan = plan_of(path, rate_scale=Fraction("1.5"), seed=3)
     assert list(plan.requests()) == list(plan.requests())
 
 
-def test_the_survey_counts_what_would_be_sent(trace_of: WriteTrace) -> None:
+def test_the_survey_counts_the_requests_of_the_plan(trace_of: WriteTrace) -> None:
     at = [0, 3.1, 3.2, 3.9, 4.0, 4.09, 4.2, 9]
     rows = [row(i, t, slo_class="slow" if i % 2 else None) for i, t in enumerate(at)]
     stats = survey(plan_of(trace_of(rows), warmup=2))
@@ -96,7 +98,7 @@ def test_the_first_rows_are_warm_up(trace_of: WriteTrace) -> None:
     assert [request.warmup for request in plan.requests()] == [True, True, False, False]
 
 
-def test_a_class_without_a_promise_is_refused_by_name(trace_of: WriteTrace) -> None:
+def test_a_class_that_is_not_in_the_slo_is_rejected_by_name(trace_of: WriteTrace) -> None:
     path = trace_of([row(0, 0), row(1, 1, slo_class="gold")])
     with pytest.raises(
         InputError, match=r"request 'row-1' has the class 'gold', which is not in .*fast, slow"
@@ -104,19 +106,19 @@ def test_a_class_without_a_promise_is_refused_by_name(trace_of: WriteTrace) -> N
         survey(plan_of(path))
 
 
-def test_rules_give_rows_their_class(trace_of: WriteTrace) -> None:
+def test_class_rules_assign_classes(trace_of: WriteTrace) -> None:
     path = trace_of([row(0, 0), row(1, 1, input_tokens=9000, slo_class="gold")])
     plan = plan_of(path, class_rules=parse_class_rules(["slow: input_tokens > 4000"]))
     assert [request.slo_class for request in plan.requests()] == ["fast", "slow"]
 
 
-def test_without_promises_a_class_is_a_label(trace_of: WriteTrace) -> None:
+def test_without_an_slo_a_class_is_a_label(trace_of: WriteTrace) -> None:
     path = trace_of([row(0, 0), row(1, 1, slo_class="gold")])
     plan = plan_of(path, slo=SLOClasses())
     assert [request.slo_class for request in plan.requests()] == ["", "gold"]
 
 
-def test_a_session_relative_trace_is_refused(trace_of: WriteTrace) -> None:
+def test_a_session_relative_trace_is_rejected(trace_of: WriteTrace) -> None:
     path = trace_of(
         [row(0, 0, provided_session_id="a"), row(1, 1, provided_session_id="b")],
         clock=Clock.SESSION_RELATIVE,
@@ -136,7 +138,7 @@ def test_a_session_relative_trace_is_refused(trace_of: WriteTrace) -> None:
     ],
     ids=["window beyond the trace", "all rows are warm-up"],
 )
-def test_a_plan_without_a_judged_request_is_refused(
+def test_a_plan_without_a_judged_request_is_rejected(
     trace_of: WriteTrace, changes: dict[str, object], sentence: str
 ) -> None:
     path = trace_of([row(i, i) for i in range(3)])
@@ -144,7 +146,7 @@ def test_a_plan_without_a_judged_request_is_refused(
         survey(plan_of(path, **changes))  # type: ignore[arg-type]  # any option may change
 
 
-def test_a_bad_row_is_found_before_anything_is_sent(trace_of: WriteTrace, tmp_path: Path) -> None:
+def test_an_invalid_row_is_found_by_the_survey(trace_of: WriteTrace, tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -157,8 +159,8 @@ def test_a_bad_row_is_found_before_anything_is_sent(trace_of: WriteTrace, tmp_pa
         survey(plan_of(tmp_path / "broken.parquet"))
 
 
-def test_two_requests_of_one_id_are_refused_before_anything_is_sent(trace_of: WriteTrace) -> None:
+def test_two_requests_with_one_id_are_rejected_by_the_survey(trace_of: WriteTrace) -> None:
     path = trace_of([row(0, 0), row(1, 1), row(2, 2), row(1, 3)])
     with pytest.raises(InputError, match=r"request_id: 'row-1' is used by requests 2 and 4"):
         survey(plan_of(path))
-    assert survey(plan_of(path, limit=3)).rows == 3, "only what would be sent counts"
+    assert survey(plan_of(path, limit=3)).rows == 3, "rows outside the plan are ignored"

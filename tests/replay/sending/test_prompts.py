@@ -1,3 +1,5 @@
+"""Prompts have exact token counts and share prefixes as their hashes do."""
+
 from __future__ import annotations
 
 import json
@@ -42,14 +44,14 @@ def words(key: PromptKey, overhead: int = 0) -> str:
 
 
 @given(keys())
-def test_token_id_prompts_have_exactly_the_length_asked_for(key: PromptKey) -> None:
+def test_token_id_prompts_have_the_exact_length(key: PromptKey) -> None:
     prompt = ids(key)
     assert len(prompt) == key.input_tokens == TokenIdPrompts(b"").tokens(key)
     assert all(FIRST_TOKEN_ID <= token < FIRST_TOKEN_ID + NUM_TOKEN_IDS for token in prompt)
 
 
 @given(keys(), st.integers(0, 9))
-def test_word_prompts_count_to_the_length_asked_for_with_the_template_around_them(
+def test_word_prompts_have_the_exact_length_with_the_template(
     key: PromptKey, overhead: int
 ) -> None:
     prompts = WordPrompts(b"salt", overhead_tokens=overhead)
@@ -57,13 +59,13 @@ def test_word_prompts_count_to_the_length_asked_for_with_the_template_around_the
     assert counted == prompts.tokens(key) == max(key.input_tokens, overhead + 1)
 
 
-def test_a_chat_of_one_message_counts_to_the_length_asked_for() -> None:
+def test_a_chat_of_one_message_has_the_exact_length() -> None:
     key = PromptKey(request_id="a", input_tokens=123)
     assert count_chat_tokens([("user", words(key, overhead=7))]) == 123
 
 
 @given(keys(), keys())
-def test_prompts_share_a_prefix_of_exactly_the_blocks_whose_hashes_they_share(
+def test_prompts_share_the_blocks_of_equal_hashes_and_no_more(
     one: PromptKey, other: PromptKey
 ) -> None:
     shared = 0
@@ -83,7 +85,7 @@ def test_prompts_share_a_prefix_of_exactly_the_blocks_whose_hashes_they_share(
 
 
 @given(keys())
-def test_word_prompts_share_what_token_id_prompts_share(key: PromptKey) -> None:
+def test_word_prompts_share_the_same_prefix_as_token_id_prompts(key: PromptKey) -> None:
     longer = PromptKey(
         request_id="longer",
         input_tokens=key.input_tokens + 9,
@@ -95,7 +97,7 @@ def test_word_prompts_share_what_token_id_prompts_share(key: PromptKey) -> None:
 
 
 @given(keys())
-def test_a_prompt_is_the_same_again_under_one_salt_and_another_under_another(
+def test_a_prompt_depends_on_the_salt(
     key: PromptKey,
 ) -> None:
     assert ids(key) == ids(key)

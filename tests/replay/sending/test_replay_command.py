@@ -1,4 +1,4 @@
-"""The whole command in its own process, against servers that behave as each test wants."""
+"""The `replay` command as a process, against scripted servers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def is_probe(request: bytes) -> bool:
 
 
 def answers(reply: bytes | None = STREAM, seen: list[bytes] | None = None) -> Script:
-    """A server that lists one model and answers every request alike; None: never."""
+    """Make a server of one model with one response; None if it never responds."""
 
     async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
         if request.startswith(b"GET /v1/models"):
@@ -103,7 +103,7 @@ def slo(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_replay_sends_every_row_judges_it_and_leaves_a_folder(
+async def test_a_replay_sends_and_judges_every_row_and_writes_a_folder(
     serve: Serve, trace: Path, slo: Path, tmp_path: Path
 ) -> None:
     seen: list[bytes] = []
@@ -150,7 +150,7 @@ async def test_two_runs_send_different_prompts_unless_they_share_a_salt(
     assert three == four
 
 
-async def test_a_broken_target_ends_the_run_where_asked_to(
+async def test_errors_of_the_target_abort_the_run(
     serve: Serve, trace: Path, tmp_path: Path
 ) -> None:
     broken = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
@@ -166,7 +166,7 @@ async def test_a_broken_target_ends_the_run_where_asked_to(
     assert summary["overall"]["outcomes"]["error"] == 20
 
 
-async def test_a_target_that_fails_later_is_judged_and_not_an_error_of_the_run(
+async def test_later_failures_of_the_target_are_judged(
     serve: Serve, trace: Path, slo: Path, tmp_path: Path
 ) -> None:
     url = await serve(answers(http(b"<html>", "text/html")))
@@ -181,7 +181,7 @@ async def test_a_target_that_fails_later_is_judged_and_not_an_error_of_the_run(
     assert ended.code in {1, 2}
 
 
-async def test_a_target_that_is_not_there_leaves_no_folder(trace: Path, tmp_path: Path) -> None:
+async def test_an_unreachable_target_leaves_no_folder(trace: Path, tmp_path: Path) -> None:
     ended = await replay(
         "--trace", trace, "--target", "http://127.0.0.1:9", "--out", tmp_path / "run"
     )
@@ -203,8 +203,8 @@ async def test_an_existing_run_is_not_overwritten(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The sentence with which a command line is refused."""
+def rejected(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Return the error message of a rejected command line."""
     assert run_command(["replay", *map(str, arguments)]) == 64
     said = capsys.readouterr()
     assert said.out == ""
@@ -213,56 +213,60 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return said.err
 
 
-def test_the_busiest_second_may_be_bounded(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--max-rate", 19)
+def test_the_rate_of_the_busiest_second_is_limited(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = rejected(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--max-rate", 19)
     assert "--max-rate 19: the busiest second of the plan" in said
     assert "has 20 requests" in said
 
 
-def test_a_gate_needs_a_promise(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--gate")
+def test_a_gate_needs_an_slo(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = rejected(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--gate")
     assert "--gate: the run has no SLO" in said
 
 
 def test_another_machine_needs_permission(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "--trace", trace, "--target", "http://192.0.2.1:8000")
+    said = rejected(capsys, "--trace", trace, "--target", "http://192.0.2.1:8000")
     assert "add --yes" in said
 
 
-def test_a_key_that_is_not_set_is_named(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(
+def test_an_unset_variable_of_a_key_is_named(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = rejected(
         capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--api-key-env", "NO_SUCH_KEY"
     )
     assert "--api-key-env NO_SUCH_KEY: the variable is not set" in said
 
 
-PROMISE = "classes: [{name: fast, ttftMs: 5, tpotMs: 1}]"
-BAD_PROMISES = {
-    "a unit": (PROMISE.replace("5", "5s"), "classes[0].ttftMs: must be a whole number of milli"),
-    "a key twice": (f"{PROMISE}\n{PROMISE}", "the key 'classes' is already used above"),
-    "two documents": (f"{PROMISE}\n---\n{PROMISE}", "holds 2 documents"),
-    "over 1 MiB": (f"{PROMISE}\n" + "#" * (1 << 20), "over 1 MiB"),
+SLO_TEXT = "classes: [{name: fast, ttftMs: 5, tpotMs: 1}]"
+INVALID_SLOS = {
+    "a unit": (SLO_TEXT.replace("5", "5s"), "classes[0].ttftMs: must be a whole number of milli"),
+    "a key twice": (f"{SLO_TEXT}\n{SLO_TEXT}", "the key 'classes' is already used above"),
+    "two documents": (f"{SLO_TEXT}\n---\n{SLO_TEXT}", "holds 2 documents"),
+    "over 1 MiB": (f"{SLO_TEXT}\n" + "#" * (1 << 20), "over 1 MiB"),
     "half a manifest": ("apiVersion: goodput.dev/v1alpha1\nkind: LLMService", "metadata"),
 }
 
 
-@pytest.mark.parametrize(("text", "words"), BAD_PROMISES.values(), ids=BAD_PROMISES)
-def test_a_bad_promise_names_file_and_field(
+@pytest.mark.parametrize(("text", "words"), INVALID_SLOS.values(), ids=INVALID_SLOS)
+def test_an_invalid_slo_names_file_and_field(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
 ) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text(text)
-    said = refused(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--slo", slo)
+    said = rejected(capsys, "--trace", trace, "--target", "http://127.0.0.1:9", "--slo", slo)
     assert said.startswith(f"error: {slo}: ")
     assert words in said
 
 
-def test_a_trace_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "--trace", "nowhere.parquet", "--dry-run")
+def test_a_missing_trace_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    said = rejected(capsys, "--trace", "nowhere.parquet", "--dry-run")
     assert said == "error: nowhere.parquet: no such file; check the path\n"
 
 
-def test_a_dry_run_says_what_would_be_sent(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_plan(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["replay", "--trace", str(trace), "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["requests"], plan["peak_requests_in_1s"]) == (40, 20)
@@ -270,7 +274,7 @@ def test_a_dry_run_says_what_would_be_sent(trace: Path, capsys: pytest.CaptureFi
     assert plan["duration_s"] == pytest.approx(1.95, abs=0.001)
 
 
-async def test_a_service_that_cannot_start_is_named_with_its_own_sentence(
+async def test_a_service_that_cannot_start_ends_the_run_with_its_message(
     trace: Path, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "chat.yaml"
@@ -316,7 +320,7 @@ def http_error(status: int, message: str) -> bytes:
     ("status", "hint"),
     [(401, "--api-key-env"), (404, "--model"), (422, "--length-pinning none")],
 )
-async def test_a_target_that_rejects_a_probe_is_an_error_that_quotes_it(
+async def test_a_rejected_probe_is_an_error_that_quotes_the_target(
     serve: Serve, trace: Path, tmp_path: Path, status: int, hint: str
 ) -> None:
     seen: list[bytes] = []
@@ -330,7 +334,7 @@ async def test_a_target_that_rejects_a_probe_is_an_error_that_quotes_it(
     assert hint in ended.err
     assert "--no-probe" in ended.err
     assert "\x1b" not in ended.err
-    assert seen == [], "nothing of the run was sent"
+    assert seen == [], "no request of the run was sent"
     assert not (tmp_path / "run").exists()
 
 
@@ -354,7 +358,7 @@ async def test_without_the_probe_a_rejected_run_is_recorded_and_invalid(
     assert "40 ×  HTTP 404: no such model" in ended.out
 
 
-async def test_every_class_is_probed_once_and_outside_the_books(
+async def test_every_class_is_probed_once_and_probes_are_not_recorded(
     serve: Serve, trace_of: WriteTrace, tmp_path: Path
 ) -> None:
     requests: list[bytes] = []
@@ -386,7 +390,7 @@ async def test_every_class_is_probed_once_and_outside_the_books(
 
 
 @pytest.mark.parametrize("status", [429, 408, 503, 500])
-async def test_a_probe_that_may_succeed_later_starts_the_run(
+async def test_a_temporary_failure_of_a_probe_starts_the_run(
     serve: Serve, trace: Path, tmp_path: Path, status: int
 ) -> None:
     async def script(request: bytes, writer: asyncio.StreamWriter) -> None:

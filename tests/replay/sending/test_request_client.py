@@ -63,7 +63,7 @@ DONE = event(b"[DONE]")
 
 
 def says(*pieces: bytes, close: bool = False) -> Script:
-    """A server that writes these pieces, and closes or keeps the connection."""
+    """Make a server that writes these pieces, and closes or keeps the connection."""
 
     async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
@@ -95,7 +95,7 @@ async def send(
         return await client.run(request, time.monotonic_ns() - lag_ns)
 
 
-async def test_a_streamed_answer_is_stamped_and_counted(serve: Serve, prepared: Prepared) -> None:
+async def test_a_stream_has_token_times_and_counts(serve: Serve, prepared: Prepared) -> None:
     head = CHUNKED.replace(b"\r\n\r\n", f"\r\n{HEADER_REPLICA}: chat-0\r\n\r\n".encode())
     body = chunk(token()) + chunk(token()) + chunk(token("a", "stop"))
     url = await serve(says(head + body, chunk(usage(3, 5) + DONE) + LAST))
@@ -111,9 +111,7 @@ async def test_a_streamed_answer_is_stamped_and_counted(serve: Serve, prepared: 
     assert len(record.gaps_us) == 2
 
 
-async def test_lateness_of_the_client_counts_into_the_times(
-    serve: Serve, prepared: Prepared
-) -> None:
+async def test_send_lag_is_part_of_the_ttft(serve: Serve, prepared: Prepared) -> None:
     url = await serve(says(CHUNKED, chunk(token("a", "stop") + DONE) + LAST))
     record = await send(url, prepared(), lag_ns=7 * NS_PER_S)
     assert record.lag_ns is not None
@@ -126,14 +124,14 @@ async def test_lateness_of_the_client_counts_into_the_times(
 TOKENS = {
     "empty texts are no tokens": (token("") + token("a") + token("", "stop"), 1),
     "a role alone is no token": (delta(role="assistant") + delta(content="a"), 1),
-    "reasoning is tokens": (
+    "reasoning counts": (
         delta(reasoning_content="a") + delta(reasoning="b") + delta(content="c"),
         3,
     ),
-    "a refusal is tokens": (delta(refusal="I") + delta(refusal="can't") + token("", "stop"), 2),
-    "usage wins over chunks": (token("two words") + usage(2), 2),
+    "a refusal counts": (delta(refusal="I") + delta(refusal="can't") + token("", "stop"), 2),
+    "usage overrides chunks": (token("two words") + usage(2), 2),
     "without usage each chunk is one": (token("two words") + token(), 2),
-    "tool calls are tokens": (
+    "tool calls count": (
         event({"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}) + token("", "tool_calls"),
         1,
     ),
@@ -168,7 +166,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("script", ENDINGS.values(), ids=ENDINGS)
-async def test_an_answer_that_was_complete_is_ok_however_it_ends(
+async def test_a_complete_response_is_ok_regardless_of_its_end(
     serve: Serve, prepared: Prepared, script: Script
 ) -> None:
     record = await send(await serve(script), prepared())
@@ -290,7 +288,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("script", "outcome", "detail"), FAILURES.values(), ids=FAILURES)
-async def test_a_misbehaving_server_is_an_outcome_with_a_sentence(
+async def test_a_failure_of_the_server_is_an_outcome_with_a_message(
     serve: Serve, prepared: Prepared, script: Script, outcome: Outcome, detail: str
 ) -> None:
     record = await send(await serve(script), prepared())
@@ -298,7 +296,7 @@ async def test_a_misbehaving_server_is_an_outcome_with_a_sentence(
     assert record.detail.startswith(detail)
     assert len(record.detail) <= 200
     assert "\n" not in record.detail
-    assert not re.search(r"[A-Z]\w+Error|b'|message=", record.detail), "a library's own words"
+    assert not re.search(r"[A-Z]\w+Error|b'|message=", record.detail), "no text of a library"
     assert record.sent_ns is not None
     assert record.end_ns is not None
 
@@ -308,18 +306,20 @@ async def test_a_misbehaving_server_is_an_outcome_with_a_sentence(
     [(), (CHUNKED,), (CHUNKED, chunk(token()))],
     ids=["no answer", "headers only", "a token and then nothing"],
 )
-async def test_a_target_that_hangs_is_a_timeout_counted_from_the_schedule(
+async def test_a_timeout_counts_from_the_scheduled_arrival(
     serve: Serve, prepared: Prepared, pieces: tuple[bytes, ...]
 ) -> None:
     url = await serve(says(*pieces))
-    # Scheduled a minute ago but for 150 ms: so much patience is left.
+    # 150 ms are left of the time limit.
     record = await send(url, prepared(), lag_ns=60 * NS_PER_S - 150 * NS_PER_MS)
     assert record.outcome is Outcome.TIMEOUT
     assert record.detail == "nothing complete within 60 s"
     assert record.output_tokens == (1 if len(pieces) == 2 else 0)
 
 
-async def test_the_trace_gives_up_when_its_client_did(serve: Serve, prepared: Prepared) -> None:
+async def test_a_request_is_cancelled_at_the_time_in_the_trace(
+    serve: Serve, prepared: Prepared
+) -> None:
     closed = asyncio.Event()
 
     async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -335,7 +335,7 @@ async def test_the_trace_gives_up_when_its_client_did(serve: Serve, prepared: Pr
     assert record.detail == ""
 
 
-async def test_a_request_that_is_in_flight_when_the_run_stops_is_kept(
+async def test_a_request_in_flight_is_recorded_when_the_run_stops(
     serve: Serve, prepared: Prepared
 ) -> None:
     answering = asyncio.Event()
@@ -357,7 +357,7 @@ EVENTS = token("a", "stop") + DONE
 RESPONSE = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(EVENTS), EVENTS)
 
 
-async def test_a_target_that_refuses_connections_is_an_error(prepared: Prepared) -> None:
+async def test_a_refused_connection_is_an_error(prepared: Prepared) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -367,7 +367,7 @@ async def test_a_target_that_refuses_connections_is_an_error(prepared: Prepared)
     assert record.sent_ns is None
 
 
-async def test_running_out_of_files_is_the_clients_own_failure(
+async def test_a_request_without_a_free_file_is_unsent(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_session({}) as session:
@@ -384,7 +384,7 @@ async def test_running_out_of_files_is_the_clients_own_failure(
     assert record.detail == "this machine could not send the request: Too many open files"
 
 
-async def test_connections_are_used_again(serve: Serve, prepared: Prepared) -> None:
+async def test_connections_are_reused(serve: Serve, prepared: Prepared) -> None:
     connections = set()
 
     async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -401,7 +401,7 @@ async def test_connections_are_used_again(serve: Serve, prepared: Prepared) -> N
     assert len(connections) == 1
 
 
-async def test_the_body_arrives_whole_and_once(serve: Serve, prepared: Prepared) -> None:
+async def test_the_body_is_sent_completely_and_once(serve: Serve, prepared: Prepared) -> None:
     seen: list[bytes] = []
 
     async def script(request: bytes, writer: asyncio.StreamWriter) -> None:

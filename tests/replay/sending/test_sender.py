@@ -1,3 +1,5 @@
+"""The open-loop sender and its pacers, in virtual and in real time."""
+
 from __future__ import annotations
 
 import asyncio
@@ -28,7 +30,7 @@ ZERO_NS = 1_000
 
 
 class VirtualPacer:
-    """A clock that jumps; answers wait on it too. Time stands still while anything can run."""
+    """A clock of sends and responses that jumps when no task can run."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -49,7 +51,7 @@ class VirtualPacer:
 
     async def run(self) -> None:
         while True:
-            for _ in range(12):  # let everything that is ready run dry
+            for _ in range(12):  # run every task that is ready
                 await asyncio.sleep(0)
             self._waiting = [w for w in self._waiting if not w[2].done()]
             if self._waiting:
@@ -82,7 +84,7 @@ def request_at(number: int, at_ns: int) -> PlannedRequest:
 
 
 async def send_times(times: list[int], delays: list[int]) -> list[int]:
-    """When each request was sent, with answers that take as long as `delays` says, in turn."""
+    """Return the send times, with responses that take the `delays` in order."""
     pacer = VirtualPacer()
     sent: list[int] = []
     answered: list[str] = []
@@ -111,13 +113,11 @@ async def send_times(times: list[int], delays: list[int]) -> list[int]:
     st.lists(st.integers(0, 10_000), min_size=1, max_size=10).map(sorted),
     st.lists(st.integers(0, 50_000), min_size=1, max_size=10),
 )
-def test_send_times_are_the_plan_alone_whatever_the_answers_do(
-    times: list[int], delays: list[int]
-) -> None:
+def test_send_times_do_not_depend_on_responses(times: list[int], delays: list[int]) -> None:
     assert asyncio.run(send_times(times, delays)) == times
 
 
-async def test_requests_leave_though_nothing_is_ever_answered() -> None:
+async def test_requests_are_sent_without_any_response() -> None:
     sent: list[str] = []
     all_sent = asyncio.Event()
     ended: list[RequestRecord] = []
@@ -146,7 +146,7 @@ async def test_requests_leave_though_nothing_is_ever_answered() -> None:
     assert {record.outcome for record in ended} == {Outcome.CANCELLED}
 
 
-async def test_what_fails_while_recording_ends_the_run_and_comes_out() -> None:
+async def test_a_failure_of_recording_ends_the_run_and_is_raised() -> None:
     async def exchange(request: PreparedRequest, _zero_ns: int) -> RequestRecord:
         return record(request)
 
@@ -161,7 +161,7 @@ async def test_what_fails_while_recording_ends_the_run_and_comes_out() -> None:
     lookahead.close()
 
 
-async def test_a_bad_row_ends_the_run_after_all_rows_before_it() -> None:
+async def test_an_invalid_row_ends_the_run_after_all_rows_before_it() -> None:
     def rows() -> Iterator[PlannedRequest]:
         yield request_at(0, 0)
         raise InputError("row 2 is bad")

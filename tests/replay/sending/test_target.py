@@ -1,3 +1,5 @@
+"""Target URLs, headers, and the permission for another machine."""
+
 from __future__ import annotations
 
 import socket
@@ -18,7 +20,7 @@ from goodput_replay.sending.target import Target, parse_header, parse_target, re
         ("http://[::1]:8000", "http://[::1]:8000", "::1"),
     ],
 )
-def test_a_target_is_read_as_people_write_it(text: str, url: str, host: str) -> None:
+def test_a_target_is_parsed(text: str, url: str, host: str) -> None:
     assert parse_target(text) == Target(url=url, host=host)
 
 
@@ -27,12 +29,12 @@ def test_a_target_is_read_as_people_write_it(text: str, url: str, host: str) -> 
     ["", "ftp://h", "http://", "http://h:99999", "http://h:x", "http://u:p@h", "http://h?a=1",
      "http://h#a"],
 )  # fmt: skip
-def test_what_is_no_target_is_refused(text: str) -> None:
+def test_an_invalid_target_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"URL|leave it out"):
         parse_target(text)
 
 
-def test_a_password_in_a_url_is_not_repeated() -> None:
+def test_a_password_in_a_url_is_not_printed() -> None:
     with pytest.raises(ValueError, match="--api-key-env") as caught:
         parse_target("http://user:hunter2@h")
     assert "hunter2" not in str(caught.value)
@@ -44,25 +46,27 @@ def test_a_header_is_a_name_and_a_value() -> None:
 
 
 @pytest.mark.parametrize("text", ["X-Tenant", ": a", "X Y: a", "X: a\r\nZ: b", "X: é"])
-def test_what_is_no_header_is_refused_without_repeating_its_value(text: str) -> None:
+def test_an_invalid_header_is_rejected_without_printing_its_value(text: str) -> None:
     with pytest.raises(ValueError, match="write NAME: VALUE") as caught:
         parse_header(text)
     assert "b'" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1"])
-def test_this_machine_may_be_loaded_without_asking(url: str) -> None:
+def test_this_machine_needs_no_permission(url: str) -> None:
     require_permission(parse_target(url), granted=False)
 
 
-def test_another_machine_may_be_loaded_only_with_permission() -> None:
+def test_another_machine_needs_permission() -> None:
     target = parse_target("http://192.0.2.7:8000")
     with pytest.raises(UsageError, match=r"another machine \(192.0.2.7\).*add --yes"):
         require_permission(target, granted=False)
     require_permission(target, granted=True)
 
 
-def test_a_name_that_means_this_machine_and_another_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_this_machine_and_another_needs_permission(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def found(*_args: object, **_kwargs: object) -> list[object]:
         return [(2, 1, 6, "", ("127.0.0.1", 0)), (2, 1, 6, "", ("192.0.2.9", 0))]
 
