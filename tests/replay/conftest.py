@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.slo import SLOClasses
 from goodput_replay.run.summary import (
     ClientSummary,
@@ -23,7 +24,10 @@ from goodput_replay.run.summary import (
 from goodput_replay.run.summary_builder import RunInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from goodput_replay.run.summary import Summary
 
 SLO = SLOClasses(
     classes=(
@@ -127,6 +131,16 @@ def make_run(
     info = replace(INFO, rows_planned=len(records), window_ns=window_s * NS_PER_S)
     ordered = sorted(records, key=lambda r: r.end_ns or r.scheduled_ns)
     return SyntheticRun(info=info, records=tuple(ordered), warmup=warmup)
+
+
+def write_run(
+    folder: Path, info: RunInfo, records: Iterable[RequestRecord], **options: Any
+) -> Summary:
+    """Record requests into a folder and judge the run; `options` are those of `RunWriter`."""
+    with RunWriter(folder, slo=info.slo, **options) as writer:
+        for record in records:
+            writer.append(record)
+        return writer.finish(info)
 
 
 def _arrivals(rng: random.Random, window_s: int, rate_per_s: float) -> Iterator[int]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.replay.conftest import write_run
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import ExitCode
 from goodput_replay.report.page import write_report
 from goodput_replay.run.files import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
-from goodput_replay.run.folder import RunWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def folder(tmp_path: Path, synthetic_run: SyntheticRun) -> Path:
     path = tmp_path / "run"
-    with RunWriter(path, slo=synthetic_run.info.slo, write_report=write_report) as writer:
-        for record in synthetic_run.records[:100]:
-            writer.append(record)
-        writer.finish(synthetic_run.info)
+    write_run(path, synthetic_run.info, synthetic_run.records[:100], write_report=write_report)
     return path
 
 

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.replay.conftest import write_run
 
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_replay.report.page import render, write_report
-from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
@@ -73,10 +73,7 @@ class _Page(HTMLParser):
 
 
 def _make(folder: Path, info: RunInfo, records: Sequence[RequestRecord]) -> str:
-    with RunWriter(folder, slo=info.slo, force=True) as writer:
-        for record in records:
-            writer.append(record)
-        writer.finish(info)
+    write_run(folder, info, records, force=True)
     return render(folder)
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders.records import answered_request, request_record
+from tests.replay.conftest import write_run
 
 from goodput_core.errors import InputError
 from goodput_core.quantiles import P50, P99, quantile
@@ -35,26 +36,18 @@ from goodput_replay.run.summary import (
 from goodput_replay.run.summary_builder import cut_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.replay.conftest import SyntheticRun
 
     from goodput_core.slo.record import RequestRecord
-    from goodput_replay.run.summary_builder import RunInfo
-
-
-def _summarise(folder: Path, info: RunInfo, records: Sequence[RequestRecord]) -> Summary:
-    with RunWriter(folder, slo=info.slo) as writer:
-        for record in records:
-            writer.append(record)
-        return writer.finish(info)
 
 
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> Summary:
     folder = tmp_path_factory.mktemp("summary")
-    return _summarise(folder, synthetic_run.info, synthetic_run.records)
+    return write_run(folder, synthetic_run.info, synthetic_run.records)
 
 
 @pytest.mark.golden
@@ -118,7 +111,7 @@ def test_rows_without_a_record_make_the_run_invalid(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     info = replace(synthetic_run.info, rows_planned=len(synthetic_run.records) + 5)
-    summary = _summarise(tmp_path, info, synthetic_run.records)
+    summary = write_run(tmp_path, info, synthetic_run.records)
     assert summary.validity.unsent_rows == 5
     assert not summary.validity.valid
     assert summary.validity.reason is Reason.UNSENT_ROWS
@@ -128,7 +121,7 @@ def test_a_run_without_a_single_request_still_has_a_summary(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     info = replace(synthetic_run.info.incomplete("interrupted at once"), rows_planned=0)
-    summary = _summarise(tmp_path, info, ())
+    summary = write_run(tmp_path, info, ())
     assert summary.overall.requests == 0
     assert summary.overall.attainment is None
     assert summary.overall.ttft_ms is None
@@ -143,7 +136,7 @@ def test_requests_without_a_target_are_reported_and_not_judged(
     records = [
         replace(r, slo_class="", targets=Targets()) for r in synthetic_run.records if r.sent_ns
     ]
-    summary = _summarise(tmp_path, replace(info, rows_planned=len(records)), records)
+    summary = write_run(tmp_path, replace(info, rows_planned=len(records)), records)
     (only,) = summary.classes
     assert (only.name, only.total, only.unjudged) == ("", 0, len(records))
     assert only.verdict is None
@@ -164,7 +157,7 @@ def test_a_response_after_the_window_is_not_served_in_it(
         )
 
     info = replace(synthetic_run.info, rows_planned=2)
-    summary = _summarise(tmp_path, info, [answered("in", 300), answered("out", 301)])
+    summary = write_run(tmp_path, info, [answered("in", 300), answered("out", 301)])
     assert summary.overall.served_per_s == round(1 / 300, 6)
 
 
@@ -190,7 +183,7 @@ def test_a_printed_percentage_is_truncated(share: Fraction, words: str) -> None:
 
 
 def test_columns_agree_with_the_records(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
-    _summarise(tmp_path, synthetic_run.info, synthetic_run.records)
+    write_run(tmp_path, synthetic_run.info, synthetic_run.records)
     columns = load_columns(tmp_path)
     classes = synthetic_run.info.slo.by_name()
     for index, record in enumerate(synthetic_run.records[:300]):

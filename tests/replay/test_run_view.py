@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
+from tests.replay.conftest import write_run
 
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.summary import ErrorSummary, LengthPinning
 from goodput_replay.run.terminal import print_summary
 
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> Summary:
     folder = tmp_path_factory.mktemp("view")
-    with RunWriter(folder, slo=synthetic_run.info.slo) as writer:
-        for record in synthetic_run.records:
-            writer.append(record)
-        return writer.finish(synthetic_run.info)
+    return write_run(folder, synthetic_run.info, synthetic_run.records)
 
 
 def _printed(summary: Summary, *, width: int = 80, folder: Path | None = None) -> str:

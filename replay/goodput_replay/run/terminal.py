@@ -6,8 +6,8 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -26,18 +26,24 @@ from goodput_replay.run.formatting import (
     format_rate,
     format_seconds,
 )
-from goodput_replay.run.summary import LengthPinning
+from goodput_replay.run.summary import ClassSummary, LengthPinning
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rich.console import Console
 
-    from goodput_replay.run.summary import ClassSummary, Quantiles, Summary
+    from goodput_replay.run.summary import Quantiles, Summary
 
 __all__ = ["print_summary"]
 
+_Columns = Mapping[str, Callable[[ClassSummary], str | Text]]
+"""Functions that format the cells of a table, by header."""
+
 _NAME_WIDTH: Final = 24
+_LEFT: Final = ("verdict", "misses")
+"""Columns of text, aligned to the left."""
 _UNBOUNDED: Final = 10_000
 
 _STYLES: Final = {
@@ -88,54 +94,46 @@ def _format_heading(summary: Summary) -> Text:
 
 
 def _build_attainment(summary: Summary, console: Console) -> Table:
-    rows = _select_rows(summary)
     valid = summary.validity.valid
-    columns = [
-        _Column(
-            "attained", [f"{format_count(one.good)}/{format_count(one.total)}" for one in rows]
-        ),
-        _Column("share", [format_percent(one.attainment) for one in rows]),
-        _Column(
-            "at least",
-            ["–" if one.interval is None else format_percent(one.interval.lower) for one in rows],
-        ),
-        _Column("objective", [one.objective or "–" for one in rows]),
-        _Column("verdict", [_format_verdict(one, valid=valid) for one in rows], justify="left"),
-        _Column("goodput", [format_rate(one.goodput_per_s) for one in rows]),
-    ]
+    columns: _Columns = {
+        "attained": lambda one: f"{format_count(one.good)}/{format_count(one.total)}",
+        "share": lambda one: format_percent(one.attainment),
+        "at least": lambda one: format_percent(one.interval.lower if one.interval else None),
+        "objective": lambda one: one.objective or "–",
+        "verdict": lambda one: _format_verdict(one, valid=valid),
+        "goodput": lambda one: format_rate(one.goodput_per_s),
+    }
     return _fit_table("attainment", summary, columns, ("goodput", "attained", "at least"), console)
 
 
 def _build_latencies(summary: Summary, console: Console) -> Table:
-    rows = _select_rows(summary)
-    columns = [
-        _Column("TTFT p50", [_format_quantile(one.ttft_ms, "p50") for one in rows]),
-        _Column("TTFT p99", [_format_quantile(one.ttft_ms, "p99") for one in rows]),
-        _Column("TPOT p50", [_format_quantile(one.tpot_ms, "p50") for one in rows]),
-        _Column("TPOT p99", [_format_quantile(one.tpot_ms, "p99") for one in rows]),
-        _Column("TBT p99", [_format_quantile(one.tbt_ms, "p99") for one in rows]),
-        _Column("E2E p99", [_format_quantile(one.e2e_ms, "p99") for one in rows]),
-    ]
+    columns: _Columns = {
+        "TTFT p50": lambda one: _format_quantile(one.ttft_ms, "p50"),
+        "TTFT p99": lambda one: _format_quantile(one.ttft_ms, "p99"),
+        "TPOT p50": lambda one: _format_quantile(one.tpot_ms, "p50"),
+        "TPOT p99": lambda one: _format_quantile(one.tpot_ms, "p99"),
+        "TBT p99": lambda one: _format_quantile(one.tbt_ms, "p99"),
+        "E2E p99": lambda one: _format_quantile(one.e2e_ms, "p99"),
+    }
     optional = ("TPOT p50", "TTFT p50", "E2E p99", "TBT p99")
     return _fit_table("latency, milliseconds", summary, columns, optional, console)
 
 
 def _build_misses(summary: Summary, console: Console) -> Table:
     reasons = [reason.value for reason in MissReason if reason.value in summary.overall.misses]
-    rows = _select_rows(summary)
-    columns = [
-        _Column(reason, [format_count(one.misses.get(reason, 0)) for one in rows])
-        for reason in reasons
-    ]
+    columns: _Columns = {reason: partial(_format_misses, reason) for reason in reasons}
     table = _build_table("misses by reason", summary, columns)
     if _fits(table, console):
         return table
-    texts = [
-        ", ".join(f"{reason} {format_count(n)}" for reason, n in one.misses.items()) or "–"
-        for one in rows
-    ]
-    column = _Column("misses", texts, justify="left", no_wrap=False)
-    return _build_table("misses by reason", summary, [column])
+    return _build_table("misses by reason", summary, {"misses": _list_misses})
+
+
+def _format_misses(reason: str, one: ClassSummary) -> str:
+    return format_count(one.misses.get(reason, 0))
+
+
+def _list_misses(one: ClassSummary) -> str:
+    return ", ".join(f"{reason} {format_count(n)}" for reason, n in one.misses.items()) or "–"
 
 
 def _build_errors(summary: Summary) -> Table:
@@ -151,20 +149,10 @@ def _build_errors(summary: Summary) -> Table:
     return table
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of a table: its header and one cell per class."""
-
-    name: str
-    cells: Sequence[str | Text]
-    justify: Literal["left", "right"] = "right"
-    no_wrap: bool = True
-
-
 def _fit_table(
     title: str,
     summary: Summary,
-    columns: list[_Column],
+    columns: _Columns,
     optional: Sequence[str],
     console: Console,
 ) -> Table:
@@ -173,7 +161,7 @@ def _fit_table(
     for name in optional:
         if _fits(table, console):
             break
-        columns = [column for column in columns if column.name != name]
+        columns = {key: cell for key, cell in columns.items() if key != name}
         table = _build_table(title, summary, columns)
     return table
 
@@ -184,7 +172,7 @@ def _fits(table: Table, console: Console) -> bool:
     return Measurement.get(console, unbounded, table).maximum <= console.width
 
 
-def _build_table(title: str, summary: Summary, columns: Sequence[_Column]) -> Table:
+def _build_table(title: str, summary: Summary, columns: _Columns) -> Table:
     table = Table(
         title=title,
         title_justify="left",
@@ -192,26 +180,22 @@ def _build_table(title: str, summary: Summary, columns: Sequence[_Column]) -> Ta
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    names = [Text(one.name or _name_row(one, summary)) for one in _select_rows(summary)]
-    longest = max((name.cell_len for name in names), default=0)
-    if longest <= _NAME_WIDTH:
+    rows = _select_rows(summary)
+    names = [Text(one.name or ("all" if one is summary.overall else "–")) for one in rows]
+    if max((name.cell_len for name in names), default=0) <= _NAME_WIDTH:
         table.add_column("class", no_wrap=True)
     else:
         table.add_column("class", overflow="fold", width=_NAME_WIDTH)
-    for column in columns:
+    for header in columns:
         table.add_column(
-            column.name,
-            justify=column.justify,
-            no_wrap=column.no_wrap,
+            header,
+            justify="left" if header in _LEFT else "right",
+            no_wrap=header != "misses",
             overflow="fold",
         )
-    for cells in zip(names, *(column.cells for column in columns), strict=True):
-        table.add_row(*cells)
+    for name, one in zip(names, rows, strict=True):
+        table.add_row(name, *(cell(one) for cell in columns.values()))
     return table
-
-
-def _name_row(one: ClassSummary, summary: Summary) -> str:
-    return "all" if one is summary.overall else "–"
 
 
 def _select_rows(summary: Summary) -> list[ClassSummary]:

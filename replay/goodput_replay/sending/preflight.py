@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +22,7 @@ from goodput_replay.sending.client.chunks import error_sentence
 from goodput_replay.sending.client.reason import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import PlannedRequest
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROBE_TIMEOUT_NS",
-    "ModelNames",
     "ServedModels",
     "choose_models",
     "list_models",
@@ -74,24 +72,6 @@ class ServedModels:
 
     models: tuple[str, ...]
     goodput: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelNames:
-    """Maps model names of the trace to served model names.
-
-    Args:
-        by_name: served name by trace name.
-        other: served name for all other trace names; None to send the trace name unchanged.
-    """
-
-    by_name: Mapping[str, str]
-    other: str | None
-
-    def __call__(self, name: str) -> str:
-        """Return the model name to send."""
-        found = self.by_name.get(name, self.other)
-        return name if found is None else found
 
 
 async def list_models(session: aiohttp.ClientSession, target: Target) -> ServedModels:
@@ -152,8 +132,8 @@ async def list_models(session: aiohttp.ClientSession, target: Target) -> ServedM
 
 def choose_models(
     served: ServedModels, *, mapping: Mapping[str, str], only: str | None, in_trace: Iterable[str]
-) -> ModelNames:
-    """Choose the model name of each row, so that no row fails because of its name.
+) -> Callable[[str], str]:
+    """Return a function from a model name of the trace to the model name to send.
 
     Args:
         served: models of the target.
@@ -178,7 +158,7 @@ def choose_models(
                 f"the trace names {named}, and the target serves {shown}; choose with "
                 "--model SERVED or --model TRACE=SERVED"
             )
-    return ModelNames(by_name=dict(mapping), other=other)
+    return lambda name: mapping.get(name, name if other is None else other)
 
 
 def make_probe(planned: PlannedRequest) -> PlannedRequest:

@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.builders.traces import write_rows
+from tests.replay.sending.builders import make_planned
 
-from goodput_core.slo.targets import Targets
-from goodput_replay.plan import PlannedRequest, PromptKey
 from goodput_replay.sending.body import PreparedRequest
 from goodput_traces.format.schema import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
-    from goodput_traces.format.schema import TraceRow
+    from tests.replay.sending.builders import Planned, Prepared, Script, Serve, WriteTrace
 
-    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
-    Serve = Callable[[Script], Awaitable[str]]
-    WriteTrace = Callable[..., Path]
+    from goodput_traces.format.schema import TraceRow
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
@@ -60,30 +57,14 @@ async def _stop(server: asyncio.Server) -> None:
     await asyncio.sleep(0)
 
 
-def make_planned(number: int = 0, scheduled_ns: int = 0, **changes: object) -> PlannedRequest:
-    """Make a small planned request; `changes` replace its fields."""
-    values: dict[str, object] = {
-        "request_id": f"row-{number}",
-        "scheduled_ns": scheduled_ns,
-        "slo_class": "",
-        "targets": Targets(),
-        "priority": None,
-        "prompt": PromptKey(request_id=f"row-{number}", input_tokens=8),
-        "output_tokens": 3,
-        "max_output_tokens": None,
-        "cancel_after_ns": None,
-    }
-    return PlannedRequest(**(values | changes))  # type: ignore[arg-type]  # any field may change
-
-
 @pytest.fixture
-def planned() -> Callable[..., PlannedRequest]:
+def planned() -> Planned:
     """Make small planned requests."""
     return make_planned
 
 
 @pytest.fixture
-def prepared() -> Callable[..., PreparedRequest]:
+def prepared() -> Prepared:
     """Make small prepared requests."""
 
     def make(number: int = 0, scheduled_ns: int = 0, **changes: object) -> PreparedRequest:

@@ -22,11 +22,9 @@ from goodput_replay.sending.prompts import TokenIdPrompts, WordPrompts
 from goodput_replay.sending.target import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.replay.sending.builders import Planned
 
     from goodput_replay.plan import PlannedRequest
-
-    Planned = Callable[..., PlannedRequest]
 
 
 def renderer(

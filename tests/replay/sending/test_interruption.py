@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from tests.builders.traces import steady_rows
+from tests.replay.sending.builders import http_response
 
 from goodput_replay.run.records import read_judged
 from goodput_replay.sending.local_service import running_service
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
 
-    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
-    Serve = Callable[[Script], Awaitable[str]]
-    WriteTrace = Callable[..., Path]
+    from tests.replay.sending.builders import Serve, WriteTrace
+
 
 CHAT = Path(__file__).parents[3] / "examples" / "chat.yaml"
 MODELS = b'{"data":[{"id":"m","owned_by":"goodput"}]}'
@@ -63,11 +63,6 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
-def http(body: bytes, kind: str = "application/json") -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
 class Target:
     """A server that responds to the first three requests only; the sixth sets `busy`."""
 
@@ -77,11 +72,11 @@ class Target:
 
     async def __call__(self, request: bytes, writer: asyncio.StreamWriter) -> None:
         if request.startswith(b"GET"):
-            writer.write(http(MODELS))
+            writer.write(http_response(MODELS))
             return
         self._requests += 1
         if self._requests <= 3:
-            writer.write(http(EVENTS, "text/event-stream"))
+            writer.write(http_response(EVENTS, kind="text/event-stream"))
         if self._requests == 6:
             self.busy.set()
 

@@ -9,11 +9,9 @@ from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.lookahead import Lookahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.replay.sending.builders import Planned
 
     from goodput_replay.plan import PlannedRequest
-
-    Planned = Callable[..., PlannedRequest]
 
 
 class Renderer:

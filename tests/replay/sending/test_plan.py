@@ -18,10 +18,10 @@ from goodput_traces.format.schema import Clock, TraceRow
 from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    WriteTrace = Callable[..., Path]
+    from tests.replay.sending.builders import WriteTrace
+
 
 SLO = SLOClasses(
     classes=(

@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.replay.sending.builders import http_response
 
 from goodput_core.errors import UnreachableError, UsageError
 from goodput_replay.sending import preflight
@@ -14,16 +15,12 @@ from goodput_replay.sending.preflight import ServedModels, choose_models, list_m
 from goodput_replay.sending.target import parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
-    Serve = Callable[[Script], Awaitable[str]]
+    from tests.replay.sending.builders import Script, Serve
 
 
 def says(body: bytes, status: str = "200 OK", kind: str = "application/json") -> Script:
     async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
-        head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        writer.write(http_response(body, status, kind))
 
     return script
 

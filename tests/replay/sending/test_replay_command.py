@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builders.traces import steady_rows
+from tests.replay.sending.builders import http_response
 
 from goodput_core.dispatch import run_command
 from goodput_replay.run.records import read_judged
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from tests.replay.sending.builders import Script, Serve, WriteTrace
 
-    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
-    Serve = Callable[[Script], Awaitable[str]]
-    WriteTrace = Callable[..., Path]
 
 MODELS = b'{"data":[{"id":"m","owned_by":"goodput"}]}'
 SLO = """
@@ -37,18 +35,11 @@ class Ended:
     err: str
 
 
-def http(body: bytes, kind: str = "application/json") -> bytes:
-    return (
-        f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        + body
-    )
-
-
-STREAM = http(
+STREAM = http_response(
     b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
     b'data: {"choices":[{"index":0,"text":"a","finish_reason":"length"}]}\n\n'
     b"data: [DONE]\n\n",
-    "text/event-stream",
+    kind="text/event-stream",
 )
 
 
@@ -61,7 +52,7 @@ def answers(reply: bytes | None = STREAM, seen: list[bytes] | None = None) -> Sc
 
     async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
         if request.startswith(b"GET /v1/models"):
-            writer.write(http(MODELS))
+            writer.write(http_response(MODELS))
         else:
             if seen is not None and not is_probe(request):
                 seen.append(request)
@@ -169,7 +160,7 @@ async def test_errors_of_the_target_abort_the_run(
 async def test_later_failures_of_the_target_are_judged(
     serve: Serve, trace: Path, slo: Path, tmp_path: Path
 ) -> None:
-    url = await serve(answers(http(b"<html>", "text/html")))
+    url = await serve(answers(http_response(b"<html>", kind="text/html")))
     ended = await replay(
         "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run", "--json",
         "--gate", "--no-report"
@@ -312,8 +303,7 @@ async def test_a_service_is_started_replayed_and_stopped(trace: Path, tmp_path: 
 
 
 def http_error(status: int, message: str) -> bytes:
-    body = json.dumps({"error": {"message": message}}).encode()
-    return f"HTTP/1.1 {status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return http_response(json.dumps({"error": {"message": message}}).encode(), f"{status} No")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +355,7 @@ async def test_every_class_is_probed_once_and_probes_are_not_recorded(
 
     async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
         if request.startswith(b"GET /v1/models"):
-            writer.write(http(MODELS.replace(b"goodput", b"other")))
+            writer.write(http_response(MODELS.replace(b"goodput", b"other")))
         else:
             requests.append(request)
             writer.write(STREAM)
@@ -395,7 +385,7 @@ async def test_a_temporary_failure_of_a_probe_starts_the_run(
 ) -> None:
     async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
         if request.startswith(b"GET /v1/models"):
-            writer.write(http(MODELS))
+            writer.write(http_response(MODELS))
         else:
             writer.write(http_error(status, "starting") if is_probe(request) else STREAM)
 

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.replay.sending.builders import http_response
 from yarl import URL
 
 from goodput_core.contract import HEADER_REPLICA
@@ -21,11 +22,8 @@ from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.request import RequestClient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from tests.replay.sending.builders import Prepared, Script, Serve
 
-    Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
-    Serve = Callable[[Script], Awaitable[str]]
-    Prepared = Callable[..., PreparedRequest]
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -73,11 +71,6 @@ def says(*pieces: bytes, close: bool = False) -> Script:
             writer.close()
 
     return script
-
-
-def answer(body: bytes, status: str = "200 OK", kind: str = "application/json") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
 
 
 async def send(
@@ -175,29 +168,33 @@ async def test_a_complete_response_is_ok_regardless_of_its_end(
 
 FAILURES = {
     "500": (
-        says(answer(b'{"error":{"message":"boom"}}', "500 Internal Server Error")),
+        says(http_response(b'{"error":{"message":"boom"}}', "500 Internal Server Error")),
         Outcome.ERROR,
         "HTTP 500: boom",
     ),
     "500 with HTML": (
-        says(answer(b"<html>\n oops </html>", "500 Internal Server Error", "text/html")),
+        says(http_response(b"<html>\n oops </html>", "500 Internal Server Error", "text/html")),
         Outcome.ERROR,
         "HTTP 500: <html> oops </html>",
     ),
-    "500 without a body": (says(answer(b"", "500 No")), Outcome.ERROR, "HTTP 500"),
+    "500 without a body": (says(http_response(b"", "500 No")), Outcome.ERROR, "HTTP 500"),
     "429": (
-        says(answer(b'{"error":{"message":"queue full"}}', "429 Too Many Requests")),
+        says(http_response(b'{"error":{"message":"queue full"}}', "429 Too Many Requests")),
         Outcome.SHED,
         "HTTP 429: queue full",
     ),
-    "503": (says(answer(b"busy", "503 Unavailable")), Outcome.SHED, "HTTP 503: busy"),
-    "404": (says(answer(b'{"message":"no model"}', "404 No")), Outcome.ERROR, "HTTP 404: no model"),
+    "503": (says(http_response(b"busy", "503 Unavailable")), Outcome.SHED, "HTTP 503: busy"),
+    "404": (
+        says(http_response(b'{"message":"no model"}', "404 No")),
+        Outcome.ERROR,
+        "HTTP 404: no model",
+    ),
     "a redirect is not followed": (
-        says(answer(b"", "307 Elsewhere\r\nLocation: http://192.0.2.1/")),
+        says(http_response(b"", "307 Elsewhere\r\nLocation: http://192.0.2.1/")),
         Outcome.ERROR,
         "HTTP 307, a redirect to http://192.0.2.1/, which is not followed",
     ),
-    "a redirect to nowhere": (says(answer(b"", "307 Elsewhere")), Outcome.ERROR, "HTTP 307"),
+    "a redirect to nowhere": (says(http_response(b"", "307 Elsewhere")), Outcome.ERROR, "HTTP 307"),
     "compressed": (
         says(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"
@@ -213,12 +210,12 @@ FAILURES = {
         "HTTP 500: xxx",
     ),
     "HTML": (
-        says(answer(b"<html>login</html>", kind="text/html")),
+        says(http_response(b"<html>login</html>", kind="text/html")),
         Outcome.ERROR,
         "the response is text/html, not an event stream",
     ),
     "JSON instead of a stream": (
-        says(answer(b"{}")),
+        says(http_response(b"{}")),
         Outcome.ERROR,
         "the response is application/json, not an event stream",
     ),

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.records import request_record
+from tests.replay.sending.builders import make_planned
 
 from goodput_core.errors import InputError
 from goodput_core.slo.record import Outcome, RequestRecord
-from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_replay.plan import PlannedRequest, PromptKey
 from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import LoopPacer, Pacer, TimerFdPacer, open_pacer
@@ -25,6 +24,8 @@ from goodput_replay.sending.sender import OpenLoopSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from goodput_replay.plan import PlannedRequest
 
 ZERO_NS = 1_000
 
@@ -69,20 +70,6 @@ def record(request: PreparedRequest) -> RequestRecord:
     return request_record(request_id=planned.request_id, scheduled_ns=planned.scheduled_ns)
 
 
-def request_at(number: int, at_ns: int) -> PlannedRequest:
-    return PlannedRequest(
-        request_id=f"row-{number}",
-        scheduled_ns=at_ns,
-        slo_class="",
-        targets=Targets(),
-        priority=None,
-        prompt=PromptKey(request_id=str(number), input_tokens=1),
-        output_tokens=1,
-        max_output_tokens=None,
-        cancel_after_ns=None,
-    )
-
-
 async def send_times(times: list[int], delays: list[int]) -> list[int]:
     """Return the send times, with responses that take the `delays` in order."""
     pacer = VirtualPacer()
@@ -94,7 +81,7 @@ async def send_times(times: list[int], delays: list[int]) -> list[int]:
         await pacer.wait_until(pacer.now_ns() + delays[len(sent) % len(delays)])
         return record(request)
 
-    lookahead = Lookahead((request_at(i, t) for i, t in enumerate(times)), render)
+    lookahead = Lookahead((make_planned(i, t) for i, t in enumerate(times)), render)
     await lookahead.fill()
     clock = asyncio.ensure_future(pacer.run())
     sender = OpenLoopSender(
@@ -132,7 +119,7 @@ async def test_requests_are_sent_without_any_response() -> None:
             return replace(record(request), outcome=Outcome.CANCELLED)
         raise AssertionError
 
-    lookahead = Lookahead((request_at(i, i) for i in range(3000)), render)
+    lookahead = Lookahead((make_planned(i, i) for i in range(3000)), render)
     await lookahead.fill()
     sender = OpenLoopSender(exchange, LoopPacer(), lambda _, record: ended.append(record))
     running = asyncio.ensure_future(sender.run(lookahead, 0))
@@ -154,7 +141,7 @@ async def test_a_failure_of_recording_ends_the_run_and_is_raised() -> None:
         raise OSError(28, "No space left on device")
 
     far_ns = time.monotonic_ns() + 3600 * NS_PER_S
-    lookahead = Lookahead((request_at(i, i * far_ns) for i in range(2)), render)
+    lookahead = Lookahead((make_planned(i, i * far_ns) for i in range(2)), render)
     await lookahead.fill()
     with pytest.raises(OSError, match="No space left"):
         await OpenLoopSender(exchange, LoopPacer(), full).run(lookahead, 0)
@@ -163,7 +150,7 @@ async def test_a_failure_of_recording_ends_the_run_and_is_raised() -> None:
 
 async def test_an_invalid_row_ends_the_run_after_all_rows_before_it() -> None:
     def rows() -> Iterator[PlannedRequest]:
-        yield request_at(0, 0)
+        yield make_planned(0, 0)
         raise InputError("row 2 is bad")
 
     sent: list[str] = []
