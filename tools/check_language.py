@@ -39,8 +39,6 @@ EXEMPT: Final = ("tools/check_language.py", "tests/architecture/test_language.py
 NOT_YET_CLEAN: Final = (
     "docs",
     "engine",
-    "replay",
-    "tests/replay",
 )
 
 
