@@ -220,7 +220,7 @@ def _format_verdict(one: ClassSummary, *, valid: bool) -> Text:
 
 def _format_validity(summary: Summary) -> Text:
     validity = summary.validity
-    lag = "nothing was sent"
+    lag = "no request was sent"
     if summary.emulation is not None:
         lag = "in virtual time every request is on schedule"
     elif validity.lag_ms is not None:

@@ -12,11 +12,11 @@ import ctypes
 import os
 import struct
 import time
-from typing import Final, Protocol
+from typing import Final
 
 from goodput_core.units import NS_PER_S
 
-__all__ = ["LoopPacer", "Pacer", "TimerFdPacer", "open_pacer"]
+__all__ = ["Pacer", "TimerFdPacer", "open_pacer"]
 
 _CLOCK_MONOTONIC: Final = 1
 _TFD_TIMER_ABSTIME: Final = 1
@@ -26,34 +26,18 @@ _ITIMERSPEC: Final = struct.Struct("qqqq")
 _YIELD_EVERY: Final = 32
 
 
-class Pacer(Protocol):
-    """A monotonic clock in nanoseconds, with timers."""
-
-    def now_ns(self) -> int:
-        """Return the current time."""
-        ...
-
-    async def wait_until(self, deadline_ns: int) -> None:
-        """Wait until the deadline; return immediately if it has passed."""
-        ...
-
-    def close(self) -> None:
-        """Release the resources of the pacer."""
-        ...
-
-
-class LoopPacer:
-    """Event-loop timers: portable, precise to about a millisecond."""
+class Pacer:
+    """Monotonic clock and event-loop timers: portable, precise to about a millisecond."""
 
     def __init__(self) -> None:
         self._passed = 0
 
     def now_ns(self) -> int:
-        """Return the time of the system's monotonic clock."""
+        """Return the current time, nanoseconds."""
         return time.monotonic_ns()
 
     async def wait_until(self, deadline_ns: int) -> None:
-        """Sleep on a loop timer; every 32nd past deadline yields to the loop."""
+        """Wait until the deadline; every 32nd past deadline yields to the event loop."""
         wait_ns = deadline_ns - time.monotonic_ns()
         if wait_ns > 0:
             await asyncio.sleep(wait_ns / NS_PER_S)
@@ -63,11 +47,11 @@ class LoopPacer:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Do nothing, as there are no resources."""
+        """Release the resources of the pacer."""
 
 
-class TimerFdPacer(LoopPacer):
-    """A Linux timer file descriptor in the running loop; one waiter at a time.
+class TimerFdPacer(Pacer):
+    """A pacer with a Linux timer file descriptor in the running loop; one waiter at a time.
 
     Raises:
         OSError: timer file descriptors are not available, or no descriptor is free.
@@ -85,7 +69,7 @@ class TimerFdPacer(LoopPacer):
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_until(self, deadline_ns: int) -> None:
-        """Wait for the kernel timer; every 32nd past deadline yields to the loop."""
+        """Wait for the kernel timer, or as `Pacer` does if the deadline has passed."""
         if deadline_ns <= time.monotonic_ns():
             await super().wait_until(deadline_ns)
             return
@@ -121,4 +105,4 @@ def open_pacer() -> Pacer:
     try:
         return TimerFdPacer()
     except (OSError, AttributeError):  # AttributeError: missing in the C library
-        return LoopPacer()
+        return Pacer()

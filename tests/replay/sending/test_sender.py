@@ -19,7 +19,7 @@ from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_S
 from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.lookahead import Lookahead
-from goodput_replay.sending.pacer import LoopPacer, Pacer, TimerFdPacer, open_pacer
+from goodput_replay.sending.pacer import Pacer, TimerFdPacer, open_pacer
 from goodput_replay.sending.sender import OpenLoopSender
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 ZERO_NS = 1_000
 
 
-class VirtualPacer:
+class VirtualPacer(Pacer):
     """A clock of sends and responses that jumps when no task can run."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._now_ns = 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
@@ -46,9 +47,6 @@ class VirtualPacer:
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((deadline_ns, len(self._waiting), future))
         await future
-
-    def close(self) -> None:
-        pass
 
     async def run(self) -> None:
         while True:
@@ -121,7 +119,7 @@ async def test_requests_are_sent_without_any_response() -> None:
 
     lookahead = Lookahead((make_planned(i, i) for i in range(3000)), render)
     await lookahead.fill()
-    sender = OpenLoopSender(exchange, LoopPacer(), lambda _, record: ended.append(record))
+    sender = OpenLoopSender(exchange, Pacer(), lambda _, record: ended.append(record))
     running = asyncio.ensure_future(sender.run(lookahead, 0))
     await all_sent.wait()
     assert sender.in_flight == sender.peak_in_flight == 3000
@@ -144,7 +142,7 @@ async def test_a_failure_of_recording_ends_the_run_and_is_raised() -> None:
     lookahead = Lookahead((make_planned(i, i * far_ns) for i in range(2)), render)
     await lookahead.fill()
     with pytest.raises(OSError, match="No space left"):
-        await OpenLoopSender(exchange, LoopPacer(), full).run(lookahead, 0)
+        await OpenLoopSender(exchange, Pacer(), full).run(lookahead, 0)
     lookahead.close()
 
 
@@ -160,14 +158,14 @@ async def test_an_invalid_row_ends_the_run_after_all_rows_before_it() -> None:
 
     lookahead = Lookahead(rows(), render)
     await lookahead.fill()
-    sender = OpenLoopSender(exchange, LoopPacer(), lambda r, _: sent.append(r.planned.request_id))
+    sender = OpenLoopSender(exchange, Pacer(), lambda r, _: sent.append(r.planned.request_id))
     with pytest.raises(InputError, match="row 2 is bad"):
         await sender.run(lookahead, 0)
     assert sent == ["row-0"]
     lookahead.close()
 
 
-@pytest.mark.parametrize("make", [LoopPacer, open_pacer], ids=["loop", "best"])
+@pytest.mark.parametrize("make", [Pacer, open_pacer], ids=["loop", "best"])
 async def test_a_pacer_never_wakes_more_than_a_loop_tick_early(make: Callable[[], Pacer]) -> None:
     pacer = make()
     for step_ns in (0, 300_000, 2_000_000, 7_300_000):
