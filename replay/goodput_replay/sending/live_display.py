@@ -99,9 +99,14 @@ def display(now: Callable[[], RunProgress], console: Console) -> Iterator[None]:
     with ExitStack() as stack:
         if console.is_terminal:
             live = stack.enter_context(
-                Live(_panel(now()), console=console, refresh_per_second=1 / _TICK_S, transient=True)
+                Live(
+                    _build_panel(now()),
+                    console=console,
+                    refresh_per_second=1 / _TICK_S,
+                    transient=True,
+                )
             )
-            work = _repeat(_TICK_S, lambda: live.update(_panel(now())))
+            work = _repeat(_TICK_S, lambda: live.update(_build_panel(now())))
         else:
             work = _repeat(_LINE_EVERY_S, lambda: _print_line(console, now()))
         stack.callback(asyncio.ensure_future(work).cancel)
@@ -115,10 +120,10 @@ async def _repeat(every_s: float, draw: Callable[[], None]) -> None:
 
 
 def _print_line(console: Console, progress: RunProgress) -> None:
-    console.print(_line(progress), soft_wrap=True, highlight=False, markup=False)
+    console.print(_format_line(progress), soft_wrap=True, highlight=False, markup=False)
 
 
-def _panel(progress: RunProgress) -> Table:
+def _build_panel(progress: RunProgress) -> Table:
     counts = progress.counts
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
@@ -134,7 +139,7 @@ def _panel(progress: RunProgress) -> Table:
     return table
 
 
-def _line(progress: RunProgress) -> str:
+def _format_line(progress: RunProgress) -> str:
     counts = progress.counts
     overall = counts.tally.overall()
     frequent = counts.errors.most_common(_SHOWN_ERRORS)

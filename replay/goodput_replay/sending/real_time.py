@@ -122,7 +122,7 @@ async def _replay(
         pinned = pinning is not LengthPinning.NONE
         renderer = RequestRenderer(
             endpoint=options.endpoint,
-            prompts=_prompts(options.endpoint, plan.salt.encode()),
+            prompts=_make_prompts(options.endpoint, plan.salt.encode()),
             pinning=pinning,
             model_for=names,
         )
@@ -131,7 +131,7 @@ async def _replay(
             client = RequestClient(session, url, timeout_ns=PROBE_TIMEOUT_NS, pinned=pinned)
             for warning in await send_probes(client, probes, str(url)):
                 console.print(warning, soft_wrap=True, highlight=False, markup=False)
-        summarised = TargetSummary(
+        target_summary = TargetSummary(
             url=target.url,
             endpoint=options.endpoint.path,
             model=", ".join(dict.fromkeys(names(name) for name in plan.stats.models)),
@@ -141,7 +141,7 @@ async def _replay(
             streaming=True,
         )
         client = RequestClient(session, url, timeout_ns=options.timeout_ns, pinned=pinned)
-        run = _Run(plan, writer, stopper, summarised)
+        run = _Run(plan, writer, stopper, target_summary)
         summary = await run.drive(client, renderer, console)
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.error is Interrupted:
@@ -206,7 +206,7 @@ class _Run:
         """Send all requests and judge the run, even if it ends early."""
         plan = self._plan
         pacer = open_pacer()
-        sender = OpenLoopSender(client.run, pacer, self._ended)
+        sender = OpenLoopSender(client.run, pacer, self._record)
         lookahead = Lookahead(plan.requests.requests(), renderer.render)
         watch = LoopWatch()
         zero_ns, started, spent_ns = 0, datetime.now(UTC), 0
@@ -266,7 +266,7 @@ class _Run:
         self._writer.finish_failed(info, failure)
         raise failure
 
-    def _ended(self, request: PreparedRequest, record: RequestRecord) -> None:
+    def _record(self, request: PreparedRequest, record: RequestRecord) -> None:
         judgement = self._writer.append(record, warmup=request.planned.warmup)
         self._counts.add(record, judgement)
         if self._error_rate is not None and self._stopper.error is None:
@@ -275,7 +275,7 @@ class _Run:
                 self._stopper.stop(AbortedRun, broken)
 
 
-def _prompts(endpoint: Endpoint, salt: bytes) -> PromptRenderer:
+def _make_prompts(endpoint: Endpoint, salt: bytes) -> PromptRenderer:
     if endpoint is Endpoint.COMPLETIONS:
         return TokenIdPrompts(salt)
     from goodput_engine.tokens import CHAT_MESSAGE_TOKENS, CHAT_REPLY_TOKENS  # noqa: PLC0415
