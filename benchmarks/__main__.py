@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# What is not a benchmark by itself.
+# Modules that other benchmarks import or start.
 PARTS = {
     "__main__.py",
     "fake_pods.py",
@@ -22,7 +22,7 @@ PARTS = {
 
 
 def main() -> int:
-    """Run them one after another, so that none disturbs another; the worst exit code."""
+    """Run the benchmarks one after another and return the worst exit code."""
     worst = 0
     for script in sorted(HERE.glob("*.py")):
         if script.name in PARTS:

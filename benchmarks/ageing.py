@@ -3,11 +3,12 @@
     python benchmarks/ageing.py
     python benchmarks/ageing.py --plot docs/images/ageing.png
 
-One replica on the `unit` device: a step takes 1 ms. 120 KV blocks of 16 tokens, 24 places. 70 % of
-the requests are short, interactive and realtime, 30 % long, batch and low, in random order (seed
-7), and each has a deadline. The load exceeds the capacity: the first table shows which requests
-miss under each policy. The second one sweeps W, the waiting time that raises a request by one
-level of `priority`, at six times that rate.
+One replica on the `unit` device, whose steps take 1 ms, with 120 KV blocks of 16 tokens and 24
+slots. 70 % of the requests are short, of class interactive and priority 2; 30 % are long, of class
+batch and priority -1; their order is random (seed 7). Each request has a deadline, and the load
+exceeds the capacity. The first table shows the share of each kind that meets its deadline, by
+policy. The second one sweeps W, the waiting time that raises a request by one priority level, at
+six times that rate.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ AGEING_STEPS = (5, 10, 25, 50, 100, 150, 200, 250, 300, 400, 800, 1600)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of request: tokens, steps from arrival to its deadline, priority."""
+    """A kind of request: ranges of tokens, steps from arrival to deadline, priority."""
 
     prompt: tuple[int, int]
     outputs: tuple[int, int]
@@ -50,7 +51,7 @@ LONG = Kind(prompt=(64, 128), outputs=(100, 200), deadline=2000, priority=-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request; times in steps."""
+    """A request; its arrival in steps."""
 
     kind: Kind
     arrival: int
@@ -63,25 +64,25 @@ class Result:
     """The result of a workload.
 
     Args:
-        steps: until the last request had ended.
-        short_goodput: short requests that kept their deadline, per 1,000 steps of input.
-        short_kept, long_kept: share of each kind that ended before its deadline.
-        long_done: share of the long ones that had ended when the last request came.
-        goodput: requests that did, per 1,000 steps.
-        preemptions: evictions.
+        steps: steps until the last request ended.
+        short_goodput: short requests that met their deadline, per 1,000 steps of input.
+        short_met, long_met: share of each kind that met its deadline.
+        long_done: share of the long requests that had ended at the last arrival.
+        goodput: requests that met their deadline, per 1,000 steps.
+        preemptions: number of evictions.
     """
 
     steps: int
     short_goodput: float
-    short_kept: float
-    long_kept: float
+    short_met: float
+    long_met: float
     long_done: float
     goodput: float
     preemptions: int
 
 
 def workload(requests: int = 200, every: float = 3.5, seed: int = SEED) -> list[Job]:
-    """Requests in the order of their arrival, at random instants."""
+    """Return requests with random arrivals, in order."""
     rng = random.Random(seed)
     jobs: list[Job] = []
     at = 0.0
@@ -101,7 +102,7 @@ def workload(requests: int = 200, every: float = 3.5, seed: int = SEED) -> list[
 
 
 def serve(policy: str, jobs: list[Job], *, ageing_steps: int = 10**6) -> Result:
-    """All jobs to their end, in virtual time."""
+    """Serve all jobs in virtual time."""
     profile = replace(load_profile("unit"), kv_blocks=120)
     assert profile.block_size == 16
     scheduler = Scheduler(
@@ -114,18 +115,18 @@ def serve(policy: str, jobs: list[Job], *, ageing_steps: int = 10**6) -> Result:
     )
     core = EngineCore(scheduler=scheduler, executor=EmulatedExecutor(profile))
     ended: dict[int, int] = {}
-    coming = list(enumerate(jobs))[::-1]
+    upcoming = list(enumerate(jobs))[::-1]
     now_ns = 0
-    while coming or scheduler.has_work:
+    while upcoming or scheduler.has_work:
         event_ns = core.next_event_ns()
-        arrival_ns = coming[-1][1].arrival * NS_PER_MS if coming else None
+        arrival_ns = upcoming[-1][1].arrival * NS_PER_MS if upcoming else None
         if arrival_ns is not None and (event_ns is None or arrival_ns <= event_ns):
             now_ns = arrival_ns
         else:
-            assert event_ns is not None, "work is left, but nothing will happen"
+            assert event_ns is not None, "unfinished work without a next event"
             now_ns = event_ns
-        while coming and coming[-1][1].arrival * NS_PER_MS <= now_ns:
-            rid, job = coming.pop()
+        while upcoming and upcoming[-1][1].arrival * NS_PER_MS <= now_ns:
+            rid, job = upcoming.pop()
             core.submit(
                 Submit(
                     rid=rid,
@@ -144,28 +145,28 @@ def serve(policy: str, jobs: list[Job], *, ageing_steps: int = 10**6) -> Result:
             for progress in outcome.progress:
                 if progress.finish_reason is not None:
                     ended[progress.request.rid] = outcome.result.at_ns // NS_PER_MS
-    kept = [rid for rid, at in ended.items() if at - jobs[rid].arrival <= jobs[rid].kind.deadline]
+    met = [rid for rid, at in ended.items() if at - jobs[rid].arrival <= jobs[rid].kind.deadline]
     steps, last = max(ended.values()), jobs[-1].arrival
-    in_time = sum(jobs[rid].kind is SHORT for rid in kept)
+    short_met = sum(jobs[rid].kind is SHORT for rid in met)
     return Result(
         steps=steps,
-        short_goodput=1000 * in_time / last,
-        short_kept=_share(kept, jobs, SHORT),
-        long_kept=_share(kept, jobs, LONG),
+        short_goodput=1000 * short_met / last,
+        short_met=_share(met, jobs, SHORT),
+        long_met=_share(met, jobs, LONG),
         long_done=_share([r for r, at in ended.items() if at <= last], jobs, LONG),
-        goodput=1000 * len(kept) / steps,
+        goodput=1000 * len(met) / steps,
         preemptions=scheduler.stats.preemptions,
     )
 
 
 def main() -> None:
-    """Print both tables, and draw the second."""
+    """Print both tables, and draw the second one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--quick", action="store_true", help="every fourth W, a quarter of the load"
     )
-    parser.add_argument("--json", action="store_true", help="the figures as JSON")
-    parser.add_argument("--plot", type=Path, help="the PNG to draw the sweep into")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--plot", type=Path, help="PNG to draw the sweep into")
     options = parser.parse_args()
     jobs = workload()
     policies = {policy: serve(policy, jobs) for policy in POLICIES}
@@ -178,19 +179,19 @@ def main() -> None:
         tables = {"policies": policies, "ageing_steps": sweep}
         print(json.dumps(tables, default=asdict, indent=2))
         return
-    print("policy     short kept  long kept  goodput/1,000 steps  steps  preemptions")
+    print("policy      short met   long met  goodput/1,000 steps  steps  preemptions")
     for policy, r in policies.items():
         print(
-            f"{policy:<9}{r.short_kept:>12.0%}{r.long_kept:>11.0%}{r.goodput:>21.0f}"
+            f"{policy:<9}{r.short_met:>12.0%}{r.long_met:>11.0%}{r.goodput:>21.0f}"
             f"{r.steps:>7,}{r.preemptions:>13}"
         )
-    print("\nW, steps  short kept  short goodput/1,000 steps  long done when input ends")
+    print("\nW, steps   short met  short goodput/1,000 steps  long done when input ends")
     for steps, r in sweep.items():
-        print(f"{steps:>8}{r.short_kept:>12.0%}{r.short_goodput:>27.0f}{r.long_done:>26.1%}")
+        print(f"{steps:>8}{r.short_met:>12.0%}{r.short_goodput:>27.0f}{r.long_done:>26.1%}")
 
 
 def draw(sweep: dict[int, Result], path: Path) -> None:
-    """Interactive goodput against the share of batch requests that finish, by W."""
+    """Draw interactive goodput against the share of finished batch requests, by W."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -202,15 +203,15 @@ def draw(sweep: dict[int, Result], path: Path) -> None:
         if steps in {5, 25, 100, 200, 300, 1600}:
             axes.annotate(f"W = {steps} ms", (x, y), (6, 4), textcoords="offset points")
     axes.set_xlabel("batch requests finished when the input ends, %")
-    axes.set_ylabel("interactive requests in time, per second")
+    axes.set_ylabel("interactive requests on time, per second")
     axes.set_xlim(0, 13)
     axes.set_ylim(0, 1300)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
 
 
-def _share(kept: list[int], jobs: list[Job], kind: Kind) -> float:
-    return sum(jobs[rid].kind is kind for rid in kept) / sum(job.kind is kind for job in jobs)
+def _share(rids: list[int], jobs: list[Job], kind: Kind) -> float:
+    return sum(jobs[rid].kind is kind for rid in rids) / sum(job.kind is kind for job in jobs)
 
 
 if __name__ == "__main__":

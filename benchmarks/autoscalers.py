@@ -1,9 +1,9 @@
-"""Other autoscalers' laws, to compare ours with: an HPA, Dynamo's planner, llm-d's analyzer.
+"""Scaling laws of other autoscalers for comparison: an HPA, Dynamo's planner, llm-d's analyzer.
 
-Each is written down from its documentation, in the shape of our own law: a state, one interval's
-observation and the manifest's bounds in, the next state and a number of replicas out. They see
-what ours sees. Where one of these laws rests on measured step times, it uses the device's own:
-a better model than it would have, so that what is compared is the law.
+Each law follows its documentation and has the form of `service_law`: it takes a state, the
+observation of one interval and the manifest's bounds, and returns the next state and a number of
+replicas. All laws have the same observations. A law that needs measured step times uses those of
+the device profile, which is a better model than it would have, so that only the laws differ.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 # --- Kubernetes' HorizontalPodAutoscaler ----------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HpaParams:
-    """An HPA on a metric that is divided by the pods, such as requests in flight.
+    """Parameters of an HPA on an average per pod, such as requests in flight.
 
     Args:
-        target: of the metric, per pod.
-        tolerance: ratios nearer to 1 than this change nothing.
+        target: target of the metric, per pod.
+        tolerance: a ratio closer to 1 than this causes no change.
         up_ns, down_ns: stabilisation windows.
-        sync_ns: how often it looks.
+        sync_ns: time between two syncs.
     """
 
     target: float
@@ -58,10 +58,10 @@ class HpaParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HpaState:
-    """Its recent recommendations, (time, replicas), and the time of its last sync."""
+    """Recent recommendations, (time, replicas), and the time of the last sync."""
 
     recommended: tuple[tuple[int, int], ...] = ()
-    looked_ns: int = -(1 << 60)
+    synced_ns: int = -(1 << 60)
 
 
 def hpa_law(
@@ -71,19 +71,19 @@ def hpa_law(
     now_ns: int,
     hpa: HpaParams,
 ) -> tuple[HpaState, int]:
-    """ceil(current · metric / target), outside of the tolerance and stabilised both ways.
+    """Return ceil(current · metric / target), with tolerance and stabilisation.
 
-    Pods that are not ready count as idle when that leads upwards. One sync at most doubles the
-    pods, or adds four. Without the metric nothing changes.
+    When scaling up, pods that are not ready count as idle. One sync at most doubles the pods, or
+    adds four. Without the metric the number does not change.
 
     Source: Kubernetes documentation, "Horizontal Pod Autoscaling", algorithm details and default
     scaling behaviour.
     """
     current = observation.desired_replicas
     traffic = observation.traffic
-    if now_ns - state.looked_ns < hpa.sync_ns:
+    if now_ns - state.synced_ns < hpa.sync_ns:
         return state, current
-    state = replace(state, looked_ns=now_ns)
+    state = replace(state, synced_ns=now_ns)
     if traffic.signal is not Signal.FRESH or not current:
         return state, _within(current, params)
     ready = len(observation.ready)
@@ -107,16 +107,18 @@ def _stabilised(
     hpa: HpaParams,
     params: ServiceParams,
 ) -> tuple[HpaState, int]:
-    """Not above the lowest recommendation of one window, nor below the highest of the other."""
+    """Limit a change to the lowest recent recommendation upwards, and to the highest downwards."""
     wanted = _within(wanted, params)
     longest_ns = max(hpa.up_ns, hpa.down_ns)
-    known = state.recommended or ((now_ns - 1, current),)  # what it found counts as its first
-    kept = (*(r for r in known if r[0] >= now_ns - longest_ns), (now_ns, wanted))
-    lowest = min(n for at_ns, n in kept if at_ns >= now_ns - hpa.up_ns)
-    highest = max(n for at_ns, n in kept if at_ns >= now_ns - hpa.down_ns)
+    known = state.recommended or (
+        (now_ns - 1, current),
+    )  # the present number counts as the first one
+    recent = (*(r for r in known if r[0] >= now_ns - longest_ns), (now_ns, wanted))
+    lowest = min(n for at_ns, n in recent if at_ns >= now_ns - hpa.up_ns)
+    highest = max(n for at_ns, n in recent if at_ns >= now_ns - hpa.down_ns)
     chosen = min(max(current, lowest), highest)
     chosen = min(chosen, current + max(current, 4))
-    return replace(state, recommended=kept), _within(chosen, params)
+    return replace(state, recommended=recent), _within(chosen, params)
 
 
 # --- Dynamo's planner -----------------------------------------------------------------------------
@@ -129,9 +131,9 @@ class DynamoState:
     """Counts since the last throughput tick, the latest mean lengths, and the lower bound.
 
     Args:
-        requests, counted_ns: arrivals, and over how long.
-        finished: lengths of answered requests.
-        mean: (input, cached, output) tokens of the latest tick; None before the first one.
+        requests, counted_ns: arrivals, and the time over which they were counted.
+        finished: lengths of finished requests.
+        mean: mean (input, cached, output) tokens of the latest tick; None before the first one.
         floor: replicas that the throughput needs.
     """
 
@@ -146,14 +148,14 @@ def dynamo_law(
     state: DynamoState,
     observation: ServiceObservation,
     params: ServiceParams,
-    now_ns: int,  # noqa: ARG001 - it counts intervals
+    now_ns: int,  # noqa: ARG001 - the law counts intervals
 ) -> tuple[DynamoState, int]:
-    """Throughput sets a floor every three minutes; load moves one up or down above it.
+    """Set a lower bound by throughput every three minutes; move by one above it by load.
 
-    Throughput: what was counted goes on (the constant predictor), over what one engine serves at
-    the mean lengths within the targets. Load, aggregated mode: up if all engines' estimated TTFT,
-    or all their ITL, exceed the target; down if all of both lie below 0.8 of it; nothing while
-    replicas change.
+    The throughput bound is the counted rate (the constant predictor) over the rate that one engine
+    serves at the mean lengths within the targets. Load, in aggregated mode, adds a replica if the
+    estimated TTFT, or the ITL, of every engine exceeds its target. It removes one if both are below
+    0.8 of the target on every engine. It does nothing while replicas start or stop.
 
     Source: ai-dynamo/dynamo, docs/design-docs/planner-design.md, "Throughput-Based Scaling",
     "Scaling Decisions" and "Aggregated Mode".
@@ -184,7 +186,7 @@ def dynamo_law(
 
 
 def _throughput(state: DynamoState, device: DeviceCapacity, params: ServiceParams) -> DynamoState:
-    """The floor for the next three minutes."""
+    """Compute the lower bound for the next three minutes."""
     mean = _mean(state.finished) or state.mean
     floor = state.floor
     if mean is not None:
@@ -201,7 +203,7 @@ def _throughput(state: DynamoState, device: DeviceCapacity, params: ServiceParam
 
 
 def _mean(mix: LengthMix) -> tuple[int, int, int] | None:
-    """Return mean (input, cached, output) tokens; None before the first answer."""
+    """Return mean (input, cached, output) tokens; None before the first finished request."""
     requests = mix.requests
     if not requests:
         return None
@@ -218,7 +220,7 @@ def _estimate(
     params: ServiceParams,
     mean: tuple[int, int, int],
 ) -> tuple[float, int]:
-    """TTFT of the last in the queue, chunk by chunk beside the decodes, and ITL."""
+    """Return the TTFT of the last queued request, in chunks beside the decodes, and the ITL."""
     device = observation.device
     assert device is not None
     prompt, cached, output = mean
@@ -242,7 +244,7 @@ _LLMD_HPA: Final = HpaParams(target=1, up_ns=240 * NS_PER_S, down_ns=240 * NS_PE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmdState:
-    """The last minute's (when, replica, KV share, queue), the latest target, and the HPA behind."""
+    """Samples of the last minute (time, replica, KV share, queue), latest target, and HPA state."""
 
     seen: tuple[tuple[int, str, float, int], ...] = ()
     decided_ns: int = -(1 << 60)
@@ -253,10 +255,11 @@ class LlmdState:
 def llmd_law(
     state: LlmdState, observation: ServiceObservation, params: ServiceParams, now_ns: int
 ) -> tuple[LlmdState, int]:
-    """One up where spare capacity is short, one down where one fewer would still have enough.
+    """Add a replica if spare capacity is short; remove one if the others would still have enough.
 
-    Every minute, on the peaks of the last minute of each replica's KV usage and queue. Replicas
-    that start count as there. The target goes through an HPA that waits four minutes both ways.
+    The law decides every minute, by the peaks of each replica's KV usage and queue in that minute,
+    and not while a replica starts. An HPA with stabilisation windows of four minutes applies the
+    target.
 
     Source: llm-d/llm-d-workload-variant-autoscaler, docs/saturation-analyzer.md (one variant) and
     docs/integrations/hpa-integration.md.
@@ -271,15 +274,15 @@ def llmd_law(
         starting = any(r.phase is ReplicaPhase.STARTING for r in observation.replicas)
         move = 0 if starting else _saturation(state, observation)
         state = replace(state, decided_ns=now_ns, target=current + move)
-    if now_ns - state.hpa.looked_ns < _LLMD_HPA.sync_ns:
+    if now_ns - state.hpa.synced_ns < _LLMD_HPA.sync_ns:
         return state, _within(current, params)
-    hpa = replace(state.hpa, looked_ns=now_ns)
+    hpa = replace(state.hpa, synced_ns=now_ns)
     hpa, chosen = _stabilised(hpa, state.target, current, now_ns, hpa=_LLMD_HPA, params=params)
     return replace(state, hpa=hpa), chosen
 
 
 def _saturation(state: LlmdState, observation: ServiceObservation) -> int:
-    """+1, 0 or −1."""
+    """Return the change in replicas: +1, 0 or −1."""
     ready = {r.name for r in observation.fresh}
     kv: dict[str, float] = {}
     queue: dict[str, int] = {}

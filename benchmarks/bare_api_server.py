@@ -1,7 +1,7 @@
-"""An etcd and a Kubernetes API server as two processes, for benchmarks that need no more of it.
+"""An etcd and a Kubernetes API server as two processes, for benchmarks without a full cluster.
 
-No controllers, no nodes: the benchmark writes their objects. The programs are those of
-`make e2e`.
+There are no controllers and no nodes; the benchmark writes their objects. The programs are those
+of `make e2e`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ADMIN, OPERATOR = "admin", "operator"
 
 @contextmanager
 def api_server(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """An etcd and an API server; yields the administrator's and the operator's kubeconfig."""
+    """Run etcd and an API server; yield the administrator's and the operator's kubeconfig."""
     programs = binaries.folder()
     ports = [free_port() for _ in range(3)]
     (folder / "audit.yaml").write_text(
@@ -77,7 +77,7 @@ def api_server(folder: Path) -> Iterator[tuple[Path, Path]]:
         _wait_ready(folder / ADMIN)
         yield folder / ADMIN, folder / OPERATOR
     finally:
-        for process in reversed(running):  # etcd last, or the API server waits for it for ever
+        for process in reversed(running):  # etcd last: the API server does not stop without it
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(timeout=20)
@@ -87,7 +87,7 @@ def api_server(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def free_port() -> int:
-    """A free port of this machine."""
+    """Return a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -125,5 +125,5 @@ def _wait_ready(kubeconfig: Path) -> None:
             return
         except subprocess.CalledProcessError as error:
             if time.monotonic() > deadline:
-                sys.exit(f"the API server does not start: {error.stderr}")
+                sys.exit(f"the API server did not start: {error.stderr}")
             time.sleep(0.2)

@@ -35,7 +35,7 @@ from goodput_core.spec.choices import Policy, Preemption, RouterPolicy
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 300
 GOLDEN = ("tests/operator/golden", "tests/charts/golden", "tests/replay/golden")
-# Short prompts on a small KV pool: every policy that preempts has to.
+# A KV pool so small that every policy with preemption preempts.
 DEVICE = """
 name: tight
 description: A small KV pool, so that requests are preempted.
@@ -156,8 +156,10 @@ def archive(revision: str, into: Path) -> Path:
 
 
 def compare_records(old: pa.Table, new: pa.Table) -> list[str]:
-    """Columns that only one side has, and the first row of each column that differs."""
-    found = [f"column {name} is gone" for name in old.column_names if name not in new.column_names]
+    """Return columns of only one side, and the first differing row of every other column."""
+    found = [
+        f"column {name} is missing" for name in old.column_names if name not in new.column_names
+    ]
     found += [f"column {name} is new" for name in new.column_names if name not in old.column_names]
     if old.num_rows != new.num_rows:
         return [*found, f"{old.num_rows} rows became {new.num_rows}"]

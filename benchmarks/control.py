@@ -1,11 +1,11 @@
 """Cost and attainment of control laws over a day of production traffic, in virtual time.
 
-A production hour stretched over a day ([how](stretched_day.py)) on a fleet of small devices: our
-laws beside a fixed fleet for the peak and one for the mean, an HPA on requests in flight, and the
-laws of Dynamo's planner and of llm-d's saturation analyzer. All have the same requests,
-engines (their inner budget law included) and placement, and begins with the fleet for the mean;
-only what decides about replicas differs, and ours moves the bounds of the token budget too. At
-the end: what ours does under constant load, where changing anything more is a failure.
+A production hour stretched over a day (`stretched_day.py`) on a fleet of small devices. Our laws
+are compared with two fixed fleets, for the peak and for the mean, with an HPA on requests in
+flight, and with the laws of Dynamo's planner and of llm-d's saturation analyzer. All runs have the
+same requests, engines (with their token-budget law) and placement, and start with the fleet for
+the mean. Only the replica law differs; ours also changes the bounds of the token budget. At the
+end, our law runs under constant load, where any change after the start is a failure.
 
     python -m benchmarks.control --trace azure.parquet --plot docs/images/control.png
     python -m benchmarks.control --quick  # a part of an hour, a few laws
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest
 
 WINDOW_S: Final = 300
-"""Over so long an objective is held to be met or missed, for the time below it."""
+"""Length of the windows that count as below or above an objective."""
 BUSY: Final = 0.8
-"""Share of its time that a fixed fleet is sized to be busy."""
+"""Utilisation for which a fixed fleet is sized."""
 SETTLING_S: Final = 1200
-"""Under constant load, changes are counted from here on."""
+"""Start of the period in which changes under constant load are counted."""
 CONSTANT: Final = (0.6, 1.0, 1.4)
 S = TypeVar("S")
 
@@ -99,7 +99,7 @@ def replicas_alone(
 
 
 def law_of(name: str, hpa_target: float) -> tuple[Law, int]:
-    """A law, and how many seconds lie between its decisions: its own documentation's."""
+    """Return a law and the seconds between its decisions, as in its documentation."""
     if name == "hpa":
         hpa = HpaParams(target=hpa_target)
         return replicas_alone(partial(hpa_law, hpa=hpa), HpaState()), 15
@@ -112,9 +112,9 @@ def law_of(name: str, hpa_target: float) -> tuple[Law, int]:
 
 
 def sizes(settings: FleetSettings, requests: Sequence[PlannedRequest]) -> dict[str, int]:
-    """Fleets for the mean, and for the busiest window of five minutes, with hindsight.
+    """Return fleet sizes for the mean load and for the busiest five minutes, with hindsight.
 
-    One replica is predicted to carry what our law predicts, and to be busy for 80 % of its time.
+    The capacity of a replica is the prediction of our law, at a utilisation of 80 %.
     """
     assert settings.control is not None
     profile, params = settings.profile, settings.control.params
@@ -139,15 +139,15 @@ def sizes(settings: FleetSettings, requests: Sequence[PlannedRequest]) -> dict[s
 def serve(
     name: str, settings: FleetSettings, requests: Sequence[PlannedRequest], hpa_target: float
 ) -> LawResult:
-    """All requests under one law; its fleet begins with the settings' replicas."""
+    """Serve all requests under one law; the fleet starts with the settings' replicas."""
     rules = settings.control
     assert rules is not None
     records: list[RequestRecord] = []
-    asked = [(0.0, settings.replicas)]
+    changes = [(0.0, settings.replicas)]
 
     def decided(decision: ServiceDecision) -> None:
-        if decision.apply_replicas != asked[-1][1]:
-            asked.append((decision.at_ns / NS_PER_S, decision.apply_replicas))
+        if decision.apply_replicas != changes[-1][1]:
+            changes.append((decision.at_ns / NS_PER_S, decision.apply_replicas))
 
     loops: list[ControlLoop] = []
     if not name.startswith("fixed"):
@@ -158,15 +158,15 @@ def serve(
     def ended(planned: PlannedRequest, record: RequestRecord) -> None:
         for loop in loops:
             loop.ended(planned, record)
-        records.append(replace(record, gaps_us=()))  # no promise of this service is about gaps
+        records.append(replace(record, gaps_us=()))  # no class of this service has a TBT target
 
     outcome = emulate(iter(requests), settings, ended, actors=loops)
-    moves = [after - before for (_, before), (_, after) in pairwise(asked)]
+    moves = [after - before for (_, before), (_, after) in pairwise(changes)]
     classes, below_h = judged(settings, records, requests[-1].scheduled_ns)
     return LawResult(
         law=name,
         device_h=outcome.replica_ns * settings.profile.devices / NS_PER_S / HOUR_S,
-        peak=max(replicas for _, replicas in asked),
+        peak=max(replicas for _, replicas in changes),
         mean=outcome.replica_ns / outcome.end_ns,
         final=outcome.final_replicas,
         ups=sum(move > 0 for move in moves),
@@ -174,21 +174,21 @@ def serve(
         below_h=below_h,
         classes=classes,
         outcomes=dict(sorted(Counter(str(r.outcome) for r in records).items())),
-        asked=asked,
+        changes=changes,
     )
 
 
 def judged(
     settings: FleetSettings, records: list[RequestRecord], last_ns: int
 ) -> tuple[dict[str, ClassAttainment], float]:
-    """Each class, and for how many hours any objective was missed."""
-    promise = settings.slo
-    evidence = gather(records, classes=promise.classes, window_ns=last_ns + 1)
-    promised = promise.by_name()
+    """Return the attainment of each class, and the hours with any objective missed."""
+    slo = settings.slo
+    evidence = gather(records, classes=slo.classes, window_ns=last_ns + 1)
+    classes = slo.by_name()
     windows = last_ns // (WINDOW_S * NS_PER_S) + 1
-    good, total = ({name: np.zeros(windows, dtype=np.int64) for name in promised} for _ in range(2))
+    good, total = ({name: np.zeros(windows, dtype=np.int64) for name in classes} for _ in range(2))
     for record in records:
-        kind = judge(record, targets_for(record, promised)).kind
+        kind = judge(record, targets_for(record, classes)).kind
         window = record.scheduled_ns // (WINDOW_S * NS_PER_S)
         good[record.slo_class][window] += kind is JudgementKind.ATTAINED
         total[record.slo_class][window] += kind in (JudgementKind.ATTAINED, JudgementKind.MISSED)
@@ -211,7 +211,7 @@ def judged(
 
 
 def changes_at_constant_load(day: Day, rate: float, length_s: int) -> dict[str, float]:
-    """Our law's decisions on a load that stays: how many, and how many that changed anything."""
+    """Count the decisions of our law under constant load, and its changes."""
     requests = day.constant(rate, length_s)
     settings = day.settings
     settings = replace(settings, replicas=sizes(settings, requests)["fixed-mean"])
@@ -234,18 +234,26 @@ def _changes(values: Sequence[object]) -> int:
     return sum(before != after for before, after in pairwise(values))
 
 
-# --- what is printed ------------------------------------------------------------------------------
+# --- command --------------------------------------------------------------------------------------
 def main(argv: Sequence[str] | None = None) -> int:
-    """Every law's day, then constant load; 1 if that made ours change anything."""
+    """Run every law, then ours under constant load; return 1 if it changed anything there."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trace", default="sample", help="a Parquet trace (default: %(default)s)")
-    parser.add_argument("--stretch", type=int, default=24, help="times longer (%(default)s)")
-    parser.add_argument("--copies", type=int, default=16, help="of each request (%(default)s)")
-    parser.add_argument("--startup-seconds", type=float, help="of a replica; else the device's")
+    parser.add_argument(
+        "--stretch", type=int, default=24, help="factor of the length (%(default)s)"
+    )
+    parser.add_argument(
+        "--copies", type=int, default=16, help="copies of each request (%(default)s)"
+    )
+    parser.add_argument(
+        "--startup-seconds", type=float, help="start-up time of a replica (default: the device's)"
+    )
     parser.add_argument("--laws", default=",".join(COLOURS), help="comma-separated (%(default)s)")
-    parser.add_argument("--hpa-target", type=float, default=20, help="in flight each (%(default)s)")
+    parser.add_argument(
+        "--hpa-target", type=float, default=20, help="requests in flight per pod (%(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, help="the PNG to draw the day into")
+    parser.add_argument("--plot", type=Path, help="PNG to draw the day into")
     parser.add_argument("--quick", action="store_true", help="a short day of the sample trace")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(argv)
@@ -263,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rate = len(requests) * NS_PER_S / requests[-1].scheduled_ns
     hours = 0.5 if options.quick else 2
     levels = CONSTANT[1:2] if options.quick else CONSTANT
-    # Processes are forked, so the day is built once.
+    # Processes are forked, so that the day is built only once.
     with ProcessPoolExecutor(max_workers=options.jobs, mp_context=get_context("fork")) as pool:
         runs = [
             pool.submit(

@@ -25,7 +25,7 @@ COLOURS: Final = {
     "llm-d": "#a03a8f",
     "ours": "#1f5fa8",
 }
-"""Every law, in the order in which they are shown."""
+"""Colour of every law, in the order of the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,17 @@ class ClassAttainment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawResult:
-    """One law's day.
+    """Results of one law.
 
     Args:
-        law: its name.
-        device_h: hours for which devices existed.
+        law: name of the law.
+        device_h: device hours.
         peak, mean, final: replicas.
-        ups, downs: decisions that changed their number.
+        ups, downs: decisions that raised or lowered the replicas.
         below_h: hours of the day in windows of five minutes in which any objective was missed.
-        classes: by name.
+        classes: attainment by class name.
         outcomes: requests by outcome.
-        asked: (second, replicas) of each change, including the start.
+        changes: (second, replicas) of each change, including the start.
     """
 
     law: str
@@ -72,17 +72,17 @@ class LawResult:
     below_h: float
     classes: dict[str, ClassAttainment]
     outcomes: dict[str, int]
-    asked: list[tuple[float, int]]
+    changes: list[tuple[float, int]]
 
 
 def table(results: Sequence[LawResult], constants: Sequence[dict[str, float]]) -> None:
-    """Both tables."""
+    """Print both tables."""
     for name in results[0].classes:
         one = results[0].classes[name]
         print(f"{name}: {one.total:,} requests, objective {one.objective:.0%}")
     print("\nlaw          GPU-h  peak  mean  up/down  below objective", end="")
     for name in results[0].classes:
-        print(f"  {name + ' kept (95 %)':>27}", end="")
+        print(f"  {name + ' met (95 %)':>27}", end="")
     print()
     for r in results:
         print(
@@ -91,8 +91,8 @@ def table(results: Sequence[LawResult], constants: Sequence[dict[str, float]]) -
             end="",
         )
         for c in r.classes.values():
-            kept = f"{c.good / c.total:.2%} ({c.lower:.2%}–{c.upper:.2%})"
-            print(f"  {kept:>27}", end="")
+            met = f"{c.good / c.total:.2%} ({c.lower:.2%}–{c.upper:.2%})"
+            print(f"  {met:>27}", end="")
         print()
     print("\nours under constant load, from minute 20 on")
     print("requests/s  replicas  decisions  changes of replicas  of bounds")
@@ -104,7 +104,7 @@ def table(results: Sequence[LawResult], constants: Sequence[dict[str, float]]) -
 
 
 def draw(requests: Sequence[PlannedRequest], results: Sequence[LawResult], path: Path) -> None:
-    """The offered rate, and under it the replicas that each law asked for."""
+    """Draw the offered rate, and below it the replicas of each law."""
     from matplotlib.figure import Figure
 
     hours = np.array([r.scheduled_ns for r in requests]) / NS_PER_S / HOUR_S
@@ -116,10 +116,12 @@ def draw(requests: Sequence[PlannedRequest], results: Sequence[LawResult], path:
     axes[0].set_ylabel("requests/s")
     most = max(r.peak for r in results)
     for axis, r in zip(axes[1:], results, strict=True):
-        times = [at_s / HOUR_S for at_s, _ in r.asked] + [hours[-1]]
-        asked = [replicas for _, replicas in r.asked]
-        axis.step(times, [*asked, asked[-1]], where="post", color=COLOURS[r.law])
-        axis.fill_between(times, [*asked, asked[-1]], step="post", color=COLOURS[r.law], alpha=0.2)
+        times = [at_s / HOUR_S for at_s, _ in r.changes] + [hours[-1]]
+        replicas = [count for _, count in r.changes]
+        axis.step(times, [*replicas, replicas[-1]], where="post", color=COLOURS[r.law])
+        axis.fill_between(
+            times, [*replicas, replicas[-1]], step="post", color=COLOURS[r.law], alpha=0.2
+        )
         axis.set_ylim(0, most + 1)
         axis.set_yticks(range(0, most + 1, 2))
         axis.set_ylabel("replicas")

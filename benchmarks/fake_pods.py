@@ -1,11 +1,11 @@
-"""Serves the admin ports of many pods that do not run, from one cheap process.
+"""Serves the admin ports of many pods that do not run, from one process.
 
     python benchmarks/fake_pods.py states.json --port 9000
 
-Every address of this machine under 127.1 is an engine, every one under 127.2 a router. What they
-answer was recorded from real ones (`recorded_pods`) and goes on growing as it would under a load
-that never changes and whose promises are kept. Made once a second for all, so that an answer
-costs little more than its bytes. `GET /asked` tells how often states were asked for.
+Every address of this machine under 127.1 is an engine, every one under 127.2 a router. Their states
+were recorded from real pods (`recorded_pods`), and their counters grow as under a constant load
+that meets its objectives. The responses are rendered once a second for all pods, so a request costs
+little. `GET /asked` returns the number of state requests.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ import uvloop
 from goodput_core.contract import PATH_CONTROL_STATE, ROLE_ENGINE, ROLE_ROUTER
 
 ADDRESSES = {ROLE_ENGINE: "127.1", ROLE_ROUTER: "127.2"}
-"""How the addresses of pods begin, by role."""
+"""Prefix of the pods' addresses, by role."""
 PATH_ASKED = "/asked"
 _OF_ADDRESS = {address: role for role, address in ADDRESSES.items()}
 _STATE = f"GET {PATH_CONTROL_STATE}".encode()
 _ASKED = f"GET {PATH_ASKED} ".encode()
 _PER_S = {ROLE_ENGINE: 0.01, ROLE_ROUTER: 0.005}
-"""Increase per second, as a share of the recorded counts; two routers share what
-one was recorded with."""
+"""Increase per second, as a share of the recorded counts.
+
+Two routers share the load that was recorded with one."""
 _GOLDEN = 0.618
-"""Spreads evenly over the seconds when each of many counts goes up."""
+"""Spreads the increments of many counters evenly over the seconds."""
 
 
 def grown(role: str, recorded: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """A recorded state, so much later."""
+    """Return a recorded state some seconds later."""
     share = seconds * _PER_S[role]
     state = copy.deepcopy(recorded)
     if role == ROLE_ENGINE:
@@ -50,19 +51,19 @@ def grown(role: str, recorded: dict[str, Any], seconds: float) -> dict[str, Any]
         return state
     state["uptime_seconds"] += seconds
     state["arrivals"] += int(recorded["arrivals"] * share)
-    # The recorded seconds once more: each reader adds those that it has not seen.
+    # Repeat the recorded seconds, as each reader adds only those that it has not read.
     for bound in ("first_s", "end_s"):
         state["seconds"][bound] += int(seconds)
     for outcomes in state["outcomes"].values():
         outcomes["attained"] += int(outcomes.get("attained", 0) * share)
-    for promises in state["promises"].values():
-        for counts in promises.values():
+    for metrics in state["promises"].values():
+        for counts in metrics.values():
             counts["judged"] += int(counts["judged"] * share)
     return state
 
 
 def _more(bin_: list[int], share: float, phase: float) -> list[int]:
-    """More requests of the very lengths that a bin has: it stays the bin of these lengths."""
+    """Add requests of the mean lengths of a bin, so that its means do not change."""
     requests, *tokens = bin_
     more = int(requests * share + phase)
     return [requests + more, *(count + more * (count // requests) for count in tokens)]
@@ -75,22 +76,22 @@ class Fleet:
         self._recorded = recorded
         self._begun = time.monotonic()
         self.asked = 0
-        self._answers: dict[str, bytes] = {}
+        self._responses: dict[str, bytes] = {}
         self.grow()
 
     def grow(self) -> None:
         seconds = time.monotonic() - self._begun
         for role in ADDRESSES:
-            self._answers[role] = _http(200, grown(role, self._recorded[role], seconds))
+            self._responses[role] = _http(200, grown(role, self._recorded[role], seconds))
         asyncio.get_running_loop().call_later(1, self.grow)
 
-    def answer(self, request: bytes, role: str | None) -> bytes:
+    def respond(self, request: bytes, role: str | None) -> bytes:
         if request.startswith(_ASKED):
             return _http(200, {"asked": self.asked})
         if role is None or not request.startswith(_STATE):
-            return _http(404, {"error": {"message": "this stand-in only tells its state"}})
+            return _http(404, {"error": {"message": "this stand-in only serves its state"}})
         self.asked += 1
-        return self._answers[role]
+        return self._responses[role]
 
 
 def _http(status: int, body: dict[str, Any]) -> bytes:
@@ -102,7 +103,7 @@ def _http(status: int, body: dict[str, Any]) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One connection; requests come one after the other and have no bodies."""
+    """One connection; its requests are sequential and have no bodies."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -111,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's and not their class.
+        # uvloop's transports implement asyncio.Transport without being subclasses.
         self._transport = cast("asyncio.Transport", transport)
         address: str = transport.get_extra_info("sockname")[0]
         self._role = _OF_ADDRESS.get(".".join(address.split(".")[:2]))
@@ -122,14 +123,14 @@ class Connection(asyncio.Protocol):
             return
         request, self._buffer = self._buffer, b""
         assert self._transport is not None
-        self._transport.write(self._fleet.answer(request, self._role))
+        self._transport.write(self._fleet.respond(request, self._role))
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Answer until asked to stop."""
+    """Serve until SIGINT or SIGTERM."""
     loop = asyncio.get_running_loop()
     fleet = Fleet(json.loads(options.states.read_text()))
-    # Only this takes connections to all of 127.1 and 127.2.
+    # Only 0.0.0.0 accepts connections to all addresses under 127.1 and 127.2.
     server = await loop.create_server(
         lambda: Connection(fleet),
         "0.0.0.0",

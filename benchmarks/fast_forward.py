@@ -1,12 +1,12 @@
-"""Requests and steps per second of one engine core in virtual time, with and without skipping.
+"""Requests and steps per second of one engine core in virtual time, with and without fast-forward.
 
     python benchmarks/fast_forward.py
     python benchmarks/fast_forward.py --json
 
-One core on the profile llama-3-8b-h100, and nothing else: no trace is read, nothing is placed,
-recorded or judged. Arrivals are Poisson; prompts and answers are geometric with the means of the
-Azure conversation trace, 1,155 and 211 tokens. *Events* are the calls per request without
-fast-forward: arrivals, and steps that are planned and committed one by one.
+Measures one core on the profile llama-3-8b-h100, without a trace, placement, records or judging.
+Arrivals are Poisson. Prompt and output lengths are geometric with the means of the Azure
+conversation trace, 1,155 and 211 tokens. *Events* are engine calls per request: submissions, and
+steps that are planned and committed one by one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from goodput_engine.core.engine_core import EngineCore
 
 DEVICE = "llama-3-8b-h100"
-# Requests per second: about 6 and about 60 run at once.
+# Requests per second, with about 6 and about 60 running at once.
 RATES = (4.5, 16.0)
 POLICIES = ("sarathi", "vllm", "sjf")
-PROMPT_TOKENS, ANSWER_TOKENS = 1155, 211
+PROMPT_TOKENS, OUTPUT_TOKENS = 1155, 211
 
 
 def arrivals(rate: float, requests: int) -> list[Submit]:
@@ -47,7 +47,7 @@ def arrivals(rate: float, requests: int) -> list[Submit]:
                 arrival_ns=now_ns,
                 input_tokens=tokens,
                 block_hashes=list(range(first, first + tokens // 16)),
-                executor=ExecutorInput(output_tokens=_geometric(rng, ANSWER_TOKENS)),
+                executor=ExecutorInput(output_tokens=_geometric(rng, OUTPUT_TOKENS)),
             )
         )
     return submits
@@ -58,7 +58,7 @@ def _geometric(rng: random.Random, mean: int) -> int:
 
 
 class Run:
-    """One core through all arrivals."""
+    """One core that serves all arrivals."""
 
     def __init__(self, policy: str, *, skips: bool) -> None:
         profile = load_profile(DEVICE)
@@ -90,7 +90,7 @@ class Run:
                 self.events += 1
 
     def serve(self, submits: list[Submit]) -> float:
-        """Everything; returns the seconds it took."""
+        """Serve all requests and return the CPU seconds."""
         start = time.process_time()
         for submit in submits:
             self.run(submit.arrival_ns)

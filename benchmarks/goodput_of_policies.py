@@ -1,10 +1,10 @@
-"""Goodput of every policy on a production trace, around the load that breaks first-come serving.
+"""Goodput of every policy on a production trace, around the load at which `vllm` saturates.
 
-One replica in virtual time serves a window of the trace with two classes. First the load is
-searched (on the nested rate scale) at which `vllm`, first come, first served, keeps half of its
-promises; then every policy serves 80 %, 100 % and 120 % of it. The figure is requests that met
-their targets; the ratio of `slo` to each other policy has an interval from resampling blocks of
-thirty seconds of arrivals, the same blocks for both, so that what is hard is hard for both.
+One replica in virtual time serves a window of the trace with two classes. The benchmark first
+searches the rate scale at which half of the requests meet their targets under `vllm`, which is
+first come, first served. Every policy then serves 80 %, 100 % and 120 % of this load. The ratio of
+the goodput of `slo` to that of each policy has an interval from resampled blocks of thirty seconds
+of arrivals, the same blocks for both.
 
     python benchmarks/goodput_of_policies.py --trace azure.parquet --window 10m..20m
     python benchmarks/goodput_of_policies.py … --plot goodput.png
@@ -66,7 +66,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """One policy under one load; requests, and those that attained by class and by block."""
+    """Results of one policy under one load: good requests in total, by class and by block."""
 
     policy: str
     load: str
@@ -85,7 +85,7 @@ class Served:
 
 def serve(policy: str, load: Load, device: str) -> Served:
     """Run one policy in virtual time."""
-    promise = SLOClasses(classes=CLASSES, default="interactive")
+    slo = SLOClasses(classes=CLASSES, default="interactive")
     trace = open_trace(sample_path() if load.trace == "sample" else load.trace)
     plan = RequestPlan(
         trace=trace,
@@ -95,7 +95,7 @@ def serve(policy: str, load: Load, device: str) -> Served:
             class_rules=parse_class_rules(RULES),
             first_ns=trace.first_ns,
         ),
-        slo=promise,
+        slo=slo,
     )
     service = LLMService.from_dict(
         {
@@ -123,17 +123,17 @@ def serve(policy: str, load: Load, device: str) -> Served:
         source="benchmark",
         timeout_ns=TIMEOUT_S * NS_PER_S,
     )
-    promised = promise.by_name()
+    by_name = slo.by_name()
     blocks: dict[int, int] = {}
     classes = {c.name: [0, 0] for c in CLASSES}
     shed = 0
 
     def on_record(planned: PlannedRequest, record: RequestRecord) -> None:
         nonlocal shed
-        kept = judge(record, targets_for(record, promised)).kind is JudgementKind.ATTAINED
+        met = judge(record, targets_for(record, by_name)).kind is JudgementKind.ATTAINED
         block = planned.scheduled_ns // (BLOCK_S * NS_PER_S)
-        blocks[block] = blocks.get(block, 0) + kept
-        classes[planned.slo_class][0] += kept
+        blocks[block] = blocks.get(block, 0) + met
+        classes[planned.slo_class][0] += met
         classes[planned.slo_class][1] += 1
         shed += record.outcome == "shed"
 
@@ -151,7 +151,7 @@ def serve(policy: str, load: Load, device: str) -> Served:
 
 
 def ratio(one: Served, other: Served, seed: int = 1) -> tuple[float, float, float]:
-    """Goodput of one over the other's: estimate and 95 % bounds, blocks resampled in pairs."""
+    """Return the ratio of two goodputs with its 95 % bounds; blocks are resampled in pairs."""
     count = max(len(one.blocks), len(other.blocks))
     pairs: NDArray[np.int64] = np.zeros((2, count), dtype=np.int64)
     pairs[0, : len(one.blocks)] = one.blocks
@@ -164,14 +164,14 @@ def ratio(one: Served, other: Served, seed: int = 1) -> tuple[float, float, floa
 
 
 def half_load(load: Load, device: str, steps: int) -> Fraction:
-    """The rate scale at which `vllm` keeps about half of its promises."""
+    """Return the rate scale at which about half of the requests meet their targets under `vllm`."""
     low, high = Fraction(1, 4), Fraction(1)
     while serve(Policy.VLLM, _scaled(load, high), device).attainment > 0.5:
         low, high = high, high * 2
     for _ in range(steps):
         middle = (low + high) / 2
-        kept = serve(Policy.VLLM, _scaled(load, middle), device).attainment
-        low, high = (middle, high) if kept > 0.5 else (low, middle)
+        attainment = serve(Policy.VLLM, _scaled(load, middle), device).attainment
+        low, high = (middle, high) if attainment > 0.5 else (low, middle)
     return (low + high) / 2
 
 
@@ -182,14 +182,14 @@ def _scaled(load: Load, scale: Fraction) -> Load:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trace", default="sample", help="a Parquet trace (default: %(default)s)")
-    parser.add_argument("--window", help="the part of it, such as 10m..25m")
+    parser.add_argument("--window", help="part of the trace, for example 10m..25m")
     parser.add_argument("--device", default="llama-3-8b-h100", help="profile (%(default)s)")
     parser.add_argument("--policies", default=",".join(sorted(POLICIES)), help="comma-separated")
-    parser.add_argument("--loads", default="0.8,1,1.2", help="times the searched load")
+    parser.add_argument("--loads", default="0.8,1,1.2", help="factors of the searched load")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the sample trace, three policies")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", type=Path, help="the PNG to write")
+    parser.add_argument("--plot", type=Path, help="PNG to write")
     args = parser.parse_args(argv)
     policies = ["vllm", "sarathi", "slo"] if args.quick else args.policies.split(",")
     start = Load(trace=args.trace, window=args.window, scale=Fraction(1))
@@ -208,11 +208,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.json:
         print(json.dumps([asdict(one) for one in served.values()]))
         return
-    print(f"vllm keeps half of its promises at {float(half):.3f} times the trace's rate")
+    print(
+        "vllm meets the targets of half of the requests at "
+        f"{float(half):.3f} times the trace's rate"
+    )
     for scale in scales:
         ours = served[scale, Policy.SLO]
         print(f"\n{float(scale / half):.0%} of it: {ours.requests} requests")
-        print("policy      kept   interactive  batch   slo's goodput over it (95 %)   shed")
+        print("policy       met   interactive  batch   slo's goodput over it (95 %)   shed")
         for policy in sorted(policies, key=lambda p: -served[scale, p].good):
             one = served[scale, policy]
             shares = [f"{good / max(total, 1):.1%}" for good, total in one.classes.values()]
@@ -234,13 +237,13 @@ def draw(groups: dict[str, list[Served]], path: Path) -> None:
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    kept = {load: {one.policy: one for one in served} for load, served in groups.items()}
+    results = {load: {one.policy: one for one in served} for load, served in groups.items()}
     order = sorted(
-        next(iter(kept.values())), key=lambda p: -sum(k[p].attainment for k in kept.values())
+        next(iter(results.values())), key=lambda p: -sum(k[p].attainment for k in results.values())
     )
     width = 0.8 / len(groups)
     colours = ("#9cc3e6", "#1f5fa8", "#0b2545")
-    for number, (load, by_policy) in enumerate(kept.items()):
+    for number, (load, by_policy) in enumerate(results.items()):
         at = [index + (number - (len(groups) - 1) / 2) * width for index in range(len(order))]
         shares = [100 * by_policy[policy].attainment for policy in order]
         axes.bar(at, shares, width, color=colours[number % 3], label=f"{load} of the load")

@@ -1,10 +1,10 @@
-"""How often the bounds of one run's attainment hold, on simulated runs whose truth is known.
+"""Coverage of the bounds of one run's attainment, on simulated runs with a known true attainment.
 
-Each process draws many windows of one service and judges them with the product's interval and
-with the one before it (`resampled_interval`). The objective is set to the true attainment, the
-hardest place for a verdict: every PASS and every FAIL is then an error, and each should be rare
-(5 % at 95 % confidence). The second group of processes was chosen before the method was tried on
-it, and nothing was adjusted afterwards.
+Each scenario draws many windows of one service and judges them with the product's interval and with
+the former one (`resampled_interval`). The objective is the true attainment, where every PASS and
+every FAIL is an error; each should occur in at most 5 % of the windows at 95 % confidence. The
+scenarios marked with * were chosen before the method was tried on them, and the method was not
+adjusted afterwards.
 
     python -m benchmarks.interval_coverage                   # about three minutes
     python -m benchmarks.interval_coverage --runs 300 --json
@@ -42,7 +42,7 @@ class Window:
     Args:
         arrival_s: float64 `[num_requests]`, sorted.
         missed: bool `[num_requests]`.
-        until_s: first tokens of the requests, float64 `[num_requests]`; None if all came in time.
+        until_s: times of first tokens, float64 `[num_requests]`; None if all were on time.
     """
 
     arrival_s: NDArray[np.float64]
@@ -55,12 +55,12 @@ class Scenario:
     """A service and a window.
 
     Args:
-        name: of the table's row.
-        draw: one window of a length in seconds.
-        window_s: the length.
-        truth: the attainment of an endless run; None to take it from many windows.
-        tuned: False if the method was never adjusted to the process.
-        outage_s: declared as the longest outage that a PASS must exclude.
+        name: name of the table's row.
+        draw: draws one window of a length in seconds.
+        window_s: length of a window.
+        truth: attainment of an infinite run; None to estimate it from many windows.
+        tuned: False if the method was never adjusted to this scenario.
+        outage_s: declared longest outage that a PASS must exclude.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Scenario:
 
 
 def independent(miss: float, per_s: float = 5) -> Callable[[int, np.random.Generator], Window]:
-    """Each request misses by itself."""
+    """Requests miss independently."""
 
     def draw(window_s: int, rng: np.random.Generator) -> Window:
         arrival_s = _poisson(window_s, per_s, rng)
@@ -84,14 +84,15 @@ def independent(miss: float, per_s: float = 5) -> Callable[[int, np.random.Gener
 def episodes(
     every_s: float, length_s: float, *, per_s: float = 5, queue: bool = False, tail: float = 0.0
 ) -> Callable[[int, np.random.Generator], Window]:
-    """Overloads begin at random and miss 80 % of their requests.
+    """Overloads start at random times and miss 80 % of their requests.
 
     Args:
-        every_s: one begins so often on average.
-        length_s: of one on average.
+        every_s: mean time between two starts.
+        length_s: mean length.
         per_s: requests per second.
-        queue: first tokens come when the overload ends; otherwise answers are slow.
-        tail: lengths follow a Pareto distribution with this exponent; 0 for an exponential one.
+        queue: True if first tokens are emitted at the end of the overload; otherwise decodes are
+            slow.
+        tail: exponent of a Pareto distribution of the lengths; 0 for an exponential distribution.
     """
 
     def draw(window_s: int, rng: np.random.Generator) -> Window:
@@ -118,11 +119,11 @@ def episodes(
 
 
 def drifting(forget_s: float) -> Callable[[int, np.random.Generator], Window]:
-    """The chance of a miss wanders and forgets its past over `forget_s`."""
+    """The probability of a miss drifts, with a correlation time of `forget_s`."""
 
     def draw(window_s: int, rng: np.random.Generator) -> Window:
         arrival_s = _poisson(window_s, 5, rng)
-        chance = 1 / (1 + np.exp(4 - 1.5 * _wander(window_s, forget_s, rng)))
+        chance = 1 / (1 + np.exp(4 - 1.5 * _drift(window_s, forget_s, rng)))
         return Window(
             arrival_s=arrival_s, missed=rng.random(len(arrival_s)) < chance[arrival_s.astype(int)]
         )
@@ -131,11 +132,11 @@ def drifting(forget_s: float) -> Callable[[int, np.random.Generator], Window]:
 
 
 def queueing(busy: float, swing: float = 0.0) -> Callable[[int, np.random.Generator], Window]:
-    """One server with 0.1 s of work a request; requests miss that wait for more than 0.5 s.
+    """One server with 0.1 s of work per request; a request misses if it waits for over 0.5 s.
 
     Args:
-        busy: the server's load on average.
-        swing: of the load, which follows half a day's curve and wanders over 20 s besides.
+        busy: mean utilisation.
+        swing: amplitude of the load, which follows a daily curve and drifts over 20 s.
     """
 
     def draw(window_s: int, rng: np.random.Generator) -> Window:
@@ -143,15 +144,15 @@ def queueing(busy: float, swing: float = 0.0) -> Callable[[int, np.random.Genera
         rate = np.full(warm_s + window_s, busy / 0.1)
         if swing:
             day = np.sin(np.linspace(0, math.pi, warm_s + window_s)) - 2 / math.pi
-            rate = rate * np.exp(swing * (day + _wander(warm_s + window_s, 20, rng)))
+            rate = rate * np.exp(swing * (day + _drift(warm_s + window_s, 20, rng)))
         counts = rng.poisson(rate)
         arrival_s = np.sort(np.repeat(np.arange(len(rate)), counts) + rng.random(counts.sum()))
         work_s = rng.exponential(0.1, len(arrival_s))
-        # Lindley: the work before a request is what it finds less the time until it comes.
+        # Lindley's recursion: queued work at an arrival, minus the time since the previous one.
         ahead = np.concatenate(([0.0], np.cumsum(work_s)[:-1])) - arrival_s
         wait_s = ahead - np.minimum.accumulate(ahead)
-        kept = arrival_s >= warm_s
-        arrival_s, wait_s = arrival_s[kept] - warm_s, wait_s[kept]
+        measured = arrival_s >= warm_s
+        arrival_s, wait_s = arrival_s[measured] - warm_s, wait_s[measured]
         return Window(arrival_s=arrival_s, missed=wait_s > TTFT_S, until_s=arrival_s + wait_s)
 
     return draw
@@ -228,27 +229,27 @@ SCENARIOS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """The counts over the runs of one scenario, for one interval."""
+    """Results of one interval on all runs of one scenario."""
 
     scenario: str
     interval: str
     truth: float
     runs: int
-    lower_holds: float
-    upper_holds: float
+    lower_covers: float
+    upper_covers: float
     wrong_pass: float
     wrong_fail: float
     mean_below: float
 
 
 def measure(scenario: Scenario, runs: int, seed: int = 1) -> tuple[Coverage, Coverage]:
-    """Draw runs of a scenario and count how often the bounds hold: the present and the former."""
+    """Draw runs of a scenario and return the coverage of the present and the former interval."""
     truth = scenario.truth
     if truth is None:
         drawn = [scenario.draw(scenario.window_s, _rng(seed, 1, k)) for k in range(_TRUTH_WINDOWS)]
         truth = 1 - sum(int(w.missed.sum()) for w in drawn) / sum(len(w.missed) for w in drawn)
     objective = Fraction(truth).limit_denominator(10_000)
-    present, former = (_Count(scenario.name, name, truth) for name in ("present", "former"))
+    present, former = (_Counts(scenario.name, name, truth) for name in ("present", "former"))
     for number in range(runs):
         window = scenario.draw(scenario.window_s, _rng(seed, 0, number))
         second = window.arrival_s.astype(int)
@@ -266,8 +267,8 @@ def measure(scenario: Scenario, runs: int, seed: int = 1) -> tuple[Coverage, Cov
     return present.coverage(), former.coverage()
 
 
-class _Count:
-    """Adds up the runs of one scenario for one interval."""
+class _Counts:
+    """Counts of one interval over the runs of one scenario."""
 
     def __init__(self, scenario: str, interval: str, truth: float) -> None:
         self._scenario, self._interval, self._truth = scenario, interval, truth
@@ -288,8 +289,8 @@ class _Count:
             interval=self._interval,
             truth=self._truth,
             runs=self._runs,
-            lower_holds=self._lower / self._runs,
-            upper_holds=self._upper / self._runs,
+            lower_covers=self._lower / self._runs,
+            upper_covers=self._upper / self._runs,
             wrong_pass=self._pass / self._runs,
             wrong_fail=self._fail / self._runs,
             mean_below=self._below / self._runs,
@@ -297,7 +298,7 @@ class _Count:
 
 
 def _overdue(window: Window) -> NDArray[np.float64]:
-    """Return the stretches in which requests were overdue, `[num_late, 2]`."""
+    """Return the intervals in which requests were overdue, `[num_late, 2]`."""
     if window.until_s is None:
         return np.zeros((0, 2))
     overdue_s = window.arrival_s + TTFT_S
@@ -309,8 +310,8 @@ def _poisson(window_s: int, per_s: float, rng: np.random.Generator) -> NDArray[n
     return np.sort(rng.uniform(0, window_s, max(1, rng.poisson(per_s * window_s))))
 
 
-def _wander(seconds: int, forget_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return a standard normal for each second that forgets over `forget_s`."""
+def _drift(seconds: int, forget_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return one standard normal per second, with a correlation time of `forget_s`."""
     keep = math.exp(-1 / forget_s)
     steps = rng.normal(size=seconds)
     values = np.empty(seconds)
@@ -327,8 +328,8 @@ def _rng(*seeds: int) -> np.random.Generator:
 def main() -> None:
     """Measure every scenario and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=1000, help="windows of each process")
-    parser.add_argument("--quick", action="store_true", help="twenty windows of each: a smoke test")
+    parser.add_argument("--runs", type=int, default=1000, help="windows of each scenario")
+    parser.add_argument("--quick", action="store_true", help="twenty windows of each scenario")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     runs = 20 if options.quick else options.runs
@@ -337,14 +338,14 @@ def main() -> None:
         print(json.dumps([asdict(coverage) for coverage in found], indent=2))
         return
     print(
-        f"{'process':<34} {'interval':<8} {'truth':>7} {'lower':>7} {'upper':>7} "
+        f"{'scenario':<34} {'interval':<8} {'truth':>7} {'lower':>7} {'upper':>7} "
         f"{'wrong PASS':>10} {'wrong FAIL':>10} {'- below':>8}"
     )
     untuned = {s.name for s in SCENARIOS if not s.tuned}
     for c in found:
         print(
             f"{c.scenario + (' *' if c.scenario in untuned else ''):<34} {c.interval:<8} "
-            f"{c.truth:7.2%} {c.lower_holds:7.1%} {c.upper_holds:7.1%} "
+            f"{c.truth:7.2%} {c.lower_covers:7.1%} {c.upper_covers:7.1%} "
             f"{c.wrong_pass:10.1%} {c.wrong_fail:10.1%} {c.mean_below:8.2%}"
         )
     print("* not used to choose the method")

@@ -1,13 +1,13 @@
-"""A server that streams answers on a fixed clock and logs when each request arrived.
+"""A server that streams responses at fixed times and logs the arrival of each request.
 
-It stands in for an engine when the client itself is measured, so it does as little as it can:
-one protocol class on uvloop, answers that were made at start, no routing and no JSON parsing.
+It replaces an engine in benchmarks of clients, so it does little work: one protocol class on
+uvloop, responses rendered at start, no routing and no JSON parsing.
 
     python benchmarks/mock_server.py --port 0 --log arrivals.csv
 
-prints one JSON line with its URL, and at SIGTERM writes one line a request into the log:
-request id, arrival on the wall clock in nanoseconds. The arrival is when the request's last byte
-was read.
+prints one JSON line with its URL, and at SIGTERM writes one line per request into the log: request
+id, and arrival on the wall clock in nanoseconds. The arrival is the time at which the last byte of
+the request was read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _event(value: dict[str, object] | None) -> bytes:
 
 
 class StreamTemplate:
-    """The bytes of an answer, token by token, made once."""
+    """The bytes of a response, token by token."""
 
     def __init__(self, tokens: int) -> None:
         head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "mock"}
@@ -55,7 +55,7 @@ class StreamTemplate:
 
 
 class Connection(asyncio.Protocol):
-    """One connection; requests come one after the other."""
+    """One connection; its requests are sequential."""
 
     def __init__(self, server: MockServer) -> None:
         self._server = server
@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's and not their class.
+        # uvloop's transports implement asyncio.Transport without being subclasses.
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._server.arrived(found[1].decode() if found else "", self)
 
     def write(self, data: bytes) -> bool:
-        """Send; False when the client has gone."""
+        """Send data; return False if the client has disconnected."""
         if self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(data)
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
 
 
 class MockServer:
-    """The clock of all answers: one timer per answer, and a list of arrivals."""
+    """Times the pieces of all responses, and lists the arrivals."""
 
     def __init__(self, *, tokens: int, ttft_s: float, gap_s: float) -> None:
         self._pieces = StreamTemplate(tokens).pieces

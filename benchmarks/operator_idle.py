@@ -2,15 +2,15 @@
 
     python benchmarks/operator_idle.py                       # 1,000 services of four pods, 2 min
     python benchmarks/operator_idle.py --services 50 --seconds 30
-    python benchmarks/operator_idle.py --pods both           # and then no pod responds
+    python benchmarks/operator_idle.py --pods both           # then again, without pod responses
 
-A real etcd and kube-apiserver, and `goodput operator` as a process of its own with credentials of
-its own; the programs are those of `make e2e`. Nothing runs the pods: this script stands in for
-the Deployment controller and the kubelets and writes what they would, engines and routers ready
-at addresses of this machine. There one other process answers for all of them, in the words of a
-real engine and a real router under constant load. The API server's audit log counts the calls.
+A real etcd and kube-apiserver run with `goodput operator` as a separate process that has its own
+credentials; the programs are those of `make e2e`. Pods do not run: this script writes the objects
+of the Deployment controller and the kubelets, with engines and routers ready at addresses of this
+machine. At these addresses one process responds for all pods with states recorded from a real
+engine and router under constant load. Calls are counted in the API server's audit log.
 
-Exits with 1 above what an operator may cost, or where pods were not asked as often as they should.
+Exits with 1 if the operator exceeds a limit, or if it queries pods less often than it should.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from urllib.request import urlopen
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the cluster's programs are found by the tests' own module
+sys.path.insert(0, str(ROOT))  # for benchmarks and tools
 
 from benchmarks.bare_api_server import api_server, free_port, kubectl  # noqa: E402
 from benchmarks.fake_pods import PATH_ASKED  # noqa: E402
@@ -57,12 +57,12 @@ PARTS = {kind.plural for kind in CHILDREN} | {"secrets"}
 INTERVAL_S = 10
 QUIET_S = 20
 FORGOTTEN_S = 300
-"""How long a status still counts measurements of pods that are silent now."""
+"""Time for which a status still counts measurements of pods that no longer respond."""
 ANSWERING, SILENT = "answering", "silent"
 CASES = {ANSWERING: [ANSWERING], SILENT: [SILENT], "both": [ANSWERING, SILENT]}
 MOST = {"cores": 1.0, "rss_mib": 1024.0, "requests_per_s": 20.0, "child_writes": 0}
 LEAST_ASKED = 0.9
-"""Queries of the pods, once in each interval: fewer would cost less."""
+"""Required share of the queries of pods, one per pod and interval, as fewer queries cost less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def calls(log: Path, since: int) -> tuple[list[tuple[str, str]], int]:
 
 
 async def settle(cluster: Cluster, log: Path, services: int, process: psutil.Process) -> None:
-    """Run the pods of each Deployment as it appears, until no object has changed for a while."""
+    """Create the pods of each Deployment as it appears, until no object changes any more."""
     done: set[str] = set()
     at, quiet_since = 0, time.monotonic()
     while time.monotonic() - quiet_since < QUIET_S or len(done) < 2 * services:
@@ -110,14 +110,14 @@ async def settle(cluster: Cluster, log: Path, services: int, process: psutil.Pro
         seen, at = calls(log, at)
         if any(verb in WRITES and resource in PARTS for verb, resource in seen):
             quiet_since = time.monotonic()
-        print(f"\r{len(done)} Deployments of {2 * services} run", end="", file=sys.stderr)
+        print(f"\r{len(done)} Deployments of {2 * services} have pods", end="", file=sys.stderr)
         await asyncio.sleep(1)
     print(file=sys.stderr)
 
 
 @contextmanager
 def answering(folder: Path) -> Iterator[None]:
-    """A process that answers for all pods."""
+    """Run a process that responds for all pods."""
     states = folder / "states.json"
     states.write_text(json.dumps(record(manifest(0), PROFILE)))
     script = ROOT / "benchmarks" / "fake_pods.py"
@@ -125,7 +125,7 @@ def answering(folder: Path) -> Iterator[None]:
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None
     if not child.stdout.readline():
-        sys.exit(f"the pods have no stand-in: port {ADMIN_PORT} is taken")
+        sys.exit(f"no process can respond for the pods: port {ADMIN_PORT} is taken")
     try:
         yield
     finally:
@@ -134,7 +134,7 @@ def answering(folder: Path) -> Iterator[None]:
 
 
 def asked(pods_are: str) -> int:
-    """Return the number of state requests that pods have answered."""
+    """Return the number of state requests to the pods."""
     if pods_are == SILENT:
         return 0
     with urlopen(f"http://127.0.0.1:{ADMIN_PORT}{PATH_ASKED}") as answer:
@@ -183,7 +183,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Result]:
 
 @contextmanager
 def operating(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, int]]:
-    """An operator, and its port for probes."""
+    """Run an operator; yield it and its probe port."""
     port = free_port()
     with (folder / "operator.log").open("ab") as log:
         child = subprocess.Popen(
@@ -207,10 +207,10 @@ def turns(port: int) -> float:
     try:
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             lines = answer.read().decode().splitlines()
-    except URLError:  # it is about to start
+    except URLError:  # not started yet
         return 0
-    told = (line for line in lines if line.startswith("goodput_operator_turns_total{"))
-    return sum(float(line.rpartition(" ")[2]) for line in told)
+    samples = (line for line in lines if line.startswith("goodput_operator_turns_total{"))
+    return sum(float(line.rpartition(" ")[2]) for line in samples)
 
 
 async def _observe(
@@ -271,7 +271,7 @@ async def _watch(
 
 
 def too_much(result: Result) -> list[str]:
-    """Where an operator costs more than it may, in words; where it did not do its work."""
+    """Return the limits that the operator exceeds, and queries of pods that it omitted."""
     seen = asdict(result)
     words = [
         f"{name} {seen[name]} above {most}" for name, most in MOST.items() if seen[name] > most
@@ -290,10 +290,13 @@ def main() -> int:
         "--pods",
         choices=CASES,
         default=ANSWERING,
-        help="whether pods respond; both: one after the other (%(default)s)",
+        help="whether pods respond; both for one after the other (%(default)s)",
     )
     parser.add_argument(
-        "--rest", type=float, default=60, help="seconds before, for one-time work (%(default)s)"
+        "--rest",
+        type=float,
+        default=60,
+        help="seconds before the measurement, for one-off work (%(default)s)",
     )
     parser.add_argument("--quick", action="store_true", help="20 services, 20 s, no rest")
     parser.add_argument("--keep", type=Path, help="keep logs in this empty folder")

@@ -1,8 +1,8 @@
-"""Records the published state of a real engine and router under load, for a stand-in.
+"""Records the published state of a real engine and router under load, for `fake_pods`.
 
-`goodput up` runs a service of the same shape on an emulated device; while requests of many
-lengths run, its router and one of its engines are asked for their state. The laws compute nothing
-(`Manual`), so limits are the manifest's own, as in a cluster whose promises are kept.
+`goodput up` runs such a service on an emulated device. While requests of many lengths run, the
+states of its router and of one of its engines are read. The control mode is `Manual`, so the limits
+are those of the manifest, as in a cluster that meets its objectives.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = ["record"]
 
 _REQUESTS = 300
 _AT_ONCE = 12
-_LONGEST_PROMPT, _LONGEST_ANSWER = 2048, 128
-_ENOUGH = 0.8
-"""Requests until the states are recorded; the others are still running or to come."""
-_PATIENCE_S = 120
+_LONGEST_PROMPT, _LONGEST_OUTPUT = 2048, 128
+_RECORD_AFTER = 0.8
+"""Share of the requests after which the states are recorded."""
+_TIMEOUT_S = 120
 
 
 def record(manifest: dict[str, Any], profile: str) -> dict[str, Any]:
-    """The body of `GET /control/state` of a router and of an engine, by role.
+    """Return the body of `GET /control/state` of a router and of an engine, by role.
 
     Args:
-        manifest: of the service.
-        profile: the device that its engines emulate; here it starts at once.
+        manifest: manifest of the service.
+        profile: device profile of its engines; used without a start-up time.
     """
     with tempfile.TemporaryDirectory(prefix="recorded-pods-") as folder:
         return asyncio.run(_record(Path(folder), manifest, profile))
@@ -72,10 +72,12 @@ async def _record(folder: Path, manifest: dict[str, Any], profile: str) -> dict[
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             ready = await _ready(child.stdout)
             async with asyncio.TaskGroup() as group:
-                reading = group.create_task(child.stdout.read())  # or it would block on us
+                reading = group.create_task(
+                    child.stdout.read()
+                )  # so that its pipe does not fill up
                 states = await _under_load(ready, manifest["metadata"]["name"])
                 reading.cancel()
     except (TimeoutError, LookupError):
@@ -95,39 +97,39 @@ async def _ready(stdout: asyncio.StreamReader) -> dict[str, Any]:
 
 
 async def _under_load(ready: dict[str, Any], model: str) -> dict[str, Any]:
-    asked = {ROLE_ENGINE: ready["replicas"][0]["admin_url"], ROLE_ROUTER: ready["admin_url"]}
+    urls = {ROLE_ENGINE: ready["replicas"][0]["admin_url"], ROLE_ROUTER: ready["admin_url"]}
     async with aiohttp.ClientSession(raise_for_status=True) as session:
         load = asyncio.ensure_future(_load(session, ready["url"], model))
         while not load.done():
-            states = {role: await _state(session, url) for role, url in asked.items()}
-            if states[ROLE_ROUTER]["arrivals"] > _ENOUGH * _REQUESTS:
+            states = {role: await _state(session, url) for role, url in urls.items()}
+            if states[ROLE_ROUTER]["arrivals"] > _RECORD_AFTER * _REQUESTS:
                 break
             await asyncio.sleep(0.2)
         await load
-    # What pods read at their start: the operator's first limits stand in their ConfigMap.
+    # Pods read the operator's first limits from their ConfigMap at start.
     states[ROLE_ENGINE]["limits_revision"] = 1
     return states
 
 
 async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    query = {QUERY_SECONDS_SINCE: "0"}  # which an engine ignores
+    query = {QUERY_SECONDS_SINCE: "0"}  # ignored by engines
     async with session.get(url + PATH_CONTROL_STATE, params=query) as response:
         state: dict[str, Any] = await response.json()
         return state
 
 
 async def _load(session: aiohttp.ClientSession, url: str, model: str) -> None:
-    """Requests of lengths that are even on a logarithmic scale."""
-    rng, places = random.Random(1), asyncio.Semaphore(_AT_ONCE)
+    """Send requests whose lengths are uniform on a logarithmic scale."""
+    rng, slots = random.Random(1), asyncio.Semaphore(_AT_ONCE)
 
-    async def one(prompt: int, answer: int) -> None:
+    async def send(prompt: int, output: int) -> None:
         tokens = [rng.randrange(1000) for _ in range(prompt)]
-        body = {"model": model, "prompt": tokens, "max_tokens": answer, "ignore_eos": True}
-        async with places, session.post(url + PATH_COMPLETIONS, json=body) as response:
+        body = {"model": model, "prompt": tokens, "max_tokens": output, "ignore_eos": True}
+        async with slots, session.post(url + PATH_COMPLETIONS, json=body) as response:
             await response.read()
 
     def length(most: int) -> int:
         return round(math.exp(math.log(most) * rng.random()))
 
-    lengths = [(length(_LONGEST_PROMPT), length(_LONGEST_ANSWER)) for _ in range(_REQUESTS)]
-    await asyncio.gather(*(one(*pair) for pair in lengths))
+    lengths = [(length(_LONGEST_PROMPT), length(_LONGEST_OUTPUT)) for _ in range(_REQUESTS)]
+    await asyncio.gather(*(send(*pair) for pair in lengths))

@@ -1,11 +1,12 @@
-"""How late the replayer sends, and what a request costs it.
+"""Lateness of the replayer, and its CPU time per request.
 
-For each rate, the `replay` command itself replays a constant schedule of streamed requests
-against `mock_server.py` in its own process: 16 tokens per answer, 50 ms to the first token,
-10 ms between tokens. Two clocks judge it, and they must agree:
+For each rate, the `replay` command replays a constant schedule of streamed requests against
+`mock_server.py` in a separate process: 16 tokens per response, 50 ms to the first token, 10 ms
+between tokens. Lateness is measured twice, and the results must agree:
 
-- *lag*: what the replayer records, from the scheduled arrival to the bytes handed to the socket;
-- *arrival*: what the server logs, from the scheduled arrival to the request's last byte read.
+- *lag*: recorded by the replayer, from the scheduled arrival until the bytes are given to the
+  socket;
+- *arrival*: logged by the server, from the scheduled arrival until the request's last byte is read.
 
     python benchmarks/replayer_lateness.py            # four rates, three repeats: four minutes
     python benchmarks/replayer_lateness.py --quick    # one repeat of five seconds each
@@ -45,7 +46,7 @@ OUTPUT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run. Times in milliseconds; `load` is the machine's one-minute load average before."""
+    """Results of one run; `load` is the machine's one-minute load average before it."""
 
     rate_per_s: int
     requests: int
@@ -62,7 +63,7 @@ class Measured:
 
 
 def main() -> int:
-    """Measure, and print a table or JSON."""
+    """Measure every rate, and print a table or JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,7 +92,7 @@ def main() -> int:
 
 
 def measure(rate_per_s: int, seconds: int, scratch: Path) -> Measured:
-    """One run of `replay` in its own process."""
+    """Run `replay` in a separate process and measure it."""
     trace, run, log = scratch / "trace.parquet", scratch / "run", scratch / "arrivals.csv"
     rows = (
         TraceRow(
@@ -109,7 +110,7 @@ def measure(rate_per_s: int, seconds: int, scratch: Path) -> Measured:
         command = ["-m", "goodput_core", "replay", "--trace", str(trace), "--target", url]
         # The server's log has no line of a probe.
         command += ["--out", str(run), "--force", "--no-report", "--no-probe", "--json"]
-        # 3 says that the run is invalid, which is a result here and not a failure.
+        # Exit code 3 marks an invalid run, which is a result here.
         ended = subprocess.run([sys.executable, *command], capture_output=True, check=False)
         if ended.returncode not in {0, 3}:
             raise SystemExit(ended.stderr.decode())
@@ -135,7 +136,7 @@ def measure(rate_per_s: int, seconds: int, scratch: Path) -> Measured:
 
 @contextmanager
 def mock_server(log: Path) -> Iterator[str]:
-    """The mock in its own process; its log is complete once the block has ended."""
+    """Run the mock server in a separate process; its log is complete after the block."""
     script = Path(__file__).with_name("mock_server.py")
     command = [sys.executable, str(script), "--log", str(log), "--tokens", str(OUTPUT_TOKENS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -148,9 +149,9 @@ def mock_server(log: Path) -> Iterator[str]:
 
 
 def server_lateness(log: Path, summary: Any, scheduled_ns: dict[str, int]) -> list[int]:
-    """Arrival at the server minus schedule, sorted, nanoseconds.
+    """Return arrival at the server minus schedule, sorted, in nanoseconds.
 
-    The run's zero is known on the wall clock to the microsecond, and the server logs that clock.
+    The run's zero is known on the wall clock, which the server logs, to a microsecond.
     """
     started = datetime.fromisoformat(summary["run"]["started_at"])
     zero_ns = int(started.timestamp()) * NS_PER_S + started.microsecond * 1000
@@ -159,7 +160,7 @@ def server_lateness(log: Path, summary: Any, scheduled_ns: dict[str, int]) -> li
 
 
 def at(values: Sequence[int], share: float) -> float:
-    """A quantile of sorted nanoseconds, in milliseconds."""
+    """Return a quantile of sorted nanoseconds, in milliseconds."""
     return round(values[min(len(values) - 1, int(len(values) * share))] / NS_PER_MS, 3)
 
 

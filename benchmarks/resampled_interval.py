@@ -1,9 +1,10 @@
-"""The interval before the present one: resampled blocks of seconds, or Wilson where wider.
+"""The former interval: resampled blocks of seconds, or Wilson's bounds if they are wider.
 
-Kept to compare with; nothing in the product uses it. The window is cut into blocks of seconds, a
-thirtieth of the window each or longer than the longest backlog; the bounds are quantiles of
-2,000 windows drawn from these blocks, never narrower than Wilson's bounds at the sample size over
-the design effect of the blocks. A backlog over a twentieth of the window bars PASS.
+It exists for comparison only; the product does not use it. The window is divided into blocks of
+seconds, each a thirtieth of the window or longer than the longest backlog. The bounds are quantiles
+of 2,000 windows drawn from these blocks. They are never narrower than Wilson's bounds at the sample
+size divided by the design effect of the blocks. A backlog over a twentieth of the window rules out
+PASS.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Z: Final = NormalDist().inv_cdf(0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResampledVerdict:
-    """The bounds at 95 % each, and the verdict at an objective."""
+    """Bounds of 95 % confidence each, and the verdict at an objective."""
 
     lower: float
     upper: float
@@ -52,17 +53,17 @@ def resampled_verdict(
     Args:
         good: requests that attained, int64 `[seconds]`.
         total: requests judged, int64 `[seconds]`.
-        waits_s: from overdue to first token for each late request, seconds, float64
+        waits_s: overdue time and first-token time of each late request, seconds, float64
             `[num_late, 2]`.
-        objective: the share that must attain.
-        rng: draws the blocks.
+        objective: share of requests that must attain.
+        rng: source of the drawn blocks.
     """
     seconds = len(total)
     backlog_s = _longest_backlog_s(waits_s)
     length = -(-seconds // _BLOCKS)
     if backlog_s:
         length = max(length, math.ceil(backlog_s) + 1)
-    barred = backlog_s * _BACKLOG_SHARE > seconds or seconds // length < _LEAST_BLOCKS
+    pass_excluded = backlog_s * _BACKLOG_SHARE > seconds or seconds // length < _LEAST_BLOCKS
     length = min(length, seconds)
     effective = int(total.sum()) / _design_effect(good, total, length)
     lower, upper = _wilson(int(good.sum()), int(total.sum()), effective)
@@ -73,13 +74,13 @@ def resampled_verdict(
     kind = VerdictKind.INCONCLUSIVE
     if upper < objective:
         kind = VerdictKind.FAIL
-    elif not barred and effective >= needed and lower >= objective:
+    elif not pass_excluded and effective >= needed and lower >= objective:
         kind = VerdictKind.PASS
     return ResampledVerdict(lower=lower, upper=upper, kind=kind)
 
 
 def _longest_backlog_s(waits_s: NDArray[np.float64]) -> float:
-    """Return the longest stretch in which some request was overdue for its first token."""
+    """Return the longest period in which some request was overdue for its first token."""
     longest = start = reach = 0.0
     for begin, end in sorted(map(tuple, waits_s.tolist())):
         if begin > reach:
@@ -120,7 +121,7 @@ def _resampled_shares(
 def _block_sums(
     values: NDArray[np.int64] | NDArray[np.float64], length: int
 ) -> NDArray[np.float64]:
-    """Return the sum of each block of `length` values, one from every offset, wrapping around."""
+    """Return the sum of the `length` values from every offset, wrapping around."""
     wrapped = np.concatenate((values, values[:length])).astype(np.float64)
     sums = np.concatenate(([0.0], np.cumsum(wrapped)))
     return sums[length : length + len(values)] - sums[: len(values)]

@@ -3,10 +3,10 @@
     python benchmarks/router_overhead.py            # 50, 200 and 400 requests/s, 10 s each
     python benchmarks/router_overhead.py --policy prefix-affinity
 
-A mock replica streams 16 tokens per answer on a fixed clock. The same open loop asks it once
-directly and once through `goodput router`, in its own process; the difference of the times to
-the first token and to the end is what the router adds. Everything shares this machine's cores,
-so both sides of the difference wait for them alike, and a busy machine inflates both.
+A mock replica streams 16 tokens per response at fixed times. An open loop sends the same requests
+directly and through `goodput router`, which runs in a separate process. The differences of TTFT and
+E2E latency are the router's overhead. All processes share this machine's cores, so a busy machine
+raises both latencies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REQUEST_BODY = json.dumps({"model": "mock", "prompt": "word " * 200, "stream": T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One rate. Milliseconds are the router's share: through it minus directly."""
+    """Results of one rate; milliseconds are the difference between routed and direct requests."""
 
     requests_per_s: int
     requests: int
@@ -49,7 +49,7 @@ class Row:
 
 
 class Connection(asyncio.Protocol):
-    """One connection of the client; it times the first byte and the end of an answer."""
+    """One connection of the client; it times the first byte and the end of a response."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         self._first = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's and not their class.
+        # uvloop's transports implement asyncio.Transport without being subclasses.
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None
 
-    def ask(self, due: float, request: bytes) -> None:
+    def send(self, due: float, request: bytes) -> None:
         self._due, self._first = due, 0.0
         assert self._transport is not None
         self._transport.write(request)
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """An open loop at one rate: arrivals never wait for answers."""
+    """An open loop at one rate: sends do not wait for responses."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -115,18 +115,18 @@ class Load:
     async def run(self, requests_per_s: int, requests: int) -> None:
         self._left = requests
         start = time.perf_counter() + 0.05
-        asking = set()
+        opening = set()
         for number in range(requests):
             due = start + number / requests_per_s
             await asyncio.sleep(due - time.perf_counter())
             while self.idle and not self.idle[-1].usable:
                 self.idle.pop()
             if self.idle:
-                self.idle.pop().ask(due, self._request)
+                self.idle.pop().send(due, self._request)
             else:
                 task = asyncio.create_task(self._open(due))
-                asking.add(task)
-                task.add_done_callback(asking.discard)
+                opening.add(task)
+                task.add_done_callback(opening.discard)
         async with asyncio.timeout(60):
             await self._done.wait()
 
@@ -135,10 +135,10 @@ class Load:
         _, connection = await loop.create_connection(
             lambda: Connection(self), self._host, self._port
         )
-        connection.ask(due, self._request)
+        connection.send(due, self._request)
 
 
-def started(command: list[str]) -> tuple[subprocess.Popen[str], str]:
+def start_process(command: list[str]) -> tuple[subprocess.Popen[str], str]:
     process = subprocess.Popen(
         [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -151,9 +151,9 @@ async def until_ready(url: str) -> None:
     for _ in range(200):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        answer = await reader.read()
+        response = await reader.read()
         writer.close()
-        if answer.startswith(b"HTTP/1.1 200"):
+        if response.startswith(b"HTTP/1.1 200"):
             return
         await asyncio.sleep(0.05)
     raise SystemExit("the router did not become ready")
@@ -163,7 +163,7 @@ async def measure(mock: str, router: str, pid: int, rate: int, seconds: float) -
     requests = int(rate * seconds)
     process = psutil.Process(pid)
     direct, routed = Load(mock), Load(router)
-    # The first requests open connections; they are not measured.
+    # The first requests open the connections and are not measured.
     for load in (direct, routed):
         await load.run(rate, max(1, rate // 2))
         load.ttft.clear()
@@ -197,9 +197,9 @@ def at(values: list[float], share: float) -> float:
 
 
 async def run(options: argparse.Namespace) -> list[Row]:
-    mock, mock_url = started([str(HERE / "mock_server.py"), "--tokens", str(TOKENS)])
+    mock, mock_url = start_process([str(HERE / "mock_server.py"), "--tokens", str(TOKENS)])
     command = ["-m", "goodput_core", "router", "-f", str(MANIFEST), "--port", "0", "--json"]
-    router, router_url = started(
+    router, router_url = start_process(
         [*command, "--policy", options.policy, "--upstream", f"mock={mock_url}"]
     )
     try:
@@ -228,7 +228,9 @@ def main() -> int:
     if options.json:
         print(json.dumps({"cores": os.cpu_count(), "rows": [asdict(r) for r in rows]}, indent=2))
         return 0
-    print(f"{TOKENS} tokens per answer, {os.cpu_count()} cores shared with the client and the mock")
+    print(
+        f"{TOKENS} tokens per response, {os.cpu_count()} cores shared with the client and the mock"
+    )
     print("   req/s  failed  added TTFT p50/p99 ms  added E2E p50/p99 ms  CPU s/1,000  RSS MiB")
     for row in rows:
         print(

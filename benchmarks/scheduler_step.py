@@ -1,11 +1,11 @@
-"""Microseconds per `plan` + `commit` of the scheduler alone, by how many requests run.
+"""Microseconds per `plan` + `commit` of the scheduler alone, by number of running requests.
 
     python benchmarks/scheduler_step.py
     python benchmarks/scheduler_step.py --policy slo --json
 
-*steady*: all requests decode, none arrives or ends; blocks are still allocated as they fill.
-*mixed*: as steady, but every request has a short answer, and each one that ends is replaced at
-once by a new prompt, so that every step also admits, prefills in chunks and finishes.
+*steady*: all requests decode, and none arrives or ends; blocks are allocated as they fill. *mixed*:
+all outputs are short, and each request that ends is replaced by a new one, so that every step also
+admits requests, prefills chunks and finishes requests.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 RUNNING = (32, 256, 1024)
 WORKLOADS = ("steady", "mixed")
 STEP_NS = 20 * NS_PER_MS
-# Loose enough that all requests can be on time.
+# Targets that all requests can meet.
 TARGETS = Targets(ttft_ns=600 * NS_PER_S, tpot_ns=100 * NS_PER_MS)
 
 
 class Load:
-    """A scheduler kept at a number of running requests."""
+    """A scheduler with a constant number of running requests."""
 
     def __init__(self, policy: str, running: int, workload: str, depth: int) -> None:
         from collections import deque
@@ -81,7 +81,7 @@ class Load:
         )
 
     def step(self) -> int:
-        """One plan and one commit; nanoseconds of the two."""
+        """Plan and commit one step; return the nanoseconds of both."""
         scheduler, plans = self.scheduler, self.plans
         start = time.perf_counter_ns()
         while (plan := scheduler.plan(self.now_ns)) is not None:

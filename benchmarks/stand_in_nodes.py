@@ -1,6 +1,6 @@
 """Writes the objects of controllers and kubelets, for a benchmark without nodes.
 
-Every pod is ready at once, at an address of this machine. Nothing here knows what is measured.
+Every pod is ready immediately, at an address of this machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["PROFILE", "Cluster", "administrator", "manifest"]
 
 NAMESPACE = "default"
 PROFILE = "llama-3-8b-h100"
-PODS_OF_ENGINES = 4
+ENGINE_PODS = 4
 AT_ONCE = 16
 DEPLOYMENT = next(kind for kind in CHILDREN if kind.name == "Deployment")
 
@@ -43,8 +43,8 @@ def manifest(number: int) -> dict[str, Any]:
         "metadata": {"name": f"chat-{number:04}", "namespace": NAMESPACE},
         "spec": {
             "model": {"source": f"emulated://{PROFILE}"},
-            "minReplicas": PODS_OF_ENGINES,
-            "maxReplicas": 2 * PODS_OF_ENGINES,
+            "minReplicas": ENGINE_PODS,
+            "maxReplicas": 2 * ENGINE_PODS,
             "slo": {
                 "classes": [{"name": "chat", "ttftMs": 500, "tpotMs": 50, "objective": "99%"}],
                 "default": "chat",
@@ -54,7 +54,7 @@ def manifest(number: int) -> dict[str, Any]:
 
 
 class Cluster:
-    """An administrator's view, and the writes of controllers and kubelets."""
+    """Client with administrator rights that writes the objects of controllers and kubelets."""
 
     def __init__(self, api: ApiClient) -> None:
         clock = SystemClock()
@@ -75,7 +75,7 @@ class Cluster:
         return await self._list(DEPLOYMENT)
 
     async def run_pods(self, deployment: dict[str, Any]) -> None:
-        """Pods for a Deployment, all of them ready, and the Deployment's status."""
+        """Create ready pods for a Deployment, and set its status."""
         name, spec = deployment["metadata"]["name"], deployment["spec"]
         replicas = spec.get("replicas", 1)
         template = spec["template"]
@@ -145,7 +145,7 @@ class Cluster:
 
 def _done(answer: Any) -> None:
     if isinstance(answer, FailedCall):
-        sys.exit(f"the API server refused: {answer.message}")
+        sys.exit(f"the API server rejected a call: {answer.message}")
 
 
 @asynccontextmanager

@@ -3,8 +3,9 @@
     python benchmarks/step_time_law.py
     python benchmarks/step_time_law.py --json
 
-Steps of a made-up load (decodes that come and go, a chunk beside every third step) take as long
-as a device profile says, with 3 % of noise. The law predicts each step before it observes it.
+The steps of a synthetic load (a changing number of decodes, and a prefill chunk in every third
+step) have the times of a device profile, with 3 % noise. The law predicts each step before it
+observes it.
 """
 
 from __future__ import annotations
@@ -47,34 +48,34 @@ def steps(form: StepTimeForm, count: int) -> Iterator[tuple[StepShape, int]]:
         yield shape, max(1, round(form.step_ns(shape) * draw.gauss(1, NOISE)))
 
 
-def learning(device: str, count: int) -> dict[str, object]:
+def measure_law(device: str, count: int) -> dict[str, object]:
     law = OnlineStepTime()
-    took: list[int] = []
-    wrong: list[int] = []
+    times: list[int] = []
+    errors: list[int] = []
     load = list(steps(load_profile(device).form, count))
     cpu_ns = time.process_time_ns()
     for number, (shape, step_ns) in enumerate(load):
-        begun = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         predicted_ns = law.step_ns(shape)
         law.observe(shape, step_ns)
-        took.append(time.perf_counter_ns() - begun)
+        times.append(time.perf_counter_ns() - start_ns)
         if number >= WARM_UP_STEPS:
-            wrong.append(abs(predicted_ns - step_ns) * 1_000_000 // step_ns)
+            errors.append(abs(predicted_ns - step_ns) * 1_000_000 // step_ns)
     cpu_ns = time.process_time_ns() - cpu_ns
-    p50, p95 = quantiles(wrong, (P50, P95))
-    took.sort()
+    p50, p95 = quantiles(errors, (P50, P95))
+    times.sort()
     return {
         "device": device,
         "steps": count,
-        "median_us": took[count // 2] / 1000,
-        "p99_us": took[count * 99 // 100] / 1000,
+        "median_us": times[count // 2] / 1000,
+        "p99_us": times[count * 99 // 100] / 1000,
         "mean_cpu_us": round(cpu_ns / count / 1000, 2),
         "p50_error_percent": p50 / 10_000,
         "p95_error_percent": p95 / 10_000,
     }
 
 
-def logging(count: int) -> dict[str, object]:
+def measure_log(count: int) -> dict[str, object]:
     outcomes = [
         StepOutcome(
             plan=StepPlan(
@@ -98,21 +99,21 @@ def logging(count: int) -> dict[str, object]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         log = StepLog(Path(folder) / "steps.parquet")
-        took: list[int] = []
+        times: list[int] = []
         cpu_ns = time.process_time_ns()
         for outcome in outcomes:
-            begun = time.perf_counter_ns()
+            start_ns = time.perf_counter_ns()
             log.add(outcome)
-            took.append(time.perf_counter_ns() - begun)
+            times.append(time.perf_counter_ns() - start_ns)
         log.close()
         cpu_ns = time.process_time_ns() - cpu_ns
         size = (Path(folder) / "steps.parquet").stat().st_size
-    took.sort()
+    times.sort()
     return {
         "steps": count,
-        "median_us": took[count // 2] / 1000,
+        "median_us": times[count // 2] / 1000,
         "mean_cpu_us": round(cpu_ns / count / 1000, 2),
-        "longest_us": took[-1] / 1000,
+        "longest_us": times[-1] / 1000,
         "bytes_per_step": round(size / count, 1),
     }
 
@@ -123,8 +124,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2,000 steps instead of 20,000")
     args = parser.parse_args()
     count = 2_000 if args.quick else 20_000
-    laws = [learning(device, count) for device in list_profiles()]
-    log = logging(count)
+    laws = [measure_law(device, count) for device in list_profiles()]
+    log = measure_log(count)
     if args.json:
         print(json.dumps({"laws": laws, "log": log}))
         return
@@ -138,8 +139,9 @@ def main() -> None:
             f"{row['p95_error_percent']:>7.1f}"
         )
     print(
-        f"step log: median {log['median_us']:.1f} µs a step, mean {log['mean_cpu_us']:.1f} of CPU, "
-        f"longest {log['longest_us']:.0f}; {log['bytes_per_step']} bytes a step"
+        f"step log: median {log['median_us']:.1f} µs per step, "
+        f"mean {log['mean_cpu_us']:.1f} of CPU, longest {log['longest_us']:.0f}; "
+        f"{log['bytes_per_step']} bytes per step"
     )
 
 

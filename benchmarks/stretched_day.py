@@ -1,10 +1,10 @@
 """An hour of production traffic stretched over a day, and the small fleet that serves it.
 
-The rate scale of the trace's transforms makes 24 copies of each request, and the time takes 24
-times as long: the rate stays the trace's own, and each of its minutes lasts 24. Copies would come
-together, so each is moved at random by up to half of such a long minute: the rate of the day is
-the trace's, smoothed over one of its minutes, and arrivals within that are a Poisson process. The
-shape of the load and every request's lengths are kept; bursts shorter than a minute are lost.
+The trace's transforms make 24 copies of each request and stretch time by 24, so the rate is that of
+the trace, and each of its minutes takes 24 minutes. Copies would arrive at the same time, so each
+is moved at random by up to half of such a stretched minute. The rate of the day is then the trace's
+rate, smoothed over a minute, with Poisson arrivals. The shape of the load and the lengths of every
+request are preserved; bursts shorter than a minute are lost.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Day:
     """The requests of a day, and the fleet that serves them.
 
     Args:
-        trace: the Parquet file, or `sample`.
-        stretch: how many times longer the trace takes.
-        copies: of each request.
-        startup_s: of a replica; None for the device profile's.
+        trace: a Parquet file, or `sample`.
+        stretch: factor by which time is stretched.
+        copies: number of copies of each request.
+        startup_s: start-up time of a replica; None for the device profile's.
     """
 
     trace: str
@@ -74,7 +74,7 @@ class Day:
 
     @property
     def settings(self) -> FleetSettings:
-        """The fleet."""
+        """Settings of the fleet."""
         service = LLMService.from_dict(MANIFEST)
         settings = fleet_settings(
             service,
@@ -93,7 +93,7 @@ class Day:
         )
 
     def rows(self, *, copies: int = 1, stretch: int = 1) -> list[TraceRow]:
-        """The trace's, or their copies on the stretched axis, not yet moved."""
+        """Return the rows of the trace, copied and stretched."""
         trace = open_trace(sample_path() if self.trace == "sample" else self.trace)
         plan = TransformPlan(
             rate_scale=Fraction(copies),
@@ -104,7 +104,7 @@ class Day:
         return list(apply(trace.rows(), plan))
 
     def requests(self) -> list[PlannedRequest]:
-        """All of the day, in the order of their arrival."""
+        """Return the requests of the day, by arrival."""
         rows, rng = self.rows(copies=self.copies, stretch=self.stretch), random.Random(SEED)
         half_ns = self.stretch * 60 * NS_PER_S // 2
         zero_ns = rows[0].timestamp_start_unix_ns
@@ -117,11 +117,11 @@ class Day:
         return [_planned(rows[number], at_ns) for at_ns, number in sorted(moved)]
 
     def constant(self, rate: float, length_s: int) -> list[PlannedRequest]:
-        """Requests of the trace in random order, none of which depends on the time.
+        """Return random requests of the trace as a Poisson process.
 
         Args:
-            rate: per second.
-            length_s: for so long.
+            rate: requests per second.
+            length_s: length in seconds.
         """
         rows, rng = self.rows(), random.Random(SEED)
         found: list[PlannedRequest] = []

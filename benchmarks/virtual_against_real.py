@@ -1,8 +1,7 @@
-"""The same requests in virtual time and over HTTP, on the same device profile: how far apart.
+"""Differences between latencies in virtual time and over HTTP, for the same requests and device.
 
-The service is started as real processes and the trace is sent to it at its real timestamps; then
-the same command line is answered in virtual time. What differs is the network, parsing and a
-machine that does other things as well.
+The trace is replayed in virtual time, and then in real time against a service that runs as real
+processes. Only the second run has a network, parsing, and a machine with other work.
 
     python benchmarks/virtual_against_real.py --trace azure.parquet --window 10m..15m
     python benchmarks/virtual_against_real.py --quick     # twenty seconds of the sample trace
@@ -33,20 +32,20 @@ RULES = ("batch: input_tokens >= 2048", "interactive: *")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One quantile, in milliseconds."""
+    """One quantile in both runs, milliseconds."""
 
-    what: str
+    name: str
     virtual_ms: float
     real_ms: float
 
     @property
-    def apart(self) -> float:
-        """Real over virtual, less one."""
+    def difference(self) -> float:
+        """Relative difference of real from virtual."""
         return self.real_ms / self.virtual_ms - 1
 
 
 def replay(where: Path, *arguments: str) -> Path:
-    """Run `replay` into a folder; its stderr is ours."""
+    """Run `replay` and return its run folder."""
     command = [sys.executable, "-m", "goodput_core", "replay", *arguments]
     command += ["--out", str(where), "--json", "--no-report"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -54,24 +53,24 @@ def replay(where: Path, *arguments: str) -> Path:
 
 
 def latencies(run: Path) -> dict[str, NDArray[np.float64]]:
-    """TTFT and all gaps between tokens of a run's requests, milliseconds."""
+    """Return TTFT, and all gaps between tokens, of a run, milliseconds."""
     table = pq.read_table(run / "records.parquet")
     scheduled = table["scheduled_ns"].to_numpy()
     first = table["first_token_ns"].to_numpy(zero_copy_only=False)
-    answered = ~np.isnan(first.astype(float))
+    has_output = ~np.isnan(first.astype(float))
     gaps = table["gaps_us"].combine_chunks().flatten().to_numpy()
     return {
-        "TTFT": (first[answered] - scheduled[answered]).astype(float) / 1e6,
+        "TTFT": (first[has_output] - scheduled[has_output]).astype(float) / 1e6,
         "TBT": gaps.astype(float) / 1e3,
     }
 
 
 def compare(virtual: Path, real: Path) -> list[Row]:
-    """The quantiles of both."""
+    """Return the quantiles of both runs."""
     one, other = latencies(virtual), latencies(real)
     return [
         Row(
-            what=f"{name} p{share}",
+            name=f"{name} p{share}",
             virtual_ms=float(np.percentile(one[name], share)),
             real_ms=float(np.percentile(other[name], share)),
         )
@@ -83,7 +82,7 @@ def compare(virtual: Path, real: Path) -> list[Row]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trace", default="sample")
-    parser.add_argument("--window", help="the part of it, such as 10m..15m")
+    parser.add_argument("--window", help="part of the trace, for example 10m..15m")
     parser.add_argument("--manifest", type=Path, default=ROOT / "examples/chat.yaml")
     parser.add_argument("--quick", action="store_true", help="twenty seconds of the sample trace")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -100,9 +99,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.json:
         print(json.dumps([asdict(row) for row in rows]))
         return
-    print("what        virtual ms    real ms     apart")
+    print("metric      virtual ms    real ms  difference")
     for row in rows:
-        print(f"{row.what:10} {row.virtual_ms:11.2f} {row.real_ms:10.2f} {row.apart:9.1%}")
+        print(f"{row.name:10} {row.virtual_ms:11.2f} {row.real_ms:10.2f} {row.difference:11.1%}")
 
 
 if __name__ == "__main__":

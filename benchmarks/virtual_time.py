@@ -1,15 +1,19 @@
-"""How fast a fleet runs in virtual time: simulated requests and steps per second of one core.
+"""Speed of a fleet in virtual time: simulated requests and steps per second of one core.
 
     python benchmarks/virtual_time.py --trace azure.parquet
     python benchmarks/virtual_time.py --trace azure.parquet --json
 
-Four replicas of the profile llama-3-8b-h100 under examples/chat.yaml (least-loaded placement),
-every row in a process of its own. *library*: requests in, records out, gaps between tokens
-included, nothing written; *unfolded* takes every step by itself; *twice* plays the trace once
-more after its end, to show that memory does not grow. *command*: `replay --emulate` whole, from
-reading the trace twice to the verdict; with gaps and the report, and without. Seconds are
-processor time; requests/s are over it. *Events*: calls of an engine, for a request that comes
-or for steps to take.
+Four replicas of the profile llama-3-8b-h100 serve examples/chat.yaml with least-loaded placement.
+Each row runs in a separate process:
+
+- *library*: requests to records with token times, in memory.
+- *no fast-forward*: the same, one step at a time.
+- *twice*: the trace twice in a row, to show that memory does not grow.
+- *command*: all of `replay --emulate`, from reading the trace to the verdict, with the report; and
+  without gaps and report.
+
+Seconds are CPU time, and rates are per CPU second. *Events* are engine calls, for submissions and
+for steps.
 """
 
 from __future__ import annotations
@@ -48,12 +52,11 @@ if TYPE_CHECKING:
 
 MANIFEST = Path(__file__).parents[1] / "examples" / "chat.yaml"
 REPLICAS = 4
-ROWS = ("library", "unfolded", "twice", "command", "command, no gaps, no report")
+ROWS = ("library", "no fast-forward", "twice", "command", "command, no gaps, no report")
 
 
 def library(trace: str, policy: str, *, fast_forward: bool, times: int) -> dict[str, object]:
     service = read_manifest(MANIFEST)
-    promise = slo_classes(service.spec.slo)
     settings = fleet_settings(
         service,
         device=None,
@@ -68,16 +71,18 @@ def library(trace: str, policy: str, *, fast_forward: bool, times: int) -> dict[
     )
     opened = open_trace(sample_path() if trace == "sample" else trace)
     plan = RequestPlan(
-        trace=opened, transforms=TransformPlan(first_ns=opened.first_ns), slo=promise
+        trace=opened,
+        transforms=TransformPlan(first_ns=opened.first_ns),
+        slo=slo_classes(service.spec.slo),
     )
     start = time.process_time()
     outcome = emulate(_repeated(plan, times), settings, lambda *_: None)
-    took_s = time.process_time() - start
+    cpu_s = time.process_time() - start
     return {
         "requests": outcome.requests,
-        "seconds": round(took_s, 2),
-        "requests_per_s": round(outcome.requests / took_s),
-        "steps_per_s": round(outcome.steps / took_s),
+        "seconds": round(cpu_s, 2),
+        "requests_per_s": round(outcome.requests / cpu_s),
+        "steps_per_s": round(outcome.steps / cpu_s),
         "steps_per_request": round(outcome.steps / outcome.requests, 1),
         "events_per_request": round(outcome.events / outcome.requests, 1),
     }
@@ -85,12 +90,12 @@ def library(trace: str, policy: str, *, fast_forward: bool, times: int) -> dict[
 
 def _repeated(plan: RequestPlan, times: int) -> Iterator[PlannedRequest]:
     length_ns = plan.trace.last_ns - plan.trace.first_ns + NS_PER_S
-    for turn in range(times):
+    for number in range(times):
         for request in plan.requests():
             yield replace(
                 request,
-                request_id=f"{turn}-{request.request_id}",
-                scheduled_ns=request.scheduled_ns + turn * length_ns,
+                request_id=f"{number}-{request.request_id}",
+                scheduled_ns=request.scheduled_ns + number * length_ns,
             )
 
 
@@ -100,17 +105,17 @@ def command(trace: str, policy: str, extra: list[str]) -> dict[str, object]:
         text = MANIFEST.read_text().replace("policy: sarathi", f"policy: {policy}")
         manifest.write_text(text.replace("replicas: 2", f"replicas: {REPLICAS}"))
         arguments = ["replay", "--trace", trace, "--emulate", str(manifest), "--json"]
-        said = io.StringIO()
+        output = io.StringIO()
         start = time.process_time()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
             code = run_command([*arguments, "--out", f"{folder}/run", *extra])
-        took_s = time.process_time() - start
+        cpu_s = time.process_time() - start
     assert code == 0, code
-    requests = json.loads(said.getvalue())["overall"]["requests"]
+    requests = json.loads(output.getvalue())["overall"]["requests"]
     return {
         "requests": requests,
-        "seconds": round(took_s, 2),
-        "requests_per_s": round(requests / took_s),
+        "seconds": round(cpu_s, 2),
+        "requests_per_s": round(requests / cpu_s),
     }
 
 
@@ -121,7 +126,7 @@ def measure(row: str, trace: str, policy: str) -> dict[str, object]:
         found = command(trace, policy, ["--no-gaps", "--no-report"])
     else:
         found = library(
-            trace, policy, fast_forward=row != "unfolded", times=2 if row == "twice" else 1
+            trace, policy, fast_forward=row != "no fast-forward", times=2 if row == "twice" else 1
         )
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"row": row, **found, "peak_mib": round(peak_mib)}
@@ -142,8 +147,8 @@ def main() -> None:
     for row in ROWS:
         child = [sys.executable, __file__, "--only", row, "--policy", args.policy]
         child += ["--trace", "sample" if args.quick else args.trace]
-        said = subprocess.run(child, check=True, capture_output=True, text=True).stdout
-        rows.append(json.loads(said))
+        output = subprocess.run(child, check=True, capture_output=True, text=True).stdout
+        rows.append(json.loads(output))
         if not args.json:
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if args.json:

@@ -1,1 +1,1 @@
-"""KV transfer between replicas: what only a fleet in virtual time uses."""
+"""KV transfer between replicas, used only by fleets in virtual time."""

@@ -1,14 +1,15 @@
-"""KV transfer: requests that move between replicas with their keys and values.
+"""KV transfer: scheduling of requests that move between replicas with their keys and values.
 
-Prefill and decode on different replicas need three moves that one replica alone does not. The
-source holds the blocks of an ended request until the destination has copied them; the destination
-reserves blocks for a request with computed tokens, and lets it decode when they are filled. A
-request that moves while it decodes needs two more: the source detaches it when most of it is
-copied, and the reservation grows until then. The caller decides how long a copy takes and which
-link it uses; nothing here copies anything.
+After a prefill, the source holds the blocks of the ended request until the destination has copied
+them. The destination reserves blocks for a request with computed tokens, and schedules its decodes
+once they are filled. A request can also move while it decodes: the reservation grows with its
+output, and the source detaches the request when few blocks are left to copy.
 
-Source: Zhong et al., "DistServe", OSDI 2024, section 4.3: the decode side pulls when it has room,
-and the memory of the prefill side is the queue. Sun et al., "Llumnix", OSDI 2024, section 4.2.
+The caller determines the time of a copy and the link. This module does not copy data.
+
+Source: Zhong et al., "DistServe", OSDI 2024, section 4.3: the decode side pulls a request when it
+has enough memory, and the memory of the prefill side is the queue. Sun et al., "Llumnix", OSDI
+2024, section 4.2.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class KVTransfer:
     """Transfers of one scheduler.
 
     Args:
-        policy: the policy; it decides the headroom of an admission.
-        table: the requests.
-        admission: knows the output limit.
-        view: the scheduler.
+        policy: scheduling policy, which sets the headroom of an admission.
+        table: requests of the scheduler.
+        admission: computes the output limit of a request.
+        view: time and limits of the scheduler.
     """
 
     __slots__ = ("_admission", "_policy", "_table", "_view")
@@ -52,15 +53,15 @@ class KVTransfer:
 
     # --- destination -------------------------------------------------------------------------
     def reserve(self, request: ScheduledRequest, *, emitted: int, first_token_ns: int) -> bool:
-        """Reserve blocks and a place for a request with tokens from another replica.
+        """Reserve blocks and a slot for a request with tokens from another replica.
 
         Args:
-            request: the request, in the state of a new one.
-            emitted: its output tokens; all but the last are computed.
+            request: the request, in its initial state.
+            emitted: number of its output tokens; all but the last are computed.
             first_token_ns: time of its first token.
 
         Returns:
-            False if there is no room. No request is evicted for it, and waiting ones go first.
+            False if blocks or slots are lacking, or if other requests wait. No request is evicted.
         """
         table, kv, view = self._table, self._table.kv, self._view
         assert request.rid not in table.requests, request.rid
@@ -82,7 +83,7 @@ class KVTransfer:
         return True
 
     def grow(self, rid: int, *, emitted: int) -> bool:
-        """Extend a reservation by tokens that the source emitted since; False without room."""
+        """Extend a reservation to `emitted` output tokens; return False if blocks are lacking."""
         kv, request = self._table.kv, self._table.receiving[rid]
         more = kv.blocks_for(request.input_tokens + emitted) - len(request.blocks)
         if more > kv.free_blocks:
@@ -91,7 +92,7 @@ class KVTransfer:
         return True
 
     def finish(self, rid: int) -> None:
-        """Let a request decode whose reserved blocks are filled."""
+        """Schedule the decodes of a request whose reserved blocks are filled."""
         table = self._table
         table.settled = False
         request = table.receiving.pop(rid)
@@ -109,7 +110,7 @@ class KVTransfer:
     def detach(self, rid: int) -> None:
         """Stop scheduling a decoding request; tokens in flight are still emitted.
 
-        It is HELD as soon as no step in flight uses its blocks, unless it ends with one of them.
+        It becomes HELD when no step in flight uses its blocks, unless it ends with such a step.
         """
         table = self._table
         request = table.requests[rid]
