@@ -1,7 +1,9 @@
 """One replica of a fleet in virtual time: an engine core and its requests.
 
-The fleet advances a replica up to a time, and receives each request that ends. The cost per token
-does not depend on the number of requests.
+The fleet advances a replica up to a time, and receives each request that ends. The cost of a step
+does not depend on the number of decoding requests: the time of each *epoch*, a step with decodes,
+is recorded once. A request stores the spans of epochs in which it was in the decode batch, and its
+token times are looked up when it ends.
 """
 
 from __future__ import annotations
@@ -282,7 +284,7 @@ _TRIM_AFTER: Final = 1024
 
 
 class TokenSpans:
-    """Token times of one request: single tokens and spans of epochs, in order."""
+    """Tokens of one request: single ones, and spans of epochs with one token each, in order."""
 
     __slots__ = ("parts",)
 
@@ -291,15 +293,15 @@ class TokenSpans:
         self.parts: list[tuple[int, int]] = []
 
     def single(self, at_ns: int) -> None:
-        """Add the token of a prompt's last chunk."""
+        """Add the token that the last chunk of a prompt emits."""
         self.parts.append((at_ns, -1))
 
     def join(self, epoch: int) -> None:
-        """Start a span: one token in this epoch and in each later one."""
+        """Start a span at this epoch; it stays open until `leave`."""
         self.parts.append((epoch, _OPEN))
 
     def leave(self, epoch: int) -> None:
-        """End the open span after this epoch; does nothing without a token."""
+        """End the open span, if there is one, with this epoch."""
         if not self.parts:
             return
         first, last = self.parts[-1]
@@ -308,12 +310,12 @@ class TokenSpans:
 
     @property
     def first_epoch(self) -> int:
-        """First epoch whose time is needed; a very large number if none is."""
+        """First epoch whose time is needed; a very large number without one."""
         return min((first for first, last in self.parts if last >= 0), default=_OPEN)
 
 
 class EpochTimes:
-    """Commit times of the epochs of one replica, numbered from 1.
+    """End times of the epochs of one replica, numbered from 1.
 
     Attributes:
         last: number of the latest epoch.

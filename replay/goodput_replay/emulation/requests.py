@@ -36,11 +36,11 @@ def make_record(
     cached_tokens: int | None = None,
     detail: str = "",
 ) -> RequestRecord:
-    """Return the record of a request, sent exactly at its scheduled arrival.
+    """Return the record of a request that was sent exactly at its scheduled arrival.
 
     Args:
         planned: the request.
-        outcome: how the request ended.
+        outcome: outcome of the request.
         end_ns: end time.
         times: token times, shape `[num_tokens]`.
         replica: replica that served the request; empty if none did.
@@ -86,7 +86,7 @@ def block_keys(prompt: PromptKey, block_size: int) -> Sequence[int]:
     """Return one unsigned 64-bit key for each full block of a prompt.
 
     Args:
-        prompt: length, request id and the trace's prefix hashes.
+        prompt: length, request id and prefix hashes of the prompt.
         block_size: tokens per block of the engine, which may differ from the trace's.
     """
     blocks = prompt.input_tokens // block_size
@@ -95,7 +95,7 @@ def block_keys(prompt: PromptKey, block_size: int) -> Sequence[int]:
         hashed = min(prompt.input_tokens, len(prompt.hashes) * prompt.block_size)
         shared = hashed // block_size
     own = int.from_bytes(blake2b(prompt.request_id.encode(), digest_size=_BYTES).digest(), "little")
-    # Unshared blocks are only reused by this request after a preemption, so a range suffices.
+    # Only this request can reuse its unshared blocks, after a preemption, so a range suffices.
     own >>= 1
     if not shared:
         return range(own, own + blocks)
@@ -118,7 +118,7 @@ def _shared_keys(prompt: PromptKey, block_size: int, count: int) -> list[int]:
 class Deadlines:
     """Timeouts and cancellations of live requests.
 
-    Timeouts are in the order of the arrivals, so only cancellations need sorting.
+    Requests time out in the order of their arrivals, so only cancellations need a heap.
 
     Args:
         timeout_ns: time limit from each scheduled arrival.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.slo.record import Outcome
 from goodput_core.spec.choices import Preemption, RouterPolicy
@@ -19,9 +20,7 @@ from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_replay.emulation.requests import block_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.replay.emulation.conftest import Run
+    from collections.abc import Sequence
 
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
@@ -126,9 +125,7 @@ REQUESTS = st.lists(
     width=st.integers(1, 8),
     preemption=st.sampled_from(Preemption),
 )
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, deadline=None)
 def test_token_times_are_those_of_the_core(
     *,
     policy: str,
@@ -137,18 +134,15 @@ def test_token_times_are_those_of_the_core(
     blocks: int,
     width: int,
     preemption: Preemption,
-    planned: Callable[..., PlannedRequest],
-    fleet: Callable[..., FleetSettings],
-    run_fleet: Callable[..., Run],
 ) -> None:
     requests, at_ms = [], 0
     for number, (wait_ms, prompt, output, cancel_ms, family) in enumerate(rows):
         at_ms += wait_ms
         hashes = [family * 100 + i for i in range(-(-prompt // 16))] if family else []
         requests.append(
-            planned(f"r{number}", at_ms, prompt, output, cancel_ms=cancel_ms, hashes=hashes)
+            plan(f"r{number}", at_ms, prompt, output, cancel_ms=cancel_ms, hashes=hashes)
         )
-    settings_ = fleet(
+    settings_ = make_fleet(
         policy=policy,
         preemption=preemption,
         swap_space_bytes=8 * 16 * 131_072,
@@ -188,9 +182,6 @@ def test_token_times_are_those_of_the_core(
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_fast_forward_does_not_change_a_run(
     policy: str,
-    planned: Callable[..., PlannedRequest],
-    fleet: Callable[..., FleetSettings],
-    run_fleet: Callable[..., Run],
 ) -> None:
     draw = random.Random(7)
     at_ms, requests = 0.0, []
@@ -198,8 +189,8 @@ def test_fast_forward_does_not_change_a_run(
         at_ms += draw.expovariate(1 / 40)
         cancel_ms = draw.uniform(0, 2_000) if draw.random() < 0.1 else None
         prompt, output = draw.randint(1, 1_500), draw.randint(1, 150)
-        requests.append(planned(f"r{number}", at_ms, prompt, output, cancel_ms=cancel_ms))
-    settings = {
+        requests.append(plan(f"r{number}", at_ms, prompt, output, cancel_ms=cancel_ms))
+    settings: dict[str, Any] = {
         "policy": policy,
         "replicas": 2,
         "placement": RouterPolicy.LEAST_LOADED,
@@ -210,7 +201,7 @@ def test_fast_forward_does_not_change_a_run(
         "profile": {"kv_blocks": 400},
     }
     fast, slow = (
-        run_fleet(requests, fleet(fast_forward=fast_forward, **settings))
+        run_fleet(requests, make_fleet(fast_forward=fast_forward, **settings))
         for fast_forward in (True, False)
     )
     assert fast.records == slow.records
@@ -219,14 +210,10 @@ def test_fast_forward_does_not_change_a_run(
         assert fast.outcome.events < 0.7 * slow.outcome.events
 
 
-def test_token_times_of_a_long_run_are_correct_after_trimming(
-    planned: Callable[..., PlannedRequest],
-    fleet: Callable[..., FleetSettings],
-    run_fleet: Callable[..., Run],
-) -> None:
-    long = [planned(f"long{i}", i * 4_000, 8, 9_000) for i in range(5)]
-    short = [planned(f"short{i}", i * 500 + 0.25, 8, 20) for i in range(50)]
-    run = run_fleet(sorted([*long, *short], key=lambda r: r.scheduled_ns), fleet())
+def test_token_times_of_a_long_run_are_correct_after_trimming() -> None:
+    long = [plan(f"long{i}", i * 4_000, 8, 9_000) for i in range(5)]
+    short = [plan(f"short{i}", i * 500 + 0.25, 8, 20) for i in range(50)]
+    run = run_fleet(sorted([*long, *short], key=lambda r: r.scheduled_ns), make_fleet())
     for request in long:
         record = run[request.request_id]
         assert record.first_token_ns == request.scheduled_ns + NS_PER_MS

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.builders.fleets import make_fleet, plan
 
 from goodput_core.control import ReplicaReason, ServiceDecision, ServiceParams, Signal
 from goodput_core.slo.record import Outcome, RequestRecord
@@ -56,99 +57,84 @@ class Controlled:
         return len(on_time) / len(arrived)
 
 
-@pytest.fixture
-def controlled(fleet: Callable[..., Any], planned: Callable[..., Any]) -> Callable[..., Controlled]:
-    """Return a runner of requests of one second each; a replica sustains almost 16 requests/s."""
+def run_controlled(
+    *pieces: tuple[float, float],
+    replicas: int = 1,
+    control: bool = True,
+    signal: Callable[[int], Signal] | None = None,
+    **bounds: Any,
+) -> Controlled:
+    """Serve requests of one second each; a replica sustains almost 16 requests/s."""
+    settings = make_fleet(
+        replicas=replicas,
+        placement=RouterPolicy.LEAST_LOADED,
+        slo=SLOClasses(classes=(CLASS,), default="fast"),
+        profile={"startup_seconds": STARTUP_S, "kv_blocks": 4000, "form": FORM},
+        max_num_seqs=16,
+    )
+    rng, at_s, end_s = random.Random(7), 0.0, 0.0
+    requests: list[PlannedRequest] = []
+    for rate, seconds in pieces:
+        end_s += seconds
+        while (at_s := at_s + rng.expovariate(rate)) < end_s:
+            requests.append(plan(f"r{len(requests)}", at_s * 1000, 64, 100))
+        at_s = end_s
+    values: dict[str, Any] = {
+        "mode": ControlMode.AUTO,
+        "max_replicas": 6,
+        "max_num_seqs": 16,
+    } | bounds
+    params = ServiceParams(classes=(CLASS,), stabilization_ns=300 * NS_PER_S, **values)
+    decisions: list[ServiceDecision] = []
+    loop = ControlLoop(params, interval_ns=10 * NS_PER_S, decided=decisions.append, signal=signal)
+    records: list[RequestRecord] = []
 
-    def run(
-        *pieces: tuple[float, float],
-        replicas: int = 1,
-        control: bool = True,
-        signal: Callable[[int], Signal] | None = None,
-        **bounds: Any,
-    ) -> Controlled:
-        settings = fleet(
-            replicas=replicas,
-            placement=RouterPolicy.LEAST_LOADED,
-            slo=SLOClasses(classes=(CLASS,), default="fast"),
-            profile={"startup_seconds": STARTUP_S, "kv_blocks": 4000, "form": FORM},
-            max_num_seqs=16,
-        )
-        rng, at_s, end_s = random.Random(7), 0.0, 0.0
-        requests: list[PlannedRequest] = []
-        for rate, seconds in pieces:
-            end_s += seconds
-            while (at_s := at_s + rng.expovariate(rate)) < end_s:
-                requests.append(planned(f"r{len(requests)}", at_s * 1000, 64, 100))
-            at_s = end_s
-        values: dict[str, Any] = {
-            "mode": ControlMode.AUTO,
-            "max_replicas": 6,
-            "max_num_seqs": 16,
-        } | bounds
-        params = ServiceParams(classes=(CLASS,), stabilization_ns=300 * NS_PER_S, **values)
-        decisions: list[ServiceDecision] = []
-        loop = ControlLoop(
-            params, interval_ns=10 * NS_PER_S, decided=decisions.append, signal=signal
-        )
-        records: list[RequestRecord] = []
+    def ended(one: Any, record: RequestRecord) -> None:
+        records.append(record)
+        loop.ended(one, record)
 
-        def ended(one: Any, record: RequestRecord) -> None:
-            records.append(record)
-            loop.ended(one, record)
-
-        actors = [loop] if control else []
-        outcome = emulate(iter(requests), settings, ended, actors=actors)
-        return Controlled(
-            records=records,
-            decisions=decisions,
-            replica_s=outcome.replica_ns / NS_PER_S,
-            peak_replicas=outcome.peak_replicas,
-            final_replicas=outcome.final_replicas,
-        )
-
-    return run
+    actors = [loop] if control else []
+    outcome = emulate(iter(requests), settings, ended, actors=actors)
+    return Controlled(
+        records=records,
+        decisions=decisions,
+        replica_s=outcome.replica_ns / NS_PER_S,
+        peak_replicas=outcome.peak_replicas,
+        final_replicas=outcome.final_replicas,
+    )
 
 
 @pytest.mark.slow
-def test_limits_and_replicas_are_unchanged_by_two_hours_of_constant_load(
-    controlled: Callable[..., Controlled],
-) -> None:
-    run = controlled((4, 7200))
+def test_limits_and_replicas_are_unchanged_by_two_hours_of_constant_load() -> None:
+    run = run_controlled((4, 7200))
     assert set(run.replicas) == {1}
     assert len({d.apply_bounds for d in run.decisions[60:]}) == 1
     assert run.attained(0, 7200) > 0.99
 
 
 @pytest.mark.slow
-def test_the_fleet_scales_up_and_meets_the_target_again_after_a_rise_in_load(
-    controlled: Callable[..., Controlled],
-) -> None:
+def test_the_fleet_scales_up_and_meets_the_target_again_after_a_rise_in_load() -> None:
     pieces = ((4, 200), (36, 500))
-    run = controlled(*pieces)
+    run = run_controlled(*pieces)
     assert run.replicas[-1] >= 3
     assert run.attained(550, 700) > 0.95
-    assert controlled(*pieces, control=False).attained(550, 700) < 0.5, "without the loop"
+    assert run_controlled(*pieces, control=False).attained(550, 700) < 0.5, "without the loop"
 
 
 @pytest.mark.slow
-def test_a_burst_shorter_than_a_start_up_costs_replicas_without_a_benefit(
-    controlled: Callable[..., Controlled],
-) -> None:
+def test_a_burst_shorter_than_a_start_up_costs_replicas_without_a_benefit() -> None:
     # A replica takes 30 s to start, so the requests of these 40 s queue on the first replica. The
     # second one serves the rest of the queue, and stays for the stabilisation window.
     pieces = ((4, 100), (36, 40), (4, 250))
-    loop, fixed = controlled(*pieces), controlled(*pieces, control=False)
+    loop, fixed = run_controlled(*pieces), run_controlled(*pieces, control=False)
     assert max(loop.replicas) > 1
     assert loop.attained(100, 140) == fixed.attained(100, 140) < 0.1
     assert loop.replica_s > 1.4 * fixed.replica_s
 
 
 @pytest.mark.slow
-def test_a_fall_in_load_removes_replicas_after_stabilisation_without_losing_a_request(
-    controlled: Callable[..., Controlled],
-) -> None:
-    run = controlled((36, 500), (4, 1500), replicas=4)
+def test_a_fall_in_load_removes_replicas_after_stabilisation_without_losing_a_request() -> None:
+    run = run_controlled((36, 500), (4, 1500), replicas=4)
     fewer = [d for d in run.decisions if d.apply_replicas < d.observation.replicas_asked]
     assert fewer
     assert fewer[0].at_ns >= (500 + 300 - 60) * NS_PER_S
@@ -160,16 +146,14 @@ def test_a_fall_in_load_removes_replicas_after_stabilisation_without_losing_a_re
 
 
 @pytest.mark.slow
-def test_minimum_and_maximum_replicas_are_respected(controlled: Callable[..., Controlled]) -> None:
-    run = controlled((36, 600), (2, 900), replicas=2, min_replicas=2, max_replicas=2)
+def test_minimum_and_maximum_replicas_are_respected() -> None:
+    run = run_controlled((36, 600), (2, 900), replicas=2, min_replicas=2, max_replicas=2)
     assert set(run.replicas) == {2}
     assert any(d.replicas is not None and d.replicas.limited for d in run.decisions)
 
 
-def test_limits_and_replicas_are_unchanged_during_an_outage_of_the_metrics(
-    controlled: Callable[..., Controlled],
-) -> None:
-    run = controlled(
+def test_limits_and_replicas_are_unchanged_during_an_outage_of_the_metrics() -> None:
+    run = run_controlled(
         (4, 400),
         (36, 400),
         signal=lambda now_ns: Signal.FAILED if now_ns > 390 * NS_PER_S else Signal.FRESH,
@@ -180,18 +164,16 @@ def test_limits_and_replicas_are_unchanged_during_an_outage_of_the_metrics(
     assert len({d.apply_bounds for d in outage}) == 1
 
 
-def test_mode_recommend_records_decisions_without_applying_them(
-    controlled: Callable[..., Controlled],
-) -> None:
-    run = controlled((4, 300), (36, 200), mode=ControlMode.RECOMMEND)
+def test_mode_recommend_records_decisions_without_applying_them() -> None:
+    run = run_controlled((4, 300), (36, 200), mode=ControlMode.RECOMMEND)
     assert set(run.replicas) == {1}
     assert max(d.replicas.replicas for d in run.decisions if d.replicas) > 1
     assert len(run.decisions[-1].observation.replicas) == 1
 
 
 @pytest.mark.slow
-def test_the_same_run_gives_the_same_decisions(controlled: Callable[..., Controlled]) -> None:
-    first, second = (controlled((4, 200), (36, 200)) for _ in range(2))
+def test_the_same_run_gives_the_same_decisions() -> None:
+    first, second = (run_controlled((4, 200), (36, 200)) for _ in range(2))
     lines = [b"".join(map(decision_line, run.decisions)) for run in (first, second)]
     assert lines[0] == lines[1]
     assert lines[0].count(b"\n") == len(first.decisions)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.errors import SpecError
 from goodput_core.slo.record import Outcome
@@ -18,18 +19,12 @@ from goodput_replay.emulation.settings import DecodePool, apply_topology, read_t
 from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from tests.replay.emulation.conftest import Run
 
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
-    Planned = Callable[..., PlannedRequest]
-    Settings = Callable[..., FleetSettings]
-    RunFleet = Callable[..., Run]
 
 GB = 1_000_000_000
 
@@ -46,21 +41,15 @@ def split(
     )
 
 
-@pytest.fixture
-def two(fleet: Settings) -> Callable[..., FleetSettings]:
+def two(kv_blocks: int = 100, **changes: int) -> FleetSettings:
     """Return a fleet of one prefill and one decode replica."""
-
-    def build(kv_blocks: int = 100, **changes: int) -> FleetSettings:
-        plain = fleet(profile={"kv_bytes_per_token": 1_000_000, "kv_blocks": kv_blocks})
-        return split(plain, **changes)
-
-    return build
+    return split(
+        make_fleet(profile={"kv_bytes_per_token": 1_000_000, "kv_blocks": kv_blocks}), **changes
+    )
 
 
-def test_the_prefill_replica_emits_the_first_token_and_the_decode_replica_the_others(
-    planned: Planned, two: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 0, 8, 4)], two())
+def test_the_prefill_replica_emits_the_first_token_and_the_decode_replica_the_others() -> None:
+    run = run_fleet([plan("a", 0, 8, 4)], two())
     # Eight tokens are transferred from 1 to 9 ms.
     assert run.tokens_ms("a") == [1, 10, 11, 12]
     record = run["a"]
@@ -69,28 +58,22 @@ def test_the_prefill_replica_emits_the_first_token_and_the_decode_replica_the_ot
     assert record.end_ns == record.last_token_ns
 
 
-def test_a_request_with_one_output_token_is_not_transferred(
-    planned: Planned, two: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 0, 8, 1), planned("b", 1, 8, 9, max_output_tokens=1)], two())
+def test_a_request_with_one_output_token_is_not_transferred() -> None:
+    run = run_fleet([plan("a", 0, 8, 1), plan("b", 1, 8, 9, max_output_tokens=1)], two())
     assert run.tokens_ms("a") == [1]
     assert run.tokens_ms("b") == [2]
     assert {record.replica for record in run.records} == {"chat-prefill-0"}
 
 
-def test_a_link_transfers_one_request_at_a_time(
-    planned: Planned, two: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 0, 8, 3), planned("b", 0, 8, 3)], two())
+def test_a_link_transfers_one_request_at_a_time() -> None:
+    run = run_fleet([plan("a", 0, 8, 3), plan("b", 0, 8, 3)], two())
     assert run.tokens_ms("a") == [1, 10, 11]
     assert run.tokens_ms("b") == [1, 18, 19]
 
 
-def test_requests_stay_on_the_prefill_replica_while_the_decode_replica_is_full(
-    planned: Planned, two: Settings, run_fleet: RunFleet
-) -> None:
+def test_requests_stay_on_the_prefill_replica_while_the_decode_replica_is_full() -> None:
     # Two prompts fill the memory of the prefill replica; one request decodes at a time.
-    requests = [planned(name, 0, 32, 3) for name in ("a", "b", "c")]
+    requests = [plan(name, 0, 32, 3) for name in ("a", "b", "c")]
     run = run_fleet(requests, two(kv_blocks=4, max_num_seqs=1))
     assert run.tokens_ms("a") == [1, 34, 35]
     assert run.tokens_ms("b") == [1, 35 + 33, 35 + 34], "transferred after the end of a"
@@ -104,12 +87,12 @@ def test_requests_stay_on_the_prefill_replica_while_the_decode_replica_is_full(
     ids=["prefilling", "in transfer", "transferred", "decoding", "queued"],
 )
 def test_a_request_can_be_cancelled_at_every_stage_and_frees_its_blocks(
-    planned: Planned, two: Settings, cancel_ms: float, tokens: int
+    cancel_ms: float, tokens: int
 ) -> None:
     queued = cancel_ms == 50
     requests = [
-        planned("a", 0, 32, 40, cancel_ms=None if queued else cancel_ms),
-        planned("b", 0.25, 32, 20, cancel_ms=cancel_ms if queued else None),
+        plan("a", 0, 32, 40, cancel_ms=None if queued else cancel_ms),
+        plan("b", 0.25, 32, 20, cancel_ms=cancel_ms if queued else None),
     ]
     records: dict[str, RequestRecord] = {}
     built = two(kv_blocks=8, max_num_seqs=1)
@@ -143,25 +126,21 @@ def _assert_idle(fleet: DisaggregatedFleet) -> None:
     blocks=st.integers(6, 14),
     width=st.integers(1, 4),
 )
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, deadline=None)
 def test_every_request_ends_and_frees_its_blocks_with_and_without_fast_forward(
     *,
     rows: list[tuple[int, int, int, int]],
     depth: int,
     blocks: int,
     width: int,
-    planned: Planned,
-    fleet: Settings,
 ) -> None:
     requests, at_ms = [], 0
     for number, (wait_ms, prompt, output, cancel_ms) in enumerate(rows):
         at_ms += wait_ms
-        requests.append(planned(f"r{number}", at_ms, prompt, output, cancel_ms=100 + cancel_ms))
+        requests.append(plan(f"r{number}", at_ms, prompt, output, cancel_ms=100 + cancel_ms))
     found: list[list[RequestRecord]] = []
     for fast_forward in (True, False):
-        plain = fleet(
+        plain = make_fleet(
             replicas=2,
             depth=depth,
             token_budget=64,
@@ -186,45 +165,44 @@ def test_every_request_ends_and_frees_its_blocks_with_and_without_fast_forward(
 TIGHT = SLOClasses(classes=(SLOClass(name="fast", ttft_ms=2_000, tpot_ms=9),), default="fast")
 
 
-def constant_load(
-    planned: Planned, *, every_ms: float, prompt: int, output: int
-) -> list[PlannedRequest]:
-    return [planned(f"r{i}", i * every_ms, prompt, output) for i in range(150)]
+def constant_load(*, every_ms: float, prompt: int, output: int) -> list[PlannedRequest]:
+    return [plan(f"r{i}", i * every_ms, prompt, output) for i in range(150)]
 
 
-def test_long_prompts_with_tight_tpot_targets_benefit_from_two_pools(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = constant_load(planned, every_ms=55, prompt=4_000, output=60)
-    common = {"device": "llama-3-8b-h100", "policy": "vllm", "slo": TIGHT, "token_budget": 4096}
-    combined = run_fleet(requests, fleet(replicas=4, **common))
-    apart = run_fleet(requests, split(fleet(replicas=3, **common), decoders=1, link=50 * GB))
+def test_long_prompts_with_tight_tpot_targets_benefit_from_two_pools() -> None:
+    requests = constant_load(every_ms=55, prompt=4_000, output=60)
+    common: dict[str, Any] = {
+        "device": "llama-3-8b-h100",
+        "policy": "vllm",
+        "slo": TIGHT,
+        "token_budget": 4096,
+    }
+    combined = run_fleet(requests, make_fleet(replicas=4, **common))
+    apart = run_fleet(requests, split(make_fleet(replicas=3, **common), decoders=1, link=50 * GB))
     # A prompt in one chunk delays the decodes on its replica by 118 ms; two pools avoid this.
     assert combined.attained(TIGHT) < 0.1
     assert apart.attained(TIGHT) == 1.0
 
 
-def test_short_prompts_with_long_outputs_are_slower_with_two_pools(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = constant_load(planned, every_ms=10, prompt=32, output=400)
-    common = {"device": "llama-3-8b-h100", "policy": "vllm", "slo": TIGHT}
+def test_short_prompts_with_long_outputs_are_slower_with_two_pools() -> None:
+    requests = constant_load(every_ms=10, prompt=32, output=400)
+    common: dict[str, Any] = {"device": "llama-3-8b-h100", "policy": "vllm", "slo": TIGHT}
     common |= {"max_num_seqs": 40}
-    combined = run_fleet(requests, fleet(replicas=4, **common))
-    apart = run_fleet(requests, split(fleet(replicas=2, **common), decoders=2, link=50 * GB))
+    combined = run_fleet(requests, make_fleet(replicas=4, **common))
+    apart = run_fleet(requests, split(make_fleet(replicas=2, **common), decoders=2, link=50 * GB))
     assert combined.attained(TIGHT) == 1.0
     # The prefill pool is almost idle, and the decode pool has half of the slots.
     assert apart.attained(TIGHT) < 0.7
     assert apart.outcome.end_ns > 1.4 * combined.outcome.end_ns
 
 
-def test_a_topology_file_is_read_and_validated(tmp_path: Path, fleet: Settings) -> None:
+def test_a_topology_file_is_read_and_validated(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(
         "prefill: {replicas: 3, tokenBudget: 9000}\n"
         "decode: {replicas: 2, maxNumSeqs: 7}\nlink: {gbPerSecond: 25}\n"
     )
-    built = apply_topology(fleet(), read_topology(path))
+    built = apply_topology(make_fleet(), read_topology(path))
     assert built.replicas == 3
     assert (built.configure.token_budget, built.configure.max_token_budget) == (9000, 9000)
     assert built.configure.max_num_seqs == 64

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
@@ -16,26 +17,14 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.replay.emulation.conftest import Run
-
     from goodput_engine.scheduler.admission import Rejection
     from goodput_engine.scheduler.request_table import ScheduledRequest
     from goodput_replay.emulation.fleet import VirtualFleet
     from goodput_replay.emulation.replica import VirtualReplica
-    from goodput_replay.emulation.settings import FleetSettings
-    from goodput_replay.plan import PlannedRequest
-
-    Planned = Callable[..., PlannedRequest]
-    Settings = Callable[..., FleetSettings]
-    RunFleet = Callable[..., Run]
 
 
-def test_a_request_alone_emits_one_token_a_step(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 5, prompt=100, output=4)], fleet())
+def test_a_request_alone_emits_one_token_a_step() -> None:
+    run = run_fleet([plan("a", 5, prompt=100, output=4)], make_fleet())
     assert run.tokens_ms("a") == [6, 7, 8, 9]
     record = run["a"]
     assert record.outcome is Outcome.OK
@@ -46,32 +35,24 @@ def test_a_request_alone_emits_one_token_a_step(
     assert record.cached_tokens == 0
 
 
-def test_a_long_prompt_takes_one_step_per_chunk(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned("decodes", 0, 10, 6), planned("prompt", 1, 250, 2)]
-    run = run_fleet(requests, fleet(token_budget=101))
+def test_a_long_prompt_takes_one_step_per_chunk() -> None:
+    requests = [plan("decodes", 0, 10, 6), plan("prompt", 1, 250, 2)]
+    run = run_fleet(requests, make_fleet(token_budget=101))
     assert run.tokens_ms("decodes") == [1, 2, 3, 4, 5, 6]
     # Three chunks of 100, 100 and 50 beside the decodes, from the step that starts at 1 ms.
     assert run.tokens_ms("prompt") == [4, 5]
 
 
-def test_a_request_that_arrives_during_a_step_joins_the_next_one(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet(
-        [planned("a", 0, 8, 3), planned("b", 0.5, 8, 1), planned("c", 1, 8, 1)], fleet()
-    )
+def test_a_request_that_arrives_during_a_step_joins_the_next_one() -> None:
+    run = run_fleet([plan("a", 0, 8, 3), plan("b", 0.5, 8, 1), plan("c", 1, 8, 1)], make_fleet())
     assert run.tokens_ms("a") == [1, 2, 3]
     assert run.tokens_ms("b") == [2]
     assert run.tokens_ms("c") == [2], "an arrival at the end of a step is planned with it"
 
 
-def test_records_are_ordered_by_end_time(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned("long", 0, 8, 9), planned("short", 0, 8, 2), planned("late", 30, 8, 1)]
-    run = run_fleet(requests, fleet(replicas=2))
+def test_records_are_ordered_by_end_time() -> None:
+    requests = [plan("long", 0, 8, 9), plan("short", 0, 8, 2), plan("late", 30, 8, 1)]
+    run = run_fleet(requests, make_fleet(replicas=2))
     assert [r.request_id for r in run.records] == ["short", "long", "late"]
     assert run.outcome.end_ns == 31 * NS_PER_MS
     assert run.outcome.replica_ns == 2 * 31 * NS_PER_MS
@@ -87,60 +68,49 @@ def test_records_are_ordered_by_end_time(
     ids=["round-robin", "least-loaded"],
 )
 def test_requests_are_placed_by_the_placement_policy(
-    planned: Planned,
-    fleet: Settings,
-    run_fleet: RunFleet,
     placement: RouterPolicy,
     expected: list[str],
 ) -> None:
-    requests = [planned("long", 0, 8, 100)]
-    requests += [planned(f"r{at}", at, 8, 2) for at in (10, 20, 30)]
-    run = run_fleet(requests, fleet(replicas=2, placement=placement))
+    requests = [plan("long", 0, 8, 100)]
+    requests += [plan(f"r{at}", at, 8, 2) for at in (10, 20, 30)]
+    run = run_fleet(requests, make_fleet(replicas=2, placement=placement))
     names = [request.request_id for request in requests]
     assert [run[name].replica for name in names] == expected
 
 
-def test_random_placement_depends_on_the_seed(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned(f"r{i}", i * 10, 8, 2) for i in range(30)]
+def test_random_placement_depends_on_the_seed() -> None:
+    requests = [plan(f"r{i}", i * 10, 8, 2) for i in range(30)]
 
     def served(seed: int) -> list[str]:
-        settings = fleet(replicas=5, placement=RouterPolicy.POWER_OF_TWO, seed=seed)
+        settings = make_fleet(replicas=5, placement=RouterPolicy.POWER_OF_TWO, seed=seed)
         return [record.replica for record in run_fleet(requests, settings).records]
 
     assert served(1) == served(1)
     assert served(1) != served(2)
 
 
-def test_prefix_affinity_places_a_prompt_on_the_replica_that_cached_its_prefix(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
+def test_prefix_affinity_places_a_prompt_on_the_replica_that_cached_its_prefix() -> None:
     requests = [
-        planned(f"r{i}", i * 10, 200, 2, hashes=range(i % 3 * 100, i % 3 * 100 + 12))
+        plan(f"r{i}", i * 10, 200, 2, hashes=range(i % 3 * 100, i % 3 * 100 + 12))
         for i in range(12)
     ]
-    affine = run_fleet(requests, fleet(replicas=3, placement=RouterPolicy.PREFIX_AFFINITY))
+    affine = run_fleet(requests, make_fleet(replicas=3, placement=RouterPolicy.PREFIX_AFFINITY))
     for i in range(3, 12):
         assert affine[f"r{i}"].replica == affine[f"r{i % 3}"].replica
         assert affine[f"r{i}"].cached_tokens == 12 * 16
     assert affine.outcome.prefix_hit_tokens == 9 * 12 * 16
 
 
-def test_an_oracle_schedules_the_shortest_request_first(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned("first", 0, 8, 9)]
-    requests += [planned(f"r{output}", 1, 8, output) for output in (7, 3, 5)]
-    run = run_fleet(requests, fleet(max_num_seqs=1, oracle=True))
+def test_an_oracle_schedules_the_shortest_request_first() -> None:
+    requests = [plan("first", 0, 8, 9)]
+    requests += [plan(f"r{output}", 1, 8, output) for output in (7, 3, 5)]
+    run = run_fleet(requests, make_fleet(max_num_seqs=1, oracle=True))
     assert [r.request_id for r in run.records] == ["first", "r3", "r5", "r7"]
 
 
-def test_a_cancelled_request_keeps_its_tokens_and_frees_its_slot(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned("a", 0, 8, 50, cancel_ms=3.5), planned("b", 1, 8, 2)]
-    run = run_fleet(requests, fleet(max_num_seqs=1))
+def test_a_cancelled_request_keeps_its_tokens_and_frees_its_slot() -> None:
+    requests = [plan("a", 0, 8, 50, cancel_ms=3.5), plan("b", 1, 8, 2)]
+    run = run_fleet(requests, make_fleet(max_num_seqs=1))
     record = run["a"]
     assert record.outcome is Outcome.CANCELLED
     assert record.end_ns == round(3.5 * NS_PER_MS)
@@ -148,18 +118,14 @@ def test_a_cancelled_request_keeps_its_tokens_and_frees_its_slot(
     assert run.tokens_ms("b") == [5, 6], "the step that runs at 3.5 ms ends at 4"
 
 
-def test_a_request_that_completes_at_its_deadline_is_complete(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 0, 8, 4, cancel_ms=4)], fleet())
+def test_a_request_that_completes_at_its_deadline_is_complete() -> None:
+    run = run_fleet([plan("a", 0, 8, 4, cancel_ms=4)], make_fleet())
     assert run["a"].outcome is Outcome.OK
 
 
-def test_a_request_that_exceeds_the_timeout_times_out(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned("a", 0, 8, 300), planned("b", 1, 8, 5), planned("c", 10, 8, 5)]
-    run = run_fleet(requests, fleet(max_num_seqs=1, timeout_s=0.2))
+def test_a_request_that_exceeds_the_timeout_times_out() -> None:
+    requests = [plan("a", 0, 8, 300), plan("b", 1, 8, 5), plan("c", 10, 8, 5)]
+    run = run_fleet(requests, make_fleet(max_num_seqs=1, timeout_s=0.2))
     assert run["a"].outcome is Outcome.TIMEOUT
     assert run["a"].end_ns == 200 * NS_PER_MS
     assert run["a"].output_tokens == 200
@@ -169,76 +135,62 @@ def test_a_request_that_exceeds_the_timeout_times_out(
     assert run.tokens_ms("c") == [203, 204, 205, 206, 207]
 
 
-def test_a_cancellation_after_the_timeout_has_no_effect(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 0, 8, 300, cancel_ms=250)], fleet(timeout_s=0.2))
+def test_a_cancellation_after_the_timeout_has_no_effect() -> None:
+    run = run_fleet([plan("a", 0, 8, 300, cancel_ms=250)], make_fleet(timeout_s=0.2))
     assert run["a"].outcome is Outcome.TIMEOUT
 
 
-def test_a_request_is_shed_if_every_queue_is_full(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned(f"r{i}", i / 10, 8, 5) for i in range(8)]
-    run = run_fleet(requests, fleet(replicas=2, max_num_seqs=1, max_waiting=2))
+def test_a_request_is_shed_if_every_queue_is_full() -> None:
+    requests = [plan(f"r{i}", i / 10, 8, 5) for i in range(8)]
+    run = run_fleet(requests, make_fleet(replicas=2, max_num_seqs=1, max_waiting=2))
     shed = [r for r in run.records if r.outcome is Outcome.SHED]
     assert [r.request_id for r in shed] == ["r6", "r7"]
     assert {r.detail for r in shed} == {"every replica is full; try again shortly"}
     assert all(r.end_ns == r.scheduled_ns and not r.output_tokens for r in shed)
 
 
-def test_a_request_rejected_under_load_is_retried_once_on_another_replica(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
+def test_a_request_rejected_under_load_is_retried_once_on_another_replica() -> None:
     # Queues have length zero, and a long prompt fills the memory. The replica therefore rejects a
     # second request although its batch width allows one and it does not report saturation.
-    settings = fleet(replicas=2, max_num_seqs=2, max_waiting=0, profile={"kv_blocks": 10})
-    requests = [planned("big", 0, 150, 9), planned("r1", 1, 150, 9), planned("r2", 2, 150, 9)]
+    settings = make_fleet(replicas=2, max_num_seqs=2, max_waiting=0, profile={"kv_blocks": 10})
+    requests = [plan("big", 0, 150, 9), plan("r1", 1, 150, 9), plan("r2", 2, 150, 9)]
     run = run_fleet(requests, settings)
     assert run["big"].replica == "chat-0"
     assert run["r1"].replica == "chat-1"
     assert run["r2"].outcome is Outcome.SHED
     retried = run_fleet(
-        [planned("big", 0, 150, 9), planned("small", 1, 8, 2), planned("r", 4, 150, 9)], settings
+        [plan("big", 0, 150, 9), plan("small", 1, 8, 2), plan("r", 4, 150, 9)], settings
     )
     assert retried["small"].replica == "chat-1"
     assert retried["r"].replica == "chat-1", "chat-0 was next in order and rejected it"
     assert retried["r"].outcome is Outcome.OK
 
 
-def test_a_request_larger_than_any_replica_is_an_error_without_a_retry(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 0, 70_000, 1)], fleet(replicas=2))
+def test_a_request_larger_than_any_replica_is_an_error_without_a_retry() -> None:
+    run = run_fleet([plan("a", 0, 70_000, 1)], make_fleet(replicas=2))
     assert run["a"].outcome is Outcome.ERROR
     assert "the prompt has 70000 tokens" in run["a"].detail
 
 
-def test_a_request_of_an_unknown_class_is_an_error(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 0, 8, 1, slo_class="gold")], fleet())
+def test_a_request_of_an_unknown_class_is_an_error() -> None:
+    run = run_fleet([plan("a", 0, 8, 1, slo_class="gold")], make_fleet())
     assert run["a"].outcome is Outcome.ERROR
     assert (
         run["a"].detail == "'gold' is not an SLO class of this service; its classes are fast, slow"
     )
 
 
-def test_all_requests_are_shed_without_a_replica(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    run = run_fleet([planned("a", 0, 8, 1)], fleet(replicas=0))
+def test_all_requests_are_shed_without_a_replica() -> None:
+    run = run_fleet([plan("a", 0, 8, 1)], make_fleet(replicas=0))
     assert run["a"].outcome is Outcome.SHED
     assert run["a"].detail == "no replica is ready; try again shortly"
 
 
-def test_settings_and_outcomes_can_be_pickled(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    settings = fleet(device="llama-3-8b-h100")
+def test_settings_and_outcomes_can_be_pickled() -> None:
+    settings = make_fleet(device="llama-3-8b-h100")
     copied = pickle.loads(pickle.dumps(settings))
     assert copied == settings
-    requests = [planned("a", 0, 100, 9)]
+    requests = [plan("a", 0, 100, 9)]
     outcome = run_fleet(requests, copied).outcome
     assert outcome == run_fleet(requests, settings).outcome
     assert pickle.loads(pickle.dumps(outcome)) == outcome
@@ -265,12 +217,10 @@ class Scaler:
             self.seen.append((replica.created_ns, replica.ready_ns))
 
 
-def test_a_replica_is_ready_after_its_start_up_time(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
+def test_a_replica_is_ready_after_its_start_up_time() -> None:
     scaler = Scaler(start_ms=2_000)
-    requests = [planned(f"r{second}", second * 1000, 8, 2) for second in range(8)]
-    run = run_fleet(requests, fleet(profile={"startup_seconds": 3.0}), [scaler])
+    requests = [plan(f"r{second}", second * 1000, 8, 2) for second in range(8)]
+    run = run_fleet(requests, make_fleet(profile={"startup_seconds": 3.0}), [scaler])
     assert scaler.seen == [(2 * NS_PER_S, 5 * NS_PER_S)]
     served = [run[r.request_id].replica for r in requests]
     assert served == ["chat-0"] * 5 + ["chat-1", "chat-0", "chat-1"]
@@ -278,11 +228,9 @@ def test_a_replica_is_ready_after_its_start_up_time(
     assert run.outcome.replica_ns == end_ns + (end_ns - 2 * NS_PER_S)
 
 
-def test_a_drained_replica_completes_its_requests_and_is_removed(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned("long", 0, 8, 50), *(planned(f"r{i}", i * 10, 8, 2) for i in range(1, 8))]
-    run = run_fleet(requests, fleet(), [Scaler(start_ms=11, drain_ms=12)])
+def test_a_drained_replica_completes_its_requests_and_is_removed() -> None:
+    requests = [plan("long", 0, 8, 50), *(plan(f"r{i}", i * 10, 8, 2) for i in range(1, 8))]
+    run = run_fleet(requests, make_fleet(), [Scaler(start_ms=11, drain_ms=12)])
     assert run["long"].outcome is Outcome.OK
     assert [run[f"r{i}"].replica for i in range(1, 4)] == ["chat-0", "chat-1", "chat-1"]
     end_ns = run.outcome.end_ns
@@ -290,7 +238,7 @@ def test_a_drained_replica_completes_its_requests_and_is_removed(
 
 
 def test_a_policy_sees_the_targets_and_the_priority_but_not_the_output_length(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[ScheduledRequest] = []
     real = Scheduler.add
@@ -303,10 +251,10 @@ def test_a_policy_sees_the_targets_and_the_priority_but_not_the_output_length(
     own = Targets(ttft_ns=7)
     run_fleet(
         [
-            planned("a", 0, 8, 123, slo_class="slow", targets=own, priority=3),
-            planned("b", 1, 8, 123, max_output_tokens=200),
+            plan("a", 0, 8, 123, slo_class="slow", targets=own, priority=3),
+            plan("b", 1, 8, 123, max_output_tokens=200),
         ],
-        fleet(),
+        make_fleet(),
     )
     a, b = seen
     assert (a.slo_class, a.priority) == ("slow", 3)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import tracemalloc
 from typing import TYPE_CHECKING
 
+from tests.builders.fleets import make_fleet, plan
+
 from goodput_replay.emulation.emulate import emulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
 
-def test_a_trace_twice_as_long_needs_no_more_memory(
-    planned: Callable[..., PlannedRequest], fleet: Callable[..., FleetSettings]
-) -> None:
-    settings = fleet(timeout_s=2, profile={"kv_blocks": 200})
+def test_a_trace_twice_as_long_needs_no_more_memory() -> None:
+    settings = make_fleet(timeout_s=2, profile={"kv_blocks": 200})
 
     def requests(count: int) -> Iterator[PlannedRequest]:
         for number in range(count):
-            yield planned(f"r{number}", number * 20, 40, 1 + number % 60)
+            yield plan(f"r{number}", number * 20, 40, 1 + number % 60)
 
     def peak_bytes(count: int) -> int:
         tracemalloc.start()

@@ -6,43 +6,27 @@ OSDI 2024: complete prompts stall the decodes; chunks bound the stall and delay 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.replay.emulation.conftest import Run
-
-    from goodput_replay.emulation.settings import FleetSettings
-    from goodput_replay.plan import PlannedRequest
-
-    Planned = Callable[..., PlannedRequest]
-    Settings = Callable[..., FleetSettings]
-    RunFleet = Callable[..., Run]
+from tests.builders.fleets import make_fleet, plan, run_fleet
 
 
-def test_chunks_bound_the_stalls_of_decodes(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned(f"chat{i}", 0, 200, 600) for i in range(16)]
-    requests += [planned(f"document{i}", 500 + 300 * i, 6_000, 20) for i in range(10)]
+def test_chunks_bound_the_stalls_of_decodes() -> None:
+    requests = [plan(f"chat{i}", 0, 200, 600) for i in range(16)]
+    requests += [plan(f"document{i}", 500 + 300 * i, 6_000, 20) for i in range(10)]
     complete = run_fleet(
-        requests, fleet(device="llama-3-8b-h100", policy="vllm", token_budget=8_192)
+        requests, make_fleet(device="llama-3-8b-h100", policy="vllm", token_budget=8_192)
     )
-    chunked = run_fleet(requests, fleet(device="llama-3-8b-h100", token_budget=512))
+    chunked = run_fleet(requests, make_fleet(device="llama-3-8b-h100", token_budget=512))
     assert max(complete["chat0"].gaps_us) > 170_000, "6,000 tokens at 30 µs"
     assert max(chunked["chat0"].gaps_us) < 30_000, "512 tokens, and the context they read"
     assert chunked.ttft_ms(50, "document") > complete.ttft_ms(50, "document"), "the cost"
 
 
-def test_each_small_chunk_reads_all_weights(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
+def test_each_small_chunk_reads_all_weights() -> None:
     # There are no decodes to protect. Each chunk of 64 tokens reads all weights, which takes as
     # long as 203 tokens.
-    requests = [planned(f"r{i}", 0, 4_000, 1) for i in range(10)]
+    requests = [plan(f"r{i}", 0, 4_000, 1) for i in range(10)]
     complete = run_fleet(
-        requests, fleet(device="llama-3-8b-h100", policy="vllm", token_budget=8_192)
+        requests, make_fleet(device="llama-3-8b-h100", policy="vllm", token_budget=8_192)
     )
-    chunked = run_fleet(requests, fleet(device="llama-3-8b-h100", token_budget=64))
+    chunked = run_fleet(requests, make_fleet(device="llama-3-8b-h100", token_budget=64))
     assert chunked.outcome.end_ns > 2.5 * complete.outcome.end_ns

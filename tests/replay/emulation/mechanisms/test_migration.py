@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.errors import SpecError
 from goodput_core.slo.record import Outcome
@@ -22,18 +23,13 @@ from goodput_replay.emulation.migration import Migration
 from goodput_replay.emulation.settings import MigrationSpec, apply_topology, read_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
-
-    from tests.replay.emulation.conftest import Run
 
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
-    Planned = Callable[..., PlannedRequest]
-    Settings = Callable[..., FleetSettings]
-    RunFleet = Callable[..., Run]
 
 BLOCK_BYTES = 16 * 131_072
 
@@ -50,34 +46,25 @@ def with_migration(
     )
 
 
-@pytest.fixture(name="two")
-def two_fixture(fleet: Settings) -> Callable[..., FleetSettings]:
-    """Return a fleet of two replicas of 100 blocks with round-robin placement."""
-
-    def build(kv_blocks: int = 100, **changes: Any) -> FleetSettings:
-        return fleet(replicas=2, profile={"kv_blocks": kv_blocks}, **changes)
-
-    return build
+def two(kv_blocks: int = 100, **changes: Any) -> FleetSettings:
+    """Return a fleet of two replicas with round-robin placement."""
+    return make_fleet(replicas=2, profile={"kv_blocks": kv_blocks}, **changes)
 
 
-def test_migration_defragments_memory_for_a_long_prompt(
-    planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
-) -> None:
+def test_migration_defragments_memory_for_a_long_prompt() -> None:
     # Six growing requests of 40 blocks on each replica leave 150 blocks free on each; the long
     # prompt needs 188 blocks on one.
-    requests = [planned(f"r{i}", 0, 640, 900) for i in range(12)]
-    requests.append(planned("long", 10, 3_000, 5))
+    requests = [plan(f"r{i}", 0, 640, 900) for i in range(12)]
+    requests.append(plan("long", 10, 3_000, 5))
     stay, move = run_fleet(requests, two(400)), run_fleet(requests, with_migration(two(400)))
     assert stay.ttft_ms(100, "long") > 800, "it waits for the end of another request"
     assert move.ttft_ms(100, "long") < 300, "a few polls later"
     assert move.outcome.migrations >= 1
 
 
-def test_migration_reduces_preemptions_if_outputs_grow_unevenly(
-    planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
-) -> None:
+def test_migration_reduces_preemptions_if_outputs_grow_unevenly() -> None:
     # Placement does not know output lengths: all long ones are on one of two replicas.
-    requests = [planned(f"r{i}", 20 * i, 60, 600 if i % 2 == 0 else 20) for i in range(20)]
+    requests = [plan(f"r{i}", 20 * i, 60, 600 if i % 2 == 0 else 20) for i in range(20)]
     stay, move = run_fleet(requests, two(200)), run_fleet(requests, with_migration(two(200)))
     assert stay.outcome.preemptions > 0
     assert move.outcome.preemptions < stay.outcome.preemptions / 2
@@ -85,17 +72,17 @@ def test_migration_reduces_preemptions_if_outputs_grow_unevenly(
     assert move.tbt_ms(100) < stay.tbt_ms(100)
 
 
-def test_migration_between_replicas_with_enough_memory_only_adds_pauses(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
+def test_migration_between_replicas_with_enough_memory_only_adds_pauses() -> None:
     # With enough memory no request waits or is evicted. A threshold that is always exceeded then
     # only pauses requests while their last blocks are copied.
     draw = random.Random(6)
     requests, at_ms = [], 0.0
     for i in range(200):
         at_ms += draw.expovariate(1 / 20)
-        requests.append(planned(f"r{i}", at_ms, draw.randint(50, 800), draw.randint(20, 400)))
-    plain = fleet(replicas=4, placement=RouterPolicy.LEAST_LOADED, profile={"kv_blocks": 2_000})
+        requests.append(plan(f"r{i}", at_ms, draw.randint(50, 800), draw.randint(20, 400)))
+    plain = make_fleet(
+        replicas=4, placement=RouterPolicy.LEAST_LOADED, profile={"kv_blocks": 2_000}
+    )
     stay = run_fleet(requests, plain)
     move = run_fleet(requests, with_migration(plain, below_blocks=10_000, blocks_per_ms=1))
     assert move.outcome.migrations > 10
@@ -104,13 +91,11 @@ def test_migration_between_replicas_with_enough_memory_only_adds_pauses(
     assert move.tbt_ms(100) >= 10, "up to 16 blocks at a block a millisecond, in one pause"
 
 
-def test_a_request_pauses_only_for_its_last_blocks(
-    planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
-) -> None:
+def test_a_request_pauses_only_for_its_last_blocks() -> None:
     # 40 blocks at 1 block/ms are copied while decoding continues. In these 40 ms 3 blocks are
     # filled, and the request pauses only for these.
-    requests = [planned("a", 0, 640, 400), planned("b", 0, 16, 2), planned("c", 0, 640, 400)]
-    requests.append(planned("d", 1, 16, 2))
+    requests = [plan("a", 0, 640, 400), plan("b", 0, 16, 2), plan("c", 0, 640, 400)]
+    requests.append(plan("d", 1, 16, 2))
     run = run_fleet(requests, with_migration(two(), below_blocks=30, blocks_per_ms=1))
     assert run.outcome.migrations == 1
     assert {run["a"].replica, run["c"].replica} == {"chat-0", "chat-1"}
@@ -119,11 +104,9 @@ def test_a_request_pauses_only_for_its_last_blocks(
     assert max(moved.gaps_us) in range(3_000, 6_000)
 
 
-def test_a_move_that_does_not_converge_is_aborted(
-    planned: Planned, two: Callable[..., FleetSettings], run_fleet: RunFleet
-) -> None:
+def test_a_move_that_does_not_converge_is_aborted() -> None:
     # A block is copied in 24 ms and filled in 16, so each stage has more blocks to copy.
-    requests = [planned("a", 0, 288, 4_000), planned("b", 0, 16, 2), planned("c", 0, 288, 4_000)]
+    requests = [plan("a", 0, 288, 4_000), plan("b", 0, 16, 2), plan("c", 0, 288, 4_000)]
     settings = two(1_000)
     stay = run_fleet(requests, settings)
     move = run_fleet(requests, with_migration(settings, below_blocks=10_000, blocks_per_ms=1 / 24))
@@ -133,13 +116,11 @@ def test_a_move_that_does_not_converge_is_aborted(
 
 
 @pytest.mark.parametrize("cancel_ms", [51.5, 70.5, 91.5, 93.5, 200.5])
-def test_a_request_can_be_cancelled_at_every_stage_of_its_move(
-    planned: Planned, two: Callable[..., FleetSettings], cancel_ms: float
-) -> None:
+def test_a_request_can_be_cancelled_at_every_stage_of_its_move(cancel_ms: float) -> None:
     requests = [
-        planned("a", 0, 640, 400, cancel_ms=cancel_ms),
-        planned("b", 0, 16, 2),
-        planned("c", 0, 640, 400, cancel_ms=cancel_ms),
+        plan("a", 0, 640, 400, cancel_ms=cancel_ms),
+        plan("b", 0, 16, 2),
+        plan("c", 0, 640, 400, cancel_ms=cancel_ms),
     ]
     records, _ = _run_and_check(requests, with_migration(two(), below_blocks=30, blocks_per_ms=1))
     cancelled = [r for r in records if r.outcome is Outcome.CANCELLED]
@@ -164,10 +145,10 @@ def _run_and_check(
     return records, migration
 
 
-def test_a_topology_file_sets_the_rules_of_migration(tmp_path: Path, fleet: Settings) -> None:
+def test_a_topology_file_sets_the_rules_of_migration(tmp_path: Path) -> None:
     path = tmp_path / "move.yaml"
     path.write_text("migration: {belowBlocks: 8}\nlink: {gbPerSecond: 25}\n")
-    built = apply_topology(fleet(replicas=3), read_topology(path))
+    built = apply_topology(make_fleet(replicas=3), read_topology(path))
     assert built.replicas == 3, "the manifest's"
     assert built.decode is None
     assert built.migration == MigrationSpec(below_blocks=8, poll_ms=50)
@@ -208,9 +189,7 @@ WORK = st.lists(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, deadline=None)
 @given(
     work=WORK,
     depth=st.integers(0, 2),
@@ -220,8 +199,6 @@ WORK = st.lists(
     policy=st.sampled_from(sorted(Policy)),
 )
 def test_every_request_is_complete_and_frees_its_blocks_with_and_without_fast_forward(
-    planned: Planned,
-    fleet: Settings,
     work: list[tuple[int, int, int, int | None]],
     depth: int,
     below_blocks: int,
@@ -230,10 +207,10 @@ def test_every_request_is_complete_and_frees_its_blocks_with_and_without_fast_fo
     policy: str,
 ) -> None:
     requests = [
-        planned(f"r{i}", at, prompt, output, cancel_ms=cancel)
+        plan(f"r{i}", at, prompt, output, cancel_ms=cancel)
         for i, (at, prompt, output, cancel) in enumerate(sorted(work, key=lambda w: w[0]))
     ]
-    plain = fleet(
+    plain = make_fleet(
         replicas=3,
         profile={"kv_blocks": 70},
         depth=depth,

@@ -6,32 +6,18 @@ Scheduling Overhead Dominate LLM Inference Performance?", 2024.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.units import NS_PER_MS
 from goodput_engine.device.profile import Overlap
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from tests.replay.emulation.conftest import Run
-
-    from goodput_replay.emulation.settings import FleetSettings
-    from goodput_replay.plan import PlannedRequest
-
-    Planned = Callable[..., PlannedRequest]
-    Settings = Callable[..., FleetSettings]
-    RunFleet = Callable[..., Run]
-
-
-def test_overlap_hides_the_host_time(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
-    requests = [planned(f"r{i}", 0, 100, 300) for i in range(32)]
+def test_overlap_hides_the_host_time() -> None:
+    requests = [plan(f"r{i}", 0, 100, 300) for i in range(32)]
     runs = {
         overlap: run_fleet(
             requests,
-            fleet(
+            make_fleet(
                 device="llama-3-8b-h100",
                 profile={"overlap": overlap, "host_ns_per_step": 5 * NS_PER_MS},
             ),
@@ -44,14 +30,12 @@ def test_overlap_hides_the_host_time(
     assert overlapped.outcome.end_ns < 0.65 * sequential.outcome.end_ns
 
 
-def test_with_overlap_a_stop_is_noticed_one_step_late(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> None:
+def test_with_overlap_a_stop_is_noticed_one_step_late() -> None:
     # There is no host time to hide. Each output of two tokens computes a third one, which is
     # discarded, and keeps its slot during that step.
-    requests = [planned(f"r{i}", 0, 16, 2) for i in range(40)]
+    requests = [plan(f"r{i}", 0, 16, 2) for i in range(40)]
     runs = {
-        overlap: run_fleet(requests, fleet(max_num_seqs=4, profile={"overlap": overlap}))
+        overlap: run_fleet(requests, make_fleet(max_num_seqs=4, profile={"overlap": overlap}))
         for overlap in Overlap
     }
     sequential, overlapped = runs[Overlap.ADD], runs[Overlap.MAX]

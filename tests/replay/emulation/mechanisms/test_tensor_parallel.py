@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-import pytest
+from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.steptime import RooflineForm
@@ -23,16 +23,8 @@ from goodput_core.units import NS_PER_MS, NS_PER_US
 from goodput_engine.device.load import load_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.builders.fleets import Run
 
-    from tests.replay.emulation.conftest import Run
-
-    from goodput_replay.emulation.settings import FleetSettings
-    from goodput_replay.plan import PlannedRequest
-
-    Planned = Callable[..., PlannedRequest]
-    Settings = Callable[..., FleetSettings]
-    RunFleet = Callable[..., Run]
 
 DEVICE = "llama-3-8b-h100"
 ALL_REDUCES_NS = 64 * 10 * NS_PER_US
@@ -56,37 +48,26 @@ def _group(devices: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(name="both")
-def both_fixture(
-    planned: Planned, fleet: Settings, run_fleet: RunFleet
-) -> Callable[[float], tuple[Run, Run]]:
-    """Return a runner of one group of four devices and of four replicas, at a rate per second."""
-
-    def run(per_s: float) -> tuple[Run, Run]:
-        draw = random.Random(5)
-        requests, at_ms = [], 0.0
-        for i in range(300):
-            at_ms += draw.expovariate(per_s / 1000)
-            requests.append(planned(f"r{i}", at_ms, draw.randint(500, 3_500), 100))
-        wide: dict[str, Any] = {"device": DEVICE, "token_budget": 2_048, "max_waiting": 10_000}
-        group = fleet(replicas=1, profile=_group(4), max_num_seqs=256, **wide)
-        single = fleet(replicas=4, placement=RouterPolicy.LEAST_LOADED, max_num_seqs=64, **wide)
-        return run_fleet(requests, group), run_fleet(requests, single)
-
-    return run
+def run_both(per_s: float) -> tuple[Run, Run]:
+    """Serve requests on one group of four devices and on four replicas, at a rate per second."""
+    draw = random.Random(5)
+    requests, at_ms = [], 0.0
+    for i in range(300):
+        at_ms += draw.expovariate(per_s / 1000)
+        requests.append(plan(f"r{i}", at_ms, draw.randint(500, 3_500), 100))
+    wide: dict[str, Any] = {"device": DEVICE, "token_budget": 2_048, "max_waiting": 10_000}
+    group = make_fleet(replicas=1, profile=_group(4), max_num_seqs=256, **wide)
+    single = make_fleet(replicas=4, placement=RouterPolicy.LEAST_LOADED, max_num_seqs=64, **wide)
+    return run_fleet(requests, group), run_fleet(requests, single)
 
 
-def test_a_group_has_lower_latency_at_low_load(
-    both: Callable[[float], tuple[Run, Run]],
-) -> None:
-    group, single = both(2)
+def test_a_group_has_lower_latency_at_low_load() -> None:
+    group, single = run_both(2)
     assert group.ttft_ms(50) < 0.6 * single.ttft_ms(50)
     assert group.tbt_ms(50) < 0.6 * single.tbt_ms(50)
 
 
-def test_single_devices_have_more_throughput_under_overload(
-    both: Callable[[float], tuple[Run, Run]],
-) -> None:
-    group, single = both(150)
+def test_single_devices_have_more_throughput_under_overload() -> None:
+    group, single = run_both(150)
     assert single.outcome.end_ns < 0.95 * group.outcome.end_ns
     assert single.ttft_ms(90) < group.ttft_ms(90)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from goodput_core.slo.judging import JudgementKind, judge, targets_for
 from goodput_core.slo.record import RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
@@ -21,10 +19,11 @@ from goodput_replay.plan import PlannedRequest, PromptKey
 from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from goodput_replay.emulation.fleet import Actor
 
+__all__ = ["SLO", "Run", "make_fleet", "plan", "run_fleet"]
 
 SLO = SLOClasses(
     classes=(
@@ -87,7 +86,7 @@ def _percentile(values: Iterable[float], percent: int) -> float:
     return ranked[-(-len(ranked) * percent // 100) - 1]
 
 
-def _planned(
+def plan(
     name: str,
     at_ms: float,
     prompt: int,
@@ -99,6 +98,7 @@ def _planned(
     block_size: int = 16,
     **fields: Any,
 ) -> PlannedRequest:
+    """Return a request; times in milliseconds."""
     return PlannedRequest(
         request_id=name,
         scheduled_ns=round(at_ms * NS_PER_MS),
@@ -118,7 +118,7 @@ def _planned(
     )
 
 
-def _fleet(
+def make_fleet(
     *,
     replicas: int = 1,
     placement: RouterPolicy = RouterPolicy.ROUND_ROBIN,
@@ -156,25 +156,10 @@ def _fleet(
     )
 
 
-def _run_fleet(
+def run_fleet(
     requests: Iterable[PlannedRequest], settings: FleetSettings, actors: Sequence[Actor] = ()
 ) -> Run:
     """Serve all requests."""
     records: list[RequestRecord] = []
     outcome = emulate(iter(requests), settings, lambda _, r: records.append(r), actors=actors)
     return Run(records=records, outcome=outcome)
-
-
-@pytest.fixture(name="planned")
-def planned_fixture() -> Callable[..., PlannedRequest]:
-    return _planned
-
-
-@pytest.fixture(name="fleet")
-def fleet_fixture() -> Callable[..., FleetSettings]:
-    return _fleet
-
-
-@pytest.fixture(name="run_fleet")
-def run_fleet_fixture() -> Callable[..., Run]:
-    return _run_fleet
