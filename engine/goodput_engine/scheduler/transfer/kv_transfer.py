@@ -1,15 +1,15 @@
-"""KV transfer: scheduling of requests that move between replicas with their keys and values.
+"""KV transfer: requests that move between replicas with their keys and values.
 
-After a prefill, the source holds the blocks of the ended request until the destination has copied
-them. The destination reserves blocks for a request with computed tokens, and schedules its decodes
-once they are filled. A request can also move while it decodes: the reservation grows with its
-output, and the source detaches the request when few blocks are left to copy.
+If a request is prefilled on one replica and decoded on another, the destination reserves blocks
+for its computed tokens, and lets it decode when they are filled. The source holds the blocks of
+the request until the destination has copied them.
 
-The caller determines the time of a copy and the link. This module does not copy data.
+If a request moves while it decodes, the reservation grows until most of the request is copied;
+then the source detaches it. The caller decides how long a copy takes and which link it uses. This
+module copies nothing.
 
-Source: Zhong et al., "DistServe", OSDI 2024, section 4.3: the decode side pulls a request when it
-has enough memory, and the memory of the prefill side is the queue. Sun et al., "Llumnix", OSDI
-2024, section 4.2.
+Source: Zhong et al., "DistServe", OSDI 2024, section 4.3: the decode side pulls when it has room,
+and the memory of the prefill side is the queue. Sun et al., "Llumnix", OSDI 2024, section 4.2.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class KVTransfer:
     """Transfers of one scheduler.
 
     Args:
-        policy: scheduling policy, which sets the headroom of an admission.
-        table: requests of the scheduler.
-        admission: computes the output limit of a request.
-        view: time and limits of the scheduler.
+        policy: the policy, for the headroom of an admission.
+        table: the requests.
+        admission: gives the output limit of a request.
+        view: the scheduler.
     """
 
     __slots__ = ("_admission", "_policy", "_table", "_view")
@@ -53,15 +53,15 @@ class KVTransfer:
 
     # --- destination -------------------------------------------------------------------------
     def reserve(self, request: ScheduledRequest, *, emitted: int, first_token_ns: int) -> bool:
-        """Reserve blocks and a slot for a request with tokens from another replica.
+        """Reserve blocks and a place for a request with tokens from another replica.
 
         Args:
-            request: the request, in its initial state.
-            emitted: number of its output tokens; all but the last are computed.
+            request: the request, as new.
+            emitted: its output tokens; all but the last one are computed.
             first_token_ns: time of its first token.
 
         Returns:
-            False if blocks or slots are lacking, or if other requests wait. No request is evicted.
+            False if there is no room, or if requests wait here. No request is evicted for it.
         """
         table, kv, view = self._table, self._table.kv, self._view
         assert request.rid not in table.requests, request.rid
@@ -83,7 +83,7 @@ class KVTransfer:
         return True
 
     def grow(self, rid: int, *, emitted: int) -> bool:
-        """Extend a reservation to `emitted` output tokens; return False if blocks are lacking."""
+        """Extend a reservation to the tokens emitted by the source; False if there is no room."""
         kv, request = self._table.kv, self._table.receiving[rid]
         more = kv.blocks_for(request.input_tokens + emitted) - len(request.blocks)
         if more > kv.free_blocks:
@@ -92,7 +92,7 @@ class KVTransfer:
         return True
 
     def finish(self, rid: int) -> None:
-        """Schedule the decodes of a request whose reserved blocks are filled."""
+        """Let a request decode after its reserved blocks were filled."""
         table = self._table
         table.settled = False
         request = table.receiving.pop(rid)
@@ -110,7 +110,7 @@ class KVTransfer:
     def detach(self, rid: int) -> None:
         """Stop scheduling a decoding request; tokens in flight are still emitted.
 
-        It becomes HELD when no step in flight uses its blocks, unless it ends with such a step.
+        It becomes HELD when no step in flight uses its blocks, unless it ends in one of them.
         """
         table = self._table
         request = table.requests[rid]
