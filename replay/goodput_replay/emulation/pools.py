@@ -118,12 +118,12 @@ class DisaggregatedFleet(VirtualFleet):
     def _submit_to_engine(self, request: ReplicaRequest, now_ns: int) -> Rejected | None:
         """Submit only the prompt; the output is computed on a decode replica."""
         submit = request.submit
-        longest = self._decoders[0].core.scheduler.max_total_tokens
-        asked = submit.max_output_tokens
-        if asked is not None and submit.input_tokens + asked > longest:
+        limit = self._decoders[0].core.scheduler.max_total_tokens
+        output_tokens = submit.max_output_tokens
+        if output_tokens is not None and submit.input_tokens + output_tokens > limit:
             detail = (
-                f"{submit.input_tokens} prompt tokens and {asked} output tokens are more than the "
-                f"{longest} that prompt and output may have together"
+                f"{submit.input_tokens} prompt tokens and {output_tokens} output tokens are more "
+                f"than the {limit} that prompt and output may have together"
             )
             return Rejected(rid=submit.rid, reason="too_long", detail=detail)
         prompt = msgspec.structs.replace(
