@@ -48,8 +48,19 @@ def make_parser() -> CommandParser:
     )
     add = parser.add_argument
     add("--trace", required=True, help="a Parquet trace, or `sample`")
-    add("-f", "--file", metavar="MANIFEST", type=Path, required=True, help="an LLMService")
-    add("--device", metavar="PROFILE", help="emulate this device in place of model.source")
+    add(
+        "-f",
+        "--file",
+        metavar="MANIFEST",
+        type=Path,
+        required=True,
+        help="manifest of the LLMService",
+    )
+    add(
+        "--device",
+        metavar="PROFILE",
+        help="emulate this device in place of the manifest's model.source",
+    )
     add(
         "--policies",
         metavar="P,…",
@@ -107,7 +118,13 @@ def make_parser() -> CommandParser:
         default=Fraction(1),
         help="factor of the request rate; bursts are preserved",
     )
-    add("--class-by", metavar="RULE", action="append", default=[], help="as for replay; repeatable")
+    add(
+        "--class-by",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="set the SLO class by a rule, as in replay; repeatable",
+    )
     add(
         "--limit",
         metavar="N",
