@@ -135,7 +135,7 @@ def test_a_burst_shorter_than_a_start_up_costs_replicas_without_a_benefit() -> N
 @pytest.mark.slow
 def test_a_fall_in_load_removes_replicas_after_stabilisation_without_losing_a_request() -> None:
     run = run_controlled((36, 500), (4, 1500), replicas=4)
-    fewer = [d for d in run.decisions if d.apply_replicas < d.observation.replicas_asked]
+    fewer = [d for d in run.decisions if d.apply_replicas < d.observation.desired_replicas]
     assert fewer
     assert fewer[0].at_ns >= (500 + 300 - 60) * NS_PER_S
     assert run.replicas[-1] == 1
