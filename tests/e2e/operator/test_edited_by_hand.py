@@ -53,7 +53,7 @@ EDITS = {
         patch=replaced("/spec/template/spec/containers/0/image", "example.test/other:1"),
         message='Deployment REVISION {back} .spec.template.spec.containers[name="engine"].image',
     ),
-    # An entry in addition to ours; the API server would reject both together.
+    # An apply alone would add our entry beside this one, and the API server rejects both together.
     "a Service's port": Edit(
         kind="service",
         name="edited",
@@ -98,10 +98,9 @@ def edited(installation: Installation) -> Iterator[str]:
 
 
 def overwritten(installation: Installation, service: str) -> set[str]:
-    found = installation.get("events", "--field-selector", f"involvedObject.name={service}")[
-        "items"
-    ]
-    return {event["message"] for event in found if event["reason"] == "Overwritten"}
+    selector = f"involvedObject.name={service},reason=Overwritten"
+    events = installation.get("events", "--field-selector", selector)["items"]
+    return {event["message"] for event in events}
 
 
 @pytest.mark.slow
