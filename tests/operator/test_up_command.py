@@ -14,11 +14,10 @@ from goodput_core.dispatch import run_command
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.local.cli import _desired, _params, require_free
-from goodput_operator.local.commands import Commands
+from goodput_operator.local.commands import Commands, Workspace, open_workspace
 from goodput_operator.local.decide import RoutedReplica
 from goodput_operator.local.manifest import ignored_here, read_manifest
 from goodput_operator.local.options import parse_options
-from goodput_operator.local.supervisor import open_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,8 +146,7 @@ def test_the_file_of_upstreams_is_replaced_atomically() -> None:
 def test_commands_have_the_documented_options_and_environment() -> None:
     commands = Commands(
         service="chat",
-        manifest=Path("/w/chat.yaml"),
-        upstreams=Path("/w/upstreams.json"),
+        workspace=Workspace(manifest=Path("/w/chat.yaml"), upstreams=Path("/w/upstreams.json")),
         token="secret",
         device="h100",
         grace_ns=1500 * NS_PER_MS,

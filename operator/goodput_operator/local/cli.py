@@ -23,20 +23,19 @@ from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.support import require_servable, require_supported
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.local.commands import HOST, Commands
+from goodput_operator.local.commands import HOST, Commands, open_workspace
 from goodput_operator.local.control import FleetControl
 from goodput_operator.local.decide import Desired
 from goodput_operator.local.manifest import ignored_here, read_manifest
 from goodput_operator.local.options import MAX_REPLICAS, UpOptions, parse_options
 from goodput_operator.local.reporter import Outlet, Reporter
-from goodput_operator.local.supervisor import Supervisor, open_workspace
+from goodput_operator.local.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from goodput_core.errors import ExitCode
     from goodput_core.spec.llmservice import LLMService
-    from goodput_operator.local.supervisor import Workspace
 
 __all__ = ["main", "require_free", "run_up"]
 
@@ -85,8 +84,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
         with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
             commands = commands_type(
                 service=service.metadata.name,
-                manifest=workspace.manifest,
-                upstreams=workspace.upstreams,
+                workspace=workspace,
                 token=secrets.token_urlsafe(32),
                 device=options.device,
                 grace_ns=options.grace_ns,
@@ -100,7 +98,6 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
                         desired=desired,
                         commands=commands,
                         control=control,
-                        workspace=workspace,
                         reporter=reporter,
                     )
                 )
@@ -118,7 +115,6 @@ async def _serve(
     desired: Desired,
     commands: Commands,
     control: FleetControl | None,
-    workspace: Workspace,
     reporter: Reporter,
 ) -> ExitCode:
     """Run the fleet to its end; return the exit code of the first stop request."""
@@ -129,7 +125,6 @@ async def _serve(
             commands=commands,
             port=options.port,
             admin_port=options.admin_port,
-            workspace=workspace,
             session=session,
             reporter=reporter,
             clock=time.monotonic_ns,

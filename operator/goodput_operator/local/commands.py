@@ -1,19 +1,54 @@
-"""Command lines and environments of the processes: `goodput engine` and `goodput router`."""
+"""Command lines of the processes, `goodput engine` and `goodput router`, and their files."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
+from goodput_core.files import write_atomically
 from goodput_core.units import NS_PER_MS
 
-__all__ = ["HOST", "Command", "Commands"]
+if TYPE_CHECKING:
+    from goodput_operator.local.decide import RoutedReplica
+
+__all__ = ["HOST", "Command", "Commands", "Workspace", "open_workspace"]
 
 HOST: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """Files of one running fleet, in a private folder.
+
+    Args:
+        manifest: copy of the manifest, since a restarted process must not read a changed file.
+        upstreams: the router's file of upstreams.
+    """
+
+    manifest: Path
+    upstreams: Path
+
+    def publish(self, upstreams: tuple[RoutedReplica, ...]) -> None:
+        """Replace the router's file of upstreams."""
+        write_atomically(self.upstreams, json.dumps([asdict(u) for u in upstreams]).encode())
+
+
+@contextmanager
+def open_workspace(service: str, manifest_name: str, manifest_text: str) -> Iterator[Workspace]:
+    """Create a folder that only this user can read, and remove it at the end."""
+    with tempfile.TemporaryDirectory(prefix=f"goodput-{service}-") as folder:
+        root = Path(folder)
+        workspace = Workspace(manifest=root / manifest_name, upstreams=root / ".upstreams.json")
+        workspace.manifest.write_text(manifest_text, encoding="utf-8")
+        workspace.publish(())
+        yield workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +70,7 @@ class Commands:
 
     Args:
         service: the service's name.
-        manifest: manifest that engines and router read.
-        upstreams: the router's file of upstreams.
+        workspace: files that the processes read.
         token: bearer token of the admin ports.
         device: device profile that replaces the model's source; None to use the source.
         grace_ns: time for running requests to finish after SIGTERM.
@@ -44,8 +78,7 @@ class Commands:
     """
 
     service: str
-    manifest: Path
-    upstreams: Path
+    workspace: Workspace
     token: str = field(repr=False)
     device: str | None
     grace_ns: int
@@ -59,10 +92,17 @@ class Commands:
     def router(self, name: str, *, port: int, admin_port: int) -> Command:
         """Return the command of the router on these ports, 0 for any free one."""
         ports = ("--port", str(port), "--admin-port", str(admin_port))
-        return self._command("router", name, "--upstreams", str(self.upstreams), *ports)
+        return self._command("router", name, "--upstreams", str(self.workspace.upstreams), *ports)
 
     def _command(self, command: str, name: str, *options: str) -> Command:
-        program = (sys.executable, "-m", "goodput_core", command, "-f", str(self.manifest))
+        program = (
+            sys.executable,
+            "-m",
+            "goodput_core",
+            command,
+            "-f",
+            str(self.workspace.manifest),
+        )
         grace = f"{max(1, self.grace_ns // NS_PER_MS)}ms"
         always = ("--host", HOST, "--grace", grace, "--json", "--exit-with-parent")
         names = {

@@ -7,15 +7,10 @@ It owns the tasks of the processes, so no process outlives it. `decide` makes th
 from __future__ import annotations
 
 import asyncio
-import json
-import tempfile
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import ExitCode, GoodputError, InputError, InternalError, root_of
-from goodput_core.files import write_atomically
 from goodput_core.units import NS_PER_S
 from goodput_operator.local.decide import (
     Abort,
@@ -38,42 +33,14 @@ from goodput_operator.local.decide import (
 from goodput_operator.local.process import ChildProcess, port_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
     import aiohttp
 
     from goodput_operator.local.commands import Command, Commands
     from goodput_operator.local.reporter import Reporter
 
-__all__ = ["Supervisor", "Workspace", "open_workspace"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workspace:
-    """Files of one running fleet, in a private folder.
-
-    Args:
-        manifest: copy of the manifest, since a restarted process must not read a changed file.
-        upstreams: the router's file of upstreams.
-    """
-
-    manifest: Path
-    upstreams: Path
-
-    def publish(self, upstreams: tuple[RoutedReplica, ...]) -> None:
-        """Replace the router's file of upstreams."""
-        write_atomically(self.upstreams, json.dumps([asdict(u) for u in upstreams]).encode())
-
-
-@contextmanager
-def open_workspace(service: str, manifest_name: str, manifest_text: str) -> Iterator[Workspace]:
-    """Create a folder that only this user can read, and remove it at the end."""
-    with tempfile.TemporaryDirectory(prefix=f"goodput-{service}-") as folder:
-        root = Path(folder)
-        workspace = Workspace(manifest=root / manifest_name, upstreams=root / ".upstreams.json")
-        workspace.manifest.write_text(manifest_text, encoding="utf-8")
-        workspace.publish(())
-        yield workspace
+__all__ = ["Supervisor"]
 
 
 class Supervisor:
@@ -81,10 +48,9 @@ class Supervisor:
 
     Args:
         desired: the initial desired fleet.
-        commands: command lines of the processes.
+        commands: command lines and files of the processes.
         port: serving port of the router, 0 for any free one; a restarted router keeps it.
         admin_port: admin port of the router, 0 for any free one; a restarted router keeps it.
-        workspace: files of the fleet.
         session: HTTP session for checks of the processes.
         reporter: reports to users and to a parent process.
         clock: monotonic clock in nanoseconds.
@@ -98,7 +64,6 @@ class Supervisor:
         commands: Commands,
         port: int,
         admin_port: int,
-        workspace: Workspace,
         session: aiohttp.ClientSession,
         reporter: Reporter,
         clock: Callable[[], int],
@@ -109,7 +74,6 @@ class Supervisor:
         self._control_task: asyncio.Task[None] | None = None
         self._commands = commands
         self._ports = (port, admin_port)
-        self._workspace = workspace
         self._session = session
         self._reporter = reporter
         self._clock = clock
@@ -216,7 +180,7 @@ class Supervisor:
             case Remove(name=name):
                 self._reporter.left(self._children.pop(name).view)
             case Publish(upstreams=upstreams):
-                self._workspace.publish(upstreams)
+                self._commands.workspace.publish(upstreams)
                 self._published = upstreams
             case Announce():
                 self._announce()

@@ -35,7 +35,7 @@ class StandIns(Commands):
             once.touch()
         python = sys.executable if "missing" not in behaviour else "/no/such/program"
         ports = (str(port), str(admin_port))
-        files = (str(self.upstreams), str(self.manifest))
+        files = (str(self.workspace.upstreams), str(self.workspace.manifest))
         return Command(
             argv=(python, script, role, name, behaviour, *ports, *files), env=self.environment
         )
