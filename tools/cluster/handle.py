@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tools.cluster.images import Image
 
-__all__ = ["Cluster", "ClusterError", "OwnCluster", "wait_for"]
+__all__ = ["Cluster", "ClusterError", "NamespaceHandle", "OwnCluster", "wait_for"]
 
 _Found = TypeVar("_Found")
 
@@ -110,6 +110,26 @@ class Cluster:
             with contextlib.suppress(ClusterError):  # there may be nothing to describe
                 described = self.kubectl("describe", *words)
             raise ClusterError(f"{error}\n{described}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceHandle:
+    """One namespace of a cluster."""
+
+    cluster: Cluster
+    namespace: str
+
+    def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+        """Run kubectl in the namespace; see `Cluster.kubectl`."""
+        return self.cluster.kubectl("-n", self.namespace, *words, stdin=stdin, timeout_s=timeout_s)
+
+    def get(self, *words: str) -> dict[str, Any]:
+        """Return an object of the namespace, or a list; see `Cluster.get`."""
+        return self.cluster.get(*words, "-n", self.namespace)
+
+    def wait(self, condition: str, *words: str, timeout_s: int = 60) -> None:
+        """Wait for a condition of an object in the namespace; see `Cluster.wait`."""
+        self.cluster.wait(condition, *words, "-n", self.namespace, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

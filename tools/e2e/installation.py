@@ -10,13 +10,14 @@ import contextlib
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
-from tools.cluster.handle import Cluster, OwnCluster
+from tools.cluster.handle import NamespaceHandle, OwnCluster
 from tools.cluster.starting import ROOT
 from tools.e2e.clients import CompletionStreams, PortForwards
 
@@ -31,35 +32,24 @@ RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 """Label of a namespace that admits only hardened pods."""
 
 
-@dataclass(kw_only=True)
-class Installation:
+@dataclass(frozen=True, kw_only=True)
+class Installation(NamespaceHandle):
     """A namespace and the operator that manages only this namespace.
 
     In our own cluster, clients of the services run inside the cluster's network. For another
     cluster they run on this machine and use `forwards`.
     """
 
-    cluster: Cluster
-    namespace: str
-    forwards: PortForwards = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.forwards = PortForwards(self.cluster, self.namespace)
+    @cached_property
+    def forwards(self) -> PortForwards:
+        """Port forwards to the services."""
+        return PortForwards(self.cluster, self.namespace)
 
     @property
     def own(self) -> OwnCluster:
         """The cluster as an `OwnCluster`, for tests with the fixture `own_cluster`."""
         assert isinstance(self.cluster, OwnCluster), "this test lacks the fixture own_cluster"
         return self.cluster
-
-    def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 60) -> str:
-        return self.cluster.kubectl("-n", self.namespace, *words, stdin=stdin, timeout_s=timeout_s)
-
-    def get(self, *words: str) -> dict[str, Any]:
-        return self.cluster.get(*words, "-n", self.namespace)
-
-    def wait(self, condition: str, *words: str, timeout_s: int = 60) -> None:
-        self.cluster.wait(condition, *words, "-n", self.namespace, timeout_s=timeout_s)
 
     def apply(self, name: str, **spec: Any) -> None:
         """Apply `examples/chat.yaml` under another name.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import pytest
-from tools.cluster.handle import ClusterError
+from tools.cluster.handle import ClusterError, NamespaceHandle
 from tools.cluster.layout import NODES
 from tools.cluster.manifests import pod, python, shell, template_of, web
 from tools.e2e.clients import PortForward
 
 if TYPE_CHECKING:
-    from tools.cluster.handle import Cluster, OwnCluster
+    from tools.cluster.handle import OwnCluster
 
 ENDED = "jsonpath={.status.containerStatuses[0].state.terminated}"
 
@@ -60,24 +60,11 @@ for kind in ("pods", "secrets"):
 """
 
 
-class NamespaceBench:
-    """A namespace of a cluster, with kubectl in it."""
-
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self.cluster = cluster
-        self.namespace = namespace
-
-    def kubectl(self, *words: str, **options: Any) -> str:
-        return self.cluster.kubectl("-n", self.namespace, *words, **options)
+class NamespaceBench(NamespaceHandle):
+    """A namespace in which tests run pods."""
 
     def apply(self, *manifests: dict[str, Any]) -> None:
         self.cluster.apply(list(manifests), "-n", self.namespace)
-
-    def wait(self, condition: str, what: str, timeout_s: int = 60) -> None:
-        self.cluster.wait(condition, what, "-n", self.namespace, timeout_s=timeout_s)
-
-    def get(self, *words: str) -> dict[str, Any]:
-        return self.cluster.get("-n", self.namespace, *words)
 
     def state_of(self, name: str) -> dict[str, Any]:
         state: dict[str, Any] = self.get("pod", name)["status"]["containerStatuses"][0]["state"]
@@ -92,7 +79,7 @@ class NamespaceBench:
 
 @pytest.fixture
 def bench(own_cluster: OwnCluster, namespace: str) -> NamespaceBench:
-    return NamespaceBench(own_cluster, namespace)
+    return NamespaceBench(cluster=own_cluster, namespace=namespace)
 
 
 def test_two_nodes_are_ready(own_cluster: OwnCluster) -> None:
