@@ -1,6 +1,7 @@
-"""Admission of requests to the queue: lengths that cannot be served, and queues that are full.
+"""Admission of requests to the queue.
 
-Rejecting here keeps the scheduler free of deadlock: any request that waits can run alone.
+A request is rejected if its length can never be served, or if the queue or host memory is full.
+Every request in the queue could run alone, so the scheduler cannot deadlock.
 """
 
 from __future__ import annotations
@@ -20,18 +21,17 @@ __all__ = ["Admission", "Rejection", "host_memory_is_full"]
 _REMEMBERED_STARTS: Final = 64
 _MAX_RETRY_S: Final = 60
 _FULL_SHARE: Final = 10
-"""Host memory is full with less than one block in ten free: FastServe's bound, below which no
-prompt is started."""
+"""Host memory is full if less than a tenth of it is free, as in FastServe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Why a request must not wait.
+    """The rejection of a request.
 
     Args:
         reason: "too_long", "invalid", "queue_full", "memory_full", or a policy's "unattainable".
         detail: one sentence for the client.
-        retry_after_s: when to retry; 0 if a retry cannot help.
+        retry_after_s: seconds after which to retry; 0 if a retry cannot help.
     """
 
     reason: str
@@ -40,7 +40,7 @@ class Rejection:
 
     @property
     def overload(self) -> bool:
-        """True if the request was shed: it may be served at another time."""
+        """True if the request is rejected because of load and may be served later."""
         return self.retry_after_s > 0
 
 
@@ -49,15 +49,15 @@ def host_memory_is_full(*, free_blocks: int, total_blocks: int, mean_blocks: int
 
     Args:
         free_blocks: free blocks of host memory.
-        total_blocks: all of them.
-        mean_blocks: mean blocks of a running request, roughly those of the next copy.
+        total_blocks: all blocks of host memory.
+        mean_blocks: mean blocks of a running request, the expected size of the next copy.
     """
     short = free_blocks * _FULL_SHARE < total_blocks or free_blocks < mean_blocks
     return short and free_blocks < total_blocks
 
 
 class Admission:
-    """Checks new requests of one scheduler.
+    """Admits or rejects the new requests of one scheduler.
 
     Args:
         policy: the policy.
@@ -65,7 +65,7 @@ class Admission:
         view: the scheduler.
 
     Attributes:
-        starts_ns: times at which the last requests started, oldest first.
+        starts_ns: start times of the latest requests to start, oldest first.
         shed: requests rejected because of load.
     """
 
@@ -81,9 +81,9 @@ class Admission:
         self.shed = 0
 
     def admit(self, request: ScheduledRequest) -> Rejection | None:
-        """Put a new request into the queue, or return why not."""
+        """Enqueue a new request, or return why it is rejected."""
         table, view = self._table, self._view
-        # Requests that start with the next plan do not count as waiting.
+        # Requests that the next plan can start do not count as waiting.
         free_blocks = view.free_blocks - table.waiting_blocks
         if table.requests:
             free_blocks -= self._policy.headroom_blocks()
@@ -98,7 +98,7 @@ class Admission:
         if rejection is None and needed > free_blocks and self._host_memory_is_full(request):
             rejection = Rejection(
                 reason="memory_full",
-                detail="too many requests wait for memory already; try again later",
+                detail="too many requests are waiting for memory; try again later",
                 retry_after_s=self._retry_after_s(len(view.waiting) + 1),
             )
         if rejection is not None:
@@ -123,23 +123,23 @@ class Admission:
         if prompt >= bound:
             return Rejection(
                 reason="too_long",
-                detail=f"the prompt has {prompt} tokens; prompt and answer together have at most "
-                f"{bound} here",
+                detail=f"the prompt has {prompt} tokens; prompt and output together may have at "
+                f"most {bound} here",
             )
         if output is not None and prompt + output > bound:
             return Rejection(
                 reason="too_long",
                 detail=f"{prompt} prompt tokens and {output} output tokens are more than the "
-                f"{bound} that prompt and answer have together here; ask for at most "
-                f"{bound - prompt}",
+                f"{bound} that prompt and output together may have here; request at most "
+                f"{bound - prompt} output tokens",
             )
         return None
 
     def _check_queue(self, starting: int) -> Rejection | None:
-        """Check the bound of the queue.
+        """Check the length of the queue.
 
         Args:
-            starting: requests, the new one included, that the next plan can start.
+            starting: waiting requests, the new one included, that the next plan can start.
         """
         waiting = len(self._view.waiting) + 1 - starting
         max_waiting = self._view.limits.max_waiting
@@ -147,12 +147,12 @@ class Admission:
             return None
         return Rejection(
             reason="queue_full",
-            detail=f"{waiting - 1} requests wait already, and {max_waiting} may; try again later",
+            detail=f"{waiting - 1} requests are waiting, of at most {max_waiting}; try again later",
             retry_after_s=self._retry_after_s(waiting),
         )
 
     def _host_memory_is_full(self, request: ScheduledRequest) -> bool:
-        """The third rung of the memory pressure ladder; see `preemption`."""
+        """True if a request must not wait for memory: measure 3 of `preemption`."""
         free, total = self._view.host_blocks
         used = self._view.total_blocks - self._view.free_blocks
         mean = used // max(1, self._view.num_running)
@@ -160,10 +160,10 @@ class Admission:
         return full and not any(self._policy.displaced_by(request))
 
     def _retry_after_s(self, waiting: int) -> int:
-        """Return the seconds, 1 to 60, in which a queue of this length should have advanced.
+        """Predict the wait, 1 to 60 seconds, in a queue of this length.
 
-        The length over the rate of the last starts, measured up to now: the longer no request
-        started, the longer the time.
+        The prediction is the length divided by the rate of the latest starts. The rate is measured
+        up to now, so it falls while no request starts.
         """
         if not self.starts_ns:
             return 1

@@ -1,11 +1,11 @@
-"""The decode batch: requests that decode one token in every step, at the cost of its changes.
+"""The decode batch: the requests that decode one token in every step.
 
-In steady decoding, two steps differ only in that every member has one more token. So a step does
-not visit the members. The batch counts *epochs*, the steps that decode. A member remembers the
-epoch in which it joined, and its counters follow by subtraction. Its next event (it needs a
-block, or decodes for the last time) is filed under the epoch in which it happens.
+In steady decoding, two steps differ only in that every member has one more token. The batch
+therefore does not visit its members in each step. It counts *epochs*, the steps that decode. A
+member stores the epoch in which it joined, and its counters follow by subtraction. The next event
+of a member (it needs a block, or decodes for the last time) is filed under its epoch.
 
-`schedule_decodes` is the part of planning that concerns the batch.
+`schedule_decodes` plans the decodes of a step.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class DecodeBatch:
 
     Attributes:
         members: the requests by rid.
-        epoch: steps that decoded so far, those in flight included.
-        committed_epoch: of these, the committed ones.
+        epoch: number of steps that decode so far, those in flight included.
+        committed_epoch: number of committed ones.
         last_plan: plan of the latest epoch.
         total_context: computed tokens of all members, those in flight included.
     """
@@ -72,14 +72,14 @@ class DecodeBatch:
 
     @property
     def tightest_ns(self) -> int | None:
-        """The smallest time per token that a member allows; None if no member has a target."""
+        """The smallest target time per token of a member; None if no member has a target."""
         return min(self._tpots_ns, default=None)
 
     # --- members -----------------------------------------------------------------------------
     def join(self, request: ScheduledRequest) -> None:
-        """Add a request that is one token behind; it decodes from the next epoch on.
+        """Add a request; it decodes from the next epoch on.
 
-        It must have a slot for that token's keys and values, and an output token left.
+        It needs a slot for the next token's keys and values, and must be below its output limit.
         """
         request.batch = self
         request.state = RequestState.DECODING
@@ -94,7 +94,7 @@ class DecodeBatch:
         self.file(request)
 
     def leave(self, request: ScheduledRequest) -> None:
-        """Remove a member and settle its own counters; the caller sets its state."""
+        """Remove a member and update its `base_` counters; the caller sets its state."""
         decoded = self.epoch - request.joined_epoch
         request.base_computed += decoded
         request.base_sampled += decoded
@@ -110,11 +110,11 @@ class DecodeBatch:
         if decoded:
             request.last_plan = self.last_plan
             self._left.append(request.rid)
-        else:  # no plan has named it as joined yet
+        else:  # it joined after the latest plan
             self._joined.remove(request)
 
     def take_changes(self) -> tuple[tuple[Join, ...], tuple[int, ...]]:
-        """Return the requests that joined and the rids that left since the previous plan."""
+        """Return and clear the requests that joined and left since the previous plan."""
         joined: tuple[Join, ...] = ()
         left: tuple[int, ...] = ()
         if self._joined:
@@ -149,9 +149,9 @@ class DecodeBatch:
         """Count several epochs in which no member joins or leaves.
 
         Args:
-            epochs: their number.
-            committed: the latest committed one.
-            plan_id: the plan of the latest.
+            epochs: number of epochs.
+            committed: the latest committed epoch.
+            plan_id: plan of the latest epoch.
         """
         self.epoch += epochs
         self.committed_epoch = committed
@@ -160,7 +160,7 @@ class DecodeBatch:
 
     # --- blocks ------------------------------------------------------------------------------
     def file(self, request: ScheduledRequest) -> None:
-        """File a member's next event: a full block table, or its last decode."""
+        """File the next event of a member: its blocks are full, or it decodes for the last time."""
         slots = len(request.blocks) * self._block_size - request.base_computed
         self._file(request, min(request.joined_epoch + slots + 1, request.last_epoch))
 
@@ -185,7 +185,7 @@ class DecodeBatch:
         due: list[ScheduledRequest] = []
         for request in filed:
             if request.batch is not None and request.event_epoch == epoch:
-                request.event_epoch = 0  # a member that left and rejoined may be filed twice
+                request.event_epoch = 0  # a member that left and joined again may be filed twice
                 due.append(request)
         return due
 
@@ -198,8 +198,8 @@ class DecodeBatch:
             spare: blocks that must stay free.
 
         Returns:
-            The allocated (rid, block) pairs. None, and nothing has changed, if there may not be
-            enough blocks or a member decodes for the last time.
+            The allocated (rid, block) pairs. None, without a change, if there may be too few
+            blocks or a member decodes for the last time.
         """
         filed = self._events[epoch]
         if len(filed) > kv.free_blocks - spare:
@@ -224,11 +224,11 @@ class DecodeBatch:
         return request.computed_tokens == len(request.blocks) * self._block_size
 
     def max_blocks_needed(self, epochs: int) -> int:
-        """Return an upper bound of the blocks that members need within the next epochs."""
+        """Return an upper bound of the blocks that members need in the next epochs."""
         return len(self.members) * (-(-epochs // self._block_size))
 
     def members_needing_blocks(self, epochs: int) -> list[ScheduledRequest]:
-        """Return the members that need a block within the next epochs, earliest first."""
+        """Return the members that need a block in the next epochs, earliest first."""
         due: list[ScheduledRequest] = []
         for epoch in range(self.epoch + 1, self.epoch + epochs + 1):
             due += [
@@ -259,10 +259,11 @@ def schedule_decodes(
     """Schedule every decode that the phase, the budget and the blocks allow.
 
     Args:
-        step: the plan.
+        step: the next plan.
         table: the requests.
-        phase: filters requests.
-        evictor: makes room if blocks run out; its key selects the requests to hold back.
+        phase: the phase; requests that fail its filter are held back.
+        evictor: evicts requests if blocks run out. If the budget is too small, the requests with
+            the largest eviction keys are held back.
     """
     batch, only = table.batch, phase.only
     if table.host.free_blocks:

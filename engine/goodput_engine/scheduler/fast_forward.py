@@ -1,10 +1,10 @@
-"""Fast-forward: taking steps that are known before they run, without planning each of them.
+"""Fast-forward: many decode-only steps at once, without a plan for each.
 
-After a plan that holds nothing but a token for every member of the decode batch, the next plan
-holds the same, until a request arrives, ends or is cancelled, a limit changes, a member decodes
-for the last time, or blocks run short. Until then a step changes a few counters and sometimes
-gives a member its next block. In virtual time an executor takes such steps at once. The
-scheduler, plans in flight included, is left as if each step had been planned and committed.
+If a plan holds only one token for every member of the decode batch, the next plan holds the same,
+until a request arrives, ends or is cancelled, a limit changes, a member decodes for the last time,
+or blocks run short. Until then a step only changes a few counters and sometimes allocates a block.
+In virtual time an executor takes such steps at once. Afterwards the scheduler, plans in flight
+included, is in the same state as if each step had been planned and committed.
 
 The policy's hooks are not called for these steps; see `SchedulingPolicy.can_fast_forward`.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["FastForward", "SkippedSteps", "SteadyDecoding"]
 
 _MOST_STEPS: Final = 1024
-_HOOKS_OF_STEPS: Final = ("preempt_ahead", "phase", "after_step")
-_HOOKS_OF_ADMISSION: Final = (
+_STEP_HOOKS: Final = ("preempt_ahead", "phase", "after_step")
+_ADMISSION_HOOKS: Final = (
     "new_queue",
     "may_admit",
     "displaced_by",
@@ -41,14 +41,14 @@ _HOOKS_OF_ADMISSION: Final = (
 
 
 class SkippedSteps(NamedTuple):
-    """Steps that were committed at once; each gave every member of the decode batch a token.
+    """Steps that were committed at once.
 
-    No request joined, left or ended in between, and no blocks were released.
+    Each step gave every member of the decode batch one token. No request joined, left or ended,
+    and no blocks were released.
 
     Args:
-        plans: the committed plans that name requests that joined or left, oldest first. They were
-            in flight at the start.
-        first_epoch: epoch of the first step; the epochs of the others follow.
+        plans: the plans, in flight before, in which requests joined or left, oldest first.
+        first_epoch: epoch of the first step; the following steps have consecutive epochs.
         ends_ns: end of each step, in order, array of int64, at least one.
     """
 
@@ -58,7 +58,7 @@ class SkippedSteps(NamedTuple):
 
 
 class SteadyDecoding:
-    """A point to fast-forward a scheduler from.
+    """A scheduler that can be fast-forwarded.
 
     Args:
         scheduler: the scheduler.
@@ -67,10 +67,10 @@ class SteadyDecoding:
 
     Attributes:
         num_decodes: requests that decode in each step.
-        context_tokens: their context in the latest step in flight.
-        epoch: epoch of the latest step in flight.
-        plan_id: the latest plan in flight.
-        most_steps: an upper bound of the steps that the blocks allow.
+        context_tokens: their context in the latest plan in flight.
+        epoch: epoch of the latest plan in flight.
+        plan_id: number of the latest plan in flight.
+        most_steps: upper bound of the steps that the blocks allow.
     """
 
     __slots__ = (
@@ -95,16 +95,16 @@ class SteadyDecoding:
         self.context_tokens = batch.total_context
         self.epoch = batch.epoch
         self.plan_id = table.in_flight[-1].plan.plan_id
-        # Each member needs one block in as many steps as a block has slots.
+        # A member needs one block every `block_size` steps.
         rounds = (table.kv.free_blocks - spare) // self.num_decodes + 1
         self.most_steps = min(_MOST_STEPS, rounds * table.kv.block_size)
 
     def plan(self, steps: int) -> int:
-        """Plan steps: give each member the blocks that it needs in them.
+        """Plan steps: allocate the blocks that the members need in them.
 
         Returns:
-            The planned steps: fewer if a member decodes for the last time in the next one, or
-            blocks run short in it.
+            The number of planned steps. It is smaller than `steps` if a member decodes for the
+            last time, or blocks run short, in the step after them.
         """
         batch, kv, events = self._table.batch, self._table.kv, self._table.batch.event_epochs
         for epoch in filter(events.__contains__, range(self.epoch + 1, self.epoch + steps + 1)):
@@ -117,13 +117,13 @@ class SteadyDecoding:
     def commit(
         self, *, ends_ns: array[int], planned_ns: Sequence[int], step_ns: int, last_step_ns: int
     ) -> SkippedSteps:
-        """Commit steps, and put as many new ones in flight.
+        """Commit steps, and put the same number of new ones in flight.
 
         Args:
             ends_ns: end of each committed step, in order, at least one.
-            planned_ns: planning times of the plans that are in flight now and were not before.
+            planned_ns: planning times of the plans that are new in flight.
             step_ns: summed device time of the committed steps.
-            last_step_ns: device time of the last of them.
+            last_step_ns: device time of the last committed step.
         """
         batch, in_flight, decodes = self._table.batch, self._table.in_flight, self.num_decodes
         steps, kept = len(ends_ns), len(planned_ns)
@@ -166,8 +166,8 @@ class FastForward:
     Args:
         scheduler: the scheduler; its policy is set.
         table: its requests.
-        evictor: knows the blocks to keep free.
-        depth: plans that wait beside the one that runs.
+        evictor: gives the number of blocks that must stay free.
+        depth: plans that may wait behind the running one.
     """
 
     __slots__ = ("_depth", "_evictor", "_ignores_queue", "_possible", "_scheduler", "_table")
@@ -180,11 +180,11 @@ class FastForward:
         self._evictor = evictor
         self._depth = depth
         kind = type(scheduler.policy)
-        self._possible = _promises(kind, _HOOKS_OF_STEPS)
-        self._ignores_queue = _promises(kind, _HOOKS_OF_ADMISSION)
+        self._possible = _vouches_for(kind, _STEP_HOOKS)
+        self._ignores_queue = _vouches_for(kind, _ADMISSION_HOOKS)
 
     def steady(self) -> SteadyDecoding | None:
-        """Return a point to fast-forward from; None if the next step must be planned."""
+        """Return the steady state of the scheduler; None if the next step must be planned."""
         table, scheduler = self._table, self._scheduler
         if not table.settled or not self._possible:
             return None
@@ -198,8 +198,8 @@ class FastForward:
             if record.leavers or record.releases or record.copied:
                 return None
         # A waiting request may start as soon as the prefill budget grows.
-        heeds_queue = not self._ignores_queue or scheduler.prefill_budget is not None
-        if heeds_queue and len(table.waiting):
+        ignores_queue = self._ignores_queue and scheduler.prefill_budget is None
+        if not ignores_queue and len(table.waiting):
             return None
         spare = self._evictor.offload_margin()
         if table.kv.free_blocks < spare or not scheduler.policy.can_fast_forward():
@@ -207,11 +207,11 @@ class FastForward:
         return SteadyDecoding(scheduler=scheduler, table=table, spare=spare)
 
 
-def _promises(kind: type[SchedulingPolicy], hooks: Sequence[str]) -> bool:
-    """Return True if the class that defines `can_fast_forward` has or inherits these hooks."""
-    speaker = _definer(kind, "can_fast_forward")
-    return all(issubclass(speaker, _definer(kind, hook)) for hook in hooks)
+def _vouches_for(kind: type[SchedulingPolicy], hooks: Sequence[str]) -> bool:
+    """True if no subclass of the class that defines `can_fast_forward` overrides these hooks."""
 
+    def defining_class(name: str) -> type:
+        return next(base for base in kind.__mro__ if name in vars(base))
 
-def _definer(kind: type, name: str) -> type:
-    return next(base for base in kind.__mro__ if name in vars(base))
+    vouching = defining_class("can_fast_forward")
+    return all(issubclass(vouching, defining_class(hook)) for hook in hooks)

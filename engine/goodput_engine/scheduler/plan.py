@@ -1,11 +1,11 @@
-"""Plans, results and outcomes: the values between the scheduler and an executor.
+"""Plans, results and outcomes: the values that scheduler and executor exchange.
 
-A plan holds changes. The requests that decode one token in every step, the decode batch, are
-named when they join and when they leave, not in each plan; an executor keeps them as its
-persistent batch. Everything else that a step computes is a `Chunk`.
+A plan contains changes. It names the members of the decode batch, which decode one token in every
+step, only when they join and when they leave; an executor keeps them as its persistent batch. All
+other tokens of a step are in `Chunk`s.
 
-These are named tuples, not frozen dataclasses: they are as immutable and take a third of the time
-to create, which was half of the cost of a step.
+The values are named tuples, not frozen dataclasses. Both are immutable, but a named tuple takes a
+third of the time to create, and creation was half of the cost of a step.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Admitted(NamedTuple):
 
     Args:
         rid: the request.
-        blocks: its whole block table, which replaces an earlier one.
-        cached_tokens: leading tokens that need no computing: found in those blocks, or about to
-            be copied into them.
+        blocks: its complete block table, which replaces an earlier one.
+        cached_tokens: leading tokens that are not computed, because the blocks hold them or a
+            copy will fill them.
     """
 
     rid: int
@@ -53,8 +53,8 @@ class Chunk(NamedTuple):
     Args:
         rid: the request.
         start: its tokens computed before, those in flight included.
-        num_tokens: tokens to compute now, at least 1.
-        samples: True if they reach its end, so that the step samples its next token.
+        num_tokens: tokens to compute, at least 1.
+        samples: True if they are its last ones, so that the step samples its next token.
         output_tokens: its output tokens before, those in flight included.
     """
 
@@ -66,7 +66,7 @@ class Chunk(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A request that joins the decode batch: it decodes in this and later plans, until it leaves.
+    """A request that joins the decode batch; it decodes in every plan until it leaves.
 
     Args:
         rid: the request.
@@ -82,13 +82,13 @@ class Join(NamedTuple):
 class Copy(NamedTuple):
     """KV blocks of one request to copy between device and host while the step computes.
 
-    The step ends when computing and copies are done. A request whose blocks are copied computes
-    nothing in the step, so copies wait for earlier steps only.
+    The step ends when computation and copies are done. A request whose blocks are copied computes
+    nothing in the step, so copies depend only on earlier steps.
 
     Args:
         rid: the request.
         to_host: True for device to host, False for host to device.
-        device_blocks, host_blocks: the blocks of both sides, pairwise.
+        device_blocks, host_blocks: pairs of blocks to copy, at equal positions.
     """
 
     rid: int
@@ -103,9 +103,9 @@ class StepPlan(NamedTuple):
     A plan with copies alone computes nothing.
 
     Args:
-        plan_id: consecutive.
+        plan_id: consecutive number.
         at_ns: time of planning.
-        shape: the sums that predict its duration.
+        shape: shape of the step, from which a form predicts its duration.
         left: rids that left the decode batch since the previous plan.
         admitted: requests that start or resume, each with its block table.
         copies: blocks to copy while the step computes.
@@ -134,9 +134,9 @@ class StepResult(NamedTuple):
 
     Args:
         plan_id: the plan.
-        at_ns: time of its end.
-        step_ns: its device time.
-        stopped: finish reason ("stop") of each request that ended with this token.
+        at_ns: end of the step.
+        step_ns: device time of the step.
+        stopped: finish reason ("stop") of each request that ended in this step.
     """
 
     plan_id: int
@@ -146,10 +146,10 @@ class StepResult(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A token that needs more than being counted: the first, the last, or outside the batch.
+    """The first or last token of a request, or a token outside the decode batch.
 
     Args:
-        request: the request; its `output_tokens` include this one.
+        request: the request; its `output_tokens` include the token.
         finish_reason: "stop" or "length" with the last token, else None.
     """
 
@@ -164,9 +164,8 @@ class StepOutcome(NamedTuple):
         plan: the committed plan.
         result: its result.
         advanced: rids of members of the decode batch that gained one token and continue.
-        progress: the other requests that gained a token: first tokens, last tokens, and tokens
-            of requests that left the decode batch since.
-        released: rids that are gone, with their blocks free.
+        progress: first tokens, last tokens, and tokens of requests that left the decode batch.
+        released: rids of removed requests, whose blocks are free.
     """
 
     plan: StepPlan
@@ -181,19 +180,20 @@ class StepBuilder:
     """The next plan while the scheduler builds it.
 
     Args:
-        plan_id: its id.
-        left: tokens of the budget that are not assigned.
+        plan_id: number of the plan.
+        left: unused tokens of the budget.
         admitted, chunks, new_blocks: as in `StepPlan`.
         requests: requests of the chunks, in their order.
         last: requests whose last token is sampled in this plan.
-        ended: chunks that sample a last token: not running any more, yet in the batch width.
+        ended: chunks that sample a last token. Their requests do not run any more, but count in
+            the width of the batch.
         decodes: members of the decode batch that decode in this plan.
-        displaced: True if a request was evicted that may have got a block in this plan.
+        displaced: True if a request was evicted that may have a new block in this plan.
         tokens, context, squares, longest: sums over the chunks, as in `StepShape`.
-        pending: blocks that commits will free and no request of this plan waits for; None if
-            not counted yet.
-        owed: blocks that running requests need and have not got in this plan.
-        starved: True if a running request found no free block: no admission in this plan.
+        pending: blocks that commits will free, less those that requests of this plan wait for;
+            None if not counted yet.
+        owed: blocks that ready requests need and that admissions must leave free.
+        starved: True if a running request found no free block, which prevents admissions.
     """
 
     plan_id: int

@@ -1,24 +1,25 @@
 """Scheduling policies: the hooks that a policy implements, and what it may read.
 
-The scheduler owns the mechanism (blocks, budget, plans in flight) and keeps its invariants
-whatever a policy returns; a policy owns preferences. It knows lengths, classes and deadlines of
-requests, and reads the engine through `SchedulerView`; it never sees a true output length. A
-policy object belongs to one scheduler and may keep what it learns.
+The scheduler owns the mechanism: blocks, budget, plans in flight. It keeps its invariants for any
+decision of a policy. A policy knows lengths, classes and deadlines of requests, and reads the
+engine through `SchedulerView`. It never sees a true output length. A policy object belongs to one
+scheduler and may have state.
 
 The hooks form three groups. *Order*: which request goes first, and which is evicted first.
-*Admit*: which request may start, and with how many blocks. *Size*: what one step may hold. Hooks
-without a default are written out in every policy, so each can be read alone; the others are
-called only if a policy overrides them.
+*Admit*: which request may start, and with how many blocks. *Size*: the work that one step may
+hold. `policies/sarathi.py` shows every hook that a policy needs. The other hooks are optional and
+are called only for a policy that overrides them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self
 
-from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
+from goodput_engine.scheduler.request_table import ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIXED",
+    "FcfsQueue",
     "Phase",
     "PolicySettings",
     "SchedulerLimits",
@@ -42,13 +44,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """Settings of a manifest for policies; each policy uses those that concern it.
+    """Settings of a manifest for policies.
 
     Args:
-        batch_timeout_ns: how long `static` and `dynamic` wait for a batch to fill; None for
+        batch_timeout_ns: longest wait of an incomplete batch of `static` or `dynamic`; None for
             their defaults.
-        ageing_ns: waiting time that raises a request by one level of `priority`, and that is too
-            long for `sjf`, at least 1; None for their defaults.
+        ageing_ns: waiting time that raises a request by one level of `priority`, and after which
+            a request is overdue for `sjf`, at least 1; None for their defaults.
     """
 
     batch_timeout_ns: int | None = None
@@ -61,7 +63,7 @@ class SchedulerLimits:
 
     Args:
         token_budget: tokens that one step may compute, at least 1.
-        max_num_seqs: running requests, at least 1; lowering it preempts no request.
+        max_num_seqs: running requests, at least 1; a lower limit preempts no request.
         max_waiting: requests that may wait for more than the next step.
     """
 
@@ -78,7 +80,7 @@ class WaitingQueue(Protocol):
         ...
 
     def push_back(self, request: ScheduledRequest) -> None:
-        """Add a preempted request, at the head unless the policy has an order of its own."""
+        """Add a preempted request: at the head, or at its place in the policy's order."""
         ...
 
     def peek(self, now_ns: int) -> ScheduledRequest | None:
@@ -94,13 +96,45 @@ class WaitingQueue(Protocol):
     def __iter__(self) -> Iterator[ScheduledRequest]: ...
 
 
+class FcfsQueue:
+    """The default queue: first come, first served, in constant time per operation."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, ScheduledRequest] = OrderedDict()
+
+    def push(self, request: ScheduledRequest) -> None:
+        """Add a new request at the tail."""
+        self._waiting[request.rid] = request
+
+    def push_back(self, request: ScheduledRequest) -> None:
+        """Add a preempted request at the head."""
+        self._waiting[request.rid] = request
+        self._waiting.move_to_end(request.rid, last=False)
+
+    def peek(self, now_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - time is irrelevant
+        """Return the head."""
+        return next(iter(self._waiting.values()), None)
+
+    def remove(self, request: ScheduledRequest) -> None:
+        """Remove an admitted or cancelled request."""
+        del self._waiting[request.rid]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return iter(self._waiting.values())
+
+
 class SchedulerView:
-    """The scheduler as a policy may read it; current whenever a hook is called.
+    """The state of a scheduler that a policy may read; up to date in every hook.
 
     Args:
         table: the requests.
         limits: the limits in force.
-        max_total_tokens: longest prompt and answer together.
+        max_total_tokens: longest prompt and output together.
         preemption: preemption mode of the manifest.
 
     Attributes:
@@ -138,11 +172,6 @@ class SchedulerView:
     def num_decoding(self) -> int:
         """Members of the decode batch."""
         return len(self._table.batch.members)
-
-    @property
-    def decode_context_tokens(self) -> int:
-        """Computed tokens of all members of the decode batch."""
-        return self._table.batch.total_context
 
     @property
     def num_prefilling(self) -> int:
@@ -207,9 +236,9 @@ class Phase:
     Args:
         decodes, prefills, admissions: True if the step may hold them.
         prompts_alone: True if decodes come last, and only without a prefill in the step.
-        token_budget: tokens of the step; None for the limit in force, which always holds.
-        only: filter of running requests; one that fails it keeps its blocks and is not scheduled
-            in this step. None to schedule every request.
+        token_budget: tokens of the step, within the limit in force; None for that limit.
+        only: filter of running requests; a request that fails it keeps its blocks and is not
+            scheduled in this step. None to schedule every request.
     """
 
     decodes: bool = True
@@ -229,9 +258,9 @@ class SchedulingPolicy(ABC):
 
     Attributes:
         name: its name in a manifest.
-        uses_prefill_budget: True if the prompt tokens of a step may be limited so that running
-            requests keep their TPOT (`prefill_budget`). False for a policy that keeps prompts
-            whole, or that sizes steps by deadlines itself.
+        uses_prefill_budget: True if `prefill_budget` may limit the prompt tokens of a step to
+            protect the TPOT of running requests. False for a policy that does not split prompts,
+            or that sizes steps by deadlines itself.
         preemption: preemption mode of this policy; None for the manifest's.
         view: the scheduler; set by `attach`.
     """
@@ -268,49 +297,49 @@ class SchedulingPolicy(ABC):
         return False
 
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:  # noqa: ARG002
-        """Return running requests to evict so that a waiting one can start, in this order.
+        """Return running requests that may be evicted for a waiting one, in the order of eviction.
 
-        As many are evicted as it needs, or none if all of them would not be enough. Requests
-        that are not `displaceable` are skipped.
+        Only as many are evicted as the waiting request needs, and none if all of them would not
+        suffice. Requests that are not `displaceable` are skipped.
         """
         return ()
 
     def preempt_ahead(self) -> Iterable[ScheduledRequest]:
-        """Return running requests to evict before the next step, before any blocks run out."""
+        """Return running requests to evict before the next step, although blocks are free."""
         return ()
 
     # --- admit -------------------------------------------------------------------------------
     def reject(self, request: ScheduledRequest) -> Rejection | None:  # noqa: ARG002
-        """Return why a servable request must not wait; None to let it wait."""
+        """Return why a request is rejected although it could be served later; else None."""
         return None
 
     def may_admit(self, request: ScheduledRequest) -> bool:  # noqa: ARG002
-        """Return True if the head of the queue may start; False ends admissions of this step."""
+        """True if the head of the queue may start; False ends the admissions of this step."""
         return True
 
     @abstractmethod
     def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """Return the tokens whose blocks are allocated at admission.
+        """Return the tokens for which blocks are allocated at admission.
 
-        At least the request's total is allocated: a started request can finish its prompt.
+        The scheduler allocates at least the request's total, so a started prompt can be finished.
         """
 
     @abstractmethod
     def headroom_blocks(self) -> int:
-        """Return the blocks that an admission leaves free for the running requests."""
+        """Return the blocks that an admission leaves free for running requests."""
 
     def wake_ns(self) -> int | None:
         """Return when to plan again while the engine is idle; None to wait for a request.
 
-        For a policy that lets requests wait although they could start. A time that has passed is
-        ignored: the plan at that time has started the due requests.
+        For a policy that delays requests although they could start. A time that has passed is
+        ignored, because the plan at that time has started the due requests.
         """
         return None
 
     # --- size --------------------------------------------------------------------------------
     @abstractmethod
     def phase(self) -> Phase:
-        """Return which kinds of work the next step may hold, and its token budget."""
+        """Return the kinds of work that the next step may hold, and its token budget."""
 
     @abstractmethod
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
@@ -319,24 +348,24 @@ class SchedulingPolicy(ABC):
         Args:
             request: the request.
             remaining: its tokens that are not computed, at least 1.
-            budget_left: budget that the step has left, at least 1.
+            budget_left: unused token budget of the step, at least 1.
         """
 
     # --- after a step ------------------------------------------------------------------------
     def after_step(self, outcome: StepOutcome) -> None:  # noqa: B027 - optional
-        """Learn from a committed step: its time, and the requests that ended."""
+        """Learn from a committed step, for example its time and the requests that ended."""
 
     def can_fast_forward(self) -> bool:
-        """Return True if steps that only decode may be taken without calling the policy.
+        """True if steps that only decode may be taken without calling the policy.
 
-        Called after a plan in which every running request decoded and nothing else happened.
-        True promises that no hook would decide otherwise, and that `after_step` has nothing to
-        learn, until a request arrives, ends or is cancelled, blocks run short, or a limit
-        changes. Time that passes, tokens gained and blocks allocated must not matter.
+        The hook is called after a plan in which every running request decoded and nothing else
+        happened. If it returns True, every hook must decide as in that plan, and `after_step` must
+        have nothing to learn, until a request arrives, ends or is cancelled, blocks run short, or
+        a limit changes. Neither time nor decoded tokens nor allocated blocks may matter.
 
-        The promise covers the hooks of its own class and its bases. A subclass that overrides
-        `preempt_ahead`, `phase` or `after_step` must override this hook too, else it is never
-        fast-forwarded; likewise, while requests wait, for the hooks of admission.
+        The hook vouches only for hooks of its own class and its bases. A subclass that overrides
+        `preempt_ahead`, `phase` or `after_step` must override this hook too, or it is never
+        fast-forwarded. The same is true of the hooks of admission while requests wait.
         """
         return False
 

@@ -1,8 +1,8 @@
-"""Prediction of output lengths: learned from finished answers, never from the row of a trace.
+"""Prediction of output lengths.
 
-`LearnedLengths` knows only what a server can know. `KnownLengths` is the oracle that bounds the
-gain of prediction: it is built in virtual time with the true lengths, and nothing else in the
-scheduler has access to them.
+`LearnedLengths` learns from finished requests, as a server can. `KnownLengths` is an oracle that
+shows the upper bound of better prediction. It exists only in virtual time, and nothing else in the
+scheduler has access to true lengths.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 __all__ = ["KnownLengths", "LearnedLengths", "LengthPredictor", "PredictionError"]
 
 _BINS_PER_DOUBLING: Final = 8
-_MEMORY: Final = 1024
-"""After this many answers the weight of all earlier ones is halved."""
-_ENOUGH: Final = 8
-"""With fewer answers a class has no prediction of its own."""
+_HALF_LIFE: Final = 1024
+"""After this many outputs, the weight of all earlier ones is halved."""
+_MIN_OUTPUTS: Final = 8
+"""A class with fewer outputs has no prediction of its own."""
 _MAX_CLASSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionError:
-    """Error of predictions, each made with the knowledge at the end of its request.
+    """Error of predictions, each made just before the end of its request.
 
     Args:
-        judged: answers since the start.
-        mean_abs_log_ratio: mean of |ln(predicted / true)| over recent answers; 0 without any.
-            0.69 is a factor of two.
+        judged: outputs since the start.
+        mean_abs_log_ratio: mean of |ln(predicted / true)| over recent outputs; 0 before the first
+            one. 0.69 is a factor of two.
     """
 
     judged: int = 0
@@ -45,7 +45,7 @@ class LengthPredictor(Protocol):
 
     @property
     def revision(self) -> int:
-        """Rises when predictions may have changed without a new token."""
+        """Counter that rises when predictions may have changed without a new token."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class LengthPredictor(Protocol):
         ...
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Return the total output tokens: more than the present ones, within the limit."""
+        """Return the predicted total: more than the present output tokens, within the limit."""
         ...
 
     def learn(self, request: ScheduledRequest) -> None:
@@ -63,11 +63,11 @@ class LengthPredictor(Protocol):
 
 
 class LearnedLengths:
-    """Mean length of the finished answers of a class that are longer than the present one.
+    """Predicts the mean of those finished outputs of a class that are longer than the present one.
 
-    With too few answers of the class, those of all classes are used; without any, the limit of
-    the request. Old answers fade: each thousand halves their weight. Memory is bounded by classes
-    times logarithmic bins of length, not by requests.
+    If the class has too few outputs, those of all classes are used; if these are too few, the
+    request's limit. The weight of old outputs is halved after each 1,024. Memory is bounded by the
+    number of classes times that of logarithmic bins of length.
 
     Source: the conditional mean is the criterion of "shortest expected remaining processing time"
     (Sevcik, "Scheduling for minimum total loss using service time distributions", JACM 1974).
@@ -81,7 +81,7 @@ class LearnedLengths:
 
     @property
     def revision(self) -> int:
-        """Rises after an eighth more answers."""
+        """Counter that rises when the outputs have grown by an eighth."""
         return self._all.revision + sum(lengths.revision for lengths in self._classes.values())
 
     @property
@@ -95,32 +95,32 @@ class LearnedLengths:
         return {name: lengths.error for name, lengths in self._classes.items()}
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Return the total output tokens: more than the present ones, within the limit."""
+        """Return the predicted total: more than the present output tokens, within the limit."""
         return self._predict(request, request.sampled_tokens)
 
     def learn(self, request: ScheduledRequest) -> None:
         """Measure the error of the prediction, then learn the true length."""
         tokens = request.output_tokens
-        wrong = abs(math.log(self._predict(request, 0) / tokens))
+        error = abs(math.log(self._predict(request, 0) / tokens))
         lengths = self._classes.get(request.slo_class)
         if lengths is None and len(self._classes) < _MAX_CLASSES:
             lengths = self._classes[request.slo_class] = _Lengths()
         if lengths is not None:
-            lengths.add(tokens, wrong)
-        self._all.add(tokens, wrong)
+            lengths.add(tokens, error)
+        self._all.add(tokens, error)
 
-    def _predict(self, request: ScheduledRequest, has: int) -> int:
+    def _predict(self, request: ScheduledRequest, present: int) -> int:
         """Predict the length of a request with this many output tokens."""
         lengths = self._classes.get(request.slo_class)
-        if lengths is None or lengths.error.judged < _ENOUGH:
+        if lengths is None or lengths.error.judged < _MIN_OUTPUTS:
             lengths = self._all
-        if lengths.error.judged < _ENOUGH:
+        if lengths.error.judged < _MIN_OUTPUTS:
             return request.output_limit
-        return min(max(lengths.expected(has), has + 1), request.output_limit)
+        return min(max(lengths.expected(present), present + 1), request.output_limit)
 
 
 class KnownLengths:
-    """The oracle: true lengths, which no server knows, for a bound in virtual time.
+    """The oracle of true lengths, in virtual time.
 
     Args:
         length_of: returns the true output tokens of a request by its rid.
@@ -141,39 +141,39 @@ class KnownLengths:
 
 
 class _Lengths:
-    """Lengths of finished answers, as weights and sums in logarithmic bins."""
+    """Lengths of finished outputs, as weights and sums in logarithmic bins."""
 
     __slots__ = (
+        "_errors",
         "_judged",
         "_means",
-        "_since",
+        "_since_revision",
         "_sums",
         "_weight",
         "_weights",
-        "_wrong",
         "revision",
     )
 
     def __init__(self) -> None:
         self.revision = 0
         self._judged = 0
-        self._since = 0
-        self._wrong = 0.0
+        self._since_revision = 0
+        self._errors = 0.0
         self._weight = 0.0
         self._weights: list[float] = []
         self._sums: list[float] = []
-        # For each bin, the mean of all lengths in it and above, updated with the revision.
+        # For each bin, the mean of the lengths in it and in the bins above, as of `revision`.
         self._means: list[float] = []
 
     @property
     def error(self) -> PredictionError:
-        mean = self._wrong / self._weight if self._weight else 0.0
+        mean = self._errors / self._weight if self._weight else 0.0
         return PredictionError(judged=self._judged, mean_abs_log_ratio=mean)
 
-    def add(self, tokens: int, wrong: float) -> None:
-        """Add an answer and the error of its prediction."""
-        if self._judged and self._judged % _MEMORY == 0:
-            self._wrong /= 2
+    def add(self, tokens: int, error: float) -> None:
+        """Add an output and the error of its prediction."""
+        if self._judged and self._judged % _HALF_LIFE == 0:
+            self._errors /= 2
             self._weight /= 2
             self._weights = [weight / 2 for weight in self._weights]
             self._sums = [total / 2 for total in self._sums]
@@ -185,18 +185,18 @@ class _Lengths:
         self._weights[at] += 1
         self._sums[at] += tokens
         self._weight += 1
-        self._wrong += wrong
+        self._errors += error
         self._judged += 1
-        self._since += 1
-        if self._since * 8 >= min(self._judged, _MEMORY):
-            self._since = 0
+        self._since_revision += 1
+        if self._since_revision * 8 >= min(self._judged, _HALF_LIFE):
+            self._since_revision = 0
             self.revision += 1
             self._means = self._means_from_above()
 
-    def expected(self, has: int) -> int:
-        """Return the mean of the lengths above this one; twice this one without any."""
-        at = _bin(has) + 1 if has else 0
-        return round(self._means[at]) if at < len(self._means) else 2 * has
+    def expected(self, present: int) -> int:
+        """Return the mean of the lengths above the present one; twice that if there are none."""
+        at = _bin(present) + 1 if present else 0
+        return round(self._means[at]) if at < len(self._means) else 2 * present
 
     def _means_from_above(self) -> list[float]:
         means = [0.0] * len(self._weights)

@@ -1,20 +1,21 @@
-"""Preemption: eviction of running requests, copies of their blocks, and the memory pressure ladder.
+"""Preemption: eviction of running requests, and copies of their blocks.
 
 The blocks of an evicted request are recomputed later, or copied to host memory and back. The
-policy and the manifest decide; `hybrid` selects the mode that resumes this request sooner. A
-request is recomputed if host memory has no room.
+policy or the manifest sets the mode; `hybrid` selects the mode that resumes the request sooner. If
+host memory has no room, the request is recomputed.
 
-With host memory, three measures precede running out of KV memory:
+With host memory, three measures are taken before KV memory runs out:
 
-1. *Offload ahead.* The request that would be evicted is swapped out while there are still blocks
-   for the others, as many steps earlier as its copy takes. No request waits for its copy.
-2. *Keep the batch width.* While host memory holds a copy, a further request starts only if every
-   running request can still grow by one block. Otherwise a resumed or new request would be
+1. *Offload ahead.* The next victim is swapped out while there are still blocks for the others, as
+   many steps earlier as its copy takes. So no request waits for the copy.
+2. *Keep the batch width.* While host memory holds a copy, another request starts only if every
+   running request can still grow by one block. Otherwise the resumed or new request would be
    evicted again before its copy had paid off.
 3. *Reject.* When host memory is full of copies, a request that would wait for memory is rejected
-   (`admission`). From there on evicted requests are recomputed.
+   (`admission`). Evicted requests are then recomputed.
 
-Without host memory none of this applies: freeing blocks takes no time, so the pool may run full.
+Without host memory none of these is taken: the pool may run full, because freeing blocks takes no
+time.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ from goodput_engine.scheduler.plan import Copy
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from goodput_engine.scheduler.plan import StepBuilder, StepPlan
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Evictor", "room_to_widen"]
 
 _NOMINAL_STEP_NS: Final = 10 * NS_PER_MS
-"""Step time assumed for offloading ahead. Steps are seldom shorter; with longer ones a copy only
-ends early. A measured time would make decisions depend on noise."""
+"""Step time assumed for offloading ahead. Steps are seldom shorter, and if they are longer, a copy
+only ends early. With a measured time, decisions would depend on noise."""
 _PROMPT_WEIGHT: Final = 0.1
 
 
@@ -59,14 +58,15 @@ class Evictor:
         policy: the policy.
         table: the requests.
         view: the scheduler.
-        depth: plans that wait beside the one that runs.
+        depth: plans that may wait behind the running one.
 
     Attributes:
-        key: eviction key of the policy; the request with the largest is evicted first.
+        key: eviction key of the policy; the request with the largest key is evicted first.
         preemptions, recomputed_tokens, swapped_tokens: as in `EngineStatistics`.
-        last_step_ns: device time of the last step that computed; ten milliseconds before one.
+        last_step_ns: device time of the last step that computed; ten milliseconds before the
+            first one.
         ns_per_prompt_token: recent time per token of steps that mostly computed prompts; 0
-            before one.
+            before the first one.
     """
 
     __slots__ = (
@@ -103,11 +103,11 @@ class Evictor:
 
     # --- eviction ----------------------------------------------------------------------------
     def victim(self) -> ScheduledRequest | None:
-        """Return the running request to evict next; None if none runs."""
+        """Return the running request to evict next; None if no request runs."""
         return max(self._view.running(), key=self.key, default=None)
 
     def evict(self, victim: ScheduledRequest) -> int:
-        """Send a running request back to the queue; return the blocks that commits will free."""
+        """Evict a running request; return the number of blocks that later commits will free."""
         table = self._table
         copied = self.blocks_to_copy(victim)
         table.withdraw(victim, keep_tokens=True)
@@ -131,7 +131,7 @@ class Evictor:
         return table.kv.exclusive(victim.blocks)
 
     def blocks_to_copy(self, victim: ScheduledRequest) -> int:
-        """Return the blocks that an eviction would copy to host memory; 0 to recompute."""
+        """Return the number of blocks that an eviction would copy; 0 to recompute."""
         kv, host = self._table.kv, self._table.host
         blocks = kv.blocks_for(victim.computed_tokens)
         if not 0 < blocks <= host.free_blocks:
@@ -141,8 +141,8 @@ class Evictor:
             return blocks
         if mode is Preemption.RECOMPUTE:
             return 0
-        # Both wait for the requests in the queue; a copy also waits for the copies before it.
-        ahead = self._blocks_in_queue()
+        # In both modes the request waits in the queue; a copy also waits for the copies before it.
+        ahead = self._blocks_to_copy_first()
         swap_ns = (ahead + 2 * blocks) * host.ns_per_block
         recompute_ns = victim.computed_tokens * self.ns_per_prompt_token
         return blocks if swap_ns < recompute_ns else 0
@@ -168,7 +168,7 @@ class Evictor:
         self._table.swapping_in[request.rid] = request
 
     def copied(self, request: ScheduledRequest) -> None:
-        """Move a request on after its last block was copied."""
+        """Requeue or resume a request whose last block was copied."""
         table = self._table
         request.copied_blocks = 0
         if request.state is RequestState.SWAPPING_OUT:
@@ -185,8 +185,8 @@ class Evictor:
             request.state = RequestState.PREFILLING
             table.prefilling[request.rid] = request
 
-    def _blocks_in_queue(self) -> int:
-        """Return the blocks to copy to or from host memory that are in no plan yet."""
+    def _blocks_to_copy_first(self) -> int:
+        """Return the blocks of earlier copies, in both directions, that are in no plan yet."""
         table = self._table
         return sum(
             len(r.host_blocks) - r.copied_blocks
@@ -195,7 +195,7 @@ class Evictor:
 
     # --- eviction for another request --------------------------------------------------------
     def claim_block(self, request: ScheduledRequest, step: StepBuilder) -> int | None:
-        """Evict requests until a block is free for a running one; None if it must wait."""
+        """Evict requests until a block is free for a running one; None if the request must wait."""
         kv = self._table.kv
         step.starved = True
         while (block := kv.allocate_one()) is None:
@@ -216,16 +216,16 @@ class Evictor:
     def displace(
         self, request: ScheduledRequest, blocks: int, places: int, step: StepBuilder
     ) -> bool:
-        """Evict running requests for a waiting one; return True if it fits now.
+        """Evict running requests for a waiting one; return True if it can start in this plan.
 
-        Blocks that a commit will free are not there yet: the request waits for them, and no other
-        is displaced meanwhile. Requests with a chunk in this plan are not displaced.
+        It cannot use blocks that a later commit will free. It waits for them, and displaces no
+        other request meanwhile. Requests with a chunk in this plan are not displaced.
 
         Args:
             request: the waiting request.
-            blocks: free blocks that it needs.
-            places: free places of the batch width; negative after the width was lowered.
-            step: the plan.
+            blocks: number of free blocks that it needs.
+            places: free places in the batch; negative after its width was lowered.
+            step: the next plan.
         """
         table, kv = self._table, self._table.kv
         missing = blocks - kv.free_blocks
@@ -272,20 +272,20 @@ class Evictor:
             self.evict(victim)
 
     def offload_margin(self) -> int:
-        """Return the free blocks with which no request has to be offloaded yet."""
+        """Return the number of free blocks from which on no request need be offloaded."""
         if not self._table.host.free_blocks:
             return 0
         return self._table.batch.max_blocks_needed(self._max_offload_steps() + 1)
 
     def _max_offload_steps(self) -> int:
-        """Steps of a copy of all blocks that host memory has room for."""
+        """Return the steps of the longest copy that host memory has room for."""
         return self._offload_steps(min(self._table.host.free_blocks, self._table.kv.total_blocks))
 
     def _offload_steps(self, blocks: int) -> int:
-        """Plans between the eviction of a request and the first that may use its blocks.
+        """Return the plans between an eviction and the first plan that may use its blocks.
 
-        Plans in flight still use the blocks, and as many are made until they commit; then the
-        blocks are copied beside the steps that follow.
+        Plans in flight still use the blocks, and the same number of plans is made until they
+        commit. Then the blocks are copied beside the following steps.
         """
         copy_ns = blocks * self._table.host.ns_per_block
         return 2 * self._depth + max(1, -(-copy_ns // _NOMINAL_STEP_NS))
@@ -294,51 +294,39 @@ class Evictor:
     def take_copies(self, plan_id: int) -> tuple[tuple[Copy, ...], list[ScheduledRequest]]:
         """Select the blocks that the next plan copies in each direction, oldest request first.
 
-        A copy that takes no longer than the step costs no time. So a plan takes what fits into a
-        step as long as the last one, and a longer copy continues in the next plan.
+        A copy that takes no longer than its step costs no time. A plan therefore copies as many
+        blocks as fit into the time of the last step, and a longer copy continues in the next plan.
 
         Args:
-            plan_id: id of the plan.
+            plan_id: number of the plan.
 
         Returns:
-            The copies, and the requests whose last block is among them.
+            The copies, and the requests whose copy ends with this plan.
         """
         table = self._table
-        room = max(1, self.last_step_ns // table.host.ns_per_block)
+        most = max(1, self.last_step_ns // table.host.ns_per_block)
         copies: list[Copy] = []
         done: list[ScheduledRequest] = []
         for to_host, requests in ((True, table.swapping_out), (False, table.swapping_in)):
-            copies += _take(requests.values(), room, plan_id, to_host=to_host, done=done)
+            left = most
+            for request in requests.values():
+                start, blocks = request.copied_blocks, len(request.host_blocks)
+                end = min(blocks, start + left)
+                if end == start:
+                    continue  # its last blocks are in flight
+                copies.append(
+                    Copy(
+                        rid=request.rid,
+                        to_host=to_host,
+                        device_blocks=tuple(request.blocks[start:end]),
+                        host_blocks=tuple(request.host_blocks[start:end]),
+                    )
+                )
+                request.copied_blocks = end
+                request.last_plan = plan_id
+                if end == blocks:
+                    done.append(request)
+                left -= end - start
+                if left <= 0:
+                    break
         return tuple(copies), done
-
-
-def _take(
-    requests: Iterable[ScheduledRequest],
-    room: int,
-    plan_id: int,
-    *,
-    to_host: bool,
-    done: list[ScheduledRequest],
-) -> list[Copy]:
-    copies: list[Copy] = []
-    for request in requests:
-        start, blocks = request.copied_blocks, len(request.host_blocks)
-        end = min(blocks, start + room)
-        if end == start:
-            continue  # its last blocks are in flight
-        copies.append(
-            Copy(
-                rid=request.rid,
-                to_host=to_host,
-                device_blocks=tuple(request.blocks[start:end]),
-                host_blocks=tuple(request.host_blocks[start:end]),
-            )
-        )
-        request.copied_blocks = end
-        request.last_plan = plan_id
-        if end == blocks:
-            done.append(request)
-        room -= end - start
-        if room <= 0:
-            break
-    return copies

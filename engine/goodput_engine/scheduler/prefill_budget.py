@@ -1,9 +1,9 @@
-"""The prefill budget: how many prompt tokens a step may compute beside its decodes.
+"""The prefill budget: the number of prompt tokens that a step may compute beside its decodes.
 
-The inner loop of the token budget, in the engine. The law is in core; here are its observation
-of a scheduler and the step-time model that it learns. Decodes are not visited one by one: the
-decode batch knows its tightest target. Steps that only decode need no decision and teach nothing,
-so they can be fast-forwarded.
+This is the inner loop of the token budget. `goodput_core.control` has the law; this module builds
+its observation from a scheduler, and learns the step-time model. It does not visit the decodes:
+the decode batch stores its tightest target. Steps that only decode need no decision, and the model
+learns nothing from them, so they can be fast-forwarded.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FIRST_SAFETY: Final = 90
 
 
 class PrefillBudget:
-    """Sizes the prompt tokens of one scheduler's steps.
+    """Limits the prompt tokens of one scheduler's steps.
 
     Args:
-        law: the law that decides.
+        law: the prefill law.
         min_tokens: lower bound of the tokens of a step, decodes included.
 
     Attributes:
@@ -55,7 +55,7 @@ class PrefillBudget:
 
     @property
     def law(self) -> BudgetLaw:
-        """The law that decides."""
+        """The prefill law in force."""
         return self._params.law
 
     @property
@@ -75,7 +75,7 @@ class PrefillBudget:
         safety_percent: int | None = None,
         min_tokens: int | None = None,
     ) -> None:
-        """Change parameters from the next step on; None leaves one unchanged."""
+        """Change parameters from the next step on; None leaves a parameter unchanged."""
         params = self._params
         self._params = replace(
             params,
@@ -87,13 +87,13 @@ class PrefillBudget:
     def prompt_tokens(
         self, table: RequestTable, *, decodes: int, max_tokens: int, now_ns: int
     ) -> int:
-        """Return how many prompt tokens the next step may compute.
+        """Return the number of prompt tokens that the next step may compute.
 
         Args:
-            table: the requests; the members of the decode batch are the step's decodes.
-            decodes: their number.
+            table: the requests.
+            decodes: decodes of the step: the members of the decode batch, or none.
             max_tokens: upper bound of the step's tokens, decodes included.
-            now_ns: the time.
+            now_ns: the current time.
         """
         if max_tokens != self._params.max_tokens:
             self._params = replace(self._params, max_tokens=max_tokens)
@@ -123,7 +123,7 @@ class PrefillBudget:
 
 
 def _overdue(table: RequestTable, now_ns: int) -> bool:
-    """Return True if a prompt is past its TTFT target; one without a target always is."""
+    """True if a prompt is past its TTFT target, or has no TTFT target."""
     return any(
         now_ns > request.arrival_ns + (request.targets.ttft_ns or 0)
         for request in chain(table.prefilling.values(), table.waiting)

@@ -1,30 +1,29 @@
 """Requests of one scheduler, their states, and the transitions between them.
 
-Planning and committing both move requests. The rules that they share are here: each request has
-one owner, tokens in flight are emitted or discarded exactly once, and blocks are released when
-the last plan that uses them commits.
+`plan` and `commit` both move requests. This module keeps the invariants: each request has one
+state, tokens in flight are emitted or discarded exactly once, and blocks are released when the
+last plan that uses them commits.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.targets import Targets
 from goodput_engine.scheduler.plan import Progress
 
 if TYPE_CHECKING:
     from goodput_engine.kv.blocks import BlockPool, HostPool
-    from goodput_engine.scheduler.decode_batch import DecodeBatch
+    from goodput_engine.scheduler.decode_batch import DecodeBatch  # noqa: TC004 - a cycle
     from goodput_engine.scheduler.plan import StepPlan
     from goodput_engine.scheduler.policy import WaitingQueue
 
 __all__ = [
-    "FcfsQueue",
     "InFlight",
     "RequestState",
     "RequestTable",
@@ -32,18 +31,11 @@ __all__ = [
 ]
 
 
-class Epochs(Protocol):
-    """The epochs of the decode batch, by which the tokens of its members are counted."""
-
-    epoch: int
-    committed_epoch: int
-
-
 class RequestState(Enum):
-    """State of a request in the scheduler."""
+    """The state of a request in the scheduler."""
 
     WAITING = auto()
-    """In the queue; holds no KV blocks, but may have a copy in host memory."""
+    """In the queue; it has no KV blocks, but may have a copy in host memory."""
     PREFILLING = auto()
     """Admitted, and more than one step from its next token."""
     READY = auto()
@@ -59,11 +51,11 @@ class RequestState(Enum):
     SWAPPING_IN = auto()
     """Admitted; its blocks are being copied back from host memory."""
     RECEIVING = auto()
-    """Transferred from another replica; its blocks are being filled."""
+    """Arriving from another replica; its blocks are being filled."""
     DETACHING = auto()
-    """Transferred to another replica; HELD when the last step that uses its blocks commits."""
+    """Leaving for another replica; becomes HELD when the last step that uses its blocks commits."""
     HELD = auto()
-    """Ended here; its blocks are held until another replica has copied them."""
+    """Ended here; it holds its blocks until another replica has copied them."""
     FINISHED = auto()
     CANCELLED = auto()
 
@@ -77,8 +69,8 @@ _RELEASED_LATER: Final = (RequestState.FINISHING, RequestState.PREEMPTING, Reque
 class ScheduledRequest:
     """One request and its mutable state in the scheduler.
 
-    The properties hold in every state. The `base_` counters hold only outside the decode batch:
-    tokens of a member since it joined are counted by the epochs of the batch.
+    The properties are valid in every state. The `base_` counters do not include the tokens that a
+    member of the decode batch gained since it joined: epochs of the batch count those.
 
     Args:
         rid: identifier, never reused within a process.
@@ -86,11 +78,11 @@ class ScheduledRequest:
         input_tokens: tokens of its prompt.
         max_output_tokens: limit set by the client; None for the model's limit.
         block_hashes: chained hashes of the full blocks of the prompt. Blocks filled by decoding
-            have none: on an emulated device their tokens are unknown.
+            have no hash, because an emulated device does not know their tokens.
         slo_class: name of its class.
         targets: its SLO targets; the first token is due at `arrival_ns + targets.ttft_ns`.
         priority: larger is more urgent.
-        holds_blocks: True if its blocks are held after its end until `KVTransfer.release`.
+        holds_blocks: True if it holds its blocks after its end, until `KVTransfer.release`.
     """
 
     rid: int
@@ -106,7 +98,7 @@ class ScheduledRequest:
     # --- set by the scheduler ----------------------------------------------------------------
     state: RequestState = RequestState.WAITING
     output_limit: int = 0
-    """Upper bound of output tokens: the client's limit within those of the model and the pool."""
+    """Upper bound of output tokens: the client's limit, else that of the model and the pool."""
     blocks: list[int] = field(default_factory=list)
     published_blocks: int = 0
     """Leading blocks that are in the prefix cache."""
@@ -115,11 +107,11 @@ class ScheduledRequest:
     first_scheduled_ns: int = 0
     preemptions: int = 0
     last_plan: int = 0
-    """The last plan that uses its blocks, as of its last chunk or its leaving the batch."""
+    """The last plan that uses its blocks; not updated while it is a member of the batch."""
     host_blocks: list[int] = field(default_factory=list)
     """Its copy in host memory, or the blocks reserved for one."""
     copied_blocks: int = 0
-    """During a copy: blocks that are copied or in flight."""
+    """During a copy: blocks that are copied, those in flight included."""
     admitted_ns: int = 0
     """Time of its last admission."""
     ran_ns: int = 0
@@ -130,10 +122,10 @@ class ScheduledRequest:
     """True if it gained no token between its last two evictions."""
     first_token_ns: int = 0
     """Commit time of the step that gave its first token; 0 before."""
-    batch: Epochs | None = None
+    batch: DecodeBatch | None = None
     joined_epoch: int = 0
     event_epoch: int = 0
-    """As a member: the epoch in which it needs a block or decodes for the last time."""
+    """As a member: the next epoch in which it needs a block or decodes for the last time."""
     last_epoch: int = 0
     """As a member: the epoch of its last decode, at its output limit."""
     base_computed: int = 0
@@ -142,7 +134,7 @@ class ScheduledRequest:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens whose keys and values are computed or in flight; catches up with the total."""
+        """Tokens whose keys and values are computed, those in flight included."""
         if self.batch is None:
             return self.base_computed
         return self.base_computed + self.batch.epoch - self.joined_epoch
@@ -168,43 +160,12 @@ class ScheduledRequest:
 
     @property
     def displaceable(self) -> bool:
-        """True if it may be evicted for a waiting request: not twice without gaining a token.
+        """True if it may be evicted for a waiting request.
 
-        This rule alone prevents two requests from displacing each other without progress.
+        A request that gained no token between two evictions must gain one before the next
+        displacement. So two requests cannot displace each other without progress.
         """
         return not self.gained_nothing or self.total_tokens > self.admitted_tokens
-
-
-class FcfsQueue:
-    """First come, first served; every operation takes constant time."""
-
-    __slots__ = ("_waiting",)
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[int, ScheduledRequest] = OrderedDict()
-
-    def push(self, request: ScheduledRequest) -> None:
-        """Add a new request at the tail."""
-        self._waiting[request.rid] = request
-
-    def push_back(self, request: ScheduledRequest) -> None:
-        """Add a preempted request at the head."""
-        self._waiting[request.rid] = request
-        self._waiting.move_to_end(request.rid, last=False)
-
-    def peek(self, now_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - time is irrelevant
-        """Return the head."""
-        return next(iter(self._waiting.values()), None)
-
-    def remove(self, request: ScheduledRequest) -> None:
-        """Remove an admitted or cancelled request."""
-        del self._waiting[request.rid]
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[ScheduledRequest]:
-        return iter(self._waiting.values())
 
 
 class InFlight:
@@ -212,8 +173,8 @@ class InFlight:
 
     Args:
         plan: the plan.
-        requests: of its chunks, in their order.
-        copied: requests whose last block copy is in this plan.
+        requests: the requests of its chunks, in their order.
+        copied: requests whose copy ends with this plan.
     """
 
     __slots__ = ("copied", "leavers", "plan", "releases", "requests")
@@ -228,9 +189,9 @@ class InFlight:
         self.requests = requests
         self.copied = copied
         self.leavers: list[ScheduledRequest] = []
-        """Requests that decode in this plan and have left the batch since."""
+        """Requests that decode in this plan and left the batch afterwards."""
         self.releases: list[ScheduledRequest] = []
-        """Requests whose blocks this plan is the last to use."""
+        """Requests whose blocks no later plan uses."""
 
 
 class RequestTable:
@@ -243,16 +204,16 @@ class RequestTable:
         batch: an empty decode batch.
 
     Attributes:
-        requests: every request that waits, runs, or holds blocks until a step commits.
+        requests: all requests, including ended ones with blocks that a plan in flight uses.
         prefilling: requests in the state PREFILLING, in order of admission.
-        ready: requests in the state READY: new to the decode batch, or held back.
+        ready: requests in the state READY.
         receiving: requests in the state RECEIVING.
         swapping_out: requests in the state SWAPPING_OUT, in order of eviction.
         swapping_in: requests in the state SWAPPING_IN, in order of admission.
         in_flight: plans in flight, oldest first, with consecutive ids.
         settled: True if the last plan admitted and starved no request and nothing has changed
-            since. Any change a plan depends on, other than a commit, must set it to False.
-        waiting_blocks: blocks that all waiting requests need for their tokens so far.
+            since. Any change that affects plans, except a commit, must set it to False.
+        waiting_blocks: blocks that all waiting requests need for their present tokens.
     """
 
     __slots__ = (
@@ -291,11 +252,11 @@ class RequestTable:
     @property
     def num_running(self) -> int:
         """Admitted requests whose last token is not in flight."""
-        coming = len(self.swapping_in) + len(self.receiving)
-        return len(self.batch.members) + len(self.ready) + len(self.prefilling) + coming
+        copied_in = len(self.swapping_in) + len(self.receiving)
+        return len(self.batch.members) + len(self.ready) + len(self.prefilling) + copied_in
 
     def running(self) -> Iterator[ScheduledRequest]:
-        """Iterate over the running requests, except those whose blocks are being copied."""
+        """Iterate over the running requests whose blocks are on the device."""
         return chain(self.batch.members.values(), self.ready.values(), self.prefilling.values())
 
     def record_of(self, plan_id: int) -> InFlight | None:
@@ -330,27 +291,28 @@ class RequestTable:
 
     @property
     def blocks_owed(self) -> int:
-        """Blocks that ready requests need to continue; they take precedence over admissions.
+        """Blocks that ready requests need for their next tokens.
 
-        A request may have been evicted for one of them whose blocks were free only later.
+        Admissions must leave them free: a request may have been evicted for these blocks, which
+        became free only at a later commit.
         """
         size = self.kv.block_size
         return sum(r.base_computed == len(r.blocks) * size for r in self.ready.values())
 
     def pending_blocks(self) -> int:
-        """Return the blocks in use that will be free without a further eviction."""
+        """Return the used blocks that will become free without a further eviction."""
         kv = self.kv
-        going = chain(self.swapping_out.values(), *(record.releases for record in self.in_flight))
-        return sum(kv.exclusive(r.blocks) for r in going if not r.holds_blocks)
+        leaving = chain(self.swapping_out.values(), *(plan.releases for plan in self.in_flight))
+        return sum(kv.exclusive(r.blocks) for r in leaving if not r.holds_blocks)
 
     # --- running -----------------------------------------------------------------------------
     def set_ready(self, request: ScheduledRequest) -> None:
-        """Mark a request that is one token behind as ready to decode."""
+        """Mark a request as ready to decode its next token."""
         request.state = RequestState.READY
         self.ready[request.rid] = request
 
     def leave_batch(self, request: ScheduledRequest) -> None:
-        """Remove a member whose tokens in flight are still to be emitted."""
+        """Remove a member from the batch; its tokens in flight will be emitted."""
         joined = request.joined_epoch
         self.batch.leave(request)
         for record in self.in_flight:
@@ -358,16 +320,16 @@ class RequestTable:
                 record.leavers.append(request)
 
     def hold_back(self, request: ScheduledRequest) -> None:
-        """Take a member out of the batch, with its blocks, until there is room again."""
+        """Exclude a member from the next step; it keeps its blocks and becomes READY."""
         self.leave_batch(request)
         self.set_ready(request)
 
     def withdraw(self, request: ScheduledRequest, *, keep_tokens: bool = False) -> None:
-        """Take a request out of the running ones.
+        """Remove a request from the collection of its state; the caller sets the new state.
 
         Args:
-            request: a running request, or one that is transferred or copied.
-            keep_tokens: True to emit its tokens in flight; else they are discarded.
+            request: a request that runs, is copied, or is transferred.
+            keep_tokens: True to emit its tokens in flight, False to discard them.
         """
         self.settled = False
         state, rid = request.state, request.rid
@@ -405,14 +367,14 @@ class RequestTable:
         progress: list[Progress],
         released: list[int],
     ) -> None:
-        """Emit one token of a request that the decode batch does not count.
+        """Emit one token of a request outside the decode batch; discard it if the request ended.
 
         Args:
-            request: the request; the token of an ended one is discarded.
-            reason: finish reason if the token ends it, else None.
-            now_ns: the time.
-            progress: gets the token.
-            released: gets the request's id if it is gone.
+            request: the request.
+            reason: finish reason if the executor ended the request with this token, else None.
+            now_ns: the current time.
+            progress: list to which the token is added.
+            released: list to which the rid is added if the request is removed.
         """
         if request.state in _ENDED:
             return
@@ -426,7 +388,7 @@ class RequestTable:
         progress.append(Progress(request=request, finish_reason=reason))
 
     def finish(self, request: ScheduledRequest, released: list[int]) -> None:
-        """End a request that emitted its last token."""
+        """End a request after its last token."""
         if request.state is RequestState.DETACHING:
             request.holds_blocks = False
         if request.state not in _RELEASED_LATER:
@@ -436,25 +398,25 @@ class RequestTable:
         request.state = RequestState.FINISHED
 
     def cancel(self, request: ScheduledRequest) -> bool:
-        """Cancel a request; return True if it is gone now, False if it ended before or later."""
+        """Cancel a request; return True if it is removed now."""
         if request.state in _ENDED:
             return False
-        gone = False
+        removed = False
         if request.state is RequestState.WAITING:
             self.dequeue(request)
             self.free(request)
-            gone = True
+            removed = True
         elif request.state not in _RELEASED_LATER:
             self.withdraw(request)
-            gone = self.release(request)
+            removed = self.release(request)
         request.state = RequestState.CANCELLED
-        return gone
+        return removed
 
     def release(self, request: ScheduledRequest) -> bool:
-        """Free an ended request now, or when the last plan that uses it commits.
+        """Free an ended request now, or when the last plan that uses its blocks commits.
 
         Returns:
-            True if it is gone now.
+            True if it is freed now.
         """
         record = self.record_of(request.last_plan)
         if record is None:

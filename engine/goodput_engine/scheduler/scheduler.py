@@ -1,18 +1,21 @@
 """The scheduler: one loop for every policy, in real and in virtual time.
 
-There is one notion only: the computed tokens of a request catch up with its total. `plan` decides
-the next step and `commit` takes its result. Between them up to `depth` further plans may wait, so
-that a device never waits for the host. Tokens in flight count as computed. It follows that
+Prefill and decode follow one rule: the computed tokens of a request catch up with its total.
+`plan` decides the next step and `commit` takes its result. Between the two, up to `depth` further
+plans may wait, so that a device never waits for the host. Tokens in flight count as computed.
+Therefore
 
 - a request that stops may still be in later plans, and its surplus tokens are discarded;
 - blocks are released when the last plan that uses them commits, never earlier;
-- a cancellation frees its blocks within depth + 1 commits.
+- a cancelled request frees its blocks within depth + 1 commits.
 
-A plan is built in one pass: decodes, then started prompts, then admissions, as the policy's phase
-allows. Members of the decode batch are not visited, so a step that only decodes costs the same
-for ten requests as for a thousand, except for the list of requests that advanced.
+A plan is built in one pass: decodes, then started prompts, then admissions, as far as the policy's
+phase allows. The pass does not visit the members of the decode batch. A step that only decodes
+costs the same for ten requests as for a thousand, except for the list of advanced requests.
 
-Transitions of requests between states are in `request_table`, decodes in `decode_batch`.
+`request_table` moves requests between their states, and `decode_batch` schedules the decodes.
+`admission` rejects requests, `preemption` evicts them, and `fast_forward` skips steps that are
+known in advance.
 """
 
 from __future__ import annotations
@@ -59,17 +62,17 @@ _HELD_AFTER = (RequestState.FINISHED, RequestState.DETACHING)
 
 
 class Scheduler(SchedulerView):
-    """Requests in, plans out.
+    """Takes requests and returns plans.
 
     Args:
-        policy: the policy; it belongs to this scheduler from now on.
-        kv: the pool of KV blocks; likewise.
-        limits: the limits to start with.
-        max_model_tokens: longest prompt and answer together.
-        depth: plans that may wait beside the one that runs, 0 to 2.
-        host: the pool of copies in host memory; None for none.
-        preemption: what becomes of the blocks of evicted requests.
-        prefill_budget: sizes the prompt tokens of each step; None for the token budget alone.
+        policy: a new policy; it serves this scheduler only.
+        kv: a new pool of KV blocks.
+        limits: the initial limits.
+        max_model_tokens: longest prompt and output together.
+        depth: plans that may wait behind the running one, 0 to 2.
+        host: a new pool of blocks in host memory; None to allow no copies.
+        preemption: preemption mode of the manifest.
+        prefill_budget: limits the prompt tokens of each step; None to use the token budget alone.
     """
 
     def __init__(
@@ -106,14 +109,14 @@ class Scheduler(SchedulerView):
             scheduler=self, table=table, evictor=self._evictor, depth=depth
         )
         self.transfer = KVTransfer(policy=policy, table=table, admission=self._admission, view=self)
-        # Optional hooks cost nothing where a policy has none.
+        # An optional hook is called only if the policy overrides it.
         self._preempts_ahead = _overrides(policy, "preempt_ahead")
         self._orders_prompts = _overrides(policy, "prefill_order", "precedes")
         self._limits_admission = _overrides(policy, "may_admit")
         self._displaces = _overrides(policy, "displaced_by")
         self._learns = _overrides(policy, "after_step")
-        # Head of the queue and generation of the pool when blocks were too few: not tried again
-        # until one has changed.
+        # Head of the queue and generation of the pool at the last admission that lacked blocks.
+        # It is not tried again until one of them has changed.
         self._blocked: tuple[int, int] | None = None
         self._steps = self._step_ns = self._scheduled_tokens = self._output_tokens = 0
         self._prefix_queried_tokens = self._prefix_hit_tokens = 0
@@ -138,23 +141,22 @@ class Scheduler(SchedulerView):
 
     # --- requests and limits -----------------------------------------------------------------
     def add(self, request: ScheduledRequest, now_ns: int) -> Rejection | None:
-        """Put a new request into the queue, or return why not."""
+        """Enqueue a new request, or return why it is rejected."""
         assert request.rid not in self._table.requests, request.rid
         self.now_ns = now_ns
         return self._admission.admit(request)
 
     def cancel(self, rid: int) -> bool:
-        """Cancel a request; an unknown or finished one is no error.
+        """Cancel a request; do nothing for an unknown or finished one.
 
         Returns:
-            True if it is gone at once. Otherwise `released` of a later outcome names it, unless
-            it was gone before.
+            True if it is removed now. If it is removed later, `released` of an outcome names it.
         """
         request = self._table.requests.get(rid)
         return request is not None and self._table.cancel(request)
 
     def end_input(self) -> None:
-        """Declare that no request will arrive any more: incomplete batches start."""
+        """Declare that no more requests will arrive, so that incomplete batches start."""
         self.input_open = False
         self._table.settled = False
 
@@ -164,7 +166,7 @@ class Scheduler(SchedulerView):
         self._table.settled = False
 
     def set_prefill_budget(self, prefill_budget: PrefillBudget | None) -> None:
-        """Set what sizes the prompt tokens of a step from the next plan on."""
+        """Replace the limit of prompt tokens from the next plan on; None for no limit."""
         self.prefill_budget = prefill_budget
         self._table.settled = False
 
@@ -185,16 +187,16 @@ class Scheduler(SchedulerView):
         step = StepBuilder(plan_id=self.next_plan_id, left=budget)
         self._fill(step, phase)
         if phase.only is not None and not table.in_flight and _is_empty(step):
-            # If nothing is runnable, ignore the filter; otherwise the engine deadlocks.
+            # Nothing is runnable: ignore the filter, or the engine would deadlock.
             self._fill(step, replace(phase, only=None))
-        # Copies alone make a step only if no other step can take them.
+        # A step with copies alone is planned only if no step in flight precedes it.
         copies_wait = table.swapping_out or table.swapping_in
         if _is_empty(step) and (table.in_flight or not copies_wait):
             return None
         return self._seal(step)
 
     def wake_ns(self) -> int | None:
-        """Return when to plan again without an event; None for never."""
+        """Return when to plan again although nothing happened; None for never."""
         if self._table.in_flight or not len(self.waiting):
             return None
         wake_ns = self.policy.wake_ns()
@@ -218,7 +220,7 @@ class Scheduler(SchedulerView):
 
     # --- plan: prompts -----------------------------------------------------------------------
     def _schedule_prompts(self, step: StepBuilder, phase: Phase) -> None:
-        """Continue started prompts, then admit waiting requests, while budget is left."""
+        """Continue started prompts, then admit waiting requests, within the budget."""
         table, policy, waiting = self._table, self.policy, self.waiting
         admits = phase.admissions and not step.starved and len(waiting) > 0
         if admits:
@@ -244,15 +246,15 @@ class Scheduler(SchedulerView):
             admits = head is not None and self._admit(head, step)
 
     def _admit(self, request: ScheduledRequest, step: StepBuilder) -> bool:
-        """Start the head of the queue; return False if no other may start in this step."""
+        """Start the head of the queue; return False to end the admissions of this step."""
         policy, table, kv = self.policy, self._table, self._kv
         blocked = (request.rid, kv.generation)
         if self._blocked == blocked or (self._limits_admission and not policy.may_admit(request)):
             return False
         swapped = bool(request.host_blocks)
         total = request.input_tokens + request.base_sampled
-        # The last token of a prompt is always computed and the last block of a copy always copied
-        # back: they give the next token and resume the request.
+        # The last token of a prompt is always computed, because it gives the next token. The last
+        # block of a copy is always copied back, because the end of the copy resumes the request.
         most = len(request.host_blocks) - 1 if swapped else (total - 1) // kv.block_size
         hits = kv.match(request.block_hashes, most)
         cached = request.base_computed if swapped else len(hits) * kv.block_size
@@ -294,9 +296,9 @@ class Scheduler(SchedulerView):
         return True
 
     def _make_room(self, request: ScheduledRequest, blocks: int, step: StepBuilder) -> bool:
-        """Return True if a request fits the batch width and so many blocks are free.
+        """Return True if this many blocks and a place in the batch are free.
 
-        Requests that it displaces are evicted.
+        If they are not, evict the requests that the waiting one displaces.
         """
         host = self._host
         running = self._table.num_running + step.ended
@@ -346,7 +348,7 @@ class Scheduler(SchedulerView):
 
     # --- plan: result ------------------------------------------------------------------------
     def _seal(self, step: StepBuilder) -> StepPlan:
-        """Turn the built step into a plan in flight."""
+        """Return the step as a plan in flight."""
         table, batch, decodes = self._table, self._table.batch, step.decodes
         epoch, decode_context, longest = 0, 0, step.longest
         if decodes:
@@ -356,7 +358,7 @@ class Scheduler(SchedulerView):
             longest = longest or 1
         joined, left = batch.take_changes()
         new_blocks = step.new_blocks
-        if step.displaced:  # a request with a new block may have been evicted since
+        if step.displaced:  # a request with a new block may have been evicted
             new_blocks = [(rid, block) for rid, block in new_blocks if rid in batch.members]
         copies: tuple[Copy, ...] = ()
         copied: list[ScheduledRequest] = []
@@ -404,10 +406,10 @@ class Scheduler(SchedulerView):
 
     # --- commit ------------------------------------------------------------------------------
     def commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> StepOutcome:
-        """Take the result of the oldest plan in flight.
+        """Apply the result of the oldest plan in flight.
 
         Raises:
-            InternalError: plans come back in another order than they were made.
+            InternalError: the plan is not the oldest one in flight.
         """
         table, batch = self._table, self._table.batch
         record = table.in_flight.popleft()
@@ -455,7 +457,7 @@ class Scheduler(SchedulerView):
         return outcome
 
     def _observe(self, outcome: StepOutcome) -> None:
-        """Count a step that computed, and pass it to everything that learns from steps."""
+        """Count a step that computed, and let evictor, prefill budget and policy learn from it."""
         plan, step_ns = outcome.plan, outcome.result.step_ns
         tokens = plan.shape.num_tokens
         self._steps += 1

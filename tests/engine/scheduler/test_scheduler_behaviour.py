@@ -283,8 +283,8 @@ def test_cancelling_a_waiting_request_is_at_once() -> None:
 @pytest.mark.parametrize(
     ("tokens", "asked", "sentence"),
     [
-        (161, None, "the prompt has 161 tokens; prompt and answer together have at most 161"),
-        (100, 62, "ask for at most 61"),
+        (161, None, "the prompt has 161 tokens; prompt and output together may have at most 161"),
+        (100, 62, "request at most 61 output tokens"),
     ],
     ids=["prompt", "prompt and answer"],
 )

@@ -1,6 +1,6 @@
-"""Batching: batches that fill before they start, and drain before the next one starts.
+"""Batching: a batch fills before it starts, and ends before the next one starts.
 
-The common part of `static` and `dynamic`, which differ in how long an incomplete batch waits.
+`static` and `dynamic` share this class. They differ in how long an incomplete batch waits.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ _NO_BATCH: frozenset[int] = frozenset()
 
 
 class BatchingPolicy(SchedulingPolicy):
-    """Whole batches, first come, first served; a place that becomes free early stays empty.
+    """One batch after the other, first come, first served.
 
-    A batch is full with `max_num_seqs` requests, or when the KV blocks hold no further one. Each
-    request gets blocks for its longest answer, so none is ever evicted. A batch whose prompts
-    exceed the token budget starts over several steps, and still no other request joins it. A full
-    batch never waits, nor does any once no more requests can arrive.
+    A batch is full when it has `max_num_seqs` requests, or when the KV blocks hold no more. A full
+    batch starts at once, and so does an incomplete one when no more requests can arrive. If its
+    prompts exceed the token budget, it starts over several steps; no other request joins it. The
+    place of a request that ends early stays empty. Each request gets blocks for its longest
+    output, so none is ever evicted.
 
     Args:
-        timeout_ns: how long an incomplete batch waits; None for `DEFAULT_TIMEOUT_NS`.
+        timeout_ns: longest wait of an incomplete batch; None for `DEFAULT_TIMEOUT_NS`.
     """
 
     DEFAULT_TIMEOUT_NS: ClassVar[int]
@@ -53,7 +54,7 @@ class BatchingPolicy(SchedulingPolicy):
         """
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """The newest first, for a batch wider than the token budget."""
+        """The newest first. Only a batch wider than the token budget needs the key."""
         return (request.arrival_ns, request.rid)
 
     def may_admit(self, request: ScheduledRequest) -> bool:
@@ -61,11 +62,11 @@ class BatchingPolicy(SchedulingPolicy):
         return request.rid in self._batch
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """The prompt and the longest answer, whose last token is never read."""
+        """The prompt and the longest output, whose last token needs no block."""
         return request.input_tokens + request.output_limit - 1
 
     def headroom_blocks(self) -> int:
-        """Zero: running requests have all blocks that they can need."""
+        """Zero: a running request already has all its blocks."""
         return 0
 
     def wake_ns(self) -> int | None:
@@ -87,7 +88,7 @@ class BatchingPolicy(SchedulingPolicy):
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
-        """Always: no request joins a batch that decodes."""
+        """True: no request joins a batch that decodes."""
         return True
 
     def _next_batch(self) -> frozenset[int]:

@@ -19,9 +19,8 @@ __all__ = ["DynamicPolicy"]
 class DynamicPolicy(BatchingPolicy):
     """A batch starts when it is full or its oldest request has waited for the timeout.
 
-    The batch runs to its end. Requests that arrived meanwhile have waited already, so the next
-    batch starts as soon as the device is free, unless all of it is younger than the timeout, by
-    default 100 ms.
+    The batch runs to its end. By then the next batch has usually waited for longer than the
+    timeout, by default 100 ms, and starts at once.
 
     Source: Crankshaw et al., "Clipper", NSDI 2017, section 4.3 (delayed batching); as in Triton
     Inference Server's dynamic batcher: max_batch_size and max_queue_delay_microseconds.

@@ -4,49 +4,53 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.steptime import OnlineStepTime, StepShape
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.scheduler.policy import MIXED, Phase, SchedulingPolicy
-from goodput_engine.scheduler.request_table import RequestState
+from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
+from goodput_engine.scheduler.policy import MIXED, Phase
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from goodput_core.steptime import StepTimeForm
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["FastServePolicy", "FeedbackQueue"]
 
 _QUANTUM_NS: Final = 10 * NS_PER_MS
 _LOWEST: Final = 15
-"""Its quantum is more than five minutes: longer than answers take."""
-_IDLE_NS: Final = 3 * NS_PER_S
+"""The quantum of this level is more than five minutes: longer than requests run."""
+_PROMOTE_NS: Final = 3 * NS_PER_S
 _SWEEP_STEPS: Final = 1000
 _ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
 _RESERVE_SHARE: Final = 10
 
 
-class FastServePolicy(SchedulingPolicy):
-    """Short requests first although lengths are unknown: a request that has run long is evicted.
+class FastServePolicy(SarathiPolicy):
+    """`sarathi`, but requests that have run for a short time go first.
 
-    `FeedbackQueue` has the levels and the moves between them. A waiting request displaces running
-    ones of lower levels if it lacks a place or blocks, and is swapped in before lower ones.
-    Evicted requests are swapped while host memory has room, even if recomputing is cheaper: a
-    request that resumes after each quantum must not be recomputed each time.
+    So short requests finish first although no output length is known. `FeedbackQueue` has the
+    levels and the moves between them. A waiting request without a place or without blocks
+    displaces running requests of lower levels, and is swapped in before them. While host memory
+    has room, evicted requests are swapped even if recomputation is cheaper: a request that is
+    evicted after each quantum would otherwise be recomputed each time.
 
-    Swapping is proactive: as many blocks as requests may run at once, but at most a tenth of the
-    pool, are kept free by swapping out the lowest levels. A swapped request resumes only if they
-    stay free. With less than a tenth of host memory free, no new prompt starts, so that swapped
-    requests resume first. One difference: the paper keeps preempted requests on the device until
-    their blocks are needed, and prefetches the highest levels. Here a request is on the device if
-    it runs, and its copy back begins when it is admitted.
+    Swapping is proactive. By swapping out the lowest levels, the policy keeps a reserve of free
+    blocks: as many as requests may run at once, but at most a tenth of the pool. A swapped request
+    resumes only if the reserve remains. While less than a tenth of host memory is free, no new
+    prompt starts, so that swapped requests resume first.
+
+    The paper keeps preempted requests on the device until their blocks are needed, and prefetches
+    the highest levels. Here only running requests are on the device, and the copy back begins at
+    admission.
 
     Args:
-        model: predicts the time of a prompt; None to learn it while serving.
+        model: predicts the time of a prompt; None for one that learns.
 
     Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models" (FastServe),
     NSDI 2026, sections 4.1 (skip-join MLFQ) and 4.2 (proactive swapping); parameters as in its
@@ -54,7 +58,6 @@ class FastServePolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.FASTSERVE
-    uses_prefill_budget: ClassVar[bool] = True
     preemption: ClassVar[Preemption | None] = Preemption.SWAP
 
     def __init__(self, *, model: StepTimeForm | None = None) -> None:
@@ -65,11 +68,11 @@ class FastServePolicy(SchedulingPolicy):
         )
 
     def new_queue(self) -> FeedbackQueue:
-        """Order by level, then by arrival."""
+        """Return the feedback queue."""
         return self._queue
 
     def preempt_ahead(self) -> Iterable[ScheduledRequest]:
-        """The lowest levels, if too few blocks are free; never the highest running level."""
+        """Requests of the lowest levels if the reserve is incomplete; none of the highest level."""
         view = self.view
         host_free, _ = view.host_blocks
         missing = self._reserve_blocks() - view.free_blocks
@@ -91,27 +94,19 @@ class FastServePolicy(SchedulingPolicy):
         return MIXED
 
     def may_admit(self, request: ScheduledRequest) -> bool:
-        """A swapped request must not use the blocks that are kept free."""
+        """False for a swapped request that would use the reserve."""
         view = self.view
         if not request.host_blocks or not view.num_running:
             return True
         needed = len(request.host_blocks) + 1
         return view.free_blocks - needed >= self._reserve_blocks()
 
-    def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """The whole prompt, and after a preemption the answer so far."""
-        return request.total_tokens
-
     def headroom_blocks(self) -> int:
-        """Zero: the blocks that are kept free are for starting requests."""
+        """Zero: new requests may use the reserve."""
         return 0
 
-    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
-        """The rest of the prompt within the budget."""
-        return min(remaining, budget_left)
-
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """The lowest level first, the newest of it first."""
+        """The lowest level first; within a level, the newest request first."""
         return (self._queue.level(request), request.arrival_ns, request.rid)
 
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
@@ -134,65 +129,65 @@ class FastServePolicy(SchedulingPolicy):
         if outcome.plan.chunks:
             self._learned.observe(outcome.plan.shape, outcome.result.step_ns)
 
+    def can_fast_forward(self) -> bool:
+        """False: every step is charged to its requests."""
+        return False
+
     def _reserve_blocks(self) -> int:
+        """Return the blocks that swapping keeps free."""
         view = self.view
         return min(view.limits.max_num_seqs, view.total_blocks // _RESERVE_SHARE)
 
 
+@dataclass(slots=True)
 class _Entry:
-    """A request, its level, and the time it has used there."""
+    """A request, its level, and the used part of the level's quantum.
 
-    __slots__ = (
-        "expires_ns",
-        "joined_ns",
-        "key",
-        "level",
-        "ran_ns",
-        "request",
-        "since_ns",
-        "used_ns",
-    )
+    Args:
+        request: the request.
+        level: its level.
+        waits_from_ns: time from which its waiting counts.
+        used_ns: used part of the quantum, except the decoding steps since `joined_ns`.
+        joined_ns: summed time of decoding steps when it joined the decode batch; None if it is
+            not a member.
+        expires_ns: as a member: summed time of decoding steps at which its quantum ends.
+        key: its place in the queue; None if it does not wait.
+        ran_ns: its running time when it last began to wait.
+    """
 
-    def __init__(self, request: ScheduledRequest, level: int) -> None:
-        self.request = request
-        self.level = level
-        self.used_ns = 0
-        """Part of the quantum that is used, without what a member decoded since `joined_ns`."""
-        self.joined_ns: int | None = None
-        """Summed time of decoding steps when it joined the decode batch; None if not a member."""
-        self.expires_ns = 0
-        """Summed time of decoding steps at which a member's quantum ends."""
-        self.key: tuple[int, int, int] | None = None
-        """Its place in the queue; None if it does not wait."""
-        self.since_ns = request.arrival_ns
-        """Since when it waits."""
-        self.ran_ns = 0
-        """Its running time when it last began to wait."""
+    request: ScheduledRequest
+    level: int
+    waits_from_ns: int
+    used_ns: int = 0
+    joined_ns: int | None = None
+    expires_ns: int = 0
+    key: tuple[int, int, int] | None = None
+    ran_ns: int = 0
 
 
 class FeedbackQueue:
-    """A multi-level feedback queue: the levels of all requests, and the order of the waiting ones.
+    """A multi-level feedback queue: levels of all requests, and the order of the waiting ones.
 
-    Level p has a quantum of 10 ms × 2^p. A request joins at the first level whose quantum covers
-    its expected prefill. When it has run for longer than the quantum, it goes down by one level;
-    when it has waited for 3 s, it goes to the top. So short requests overtake long ones although
-    no output length is known.
+    Level p has a quantum of 10 ms × 2^p; level 0 is the highest. A request starts at the highest
+    level whose quantum covers its expected prefill. After it has run for more than the quantum,
+    it moves down by one level. After it has waited for 3 s, it moves to level 0. Within a level
+    the oldest request goes first.
 
     Members of the decode batch are not charged step by step. The time of all decoding steps is
     summed, and a member is charged the difference since it joined.
 
     Args:
-        prefill_ns: expected time of a prompt.
+        prefill_ns: returns the expected prefill time of a request.
 
     Attributes:
         copies_only: True if only requests with a copy in host memory may start.
     """
 
     __slots__ = (
+        "_below_top",
         "_clock_ns",
         "_entries",
         "_expiries",
-        "_idle",
         "_order",
         "_prefill_ns",
         "_steps",
@@ -203,33 +198,33 @@ class FeedbackQueue:
         self._prefill_ns = prefill_ns
         self._entries: dict[int, _Entry] = {}
         self._order: list[tuple[int, int, int]] = []
-        self._idle: list[tuple[int, int]] = []
-        """Waiting requests below the top level, by the time since which they wait."""
+        self._below_top: list[tuple[int, int]] = []
+        """(time from which it waits, rid) of the waiting requests below level 0."""
         self._clock_ns = 0
         """Summed time of decoding steps."""
         self._expiries: list[tuple[int, int]] = []
+        """Heap of (end of the quantum, rid) of members of the decode batch."""
         self._steps = 0
         self.copies_only = False
 
     # --- the queue -------------------------------------------------------------------------
     def push(self, request: ScheduledRequest) -> None:
         """Add a new request at the level of its prompt."""
-        entry = self._entries[request.rid] = _Entry(request, self.level(request))
-        self._file(entry)
+        self._file(self._new_entry(request))
 
     def push_back(self, request: ScheduledRequest) -> None:
-        """Add a preempted request at the level that it has reached."""
+        """Add a preempted request at its present level."""
         entry = self._entries.get(request.rid)
         if entry is None or entry.request is not request:  # transferred from another replica
-            entry = self._entries[request.rid] = _Entry(request, self.level(request))
-        entry.since_ns = request.admitted_ns + request.ran_ns - entry.ran_ns
+            entry = self._new_entry(request)
+        entry.waits_from_ns = request.admitted_ns + request.ran_ns - entry.ran_ns
         entry.ran_ns = request.ran_ns
         self._file(entry)
 
     def peek(self, now_ns: int) -> ScheduledRequest | None:
-        """Return the oldest of the highest level, after raising those that waited too long."""
-        while self._idle and now_ns - self._idle[0][0] >= _IDLE_NS:
-            self._move(self._entries[self._idle[0][1]], 0)
+        """Move requests that waited too long to level 0, then return the first request."""
+        while self._below_top and now_ns - self._below_top[0][0] >= _PROMOTE_NS:
+            self._move(self._entries[self._below_top[0][1]], 0)
         for _, _, rid in self._order:
             request = self._entries[rid].request
             if request.host_blocks or not self.copies_only:
@@ -248,7 +243,7 @@ class FeedbackQueue:
 
     # --- levels ----------------------------------------------------------------------------
     def level(self, request: ScheduledRequest) -> int:
-        """Return the level of a request, 0 the highest; of a new one, where it would join."""
+        """Return the level of a request; for an unknown one, the level at which it would start."""
         entry = self._entries.get(request.rid)
         if entry is not None:
             return entry.level
@@ -286,10 +281,16 @@ class FeedbackQueue:
         for rid in outcome.released:
             self._entries.pop(rid, None)
         self._steps += 1
-        if self._steps % _SWEEP_STEPS == 0:  # a request cancelled while it waits is in no outcome
+        if self._steps % _SWEEP_STEPS == 0:  # no outcome has a request cancelled while it waited
             self._entries = {
                 r: entry for r, entry in self._entries.items() if entry.request.state not in _ENDED
             }
+
+    def _new_entry(self, request: ScheduledRequest) -> _Entry:
+        level = self.level(request)
+        entry = _Entry(request=request, level=level, waits_from_ns=request.arrival_ns)
+        self._entries[request.rid] = entry
+        return entry
 
     def _charge_from_now(self, entry: _Entry) -> None:
         """Start charging a member at its level."""
@@ -311,11 +312,12 @@ class FeedbackQueue:
         entry.key = (entry.level, request.arrival_ns, request.rid)
         insort(self._order, entry.key)
         if entry.level:
-            insort(self._idle, (entry.since_ns, request.rid))
+            insort(self._below_top, (entry.waits_from_ns, request.rid))
 
     def _unfile(self, entry: _Entry) -> None:
         assert entry.key is not None
         del self._order[bisect_left(self._order, entry.key)]
         if entry.level:
-            del self._idle[bisect_left(self._idle, (entry.since_ns, entry.request.rid))]
+            place = (entry.waits_from_ns, entry.request.rid)
+            del self._below_top[bisect_left(self._below_top, place)]
         entry.key = None

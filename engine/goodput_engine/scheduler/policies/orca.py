@@ -1,4 +1,4 @@
-"""Orca: iteration-level scheduling with whole prompts."""
+"""Orca: iteration-level scheduling with unsplit prompts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["OrcaPolicy"]
 
 
 class OrcaPolicy(SchedulingPolicy):
-    """A finished request leaves at once and the next one joins; steps mix decodes and prompts.
+    """A finished request leaves after its step and the next one joins; prompts are not split.
 
-    First come, first served. A prompt is computed whole, beside the decodes, which wait for it;
-    only one longer than the token budget, which the paper does not have, is split. A request gets
-    blocks for the longest sequence of the engine when it starts, so no request is ever evicted,
-    and fewer run at once than would fit.
+    First come, first served. A step mixes decodes and prompts, so decodes take as long as the
+    prompts beside them. The paper has no token budget; here a prompt longer than the budget is
+    split. At its start, a request gets blocks for the longest sequence of the engine. So no
+    request is ever evicted, but fewer run at once than the blocks could hold.
 
     Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative
     Models", OSDI 2022, sections 3.1 and 4.2, algorithm 1.
@@ -28,15 +28,15 @@ class OrcaPolicy(SchedulingPolicy):
     name: ClassVar[Policy] = Policy.ORCA
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """The newest first, for a batch wider than the token budget."""
+        """The newest first. Only a batch wider than the token budget needs the key."""
         return (request.arrival_ns, request.rid)
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:  # noqa: ARG002 - the same for all
-        """The longest prompt and answer of the engine; the last token is never read."""
+        """The longest sequence of the engine; its last token needs no block."""
         return self.view.max_total_tokens - 1
 
     def headroom_blocks(self) -> int:
-        """Zero: running requests have all blocks that they can need."""
+        """Zero: a running request already has all its blocks."""
         return 0
 
     def phase(self) -> Phase:
@@ -44,11 +44,11 @@ class OrcaPolicy(SchedulingPolicy):
         return MIXED
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
-        """The whole prompt or nothing."""
+        """The complete prompt or nothing, unless it exceeds the token budget."""
         if request.total_tokens <= self.view.limits.token_budget and remaining > budget_left:
             return 0
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
-        """Always: a place becomes free only when a request ends."""
+        """True: a place becomes free only when a request ends."""
         return True

@@ -1,22 +1,23 @@
-"""Four levels of priority with ageing, and pauses that keep urgent requests on time."""
+"""Four levels of priority with ageing, and pauses of lower levels for late urgent requests."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.scheduler.policy import MIXED, Phase, SchedulingPolicy
-from goodput_engine.scheduler.request_table import RequestState
+from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
+from goodput_engine.scheduler.policy import MIXED, Phase
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from goodput_engine.scheduler.plan import StepOutcome
     from goodput_engine.scheduler.policy import PolicySettings
-    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["PriorityPolicy"]
 
@@ -27,31 +28,30 @@ _ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
 _DECODES: Final = (RequestState.DECODING, RequestState.READY)
 
 
-class PriorityPolicy(SchedulingPolicy):
-    """The highest level goes first in all decisions; steps are sized as by `sarathi`.
+class PriorityPolicy(SarathiPolicy):
+    """`sarathi`, but the highest level goes first in every decision.
 
     Levels are realtime, high, normal and low. A request that waits for `ageing_ns` rises by one
-    level. A waiting request displaces running ones of lower levels, the lowest and newest first,
-    if it lacks a place or blocks, but never one of its own level. If blocks run out, the lowest
-    and newest request is evicted. Prompts of higher levels continue, and start, before those of
-    lower ones.
+    level. Prompts of higher levels start and continue before those of lower levels. A waiting
+    request without a place or without blocks displaces running requests of lower levels, the
+    lowest and newest first. It never displaces a request of its own level. If blocks run out, the
+    newest request of the lowest level is evicted.
 
-    While a realtime or high request with a TPOT or TBT target has too little slack, lower levels
-    are paused: they keep their blocks and are not scheduled. An urgent decode then lacks time,
-    not memory. Eviction would not make a step shorter, and resuming would cost a copy or a
-    recomputation for a pause of a few steps. If blocks run out as well, paused requests are
-    evicted first.
+    If a realtime or high request with a TPOT or TBT target has too little slack, lower levels are
+    paused: their requests keep their blocks and are not scheduled. They are not evicted, because
+    an urgent decode that is late lacks time, not memory. Eviction would not make a step shorter,
+    and to resume would cost a copy or a recomputation after a pause of a few steps. If blocks run
+    out as well, paused requests are evicted first.
 
     Args:
-        ageing_ns: waiting time worth one level; None for half a minute.
+        ageing_ns: waiting time that raises a request by one level; None for half a minute.
 
-    Source: the four levels, and ageing as in multi-level schedulers since Corbató et al., "An
-    Experimental Time-Sharing System", AFIPS 1962; displacing for a place as well as for blocks:
-    the request of vLLM issue 40004.
+    Source: levels and ageing as in multi-level schedulers since Corbató et al., "An Experimental
+    Time-Sharing System", AFIPS 1962; displacement for a place as well as for blocks as requested
+    in vLLM issue 40004.
     """
 
     name: ClassVar[Policy] = Policy.PRIORITY
-    uses_prefill_budget: ClassVar[bool] = True
 
     def __init__(self, *, ageing_ns: int | None = None) -> None:
         self._ageing = Ageing(_AGEING_NS if ageing_ns is None else ageing_ns)
@@ -68,11 +68,11 @@ class PriorityPolicy(SchedulingPolicy):
         return AgeingQueue(self._ageing)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """The lowest level first, the newest of it first."""
+        """The lowest level first; within a level, the newest request first."""
         return (-self._ageing.running(request), self._ageing.top_ns(request), request.rid)
 
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
-        """The highest level first, the oldest admission of it first."""
+        """The highest level first; within a level, the oldest admission first."""
         return sorted(prefilling, key=self._ageing.running, reverse=True)
 
     def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
@@ -88,17 +88,9 @@ class PriorityPolicy(SchedulingPolicy):
 
     # --- admit -------------------------------------------------------------------------------
     def may_admit(self, request: ScheduledRequest) -> bool:
-        """Not while requests of its level are paused."""
+        """False while requests of its level are paused."""
         now_ns = self.view.now_ns
         return self._ageing.waiting(request, now_ns) >= self._pauses.threshold(now_ns)
-
-    def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """The whole prompt, and after a preemption the answer so far."""
-        return request.total_tokens
-
-    def headroom_blocks(self) -> int:
-        """One block in a hundred, so that decodes can grow."""
-        return self.view.total_blocks // 100
 
     # --- size --------------------------------------------------------------------------------
     def phase(self) -> Phase:
@@ -110,17 +102,13 @@ class PriorityPolicy(SchedulingPolicy):
     def _is_scheduled(self, request: ScheduledRequest) -> bool:
         return self._pauses.schedules(self._ageing.running(request), self.view.now_ns)
 
-    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
-        """The rest of the prompt within the budget."""
-        return min(remaining, budget_left)
-
     # --- after a step ------------------------------------------------------------------------
     def after_step(self, outcome: StepOutcome) -> None:
         """Measure the slack of urgent requests."""
         self._pauses.observe(outcome, self.view.now_ns)
 
     def can_fast_forward(self) -> bool:
-        """Unless time may raise a waiting request, or an urgent answer may become late."""
+        """True if no request waits, which time could raise, and no urgent one can become late."""
         return not len(self.view.waiting) and self._pauses.idle
 
 
@@ -139,18 +127,18 @@ class PriorityLevel(IntEnum):
 
 
 class Ageing:
-    """The rise of a request through the levels while it waits.
+    """Levels that requests gain by waiting.
 
-    A request that has waited for `ageing_ns` counts as one level more urgent, up to the top. It
-    keeps the gained levels while it runs and when it is preempted; running gains none. Within a
-    level the oldest goes first, so no request starves: after at most three times `ageing_ns` of
-    waiting, only requests that reached the top earlier precede it.
+    A request rises by one level, up to the top, for each `ageing_ns` that it has waited. It keeps
+    the gained levels while it runs and when it is preempted. Within a level the oldest request
+    goes first, so no request starves: after at most three times `ageing_ns` of waiting, only
+    requests that reached the top earlier precede it.
 
-    The order needs no re-sorting: of two requests, the one that reaches the top first (`top_ns`)
-    is at every moment at the higher level, or first within the same one.
+    Time never changes the order of two waiting requests: the one that reaches the top first
+    (`top_ns`) is always at the higher level, or first within the same level.
 
     Args:
-        ageing_ns: waiting time worth one level, at least 1.
+        ageing_ns: waiting time that raises a request by one level, at least 1.
     """
 
     __slots__ = ("ageing_ns",)
@@ -176,7 +164,7 @@ class Ageing:
 
 
 class AgeingQueue:
-    """The waiting requests by level and age.
+    """The waiting requests, ordered by level and age.
 
     Args:
         ageing: the levels.
@@ -190,7 +178,7 @@ class AgeingQueue:
         self._waiting: dict[int, ScheduledRequest] = {}
 
     def push(self, request: ScheduledRequest) -> None:
-        """Add a request, a preempted one with the waiting time that it has gained."""
+        """Add a new or preempted request."""
         self._waiting[request.rid] = request
         insort(self._order, self._key(request))
 
@@ -215,19 +203,24 @@ class AgeingQueue:
         return self._ageing.top_ns(request), request.rid
 
 
+@dataclass(slots=True)
 class _UrgentRequest:
-    """An urgent request with a target: its tokens so far, and the time of the last one."""
+    """A high or realtime request with a target for its token times.
 
-    __slots__ = ("last_ns", "level", "request", "tokens")
+    Args:
+        request: the request.
+        level: its own level.
+        tokens: its output tokens.
+        last_ns: time of the last of them.
+    """
 
-    def __init__(self, request: ScheduledRequest, level: int, now_ns: int) -> None:
-        self.request = request
-        self.level = level
-        self.tokens = request.output_tokens
-        self.last_ns = now_ns
+    request: ScheduledRequest
+    level: int
+    tokens: int
+    last_ns: int
 
     def slack_ns(self, now_ns: int, step_ns: int) -> int:
-        """Return how early its next token will be if the next step computes it."""
+        """Return the time from the end of the next step to the deadline of the next token."""
         request, targets = self.request, self.request.targets
         due: list[int] = []
         if targets.tbt_p99_ns is not None:
@@ -238,16 +231,17 @@ class _UrgentRequest:
 
 
 class Pauses:
-    """The threshold level below which requests are paused.
+    """The level below which requests are paused.
 
-    The *slack* of an urgent request is the time by which its next token will be early. If it is
-    under a first bound, lower levels are paused, one more level with each step, from the lowest;
-    if it is above a second bound they are resumed the same way. In between nothing changes, so
-    that a request is not paused and resumed with every step. A request without a target for its
-    token times has no slack to lose.
+    The *slack* of an urgent request is the time by which its next token will be early. While an
+    urgent request has less than 10 ms of slack, each step pauses one more of the levels below it,
+    the lowest first. When all urgent requests have at least 20 ms, each step resumes one level.
+    In between nothing changes; otherwise requests would be paused and resumed in every step.
+    Requests without a TPOT or TBT target cause no pauses.
 
     Args:
-        ageing_ns: a pause of this length raises a level by one, as waiting does.
+        ageing_ns: a level that was paused for this time counts as one level higher, as if its
+            requests had waited.
     """
 
     __slots__ = ("_ageing_ns", "_observed", "_since", "_step_ns", "_threshold", "_urgent")
@@ -269,8 +263,10 @@ class Pauses:
             request = progress.request
             timed = request.targets.tpot_ns is not None or request.targets.tbt_p99_ns is not None
             level = PriorityLevel.of(request)
-            if timed and level >= PriorityLevel.HIGH:
-                self._urgent.setdefault(request.rid, _UrgentRequest(request, level, now_ns))
+            if timed and level >= PriorityLevel.HIGH and request.rid not in self._urgent:
+                self._urgent[request.rid] = _UrgentRequest(
+                    request, level, request.output_tokens, now_ns
+                )
         for urgent in self._urgent.values():
             if urgent.tokens != urgent.request.output_tokens:
                 urgent.tokens = urgent.request.output_tokens
@@ -285,12 +281,12 @@ class Pauses:
         return not self._urgent
 
     def threshold(self, now_ns: int) -> int:
-        """Return the level below which requests are paused now; 0 for no pause."""
+        """Update and return the level below which requests are paused; 0 for no pause."""
         ended = [rid for rid, u in self._urgent.items() if u.request.state in _ENDED]
         for rid in ended:
             del self._urgent[rid]
         decoding = [u for u in self._urgent.values() if u.request.state in _DECODES]
-        # A pause ends with the requests it was for.
+        # A pause ends with the urgent requests that caused it.
         self._set(min(self._threshold, max((u.level for u in decoding), default=0)), now_ns)
         if decoding and self._observed:
             self._observed = False
@@ -303,7 +299,7 @@ class Pauses:
         return self._threshold
 
     def schedules(self, level: int, now_ns: int) -> bool:
-        """Return True if requests of this level are not paused."""
+        """True if requests of this level are not paused."""
         if level >= self._threshold:
             return True
         return level + (now_ns - self._since[level]) // self._ageing_ns >= self._threshold

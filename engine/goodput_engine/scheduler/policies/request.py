@@ -16,9 +16,9 @@ __all__ = ["RequestPolicy"]
 class RequestPolicy(SchedulingPolicy):
     """Requests that wait while the engine is idle start together; none joins until all ended.
 
-    The engine does not wait for a batch to fill: it takes as many waiting requests as the batch
-    width, the token budget and the blocks allow. A place that becomes free early stays empty. A
-    request gets blocks for its longest answer when it starts, so no request is ever evicted.
+    The engine does not wait for a batch to fill: it starts as many waiting requests as the batch
+    width, the token budget and the blocks allow. The place of a request that ends early stays
+    empty. At its start, a request gets blocks for its longest output, so none is ever evicted.
 
     Source: Yu et al., "Orca", OSDI 2022, section 3 and figure 3 (the scheduling it argues against).
     """
@@ -26,15 +26,15 @@ class RequestPolicy(SchedulingPolicy):
     name: ClassVar[Policy] = Policy.REQUEST
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """The newest first, for a batch wider than the token budget."""
+        """The newest first. Only a batch wider than the token budget needs the key."""
         return (request.arrival_ns, request.rid)
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """The prompt and the longest answer, whose last token is never read."""
+        """The prompt and the longest output, whose last token needs no block."""
         return request.input_tokens + request.output_limit - 1
 
     def headroom_blocks(self) -> int:
-        """Zero: running requests have all blocks that they can need."""
+        """Zero: a running request already has all its blocks."""
         return 0
 
     def phase(self) -> Phase:
@@ -46,5 +46,5 @@ class RequestPolicy(SchedulingPolicy):
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
-        """Always: no request joins while one runs."""
+        """True: no request joins while one runs."""
         return True

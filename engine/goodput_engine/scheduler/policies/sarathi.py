@@ -16,10 +16,12 @@ __all__ = ["SarathiPolicy"]
 class SarathiPolicy(SchedulingPolicy):
     """Decodes first, then started prompts, then new ones, all within the token budget.
 
-    A prefill never delays a decode: prompts get what the decodes leave of the budget, so a long
-    one is computed in chunks. First come, first served. A request starts when the blocks of its
-    whole prompt are free beside a headroom of one in a hundred. If blocks run out, the newest
+    A prefill never delays a decode: prompts share the budget that the decodes leave, so a long
+    prompt is computed in chunks. First come, first served. A request starts when there are free
+    blocks for its prompt and a hundredth of all blocks besides. If blocks run out, the newest
     request is evicted and returns to the head of the queue.
+
+    `splitfuse`, `sjf`, `priority` and `fastserve` derive from it and override what differs.
 
     Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with
     Sarathi-Serve", OSDI 2024, algorithm 3.
@@ -33,11 +35,11 @@ class SarathiPolicy(SchedulingPolicy):
         return (request.arrival_ns, request.rid)
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """The whole prompt, and after a preemption the answer so far."""
+        """The prompt and, after a preemption, the output so far."""
         return request.total_tokens
 
     def headroom_blocks(self) -> int:
-        """One block in a hundred, so that decodes can grow."""
+        """A hundredth of all blocks, so that decodes can grow."""
         return self.view.total_blocks // 100
 
     def phase(self) -> Phase:
@@ -49,5 +51,5 @@ class SarathiPolicy(SchedulingPolicy):
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
-        """Always: no hook depends on time or on tokens."""
+        """True: no hook depends on time or on tokens."""
         return True

@@ -1,4 +1,4 @@
-"""Shortest job first, by predicted length."""
+"""Shortest job first, by predicted output length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_S
-from goodput_engine.scheduler.policy import MIXED, Phase, SchedulingPolicy
+from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths
 
 if TYPE_CHECKING:
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 
 __all__ = ["ShortestFirst", "SjfPolicy"]
 
-_BETWEEN: Final = 3
-"""Starts of the shortest between two starts of overdue requests: if each went to them, a backlog
-longer than the patience would end all order by length."""
+_STARTS_BETWEEN: Final = 3
+"""Starts of the shortest request between two starts of overdue ones. Without these starts, a queue
+in which every request is overdue would be served first come, first served."""
 _AGEING_NS: Final = 30 * NS_PER_S
 
 
 def _left_tokens(request: ScheduledRequest, predictor: LengthPredictor) -> int:
-    """Return the tokens to compute: those of the prompt, and the predicted ones of the answer."""
-    answer = predictor.output_tokens(request) - request.sampled_tokens
-    return request.total_tokens - request.computed_tokens + answer - 1
+    """Return the tokens left to compute in the prompt and in the predicted output."""
+    output = predictor.output_tokens(request) - request.sampled_tokens
+    return request.total_tokens - request.computed_tokens + output - 1
 
 
 def _age(request: ScheduledRequest) -> tuple[int, int]:
-    """Return since when a request waits, without its running time; the smaller, the longer."""
+    """Return a sort key: the longer a request has waited, running time excluded, the smaller."""
     return request.arrival_ns + request.ran_ns, request.rid
 
 
 class ShortestFirst:
-    """The fewest predicted tokens first, and every fourth start for a request that is overdue.
+    """The request with the fewest predicted tokens first; every fourth start for an overdue one.
 
     Args:
-        predictor: predicts output lengths; the order follows what it learns.
-        patience_ns: a request that waits for longer is overdue.
+        predictor: predicts output lengths.
+        patience_ns: waiting time after which a request is overdue.
     """
 
     __slots__ = (
         "_by_age",
         "_by_length",
         "_keys",
-        "_owed",
         "_patience_ns",
         "_predictor",
         "_revision",
+        "_starts_until_overdue",
         "_waiting",
     )
 
@@ -60,14 +60,14 @@ class ShortestFirst:
         self._predictor = predictor
         self._patience_ns = patience_ns
         self._revision = predictor.revision
-        self._owed = 0
+        self._starts_until_overdue = 0
         self._waiting: dict[int, ScheduledRequest] = {}
         self._keys: dict[int, tuple[int, int, int]] = {}
         self._by_length: list[tuple[int, int, int]] = []
         self._by_age: list[tuple[int, int]] = []
 
     def push(self, request: ScheduledRequest) -> None:
-        """Add a request, a preempted one by the tokens that it has left."""
+        """Add a new or preempted request by the tokens that it has left."""
         self._waiting[request.rid] = request
         self._keys[request.rid] = key = self._key(request)
         insort(self._by_length, key)
@@ -80,7 +80,7 @@ class ShortestFirst:
         if not self._waiting:
             return None
         since_ns, rid = self._by_age[0]
-        if self._owed or now_ns - since_ns < self._patience_ns:
+        if self._starts_until_overdue or now_ns - since_ns < self._patience_ns:
             if self._revision != self._predictor.revision:
                 self._sort()
             rid = self._by_length[0][-1]
@@ -90,9 +90,9 @@ class ShortestFirst:
         """Remove an admitted or cancelled request."""
         rid = request.rid
         if rid == self._by_length[0][-1]:
-            self._owed = max(0, self._owed - 1)
+            self._starts_until_overdue = max(0, self._starts_until_overdue - 1)
         elif rid == self._by_age[0][-1]:
-            self._owed = _BETWEEN
+            self._starts_until_overdue = _STARTS_BETWEEN
         del self._waiting[rid]
         del self._by_length[bisect_left(self._by_length, self._keys.pop(rid))]
         del self._by_age[bisect_left(self._by_age, _age(request))]
@@ -113,26 +113,26 @@ class ShortestFirst:
         self._by_length = sorted(self._keys.values())
 
 
-class SjfPolicy(SchedulingPolicy):
-    """The request with the fewest tokens left starts first; a shorter one displaces none.
+class SjfPolicy(SarathiPolicy):
+    """`sarathi`, but the request with the fewest tokens left starts first.
 
-    Steps are sized as by `sarathi`. The output length is predicted from finished answers of the
-    same class. If blocks run out, the request with the most tokens left is evicted. A request
-    that has waited for `ageing_ns` is overdue: the oldest overdue one gets every fourth start,
-    and is evicted after the others. So no request starves, and in a queue of any length most
-    starts go to the shortest.
+    The output length is predicted from finished outputs of the same class. A waiting request never
+    displaces a longer one. If blocks run out, the request with the most tokens left is evicted.
+
+    A request that has waited for `ageing_ns` is overdue. The oldest overdue request gets every
+    fourth start and is evicted last, so no request starves. The other starts go to the shortest
+    requests, however long the queue is.
 
     Args:
         predictor: predicts output lengths; None for one that learns.
-        ageing_ns: waiting time of an overdue request; None for half a minute.
+        ageing_ns: waiting time after which a request is overdue; None for half a minute.
 
     Source: Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024 (order by
-    predicted length, and starvation prevention by a bound on waiting); here the prediction is
-    learned while serving rather than by a model that reads the prompt.
+    predicted length, with a bound on waiting against starvation). Their model predicts the length
+    from the prompt; this policy learns lengths while serving.
     """
 
     name: ClassVar[Policy] = Policy.SJF
-    uses_prefill_budget: ClassVar[bool] = True
 
     def __init__(
         self, *, predictor: LengthPredictor | None = None, ageing_ns: int | None = None
@@ -150,7 +150,7 @@ class SjfPolicy(SchedulingPolicy):
         return ShortestFirst(self.predictor, self._patience_ns)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """The most tokens left first; requests that were overdue last."""
+        """The most tokens left first; requests admitted as overdue last."""
         age = _age(request)
         if request.admitted_ns - age[0] >= self._patience_ns:
             return (0, *age)
@@ -161,24 +161,8 @@ class SjfPolicy(SchedulingPolicy):
         """Error of the predictor."""
         return self.predictor.error
 
-    def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """The whole prompt, and after a preemption the answer so far."""
-        return request.total_tokens
-
-    def headroom_blocks(self) -> int:
-        """One block in a hundred, so that decodes can grow."""
-        return self.view.total_blocks // 100
-
-    def phase(self) -> Phase:
-        """Decodes, prefills and admissions in one step."""
-        return MIXED
-
-    def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
-        """The rest of the prompt within the budget."""
-        return min(remaining, budget_left)
-
     def can_fast_forward(self) -> bool:
-        """Unless a waiting request could start: age may change the order."""
+        """True unless a waiting request could start: its age may change the order."""
         view = self.view
         return not len(view.waiting) or view.num_running >= view.limits.max_num_seqs
 

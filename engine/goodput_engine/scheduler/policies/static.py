@@ -1,4 +1,4 @@
-"""Static batching: the batch is full, or no request arrived for a while."""
+"""Static batching: a batch starts when it is full, or when no request has arrived for a while."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["StaticPolicy"]
 class StaticPolicy(BatchingPolicy):
     """A full batch starts and runs to its end, then the next full one.
 
-    The last, incomplete batch starts when no more requests can arrive, or when none has arrived
-    for the timeout, by default a second: a server never knows that its input has ended.
+    A server never knows that its input has ended, so an incomplete batch starts when no request
+    has arrived for the timeout, by default one second.
 
     Source: Yu et al., "Orca", OSDI 2022, section 2 (request-level batches of a fixed size, as
     FasterTransformer runs them).
@@ -30,5 +30,5 @@ class StaticPolicy(BatchingPolicy):
     DEFAULT_TIMEOUT_NS: ClassVar[int] = NS_PER_S
 
     def start_ns(self, batch: Sequence[ScheduledRequest]) -> int:
-        """The timeout after the arrival of the newest request, which looks like the last one."""
+        """The timeout after the arrival of the newest request."""
         return batch[-1].arrival_ns + self.timeout_ns

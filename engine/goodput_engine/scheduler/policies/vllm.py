@@ -16,11 +16,11 @@ _PROMPTS_FIRST: Final = Phase(prompts_alone=True)
 
 
 class VllmPolicy(SchedulingPolicy):
-    """Steps hold whole prompts alone while one can start; otherwise all requests decode.
+    """While a prompt can start, a step holds only unsplit prompts; otherwise all requests decode.
 
-    First come, first served. Blocks are allocated as tokens are computed, with a headroom of one
-    in a hundred at admission. If blocks run out, the newest request is evicted and returns to the
-    head of the queue. A prompt longer than the token budget, which vLLM rejects, is split.
+    First come, first served. Blocks are allocated as tokens are computed; an admission leaves a
+    hundredth of all blocks free. If blocks run out, the newest request is evicted and returns to
+    the head of the queue. vLLM rejects a prompt longer than the token budget; here it is split.
 
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention", SOSP 2023, section 4.5; the order of a step as in vLLM 0.2.
@@ -33,11 +33,11 @@ class VllmPolicy(SchedulingPolicy):
         return (request.arrival_ns, request.rid)
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """The whole prompt, and after a preemption the answer so far."""
+        """The prompt and, after a preemption, the output so far."""
         return request.total_tokens
 
     def headroom_blocks(self) -> int:
-        """One block in a hundred: vLLM's watermark."""
+        """A hundredth of all blocks: vLLM's watermark."""
         return self.view.total_blocks // 100
 
     def phase(self) -> Phase:
@@ -45,11 +45,11 @@ class VllmPolicy(SchedulingPolicy):
         return _PROMPTS_FIRST
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
-        """The whole prompt or nothing."""
+        """The complete prompt or nothing, unless it exceeds the token budget."""
         if request.total_tokens <= self.view.limits.token_budget and remaining > budget_left:
             return 0
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
-        """Always: a place or blocks become free only when a request ends."""
+        """True: a place or blocks become free only when a request ends."""
         return True
