@@ -12,7 +12,7 @@ from goodput_core.quantiles import P50, P95, quantiles
 from goodput_core.steptime import RooflineForm
 from goodput_core.steptime.fitting import errors_ppm, fit_roofline, hold_out
 from goodput_core.units import NS_PER_MS, NS_PER_US
-from goodput_engine.device.load import FORMS, load_profile
+from goodput_engine.device.load import COMMON_NUMBERS, load_profile
 from goodput_engine.device.step_log import read_step_log
 
 if TYPE_CHECKING:
@@ -101,10 +101,10 @@ def write_profile(fit: DeviceFit, *, log: Path, base: DeviceProfile, out: Path) 
     numbers: dict[str, Any] = {
         name: {"value": value, "from": origin} for name, value in fit.numbers.items()
     }
-    own = FORMS[base.form_name].numbers
-    for name, value in base.numbers.items():
-        if name not in own:
-            numbers[name] = {"value": value, "from": f"{base.name}: {base.provenance[name]}"}
+    for name in COMMON_NUMBERS:
+        if name in base.numbers:
+            origin = f"{base.name}: {base.provenance[name]}"
+            numbers[name] = {"value": base.numbers[name], "from": origin}
     profile = {
         "name": out.stem,
         "description": f"Step times fitted to {log.name}; the rest as {base.name} has it.",

@@ -1,22 +1,22 @@
-"""Reading of device profiles: the shipped ones by name, others by path.
+"""Loading of device profiles: the shipped ones by name, others by path.
 
-A profile is small, flat YAML in which every number has its origin. It is external input, so its
-size is bounded and its keys are checked. An error message starts with the file and the field. The
-form of a profile determines its numbers and the law that they define.
+A profile is a small YAML file in which every number has its origin. The structs declare its fields
+with their bounds; msgspec decodes them. The `form` of a profile selects the numbers that it has.
+An error names the file and the path of the field.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final, TypeVar
 
+import msgspec
 import yaml
+from msgspec import Meta
 
-from goodput_core.errors import InputError
+from goodput_core.errors import InputError, did_you_mean
 from goodput_core.steptime import (
     DeviceForm,
     DistServeForm,
@@ -28,129 +28,118 @@ from goodput_core.steptime import (
 from goodput_core.units import NS_PER_MS, NS_PER_US, ms_to_ns
 from goodput_engine.device.profile import DeviceProfile, Overlap
 
-__all__ = ["FORMS", "FormRules", "list_profiles", "load_profile"]
+__all__ = ["COMMON_NUMBERS", "list_profiles", "load_profile"]
 
 _MAX_BYTES: Final = 64 * 1024
 _GB: Final = 1_000_000_000
 _SUFFIXES: Final = (".yaml", ".yml")
-_MAX_TEXT: Final = 2_000
-_MAX_ROWS: Final = 64
-_MAX_COLUMNS: Final = 256
+
+# A union, because `float` alone would turn 6 into 6.0 wherever the number is printed.
+_MS: Final = Meta(ge=0, le=100_000)
+_US: Final = Meta(ge=0, le=1_000_000)
+_NS: Final = Meta(ge=0, le=1_000_000_000)
+Ms = Annotated[int, _MS] | Annotated[float, _MS]
+Us = Annotated[int, _US] | Annotated[float, _US]
+Ns = Annotated[int, _NS] | Annotated[float, _NS]
+Positive = Annotated[int, Meta(ge=1, le=1_000_000)] | Annotated[float, Meta(ge=0.001, le=1_000_000)]
+Count = Annotated[int, Meta(ge=1, le=100_000_000)]
+Tokens = Annotated[int, Meta(ge=0, le=100_000_000)]
+Text = Annotated[str, Meta(max_length=2_000, pattern=r"\S")]
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True, slots=True)
-class NumberRule:
-    """Bounds of one number, inclusive."""
-
-    low: float
-    high: float
-    whole: bool = False
-    required: bool = True
+class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the parts of a profile's file."""
 
 
-_MS: Final = NumberRule(0, 100_000)
-_US: Final = NumberRule(0, 1_000_000)
-_NS: Final = NumberRule(0, 1_000_000_000)
-_COUNT: Final = NumberRule(0, 100_000_000, whole=True)
-_COMMON: Final = {
-    "host_ms_per_step": NumberRule(0, 10_000),
-    "host_us_per_request": NumberRule(0, 1_000_000),
-    "kv_blocks": NumberRule(1, 100_000_000, whole=True),
-    "block_size": NumberRule(1, 65_536, whole=True),
-    "kv_bytes_per_token": NumberRule(1, 100_000_000, whole=True),
-    "max_model_tokens": NumberRule(2, 100_000_000, whole=True),
-    "vocab_size": NumberRule(1, 10_000_000, whole=True),
-    "tensor_parallel": NumberRule(1, 1_024, whole=True),
-    "pipeline_parallel": NumberRule(1, 64, whole=True, required=False),
-    "handover_us_per_token": NumberRule(0, 1_000_000, required=False),
-    "swap_gb_per_s": NumberRule(0.001, 100_000),
-    "link_gb_per_s": NumberRule(0.001, 100_000),
-    "startup_seconds": NumberRule(0, 86_400),
+class _Number(_Struct, frozen=True, kw_only=True):
+    value: int | float
+    origin: Text = msgspec.field(name="from")
+
+
+class _Table(_Struct, frozen=True, kw_only=True):
+    """Step times: a row for each of `decodes`, a column for each of `prefill_tokens`."""
+
+    origin: Text = msgspec.field(name="from")
+    decodes: Annotated[list[Tokens], Meta(min_length=1, max_length=64)]
+    prefill_tokens: Annotated[list[Tokens], Meta(min_length=1, max_length=256)]
+    step_ms: Annotated[
+        list[Annotated[list[Ms], Meta(max_length=256)]], Meta(min_length=1, max_length=64)
+    ]
+
+
+class _ProfileFile(_Struct, frozen=True, kw_only=True):
+    """A profile's file before its numbers are checked."""
+
+    name: Text
+    description: Text
+    illustrative: bool = False
+    form: str
+    overlap: Overlap
+    table: _Table | None = None
+    numbers: dict[str, object]
+
+
+class _Numbers(_Struct, frozen=True, kw_only=True):
+    """The numbers of every profile; see `DeviceProfile`."""
+
+    host_ms_per_step: Ms
+    host_us_per_request: Us
+    kv_blocks: Count
+    block_size: Annotated[int, Meta(ge=1, le=65_536)]
+    kv_bytes_per_token: Count
+    max_model_tokens: Annotated[int, Meta(ge=2, le=100_000_000)]
+    vocab_size: Annotated[int, Meta(ge=1, le=10_000_000)]
+    tensor_parallel: Annotated[int, Meta(ge=1, le=1_024)]
+    pipeline_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
+    handover_us_per_token: Us | None = None
+    swap_gb_per_s: Positive
+    link_gb_per_s: Positive
+    startup_seconds: Ms
+
+
+COMMON_NUMBERS: Final = _Numbers.__struct_fields__
+"""Names of the numbers of every profile."""
+
+
+class _Roofline(_Numbers, frozen=True, kw_only=True):
+    c0_ms: Ms
+    c1_us_per_token: Us
+    c2_ns_per_context_token: Ns
+    c4_us_per_request: Us
+
+
+class _DistServe(_Numbers, frozen=True, kw_only=True):
+    prefill_fixed_ms: Ms
+    prefill_us_per_token: Us
+    prefill_ns_per_square: Ns
+    decode_small_fixed_ms: Ms
+    decode_small_ns_per_context_token: Ns
+    decode_small_us_per_request: Us
+    decode_large_fixed_ms: Ms
+    decode_large_ns_per_context_token: Ns
+    decode_large_us_per_request: Us
+    decode_large_from_requests: Count
+
+
+class _Unit(_Numbers, frozen=True, kw_only=True):
+    unit_ms: Positive
+    chunk_tokens: Count | None = None
+
+
+_FORMS: Final[dict[str, type[_Numbers]]] = {
+    "roofline": _Roofline,
+    "distserve": _DistServe,
+    "table": _Numbers,
+    "unit": _Unit,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class FormRules:
-    """The numbers of one form in a profile.
-
-    Args:
-        numbers: rules of the form's own numbers, in addition to those of every profile.
-        build: builds the law from the numbers; None for a form that is written as a table.
-    """
-
-    numbers: Mapping[str, NumberRule]
-    build: Callable[[Mapping[str, float]], DeviceForm] | None
-
-
-def _roofline(numbers: Mapping[str, float]) -> DeviceForm:
-    return RooflineForm(
-        c0_ns=numbers["c0_ms"] * NS_PER_MS,
-        c1_ns_per_token=numbers["c1_us_per_token"] * NS_PER_US,
-        c2_ns_per_context_token=numbers["c2_ns_per_context_token"],
-        c4_ns_per_request=numbers["c4_us_per_request"] * NS_PER_US,
-    )
-
-
-def _distserve(numbers: Mapping[str, float]) -> DeviceForm:
-    return DistServeForm(
-        prefill_fixed_ns=numbers["prefill_fixed_ms"] * NS_PER_MS,
-        prefill_ns_per_token=numbers["prefill_us_per_token"] * NS_PER_US,
-        prefill_ns_per_square=numbers["prefill_ns_per_square"],
-        small=_decode(numbers, "small"),
-        large=_decode(numbers, "large"),
-        large_from_requests=int(numbers["decode_large_from_requests"]),
-    )
-
-
-def _decode(numbers: Mapping[str, float], regime: str) -> LinearTime:
-    return LinearTime(
-        fixed_ns=numbers[f"decode_{regime}_fixed_ms"] * NS_PER_MS,
-        ns_per_context_token=numbers[f"decode_{regime}_ns_per_context_token"],
-        ns_per_request=numbers[f"decode_{regime}_us_per_request"] * NS_PER_US,
-    )
-
-
-def _unit(numbers: Mapping[str, float]) -> DeviceForm:
-    chunk = numbers.get("chunk_tokens")
-    return UnitForm(
-        unit_ns=ms_to_ns(numbers["unit_ms"]), chunk_tokens=None if chunk is None else int(chunk)
-    )
-
-
-FORMS: Final[Mapping[str, FormRules]] = {
-    "roofline": FormRules(
-        {
-            "c0_ms": _MS,
-            "c1_us_per_token": _US,
-            "c2_ns_per_context_token": _NS,
-            "c4_us_per_request": _US,
-        },
-        _roofline,
-    ),
-    "distserve": FormRules(
-        {
-            "prefill_fixed_ms": _MS,
-            "prefill_us_per_token": _US,
-            "prefill_ns_per_square": _NS,
-            "decode_small_fixed_ms": _MS,
-            "decode_small_ns_per_context_token": _NS,
-            "decode_small_us_per_request": _US,
-            "decode_large_fixed_ms": _MS,
-            "decode_large_ns_per_context_token": _NS,
-            "decode_large_us_per_request": _US,
-            "decode_large_from_requests": NumberRule(1, 1_000_000, whole=True),
-        },
-        _distserve,
-    ),
-    "table": FormRules({}, None),
-    "unit": FormRules(
-        {
-            "unit_ms": NumberRule(0.001, 1_000_000),
-            "chunk_tokens": NumberRule(1, 100_000_000, whole=True, required=False),
-        },
-        _unit,
-    ),
+"""The numbers of a profile by its form."""
+_REMEDIES: Final = {
+    "overlap": f"; it must be one of {', '.join(Overlap)}",
+    "numbers": "; a number is written NAME: {value: NUMBER, from: ORIGIN}",
 }
+"""Remedies by the first name in the path of an invalid field."""
 
 
 def list_profiles() -> list[str]:
@@ -208,200 +197,116 @@ def _parse(data: bytes, source: str) -> DeviceProfile:
         raise InputError(f"{source}: {where}not YAML: {problem}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source}: not YAML that can be read: {error}") from error
-    top = _read_mapping(value, source, "the profile")
-    form_name = _read_choice(top, "form", list(FORMS), source)
-    rules = FORMS[form_name]
-    keys = ["name", "description", "illustrative", "form", "overlap", "numbers"]
-    _read_known(top, [*keys, "table"] if rules.build is None else keys, source, "")
-    overlap = Overlap(_read_choice(top, "overlap", [o.value for o in Overlap], source))
-    numbers, provenance = _numbers(
-        top.get("numbers"), {**rules.numbers, **_COMMON}, form_name, source
-    )
-    if numbers.get("pipeline_parallel", 1) > 1 and "handover_us_per_token" not in numbers:
+    try:
+        return _build(value, source)
+    except ValueError as error:
+        raise InputError(f"{source}: table: {error}") from error
+
+
+def _build(value: object, source: str) -> DeviceProfile:
+    file = _convert(value, _ProfileFile, source)
+    if file.form not in _FORMS:
+        raise InputError(f"{source}: form: must be one of {', '.join(_FORMS)}")
+    if (file.table is not None) != (file.form == "table"):
+        raise InputError(f"{source}: table: is required by form table and by no other form")
+    written = {
+        name: _convert(number, _Number, source, f"numbers.{name}.")
+        for name, number in file.numbers.items()
+    }
+    values = {name: number.value for name, number in written.items()}
+    kind = _FORMS[file.form]
+    numbers = _convert(values, kind, source, "numbers.")
+    if numbers.pipeline_parallel > 1 and numbers.handover_us_per_token is None:
         raise InputError(
             f"{source}: numbers.handover_us_per_token: is required by pipeline_parallel; write "
             "handover_us_per_token: {value: …, from: …}"
         )
-    form: DeviceForm
-    if rules.build is None:
-        form, provenance["table"] = _read_table(top.get("table"), source)
-    else:
-        form = rules.build(numbers)
+    own = [name for name in kind.__struct_fields__ if name not in COMMON_NUMBERS]
+    given = [name for name in (*own, *COMMON_NUMBERS) if name in values]
+    provenance = {name: written[name].origin.strip() for name in given}
+    if file.table is not None:
+        provenance["table"] = file.table.origin.strip()
     return DeviceProfile(
-        name=_read_text(top, "name", source),
-        description=_read_text(top, "description", source),
-        illustrative=_read_flag(top, "illustrative", source),
-        form_name=form_name,
-        form=form,
-        overlap=overlap,
-        host_ns_per_step=ms_to_ns(numbers["host_ms_per_step"]),
-        host_ns_per_request=round(numbers["host_us_per_request"] * NS_PER_US),
-        kv_blocks=int(numbers["kv_blocks"]),
-        block_size=int(numbers["block_size"]),
-        kv_bytes_per_token=int(numbers["kv_bytes_per_token"]),
-        max_model_tokens=int(numbers["max_model_tokens"]),
-        vocab_size=int(numbers["vocab_size"]),
-        tensor_parallel=int(numbers["tensor_parallel"]),
-        pipeline_parallel=int(numbers.get("pipeline_parallel", 1)),
-        handover_ns_per_token=numbers.get("handover_us_per_token", 0) * NS_PER_US,
-        swap_bytes_per_s=round(numbers["swap_gb_per_s"] * _GB),
-        link_bytes_per_s=round(numbers["link_gb_per_s"] * _GB),
-        startup_seconds=numbers["startup_seconds"],
-        numbers=numbers,
+        name=file.name.strip(),
+        description=file.description.strip(),
+        illustrative=file.illustrative,
+        form_name=file.form,
+        form=_build_form(numbers, file.table),
+        overlap=file.overlap,
+        host_ns_per_step=ms_to_ns(numbers.host_ms_per_step),
+        host_ns_per_request=round(numbers.host_us_per_request * NS_PER_US),
+        kv_blocks=numbers.kv_blocks,
+        block_size=numbers.block_size,
+        kv_bytes_per_token=numbers.kv_bytes_per_token,
+        max_model_tokens=numbers.max_model_tokens,
+        vocab_size=numbers.vocab_size,
+        tensor_parallel=numbers.tensor_parallel,
+        pipeline_parallel=numbers.pipeline_parallel,
+        handover_ns_per_token=(numbers.handover_us_per_token or 0) * NS_PER_US,
+        swap_bytes_per_s=round(numbers.swap_gb_per_s * _GB),
+        link_bytes_per_s=round(numbers.link_gb_per_s * _GB),
+        startup_seconds=numbers.startup_seconds,
+        numbers={name: values[name] for name in given},
         provenance=provenance,
     )
 
 
-def _numbers(
-    value: object, rules: Mapping[str, NumberRule], form_name: str, source: str
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Return every number of the file, and the origin of each."""
-    given = _read_mapping(value, source, "numbers")
-    _read_known(given, list(rules), source, "numbers.")
-    numbers: dict[str, float] = {}
-    provenance: dict[str, str] = {}
-    for key, rule in rules.items():
-        path = f"numbers.{key}"
-        if key in given:
-            written = given[key]
-            if not isinstance(written, dict) or set(written) != {"value", "from"}:
-                raise InputError(
-                    f"{source}: {path}: must be written {{value: NUMBER, from: WHERE FROM}}"
-                )
-            provenance[key] = _read_origin(written["from"], source, path)
-            numbers[key] = _read_number(written["value"], rule, source, f"{path}.value")
-        elif rule.required:
-            raise InputError(
-                f"{source}: {path}: is required by form {form_name}; write "
-                f"{key}: {{value: …, from: …}}"
+def _build_form(numbers: _Numbers, table: _Table | None) -> DeviceForm:
+    """Build the step-time law.
+
+    Raises:
+        ValueError: the table breaks a rule of `TableForm`.
+    """
+    match numbers:
+        case _Roofline():
+            return RooflineForm(
+                c0_ns=numbers.c0_ms * NS_PER_MS,
+                c1_ns_per_token=numbers.c1_us_per_token * NS_PER_US,
+                c2_ns_per_context_token=numbers.c2_ns_per_context_token,
+                c4_ns_per_request=numbers.c4_us_per_request * NS_PER_US,
             )
-    return numbers, provenance
-
-
-# --- fields ------------------------------------------------------------------------------------
-def _read_table(value: object, source: str) -> tuple[TableForm, str]:
-    """Return the `table` of a profile and its origin.
-
-    Raises:
-        InputError: a field is invalid.
-    """
-    table = _read_mapping(value, source, "table")
-    _read_known(table, ["decodes", "prefill_tokens", "step_ms", "from"], source, "table.")
-    decodes = _line(table.get("decodes"), _COUNT, _MAX_ROWS, source, "table.decodes")
-    columns = _line(
-        table.get("prefill_tokens"), _COUNT, _MAX_COLUMNS, source, "table.prefill_tokens"
+        case _DistServe():
+            return DistServeForm(
+                prefill_fixed_ns=numbers.prefill_fixed_ms * NS_PER_MS,
+                prefill_ns_per_token=numbers.prefill_us_per_token * NS_PER_US,
+                prefill_ns_per_square=numbers.prefill_ns_per_square,
+                small=LinearTime(
+                    fixed_ns=numbers.decode_small_fixed_ms * NS_PER_MS,
+                    ns_per_context_token=numbers.decode_small_ns_per_context_token,
+                    ns_per_request=numbers.decode_small_us_per_request * NS_PER_US,
+                ),
+                large=LinearTime(
+                    fixed_ns=numbers.decode_large_fixed_ms * NS_PER_MS,
+                    ns_per_context_token=numbers.decode_large_ns_per_context_token,
+                    ns_per_request=numbers.decode_large_us_per_request * NS_PER_US,
+                ),
+                large_from_requests=numbers.decode_large_from_requests,
+            )
+        case _Unit():
+            return UnitForm(unit_ns=ms_to_ns(numbers.unit_ms), chunk_tokens=numbers.chunk_tokens)
+    assert table is not None
+    return TableForm(
+        decodes=tuple(table.decodes),
+        prefill_tokens=tuple(table.prefill_tokens),
+        times_ns=tuple(tuple(map(ms_to_ns, row)) for row in table.step_ms),
     )
-    rows = _list(table.get("step_ms"), _MAX_ROWS, source, "table.step_ms")
-    times = [
-        _line(row, _MS, _MAX_COLUMNS, source, f"table.step_ms[{i}]") for i, row in enumerate(rows)
-    ]
+
+
+def _convert(value: object, kind: type[S], source: str, prefix: str = "") -> S:
+    """Decode a part of a profile.
+
+    Raises:
+        InputError: a field is missing, unknown or invalid.
+    """
     try:
-        form = TableForm(
-            decodes=tuple(map(int, decodes)),
-            prefill_tokens=tuple(map(int, columns)),
-            times_ns=tuple(tuple(map(ms_to_ns, row)) for row in times),
-        )
-    except ValueError as error:
-        raise InputError(f"{source}: table: {error}") from error
-    return form, _read_origin(table.get("from"), source, "table")
-
-
-def _line(value: object, rule: NumberRule, most: int, source: str, path: str) -> list[float]:
-    items = _list(value, most, source, path)
-    return [_read_number(item, rule, source, f"{path}[{i}]") for i, item in enumerate(items)]
-
-
-def _list(value: object, most: int, source: str, path: str) -> list[Any]:
-    if not isinstance(value, list) or not 1 <= len(value) <= most:
-        raise InputError(f"{source}: {path}: must be a list of 1 to {most}")
-    return value
-
-
-def _read_mapping(value: object, source: str, what: str) -> dict[Any, Any]:
-    """Return a mapping.
-
-    Raises:
-        InputError: the value is of another type.
-    """
-    if not isinstance(value, dict):
-        raise InputError(f"{source}: {what}: must be a mapping")
-    return value
-
-
-def _read_known(given: dict[Any, Any], known: list[str], source: str, prefix: str) -> None:
-    """Check the keys.
-
-    Raises:
-        InputError: a key is unknown.
-    """
-    for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(str(key)[:100], known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"fields are {', '.join(known)}"
-            raise InputError(f"{source}: {prefix}{str(key)[:100]}: unknown field; {hint}")
-
-
-def _read_text(top: dict[Any, Any], key: str, source: str) -> str:
-    """Return a text.
-
-    Raises:
-        InputError: the value is not a text, is empty or is too long.
-    """
-    value = top.get(key)
-    if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT:
-        raise InputError(f"{source}: {key}: must be text of 1 to {_MAX_TEXT} characters")
-    return value.strip()
-
-
-def _read_choice(top: dict[Any, Any], key: str, allowed: list[str], source: str) -> str:
-    """Return one of the allowed words.
-
-    Raises:
-        InputError: the value is not one of them.
-    """
-    value = top.get(key)
-    if value not in allowed:
-        raise InputError(f"{source}: {key}: must be one of {', '.join(allowed)}")
-    return str(value)
-
-
-def _read_flag(top: dict[Any, Any], key: str, source: str) -> bool:
-    """Return a boolean, false if absent.
-
-    Raises:
-        InputError: the value is not a boolean.
-    """
-    value = top.get(key, False)
-    if not isinstance(value, bool):
-        raise InputError(f"{source}: {key}: must be true or false")
-    return value
-
-
-def _read_origin(value: object, source: str, path: str) -> str:
-    """Return the origin of a number or a table.
-
-    Raises:
-        InputError: the origin is missing, or is too long.
-    """
-    if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT:
-        raise InputError(
-            f"{source}: {path}.from: must say in 1 to {_MAX_TEXT} characters where it comes from"
-        )
-    return value.strip()
-
-
-def _read_number(value: object, rule: NumberRule, source: str, path: str) -> float:
-    """Return a number within its bounds.
-
-    Raises:
-        InputError: the value is not a number, or is out of bounds.
-    """
-    kinds = int if rule.whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        what = "a whole number" if rule.whole else "a number"
-        raise InputError(f"{source}: {path}: must be {what}, not {str(value)[:60]!r}")
-    if not rule.low <= value <= rule.high:
-        raise InputError(
-            f"{source}: {path}: must lie in {rule.low:g} to {rule.high:g}, not {str(value)[:60]}"
-        )
-    return value
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        problem, _, place = " ".join(str(error).split()).partition(" - at ")
+        path = prefix + place.strip("`").removeprefix("$").removeprefix(".")
+        remedy = _REMEDIES.get(path.partition(".")[0], "")
+        parts: dict[str, type[msgspec.Struct]] = {prefix: kind, "table": _Table}
+        if path in parts and (unknown := re.search(r"unknown field `(.+)`", problem)):
+            known = parts[path].__struct_encode_fields__
+            remedy = did_you_mean(unknown[1], known) or f"; fields are {', '.join(known)}"
+        path = path.removesuffix(".") or "the profile"
+        raise InputError(f"{source}: {path}: {problem[0].lower()}{problem[1:]}{remedy}") from error

@@ -132,6 +132,13 @@ def test_only_the_illustrative_table_says_that_it_is() -> None:
     assert illustrative == ["published-70b-table"]
 
 
+def test_only_the_form_table_has_a_table(tmp_path: Path) -> None:
+    value = _unit()
+    value["table"] = _raw("published-70b-table")["table"]
+    with pytest.raises(InputError, match="table: is required by form table and by no other form"):
+        load_profile(_write(tmp_path, value))
+
+
 def test_a_users_own_profile_is_read_by_its_path(tmp_path: Path) -> None:
     value = _unit()
     value["numbers"]["chunk_tokens"] = {"value": 512, "from": "a test"}
@@ -150,22 +157,26 @@ def test_an_unknown_name_lists_the_profiles() -> None:
     ("path", "value", "sentence"),
     [
         (["form"], "linear", "form: must be one of roofline, distserve, table, unit"),
-        (["illustrative"], "yes", "illustrative: must be true or false"),
-        (["table"], {}, "table: unknown field"),
-        (["overlap"], None, "overlap: must be one of add, max"),
-        (["name"], 3, "name: must be text"),
-        (["descripton"], "x", "descripton: unknown field; did you mean description?"),
-        (["numbers"], [], "numbers: must be a mapping"),
-        (["numbers", "kv_block"], 1, "numbers.kv_block: unknown field; did you mean kv_blocks?"),
-        (["numbers", "unit_ms"], 1, "numbers.unit_ms: must be written {value: NUMBER, from:"),
-        (["numbers", "unit_ms"], {"value": 1, "from": " "}, "numbers.unit_ms.from: must say"),
-        (["numbers", "unit_ms"], {"value": "1", "from": "x"}, "unit_ms.value: must be a number"),
-        (["numbers", "unit_ms"], {"value": True, "from": "x"}, "unit_ms.value: must be a number"),
-        (["numbers", "unit_ms"], {"value": float("nan"), "from": "x"}, "must lie in 0.001 to"),
-        (["numbers", "unit_ms"], {"value": -1, "from": "x"}, "not -1"),
-        (["numbers", "kv_blocks"], {"value": 1.5, "from": "x"}, "must be a whole number"),
-        (["numbers", "kv_blocks"], {"value": 10**400, "from": "x"}, "must lie in 1 to 1e+08"),
-        (["numbers", "c0_ms"], {"value": 1, "from": "x"}, "numbers.c0_ms: unknown field"),
+        (["illustrative"], "yes", "illustrative: expected `bool`, got `str`"),
+        (["table"], {}, "table: object missing required field `from`"),
+        (["overlap"], None, "overlap: expected `str`, got `null`; it must be one of add, max"),
+        (["name"], 3, "name: expected `str`, got `int`"),
+        (["descripton"], "x", "unknown field `descripton`; did you mean description?"),
+        (["numbers"], [], "numbers: expected `object`, got `array`"),
+        (
+            ["numbers", "kv_block"],
+            {"value": 1, "from": "x"},
+            "unknown field `kv_block`; did you mean",
+        ),
+        (["numbers", "unit_ms"], 1, "numbers.unit_ms: expected `object`, got `int`; a number is"),
+        (["numbers", "unit_ms"], {"value": 1, "from": " "}, "numbers.unit_ms.from: expected `str`"),
+        (["numbers", "unit_ms"], {"value": "1", "from": "x"}, "unit_ms.value: expected `int | flo"),
+        (["numbers", "unit_ms"], {"value": True, "from": "x"}, "unit_ms.value: expected `int | fl"),
+        (["numbers", "unit_ms"], {"value": float("nan"), "from": "x"}, "expected `float` >= 0.001"),
+        (["numbers", "unit_ms"], {"value": -1, "from": "x"}, "numbers.unit_ms: expected `int` >= "),
+        (["numbers", "kv_blocks"], {"value": 1.5, "from": "x"}, "expected `int`, got `float`"),
+        (["numbers", "kv_blocks"], {"value": 10**400, "from": "x"}, "expected `int` <= 100000000"),
+        (["numbers", "c0_ms"], {"value": 1, "from": "x"}, "numbers: object contains unknown field"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_field(
@@ -177,18 +188,18 @@ def test_what_is_wrong_is_said_with_file_and_field(
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        (["table"], None, "table: must be a mapping"),
-        (["table", "stepms"], [], "table.stepms: unknown field; did you mean step_ms?"),
-        (["table", "from"], "", "table.from: must say"),
-        (["table", "decodes"], 32, "table.decodes: must be a list of 1 to 64"),
-        (["table", "decodes"], [], "table.decodes: must be a list of 1 to 64"),
-        (["table", "decodes"], [1.5], "table.decodes[0]: must be a whole number"),
-        (["table", "prefill_tokens"], [*range(300)], "prefill_tokens: must be a list of 1 to 256"),
+        (["table"], None, "table: is required by form table and by no other form"),
+        (["table", "stepms"], [], "table: object contains unknown field `stepms`; did you mean st"),
+        (["table", "from"], "", "table.from: expected `str`"),
+        (["table", "decodes"], 32, "table.decodes: expected `array`, got `int`"),
+        (["table", "decodes"], [], "table.decodes: expected `array` of length >= 1"),
+        (["table", "decodes"], [1.5], "table.decodes[0]: expected `int`, got `float`"),
+        (["table", "prefill_tokens"], [*range(300)], "prefill_tokens: expected `array` of length"),
         (["table", "prefill_tokens"], [0, 9, 9, 9, 9], "table: prefill_tokens must rise"),
         (["table", "step_ms"], [[21]], "table: each of decodes needs a row of times as long as"),
-        (["table", "step_ms"], [[1, 2, 3, 4, "x"]], "table.step_ms[0][4]: must be a number"),
+        (["table", "step_ms"], [[1, 2, 3, 4, "x"]], "table.step_ms[0][4]: expected `int | fl"),
         (["table", "step_ms"], [[9, 8, 7, 6, 5]], "table: times must not fall"),
-        (["numbers", "c0_ms"], {"value": 1, "from": "x"}, "numbers.c0_ms: unknown field"),
+        (["numbers", "c0_ms"], {"value": 1, "from": "x"}, "numbers: object contains unknown field"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_with_its_place(
@@ -225,7 +236,7 @@ def test_pipeline_stages_need_to_say_what_a_hand_over_takes(tmp_path: Path) -> N
 def test_a_missing_number_is_named_with_how_to_write_it(tmp_path: Path) -> None:
     profile = _unit()
     del profile["numbers"]["kv_blocks"]
-    with pytest.raises(InputError, match=r"numbers\.kv_blocks: is required by form unit"):
+    with pytest.raises(InputError, match="numbers: object missing required field `kv_blocks`; a"):
         load_profile(_write(tmp_path, profile))
 
 
@@ -233,7 +244,7 @@ def test_a_missing_number_is_named_with_how_to_write_it(tmp_path: Path) -> None:
     ("data", "sentence"),
     [
         (b"name: [", "line 1: not YAML"),
-        (b"", "the profile: must be a mapping"),
+        (b"", "the profile: expected `object`, got `null`"),
         (b"\xff\xfe\x00", "not YAML"),
         (b"[" * 5000, "not YAML"),
         (b"#" * 70_000, "has at most 65536 bytes"),
