@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["CoreClient", "RequestStream"]
 
 _END_S: Final = 5.0
-# Limit of the submitted bytes that the core has not read yet; the core reads between two steps.
+# Limit of submitted bytes that the core has not read; it reads between two steps.
 _UNREAD_BYTES: Final = 32 * 1024 * 1024
-# A core sends a message every second, so a core without a message for this time is hung.
+# A core that runs sends a message every second.
 _SILENCE_S: Final = 30.0
 _CHECKS: Final = 5
 
@@ -139,6 +139,8 @@ class CoreClient(asyncio.Protocol):
 
     Attributes:
         state: the core's state after its last step; set once the core is ready.
+        full: True if too many submitted bytes are unread, so that no request should be submitted.
+        ready: the core's first message, once it has arrived.
         gone: done when the core's process has ended or closed its connection.
     """
 
@@ -159,7 +161,7 @@ class CoreClient(asyncio.Protocol):
         self._streams: dict[int, RequestStream] = {}
         self._transport: asyncio.Transport | None = None
         self._failed: Failed | None = None
-        self._full = False
+        self.full = False
         self._silence_s = silence_s
         self._silent_checks = 0
         self._check: asyncio.TimerHandle | None = None
@@ -176,7 +178,8 @@ class CoreClient(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *_command(theirs.fileno()),
+                *(sys.executable, "-m", "goodput_engine.core.process"),
+                *("--fd", f"{theirs.fileno()}"),
                 stdin=DEVNULL,
                 # stdout carries only this process's line of JSON.
                 stdout=sys.stderr.fileno(),
@@ -194,11 +197,6 @@ class CoreClient(asyncio.Protocol):
     def in_flight(self) -> int:
         """Number of requests that were submitted and have not ended."""
         return len(self._streams)
-
-    @property
-    def full(self) -> bool:
-        """True if too many submitted bytes are unread, so that no request should be submitted."""
-        return self._full
 
     async def await_ready(self) -> Ready:
         """Wait until the core is ready.
@@ -289,11 +287,11 @@ class CoreClient(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Part of `asyncio.Protocol`."""
-        self._full = True
+        self.full = True
 
     def resume_writing(self) -> None:
         """Part of `asyncio.Protocol`."""
-        self._full = False
+        self.full = False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Part of `asyncio.Protocol`: the core has closed the connection."""
@@ -309,10 +307,9 @@ class CoreClient(asyncio.Protocol):
         self._check = loop.call_later(self._silence_s / _CHECKS, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Kill a hung core; its end is then reported like any other.
+        """Kill a core that sends no messages; its end is then reported like any other.
 
-        The code counts silent checks instead of seconds, so that a suspension of both processes
-        counts as one silent check.
+        Checks are counted instead of seconds: a suspension of both processes counts as one check.
         """
         self._silent_checks += 1
         if self._silent_checks <= _CHECKS:
@@ -338,7 +335,3 @@ class CoreClient(asyncio.Protocol):
         """Send a message to the core; do nothing after it has ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
-
-
-def _command(fd: int) -> tuple[str, ...]:
-    return (sys.executable, "-m", "goodput_engine.core.process", "--fd", str(fd))

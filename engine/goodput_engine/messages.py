@@ -146,7 +146,7 @@ class Cancel(_Message, frozen=True, kw_only=True):
 
 
 class Limits(_Value, frozen=True, kw_only=True):
-    """Limits that may change between any two steps; a limit that is None does not change.
+    """Limits that may change between any two steps; None leaves a limit unchanged.
 
     Args:
         token_budget: number of tokens that one step may compute.

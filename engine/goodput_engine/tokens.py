@@ -31,7 +31,6 @@ __all__ = [
     "CHAT_REPLY_TOKENS",
     "TOKEN_BYTES",
     "answer_text",
-    "count_chat_tokens",
     "count_tokens",
     "encode",
     "encode_chat",
@@ -99,13 +98,6 @@ def encode_chat(messages: Iterable[tuple[str, str]], *, limit: int | None = None
             break
     ids += (_START, _role("assistant"), _LINE_BREAK)
     return ids
-
-
-def count_chat_tokens(messages: Iterable[tuple[str, str]]) -> int:
-    """Return the number of tokens of `encode_chat` for the same messages."""
-    return CHAT_REPLY_TOKENS + sum(
-        CHAT_MESSAGE_TOKENS + count_tokens(content) for _, content in messages
-    )
 
 
 def answer_text(start: int, count: int) -> str:

@@ -1,13 +1,14 @@
-"""Construction of an engine core: from a manifest to a configuration, and from that to the core.
+"""Construction of an engine core: from a manifest to a configuration, and from that to a core.
 
-This module resolves names and checks bounds, both for real time and for virtual time. A running
-core adopts only changes that create no new revision in a cluster: `tokenBudget` and the control
-mode. Any other change of the manifest starts a new process.
+This module resolves names and checks bounds, for real and for virtual time. A running core adopts
+only those changes of the manifest that create no new revision in a cluster: `tokenBudget` and the
+control mode. Any other change needs a new process.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
 
 from goodput_core.errors import InputError
 from goodput_core.spec.choices import BudgetLaw, ControlMode, Preemption
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build_core", "configuration", "followed_by_core"]
 
+C = TypeVar("C", bound=StrEnum)
+
 
 def build_core(
     config: Configure,
@@ -47,15 +50,12 @@ def build_core(
         profile: the device.
         on_step: called with the outcome of every step.
         oracle: returns the true number of output tokens of a rid, in virtual time. If given, the
-            core runs the shortest job first by these lengths instead of the configured policy.
+            core runs `sjf` with these lengths instead of the configured policy.
 
     Raises:
         InputError: a value is out of bounds, or a name is unknown.
     """
-    if config.preemption not in set(Preemption):
-        known = ", ".join(Preemption)
-        raise InputError(f"preemption {config.preemption!r} is not one of {known}")
-    preemption = Preemption(config.preemption)
+    preemption = _choose(Preemption, "preemption", config.preemption)
     low, high = config.min_token_budget, config.max_token_budget
     _within("token budget", config.token_budget, low, high)
     _within("minimum token budget", low, 1, high)
@@ -75,7 +75,8 @@ def build_core(
         policy = SjfPolicy(predictor=KnownLengths(oracle), ageing_ns=config.ageing_ns)
     prefill_budget = None
     if config.budget_law is not None and policy.uses_prefill_budget:
-        prefill_budget = PrefillBudget(_budget_law(config.budget_law), min_tokens=low)
+        law = _choose(BudgetLaw, "token budget law", config.budget_law)
+        prefill_budget = PrefillBudget(law, min_tokens=low)
     scheduler = Scheduler(
         policy=policy,
         kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
@@ -108,7 +109,7 @@ def configuration(
 
     Args:
         engine: `spec.engine` of the manifest.
-        mode: `spec.control.mode` of the manifest; only `Auto` sizes steps by a law.
+        mode: `spec.control.mode` of the manifest; only `Auto` uses a token-budget law.
         device: name or path of the device profile.
         step_log: absolute path of a step log to write; None to write none.
     """
@@ -150,10 +151,12 @@ def _host_memory(size: int, preemption: Preemption, profile: DeviceProfile) -> H
     )
 
 
-def _budget_law(name: str) -> BudgetLaw:
-    if name not in set(BudgetLaw):
-        raise InputError(f"token budget law {name!r} is not one of {', '.join(BudgetLaw)}")
-    return BudgetLaw(name)
+def _choose(kind: type[C], what: str, name: str) -> C:
+    """Return the member of an enum with this name."""
+    try:
+        return kind(name)
+    except ValueError as error:
+        raise InputError(f"{what} {name!r} is not one of {', '.join(kind)}") from error
 
 
 def _within(what: str, value: int, low: int, high: int | None) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from goodput_core.engine_state import EngineState
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import BudgetLaw
 from goodput_engine.messages import Rejected, RequestOutput, StepOutputs
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.prediction import PredictionError
 from goodput_engine.scheduler.prefill_budget import PrefillBudget
 from goodput_engine.scheduler.request_table import ScheduledRequest
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineCore"]
 
-_NO_PREDICTIONS: Final = PredictionError()
-
 
 class EngineCore:
     """The core of one replica.
@@ -40,8 +37,8 @@ class EngineCore:
     Args:
         scheduler: plans the steps.
         executor: runs the steps.
-        min_token_budget, max_token_budget: bounds of a budget that is set later; no upper bound
-            if the maximum is None.
+        min_token_budget, max_token_budget: bounds of a budget that is set later. Without a
+            maximum there is no upper bound.
         on_step: called with the outcome of every step.
         ahead: the executor again, if it can run ahead in virtual time.
     """
@@ -267,7 +264,7 @@ class EngineCore:
         scheduler, budget = self.scheduler, self.scheduler.prefill_budget
         waiting, limits = len(scheduler.waiting), scheduler.limits
         host_free, host_total = scheduler.host_blocks
-        predicted = scheduler.policy.prediction_error or _NO_PREDICTIONS
+        predicted = scheduler.policy.prediction_error
         latest = None if budget is None else budget.latest
         counters = asdict(scheduler.stats)
         counters["shed"] += self._rejected_draining

@@ -73,7 +73,6 @@ def main(argv: list[str]) -> int:
     with sock:
         try:
             _run(sock)
-
         except GoodputError as error:
             return _fail(sock, str(error), error.exit_code)
         except Exception as error:  # noqa: BLE001 - the last place to report it

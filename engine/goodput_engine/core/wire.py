@@ -1,8 +1,7 @@
 """Frames between the HTTP server and the core process, and the core's outgoing buffer.
 
 A frame is a length and a MessagePack message. Both sides do their own I/O: the server reads in
-asyncio, and the core reads between two steps. `FrameReader` and `encode` do not use sockets, so
-tests can split and merge the bytes freely.
+asyncio, and the core reads between two steps. `FrameReader` and `encode` do not use sockets.
 """
 
 from __future__ import annotations
@@ -108,8 +107,8 @@ def encode(message: FrontMessage | CoreMessage) -> bytes:
 class Outbox:
     """Bounded buffer of unsent messages to one non-blocking socket.
 
-    While the socket accepts no data, steps are merged instead of queued: a delayed server gets one
-    message with all tokens of each request. The number of requests therefore bounds the buffer.
+    While the socket accepts no data, steps are merged instead of queued: a delayed server receives
+    one message with all tokens of each request. The number of requests therefore bounds the buffer.
 
     Args:
         merge_above_bytes: number of unsent bytes above which steps are merged.
@@ -137,7 +136,7 @@ class Outbox:
         held = self._held_outputs
         for output in message.outputs:
             before = held.get(output.rid)
-            held[output.rid] = output if before is None else _merged(before, output)
+            held[output.rid] = output if before is None else _merge(before, output)
         self._held = message
 
     def flush(self, sock: socket.socket) -> None:
@@ -158,24 +157,16 @@ class Outbox:
     def _release(self) -> None:
         if self._held is not None:
             last = self._held
-            self._unsent += encode(
-                StepOutputs(
-                    at_ns=last.at_ns,
-                    step_ns=last.step_ns,
-                    outputs=list(self._held_outputs.values()),
-                    state=last.state,
-                )
-            )
+            outputs = list(self._held_outputs.values())
+            self._unsent += encode(msgspec.structs.replace(last, outputs=outputs))
             self._held = None
             self._held_outputs = {}
 
 
-def _merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    return RequestOutput(
-        rid=first.rid,
+def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    return msgspec.structs.replace(
+        first,
         new_tokens=first.new_tokens + second.new_tokens,
         token_ids=first.token_ids + second.token_ids,
         finish_reason=second.finish_reason,
-        cached_tokens=first.cached_tokens,
-        first_scheduled_ns=first.first_scheduled_ns,
     )

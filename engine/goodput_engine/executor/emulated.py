@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
 from typing import TYPE_CHECKING, Final
@@ -41,28 +42,22 @@ _SPREAD: Final = 193
 _KNUTH: Final = 2_654_435_761
 
 
+@dataclass(slots=True)
 class _Sequence:
     """One request: the number of output tokens after which it stops, and its last epoch."""
 
-    __slots__ = ("end_epoch", "length")
-
-    def __init__(self, length: int | None) -> None:
-        self.length = length
-        self.end_epoch = 0
+    length: int | None
+    end_epoch: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
 class _Running:
     """A plan in flight."""
 
-    __slots__ = ("deadline_ns", "plan_id", "step_ns", "stopped")
-
-    def __init__(
-        self, *, plan_id: int, deadline_ns: int, step_ns: int, stopped: dict[int, str]
-    ) -> None:
-        self.plan_id = plan_id
-        self.deadline_ns = deadline_ns
-        self.step_ns = step_ns
-        self.stopped = stopped
+    plan_id: int
+    deadline_ns: int
+    step_ns: int
+    stopped: dict[int, str]
 
 
 class EmulatedExecutor:
@@ -312,8 +307,8 @@ def foresee(
 
     Returns:
         The deadlines of all steps, including those in flight, and the end of the host's work for
-        each later step. The latter is None if each end is `host_ns` after the deadline that the
-        host waited for.
+        each later step; None in place of these ends if each of them is `host_ns` after the
+        deadline that the host waited for.
     """
     if len(in_flight) == 1:
         # Host and device alternate.

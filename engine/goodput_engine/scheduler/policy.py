@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self
 
+from goodput_engine.scheduler.prediction import PredictionError
 from goodput_engine.scheduler.request_table import ScheduledRequest
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from goodput_core.spec.choices import Policy, Preemption
     from goodput_engine.scheduler.admission import Rejection
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
-    from goodput_engine.scheduler.prediction import PredictionError
     from goodput_engine.scheduler.request_table import RequestTable
 
 __all__ = [
@@ -252,6 +252,8 @@ class Phase:
 MIXED: Final = Phase()
 """Decodes, prefills and admissions up to the token budget."""
 
+_NO_PREDICTIONS: Final = PredictionError()
+
 
 class SchedulingPolicy(ABC):
     """Base class of the policies.
@@ -375,6 +377,6 @@ class SchedulingPolicy(ABC):
         return 0.0
 
     @property
-    def prediction_error(self) -> PredictionError | None:
-        """Error of its predicted output lengths; None if it predicts none."""
-        return None
+    def prediction_error(self) -> PredictionError:
+        """Error of its predicted output lengths; 0 without predictions."""
+        return _NO_PREDICTIONS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.placement.blockhash import block_hashes
-from goodput_engine.tokens import count_chat_tokens, count_tokens, encode
+from goodput_engine.tokens import count_tokens, encode, encode_chat
 from goodput_replay.plan import PromptKey
 from goodput_replay.sending.prompts import (
     FIRST_TOKEN_ID,
@@ -61,7 +61,7 @@ def test_word_prompts_have_the_exact_length_with_the_template(
 
 def test_a_chat_of_one_message_has_the_exact_length() -> None:
     key = PromptKey(request_id="a", input_tokens=123)
-    assert count_chat_tokens([("user", words(key, overhead=7))]) == 123
+    assert len(encode_chat([("user", words(key, overhead=7))])) == 123
 
 
 @given(keys(), keys())

@@ -22,12 +22,11 @@ from goodput_engine.scheduler.policy import PolicySettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from goodput_core.spec.choices import Policy
     from goodput_engine.scheduler.policy import SchedulingPolicy
 
 __all__ = ["POLICIES", "build_policy"]
 
-POLICIES: Final[Mapping[Policy, type[SchedulingPolicy]]] = MappingProxyType(
+POLICIES: Final[Mapping[str, type[SchedulingPolicy]]] = MappingProxyType(
     {
         policy.name: policy
         for policy in (
@@ -59,8 +58,7 @@ def build_policy(name: str, settings: PolicySettings = _DEFAULTS) -> SchedulingP
     Raises:
         InputError: there is no such policy.
     """
-    for policy, kind in POLICIES.items():
-        if policy == name:
-            return kind.configured(settings)
-    built = ", ".join(sorted(POLICIES))
-    raise InputError(f"policy {name!r} is not a policy; this version has {built}")
+    if name not in POLICIES:
+        known = ", ".join(sorted(POLICIES))
+        raise InputError(f"policy {name!r} is not a policy; this version has {known}")
+    return POLICIES[name].configured(settings)
