@@ -14,13 +14,12 @@ are called only for a policy that overrides them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self
 
 from goodput_engine.scheduler.prediction import PredictionError
-from goodput_engine.scheduler.request_table import ScheduledRequest
+from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIXED",
-    "FcfsQueue",
     "Phase",
     "PolicySettings",
     "SchedulerLimits",
@@ -94,38 +92,6 @@ class WaitingQueue(Protocol):
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[ScheduledRequest]: ...
-
-
-class FcfsQueue:
-    """The default queue: first come, first served, in constant time per operation."""
-
-    __slots__ = ("_waiting",)
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[int, ScheduledRequest] = OrderedDict()
-
-    def push(self, request: ScheduledRequest) -> None:
-        """Add a new request at the tail."""
-        self._waiting[request.rid] = request
-
-    def push_back(self, request: ScheduledRequest) -> None:
-        """Add a preempted request at the head."""
-        self._waiting[request.rid] = request
-        self._waiting.move_to_end(request.rid, last=False)
-
-    def peek(self, now_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - time is irrelevant
-        """Return the head."""
-        return next(iter(self._waiting.values()), None)
-
-    def remove(self, request: ScheduledRequest) -> None:
-        """Remove an admitted or cancelled request."""
-        del self._waiting[request.rid]
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[ScheduledRequest]:
-        return iter(self._waiting.values())
 
 
 class SchedulerView:

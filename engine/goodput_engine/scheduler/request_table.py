@@ -7,7 +7,7 @@ last plan that uses them commits.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import WaitingQueue
 
 __all__ = [
+    "FcfsQueue",
     "InFlight",
     "RequestState",
     "RequestTable",
@@ -166,6 +167,38 @@ class ScheduledRequest:
         displacement. So two requests cannot displace each other without progress.
         """
         return not self.gained_nothing or self.total_tokens > self.admitted_tokens
+
+
+class FcfsQueue:
+    """The default queue: first come, first served, in constant time per operation."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, ScheduledRequest] = OrderedDict()
+
+    def push(self, request: ScheduledRequest) -> None:
+        """Add a new request at the tail."""
+        self._waiting[request.rid] = request
+
+    def push_back(self, request: ScheduledRequest) -> None:
+        """Add a preempted request at the head."""
+        self._waiting[request.rid] = request
+        self._waiting.move_to_end(request.rid, last=False)
+
+    def peek(self, now_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - time is irrelevant
+        """Return the head."""
+        return next(iter(self._waiting.values()), None)
+
+    def remove(self, request: ScheduledRequest) -> None:
+        """Remove an admitted or cancelled request."""
+        del self._waiting[request.rid]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return iter(self._waiting.values())
 
 
 class InFlight:

@@ -11,8 +11,8 @@ from goodput_core.spec.choices import Policy
 from goodput_engine.scheduler.admission import Rejection
 from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
-from goodput_engine.scheduler.policy import FcfsQueue, Phase, SchedulingPolicy
-from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
+from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
+from goodput_engine.scheduler.request_table import FcfsQueue, RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

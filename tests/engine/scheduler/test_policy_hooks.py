@@ -8,11 +8,11 @@ from tests.builders.schedulers import add_request, make_scheduler, plan_chunks, 
 
 from goodput_core.spec.choices import Policy
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
-from goodput_engine.scheduler.policy import FcfsQueue, Phase
+from goodput_engine.scheduler.policy import Phase
+from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
 
 if TYPE_CHECKING:
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
-    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 
 class PrefillsAlone(SarathiPolicy):

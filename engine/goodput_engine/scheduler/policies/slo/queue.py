@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from goodput_engine.scheduler.policy import FcfsQueue
+from goodput_engine.scheduler.request_table import FcfsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
