@@ -1,4 +1,4 @@
-"""Shared fixtures: the real traces, where they are, and the command as a user runs it."""
+"""Fixtures of the traces' tests: `goodput trace`, rows, and Parquet files of other tools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_trace(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def make_rows() -> Callable[..., list[TraceRow]]:
-    """Plain rows, one every 100 ms unless `arrivals_ns` says otherwise."""
+    """Make rows with arrivals every 100 ms, or at `arrivals_ns`."""
 
     def make(count: int = 3, arrivals_ns: Sequence[int] | None = None) -> list[TraceRow]:
         times = arrivals_ns or [1_000_000_000 + at * 100_000_000 for at in range(count)]
@@ -57,7 +57,7 @@ def make_rows() -> Callable[..., list[TraceRow]]:
 
 @pytest.fixture
 def write_columns(tmp_path: Path) -> Callable[..., Path]:
-    """A Parquet file as another tool might have written it: any columns, unchecked."""
+    """Write a Parquet file with any columns, unchecked, as another tool might."""
 
     def write(
         columns: dict[str, Sequence[object]],

@@ -1,4 +1,4 @@
-"""Every way a source of an import can be wrong: exit code 64, one sentence, no trace written."""
+"""An invalid source of an import gives exit code 64 and one sentence; no trace is written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def weka(request: object, **changes: object) -> str:
     return json.dumps({"id": "s", "block_size": 64, "requests": [request]} | changes) + "\n"
 
 
-def expect_refusal(
+def expect_rejection(
     path: Path, sentence: str, run_trace: Callable[..., Outcome], *options: str
 ) -> None:
     out = path.with_name("out.parquet")
@@ -82,12 +82,10 @@ def expect_refusal(
         pytest.param(
             AZURE + "2023-13-16 18:15:47,1,4\n", "column TIMESTAMP: '2023-13-16", id="month 13"
         ),
-        pytest.param(
-            AZURE + "1969-01-01 00:00:00,1,4\n", "lies before 1970", id="before the epoch"
-        ),
+        pytest.param(AZURE + "1969-01-01 00:00:00,1,4\n", "is before 1970", id="before the epoch"),
         pytest.param(
             AZURE + "3000-01-01 00:00:00,1,4\n",
-            "line 2, column TIMESTAMP: '3000-01-01 00:00:00' lies after 2262",
+            "line 2, column TIMESTAMP: '3000-01-01 00:00:00' is after 2262",
             id="beyond 64 bits",
         ),
         pytest.param(
@@ -235,12 +233,12 @@ def expect_refusal(
         ),
     ],
 )
-def test_a_bad_source_is_refused_with_its_place(
+def test_a_bad_source_is_rejected_with_its_place(
     content: str, sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     path = tmp_path / "source"
     path.write_bytes(content.encode("utf-8", "surrogatepass"))
-    expect_refusal(path, sentence, run_trace)
+    expect_rejection(path, sentence, run_trace)
 
 
 @pytest.mark.parametrize(
@@ -252,12 +250,12 @@ def test_a_bad_source_is_refused_with_its_place(
     ],
     ids=["weka", "mooncake", "baseten"],
 )
-def test_a_source_that_lacks_the_columns_of_its_format_is_refused(
+def test_a_source_that_lacks_the_columns_of_its_format_is_rejected(
     options: tuple[str, ...], sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     path = tmp_path / "source"
     path.write_text(AZURE + ROW)
-    expect_refusal(path, sentence, run_trace, *options)
+    expect_rejection(path, sentence, run_trace, *options)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +269,7 @@ def test_a_source_that_lacks_the_columns_of_its_format_is_refused(
     ids=["gzip", "xz", "bzip2", "zstd"],
 )
 @pytest.mark.parametrize("damage", ["truncated", "garbled"])
-def test_broken_compression_is_refused(
+def test_broken_compression_is_rejected(
     name: str,
     compress: Callable[[bytes], bytes],
     damage: str,
@@ -290,40 +288,40 @@ def test_broken_compression_is_refused(
         content[middle : middle + 64] = bytes(64)
     path = tmp_path / "source"
     path.write_bytes(content)
-    expect_refusal(path, f"the {name} data is truncated or damaged", run_trace)
+    expect_rejection(path, f"the {name} data is truncated or damaged", run_trace)
 
 
-def test_a_truncated_parquet_source_is_refused(
+def test_a_truncated_parquet_source_is_rejected(
     write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
 ) -> None:
     path = write_columns({"input_tokens": [1], "output_tokens": [1], "timestamp": [1]})
     path.write_bytes(path.read_bytes()[:-20])
-    expect_refusal(path, "the Parquet file is truncated or damaged", run_trace)
+    expect_rejection(path, "the Parquet file is truncated or damaged", run_trace)
 
 
-def test_a_line_that_never_ends_is_refused(
+def test_a_line_that_never_ends_is_rejected(
     tmp_path: Path, run_trace: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_module, "MAX_LINE_BYTES", 2 << 20)
     path = tmp_path / "source"
     path.write_bytes(gzip.compress(b'{"timestamp": "' + b"x" * (16 << 20)))
-    expect_refusal(path, "line 1 is longer than 2 MiB", run_trace)
+    expect_rejection(path, "line 1 is longer than 2 MiB", run_trace)
 
 
-def test_text_that_is_not_utf_8_is_refused(
+def test_text_that_is_not_utf_8_is_rejected(
     tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     path = tmp_path / "source"
     path.write_bytes(AZURE.encode() + b"\xff\xfe\n")
-    expect_refusal(path, "line 2 is not UTF-8 text (byte 0)", run_trace)
+    expect_rejection(path, "line 2 is not UTF-8 text (byte 0)", run_trace)
 
 
-def test_a_missing_source_is_refused(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+def test_a_missing_source_is_rejected(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
     outcome = run_trace("import", tmp_path / "none", "--out", tmp_path / "o")
     assert (outcome.code, "no such file" in outcome.err) == (64, True)
 
 
-def test_an_existing_output_is_refused_before_anything_is_read(
+def test_an_existing_output_is_rejected_before_anything_is_read(
     tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     (tmp_path / "a.csv").write_text(AZURE + ROW)
@@ -346,7 +344,7 @@ def test_duplicate_ids_are_found_when_rows_are_sorted(
 ) -> None:
     path = tmp_path / "source"
     path.write_text(moon(request_id="a", timestamp=9) + moon(request_id="b") + moon(request_id="a"))
-    expect_refusal(path, "line 3, column request_id: the request id already", run_trace, "--sort")
+    expect_rejection(path, "line 3, column request_id: the request id already", run_trace, "--sort")
 
 
 @given(
@@ -380,7 +378,7 @@ def test_text_of_a_parquet_source_that_is_not_utf_8_is_named_by_its_row(
         }
     )
     pq.write_table(table, path)
-    expect_refusal(path, "row 2, column slo_class: the value cannot be read", run_trace)
+    expect_rejection(path, "row 2, column slo_class: the value cannot be read", run_trace)
 
 
 def test_a_number_of_a_parquet_source_beyond_64_bits_is_named_by_its_row(
@@ -391,7 +389,7 @@ def test_a_number_of_a_parquet_source_beyond_64_bits_is_named_by_its_row(
         types={"input_tokens": pa.uint64()},
     )
     sentence = "row 2, column input_tokens: 9223372036854775808 is out of bounds"
-    expect_refusal(path, sentence, run_trace)
+    expect_rejection(path, sentence, run_trace)
 
 
 def test_control_characters_of_a_source_do_not_reach_the_terminal(

@@ -1,4 +1,4 @@
-"""Every way a trace can be wrong ends in exit code 64 and one sentence that says where."""
+"""An invalid trace gives exit code 64 and one sentence that names the place."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_disorder_between_row_groups_is_found(
     assert "row 2, column timestamp_start_unix_ns: rows are not sorted" in sentence
 
 
-def test_a_trace_without_rows_is_refused(
+def test_a_trace_without_rows_is_rejected(
     write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
 ) -> None:
     path = write_columns({name: [] for name in GOOD})
@@ -242,7 +242,7 @@ def test_a_trace_without_rows_is_refused(
     ],
     ids=["empty", "CSV", "magic only"],
 )
-def test_a_file_of_another_format_is_refused(
+def test_a_file_of_another_format_is_rejected(
     content: bytes, sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     path = tmp_path / "t.parquet"
@@ -251,7 +251,7 @@ def test_a_file_of_another_format_is_refused(
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
-def test_a_truncated_trace_is_refused(
+def test_a_truncated_trace_is_rejected(
     share: float,
     tmp_path: Path,
     make_rows: Callable[..., list[TraceRow]],
@@ -275,7 +275,7 @@ def test_a_flipped_byte_in_the_data_is_found(
     assert "truncated or damaged" in one_sentence(run_trace("describe", path), path)
 
 
-def test_a_missing_file_and_a_folder_are_refused(
+def test_a_missing_file_and_a_folder_are_rejected(
     tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     missing = tmp_path / "none.parquet"

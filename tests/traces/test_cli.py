@@ -1,4 +1,4 @@
-"""`goodput trace` on the command line: help, results on stdout, notes on stderr."""
+"""`goodput trace` on the command line: help, usage errors, results on stdout, notes on stderr."""
 
 from __future__ import annotations
 

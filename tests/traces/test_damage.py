@@ -1,4 +1,4 @@
-"""Damaged Parquet files: one sentence, or exactly the original rows; never a traceback.
+"""A damaged Parquet file gives one sentence or exactly the original rows; never a traceback.
 
 GOODPUT_FUZZ_CASES sets the number of mutations per kind of file.
 """
@@ -105,7 +105,7 @@ def imported(path: Path) -> list[TraceRow]:
 
 
 def outcome(load: Callable[[Path], list[TraceRow]], path: Path) -> list[TraceRow] | None:
-    """The rows, or None if the file is refused with one sentence."""
+    """Return the rows, or None if the file is rejected with one sentence."""
     try:
         return load(path)
     except TraceError as error:
@@ -121,7 +121,7 @@ def outcome(load: Callable[[Path], list[TraceRow]], path: Path) -> list[TraceRow
     "write", [by_our_writer, by_pyarrow, by_pyarrow_in_groups], ids=lambda write: write.__name__
 )
 @pytest.mark.parametrize("load", [read, imported], ids=lambda load: load.__name__)
-def test_a_mutated_file_is_refused_or_unchanged(
+def test_a_mutated_file_is_rejected_or_unchanged(
     load: Callable[[Path], list[TraceRow]], write: Callable[[Path], None], tmp_path: Path
 ) -> None:
     original, path = tmp_path / "original.parquet", tmp_path / "mutated.parquet"
@@ -146,6 +146,31 @@ def test_a_mutated_file_without_checksums_never_ends_in_a_traceback(tmp_path: Pa
         path.write_bytes(mutated(content, seed))
         rows = outcome(read, path)
         assert rows is None or len(rows) == len(ROWS)
+
+
+def parquet_footer(footer: bytes) -> bytes:
+    """Return a Parquet file without data."""
+    return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        # Field 2: the schema, a list of a struct without children; field 3: no rows;
+        # field 4: row groups, a list of one number.
+        b"\x29\x1c\x55\x00\x00\x16\x00\x19\x15\x00\x00",
+        b"\x29\x15\x00\x16\x00\x19\x0c\x00",  # the schema is a list of one number
+        b"\x29\x0c\x16\x00\x19\x0c\x00",  # the schema is empty
+    ],
+    ids=["row group", "schema element", "no schema"],
+)
+def test_a_footer_with_values_in_place_of_structs_is_rejected(
+    footer: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_bytes(parquet_footer(footer))
+    with pytest.raises(TraceError, match="the footer or a page header lacks a field"):
+        open_trace(path)
 
 
 def test_every_single_damaged_byte_of_a_trace_is_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Descriptions: every number against a plain recomputation, and how they are shown."""
+"""Descriptions: every number equals a plain recomputation, and tables fit the terminal."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_every_number_equals_a_plain_recomputation(rows: list[TraceRow], tmp_pat
         assert arrivals.gap_cv is None
     for summary, values in (
         (found.prompt, [row.input_tokens for row in rows]),
-        (found.answer, [row.output_tokens for row in rows]),
+        (found.output, [row.output_tokens for row in rows]),
     ):
         assert summary.total == sum(values)
         assert (summary.p50, summary.p90, summary.p99, summary.max) == (
@@ -172,7 +172,7 @@ def test_the_table_shows_sources_rates_classes_and_charts(
         "█",
     ):
         assert words in outcome.out
-    assert "\x1b[" not in outcome.out  # colours vanish in a pipe
+    assert "\x1b[" not in outcome.out  # no colours in a pipe
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -183,7 +183,7 @@ def test_tables_fit_the_terminal_and_keep_every_name(
     lines = run_trace("describe", "sample").out.splitlines()
     assert max(map(len, lines)) <= width
     text = " ".join(lines)
-    for name in ("longest gap", "prefix reuse", "peak minute", "│ prompt │", "│ answer │", "p99"):
+    for name in ("longest gap", "prefix reuse", "peak minute", "│ prompt │", "│ output │", "p99"):
         assert name in text
     assert "…" not in text
 
@@ -209,7 +209,7 @@ def test_a_closed_stdout_exits_with_zero(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from goodput_core.dispatch import run_command\n"
-        "sys.stdin.readline()\n"  # the reader of stdout has left
+        "sys.stdin.readline()\n"  # returns when stdout is closed
         "sys.exit(run_command(['trace', 'describe', 'sample', *sys.argv[1:]]))\n"
     )
     for options in ([], ["--json"]):

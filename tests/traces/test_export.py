@@ -29,7 +29,7 @@ BLOCK = 16
 
 @st.composite
 def mooncake_rows(draw: st.DrawFn) -> list[TraceRow]:
-    """Rows that Mooncake's format can hold whole."""
+    """Draw rows that lose nothing in Mooncake's format."""
     times = sorted(draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=8)))
     rows = []
     for at, ms in enumerate(times):
@@ -54,7 +54,7 @@ def mooncake_rows(draw: st.DrawFn) -> list[TraceRow]:
 
 
 def back(path: Path, out: Path, form: str, *, block_size: int | None = None) -> list[TraceRow]:
-    """Export, import again, and read."""
+    """Export a trace, import the result, and return its rows."""
     exported = out.with_suffix(".exported")
     export_trace(path, exported, form, overwrite=True)
     options = ImportOptions(block_size=block_size)
@@ -129,7 +129,7 @@ def test_mooncake_hashes_cover_every_block_as_aiperf_demands(tmp_path: Path) -> 
     for line in lines:
         last_block = line["input_length"] - (len(line["hash_ids"]) - 1) * 64
         assert 0 < last_block <= 64
-    # The tails are each row's own: nothing is shared that was not shared before.
+    # Every row has a unique hash for its last block, so no prefix is shared in addition.
     tails = [line["hash_ids"][-1] for line in lines if line["input_length"] % 64]
     assert len(set(tails)) == len(tails)
 
@@ -166,7 +166,7 @@ def test_a_session_relative_trace_is_not_exported(
         assert not out.exists()
 
 
-def test_mooncake_export_refuses_blocks_of_two_sizes(
+def test_mooncake_export_rejects_blocks_of_two_sizes(
     tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
 ) -> None:
     rows = [

@@ -1,4 +1,4 @@
-"""The Parquet format: what is written comes back, and foreign files are read as they mean."""
+"""The Parquet format: written rows are read back, and files of other tools are understood."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_targets_of_a_row_are_nanoseconds(make_rows: Callable[..., list[TraceRow
 @pytest.mark.parametrize(
     ("provided", "derived", "expected"),
     [("a", 7, "a"), (None, 7, "7"), (None, None, None)],
-    ids=["provided wins", "derived", "none"],
+    ids=["provided", "derived", "none"],
 )
 def test_the_provided_session_id_overrides_the_derived_one(
     provided: str | None,
@@ -296,7 +296,7 @@ def test_a_failed_overwrite_keeps_the_old_trace(
     assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
 
 
-def test_validate_finds_what_rows_would_find(write_columns: Callable[..., Path]) -> None:
+def test_validate_finds_an_invalid_row(write_columns: Callable[..., Path]) -> None:
     path = write_columns(
         {
             "request_id": ["a", "b"],

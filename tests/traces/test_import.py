@@ -1,4 +1,4 @@
-"""Imports: what each format means, every container and compression, detection and order."""
+"""Imports: the meaning of each format, containers and compressions, detection and order."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_weka_sessions_are_flattened_by_time_and_namespaced(tmp_path: Path) -> N
     assert metadata.clock is Clock.SESSION_RELATIVE
     assert metadata.floored_output_rows == 2
     assert metadata.hash_semantics is HashSemantics.FULL_BLOCKS
-    # Shared within the session, by nothing else, and never negative (AIPerf refuses that).
+    # Sessions share no hashes, and no hash is negative, because AIPerf rejects negative ones.
     assert first_session[0].total_hashes == first_session[2].total_hashes[:2]
     ours = {block for row in first_session for block in row.total_hashes}
     theirs = {block for row in other for block in row.total_hashes}
@@ -273,12 +273,12 @@ def test_every_container_and_compression_gives_the_same_rows(
     else:
         pq.write_table(pa.Table.from_pylist(records), tmp_path / "p")
         content = (tmp_path / "p").read_bytes()
-    path = tmp_path / "a file without a telling name"
+    path = tmp_path / "a file without a suffix"
     path.write_bytes(COMPRESSIONS[compression](content))
     seen: list[int] = []
     result = import_trace(ImportRequest(sources=(path,), out=tmp_path / "o.parquet"), seen.append)
     assert (result.format, str(result.container), result.num_rows) == ("azure", container, 2)
-    if container != "Parquet":  # read from its end: there is no progress to tell
+    if container != "Parquet":  # the footer is read first, so no progress is reported
         assert seen == sorted(seen)
         assert seen[-1] == path.stat().st_size
     rows = list(open_trace(tmp_path / "o.parquet").rows())

@@ -1,4 +1,4 @@
-"""Small files that decode to much: refused in bounded memory, with the limit and its option."""
+"""Small files with a large decoded size are rejected in bounded memory."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def columns(rows: int) -> dict[str, Any]:
 
 
 def repeated_text(path: Path) -> None:
-    """One text of 256 KiB, 8,192 times: 2 GiB."""
+    """Write one text of 256 KiB 8,192 times: 2 GiB."""
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 8192, pa.int32()), ["x" * (256 << 10)])
     pq.write_table(pa.table(columns(8192) | {"prompt": text}), path, compression="zstd")
 
 
 def one_long_list(path: Path) -> None:
-    """One row of eight million equal hashes: 64 MiB."""
+    """Write one row of eight million equal hashes: 64 MiB."""
     equal = pa.repeat(pa.scalar(7, pa.int64()), 8 * MIB)
     hashes = pa.ListArray.from_arrays([0, 8 * MIB], equal)
     sizes = pa.array([16], pa.int32())
@@ -53,7 +53,7 @@ def one_long_list(path: Path) -> None:
 
 
 def many_equal_rows(path: Path, rows: int = 3_000_000) -> None:
-    """Three million equal rows: 68 MiB of numbers alone."""
+    """Write three million equal rows: 68 MiB of numbers."""
     number = pa.repeat(pa.scalar(1, pa.int64()), rows)
     names = ("timestamp_start_unix_ns", "input_tokens", "output_tokens")
     ids = pa.repeat(pa.scalar("r"), rows)
@@ -62,13 +62,13 @@ def many_equal_rows(path: Path, rows: int = 3_000_000) -> None:
 
 
 def one_large_page(path: Path) -> None:
-    """A text of 64 MiB in a page of its own."""
+    """Write a text of 64 MiB, in one page."""
     table = pa.table(columns(1) | {"prompt": pa.array(["x" * (64 * MIB)])})
     pq.write_table(table, path, compression="zstd", use_dictionary=False)
 
 
 def peak_mib(*argv: str | Path) -> tuple[int, str, int]:
-    """Exit code, stderr and peak memory of `goodput trace ARGV` in a process of its own."""
+    """Return exit code, stderr and peak memory of `goodput trace ARGV` in a child process."""
     script = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -90,7 +90,7 @@ def peak_mib(*argv: str | Path) -> tuple[int, str, int]:
     ids=lambda write: write.__name__,
 )
 @pytest.mark.parametrize("command", ["export", "import"])
-def test_a_parquet_file_that_decodes_to_much_is_refused_in_bounded_memory(
+def test_a_parquet_file_that_decodes_to_much_is_rejected_in_bounded_memory(
     command: str, write: Callable[[Path], None], tmp_path: Path
 ) -> None:
     path = tmp_path / "small.parquet"
@@ -105,7 +105,7 @@ def test_a_parquet_file_that_decodes_to_much_is_refused_in_bounded_memory(
     assert mib < 256
 
 
-def test_a_file_of_three_kilobytes_is_refused_at_256_mib(tmp_path: Path) -> None:
+def test_a_file_of_three_kilobytes_is_rejected_at_256_mib(tmp_path: Path) -> None:
     path = tmp_path / "small.parquet"
     repeated_text(path)
     assert path.stat().st_size < 4096
@@ -150,7 +150,7 @@ def test_the_limit_is_an_option(
     ],
     ids=["gzip", "xz", "bzip2", "zstd"],
 )
-def test_a_compressed_source_that_expands_is_refused(
+def test_a_compressed_source_that_expands_is_rejected(
     compress: Callable[[bytes], bytes], tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     path = tmp_path / "source"
@@ -161,7 +161,7 @@ def test_a_compressed_source_that_expands_is_refused(
     assert [file.name for file in tmp_path.iterdir()] == ["source"]
 
 
-def test_a_compressed_parquet_source_that_expands_is_refused(
+def test_a_compressed_parquet_source_that_expands_is_rejected(
     tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     inner = tmp_path / "inner.parquet"
@@ -192,7 +192,7 @@ def test_a_compressed_parquet_source_that_expands_is_refused(
     ],
     ids=["long record", "many lines", "blank JSON lines", "blank CSV lines", "blank start"],
 )
-def test_a_source_that_never_gets_to_a_record_is_refused(
+def test_a_source_that_never_gets_to_a_record_is_rejected(
     content: bytes,
     sentence: str,
     tmp_path: Path,

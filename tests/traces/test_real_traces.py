@@ -1,4 +1,4 @@
-"""The published traces, imported whole: counts, clocks, ties and reuse are those of the files."""
+"""The published traces, imported completely, keep their counts, clocks, ties and prefix reuse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_azure_conversations_keep_their_ticks(real_traces: Path, tmp_path: Path)
     assert found.arrivals.distinct_instants == 19_366
     assert found.arrivals.peak_1s == 16
     assert (found.prompt.p50, found.prompt.p99) == (1020, 4142)
-    assert (found.answer.p50, found.answer.p99) == (129, 601)
+    assert (found.output.p50, found.output.p99) == (129, 601)
 
 
 def test_mooncake_conversations_keep_their_ties_and_prefixes(
@@ -49,7 +49,7 @@ def test_mooncake_conversations_keep_their_ties_and_prefixes(
     assert found.prefixes.reused == pytest.approx(0.366, abs=0.0005)
     assert found.prefixes.block_sizes == (512,)
     assert found.metadata.hash_semantics is HashSemantics.LAST_PARTIAL
-    # And back: the JSON lines that we write are the ones that were published.
+    # An export and a second import give the same rows.
     export_trace(out, tmp_path / "back.jsonl", "mooncake")
     again = tmp_path / "again.parquet"
     import_trace(ImportRequest(sources=(tmp_path / "back.jsonl",), out=again))
@@ -64,7 +64,7 @@ def test_weka_sessions_become_session_relative_requests(real_traces: Path, tmp_p
     assert (found.rows, found.sessions) == (25_226, 350)
     assert found.metadata.clock is Clock.SESSION_RELATIVE
     assert found.arrivals is None
-    # ORIGIN.md speaks of 27; this file holds 19 requests with `"out": 0`.
+    # ORIGIN.md names 27; this file has 19 requests with `"out": 0`.
     assert found.floored_output_rows == 19
     assert "25 subagent markers are not requests" in result.notes
     assert found.prompt.total > 2**31
@@ -79,5 +79,5 @@ def test_reading_a_trace_is_fast(real_traces: Path, tmp_path: Path) -> None:
         start = time.process_time()
         rows = sum(1 for _ in trace.rows())
         rates.append(rows / (time.process_time() - start))
-    # Ten times below what a quiet machine does (250,000/s): catches a slow path, not noise.
+    # A tenth of the rate of an idle machine (250,000/s), so that noise does not fail the test.
     assert max(rates) > 25_000

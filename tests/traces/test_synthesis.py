@@ -1,4 +1,4 @@
-"""The generator and the sample trace that it made."""
+"""The generator of synthetic traces, and the sample trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.traces.conftest import Outcome
 
 
-def test_the_sample_is_what_the_command_in_its_metadata_makes(
+def test_the_command_in_the_metadata_of_the_sample_reproduces_it(
     tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     sample = open_trace(sample_path())
@@ -36,7 +36,7 @@ def test_the_sample_is_what_the_command_in_its_metadata_makes(
     assert made.metadata == sample.metadata
 
 
-def test_the_sample_suits_a_demonstration() -> None:
+def test_the_sample_is_small_and_has_bursts_sessions_and_shared_prefixes() -> None:
     found = describe(open_trace(sample_path()))
     assert found.arrivals is not None
     assert found.metadata.source.startswith("synthetic")
@@ -45,7 +45,7 @@ def test_the_sample_suits_a_demonstration() -> None:
     assert found.arrivals.gap_cv is not None
     assert found.arrivals.gap_cv > 1.2
     assert found.prompt.max <= 4000
-    assert found.answer.max <= 250
+    assert found.output.max <= 250
     assert set(dict(found.classes)) == {"interactive", "batch"}
     assert found.prefixes.reused is not None
     assert found.prefixes.reused > 0.3
@@ -119,7 +119,7 @@ def test_bursts_and_sessions_can_be_left_out() -> None:
         ("--seed", "x"),
     ],
 )
-def test_options_out_of_bounds_are_refused(
+def test_options_out_of_bounds_are_rejected(
     option: str, value: str, tmp_path: Path, run_trace: Callable[..., Outcome]
 ) -> None:
     outcome = run_trace("synthesize", "--out", tmp_path / "t.parquet", f"{option}={value}")

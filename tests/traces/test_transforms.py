@@ -68,7 +68,7 @@ def test_windows_are_written_as_durations(text: str, expected: Window) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "..", "10m", "10..20", "20m..10m", "5s..5s", "a..b", "-1s.."])
-def test_wrong_windows_are_refused(text: str) -> None:
+def test_wrong_windows_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"write|ends|duration"):
         parse_window(text)
 
@@ -279,13 +279,13 @@ def test_the_first_matching_rule_assigns_the_class(
         ("a: 5 < input_tokens", "no column '5'"),
     ],
 )
-def test_wrong_rules_are_refused(rule: str, sentence: str) -> None:
+def test_wrong_rules_are_rejected(rule: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=r"rule|read|column|name|number") as caught:
         parse_class_rules([rule])
     assert sentence in str(caught.value)
 
 
-def test_too_many_rules_are_refused() -> None:
+def test_too_many_rules_are_rejected() -> None:
     with pytest.raises(ValueError, match="too many"):
         parse_class_rules(["a: *"] * 101)
 

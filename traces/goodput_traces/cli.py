@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.cli import CommandParser, argument_type
+from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_traces.exporters import EXPORTS
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SAMPLE", "main", "make_parser"]
 
 SAMPLE: Final = "sample"
-"""The name that stands for the trace shipped with Goodput."""
+"""The name of the trace shipped with Goodput on the command line."""
 _MAX_DURATION_NS: Final = 31 * 86_400 * NS_PER_S
 
 
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
         code = COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader closed stdout early, as in `describe | head`. No verdict depends on it.
+        # The reader closed stdout early, as in `describe | head`. That is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PASS
     return code
@@ -81,7 +82,7 @@ def _add_import(commands: Any) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="the file to read; several for sessions with clocks of their own (weka)",
+        help="a file to read; several files can be joined if sessions have their own clocks (weka)",
     )
     _add_out(parser)
     _add_limit(parser)
@@ -97,7 +98,9 @@ def _add_import(commands: Any) -> None:
     )
     parser.add_argument(
         "--block-size",
-        type=argument_type(_block_size, "block size"),
+        type=argument_type(
+            partial(parse_whole, low=1, high=1 << 20, what="a number of tokens"), "block size"
+        ),
         metavar="TOKENS",
         help="tokens per hash, if the source does not state it",
     )
@@ -110,7 +113,7 @@ def _add_export(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write a trace in another tool's format",
-        summary=f"Write a trace in another tool's format; stderr lists lost values.\n\n"
+        summary=f"Write a trace in another tool's format. Notes on stderr list lost values.\n\n"
         f"formats:\n{formats}",
         examples=(
             "goodput trace export sample --format mooncake --out sample.jsonl",
@@ -127,7 +130,7 @@ def _add_export(commands: Any) -> None:
 def _add_describe(commands: Any) -> None:
     parser = commands.add_parser(
         "describe",
-        help="rates, lengths, bursts, ties, sessions, prefix reuse",
+        help="show rates, lengths, bursts, ties, sessions and prefix reuse",
         summary="Describe a trace: rates, lengths, bursts, ties, sessions, prefix reuse.",
         examples=("goodput trace describe sample", "goodput trace describe prod.parquet --json"),
     )
@@ -149,7 +152,10 @@ def _add_synthesize(commands: Any) -> None:
     )
     _add_out(parser)
     parser.add_argument(
-        "--seed", type=int, default=defaults.seed, help="equal seeds, equal traces (%(default)s)"
+        "--seed",
+        type=int,
+        default=defaults.seed,
+        help="seed of the random numbers; equal seeds give equal traces (%(default)s)",
     )
     parser.add_argument(
         "--duration",
@@ -167,11 +173,15 @@ def _add_synthesize(commands: Any) -> None:
         "--burst-factor",
         type=argument_type(_between(1, 1000), "factor"),
         default=defaults.burst_factor,
-        help="a burst's rate over the quiet rate; 1: no bursts (%(default)s)",
+        help="ratio of the burst rate to the base rate; 1 for no bursts (%(default)s)",
     )
     for name, default, what in (
         ("--batch-share", defaults.batch_share, "share of requests of class batch"),
-        ("--session-share", defaults.session_share, "probability of continuing a session"),
+        (
+            "--session-share",
+            defaults.session_share,
+            "probability that an interactive request continues a session",
+        ),
     ):
         parser.add_argument(
             name,
@@ -196,7 +206,7 @@ def _add_limit(parser: CommandParser) -> None:
         "--max-decoded-size",
         type=argument_type(parse_size, "size"),
         metavar="SIZE",
-        help="stop when the file decodes to more, for example 4GiB (default: 256 times the size of "
+        help="reject a file that decodes to more, for example 4GiB (default: 256 times the size of "
         "a Parquet file, at least 256MiB; 1024 times that of compressed text, at least 1GiB)",
     )
 
@@ -208,16 +218,10 @@ def _add_out(parser: CommandParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
-def _block_size(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 1 << 20):
-        raise ValueError(f"{text!r} is not a block size; give a number of tokens, 1 to 1048576")
-    return int(text)
-
-
 def _duration(text: str) -> int:
     duration = parse_duration(text)
     if not 0 < duration <= _MAX_DURATION_NS:
-        raise ValueError(f"{text!r} is out of bounds; a duration is above 0 and at most 31d")
+        raise ValueError(f"{text!r} is out of bounds; the duration must be above 0 and at most 31d")
     return duration
 
 

@@ -1,4 +1,4 @@
-"""Run the commands of `goodput trace`: a result on stdout, notes on stderr."""
+"""Run the commands of `goodput trace`: results on stdout, notes and progress on stderr."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ GoodputError
 └── InputError              64
     └── TraceError              a file: names it, says what is wrong and what to do
         ├── NotATraceError      another format, or columns of the trace format are missing
-        ├── RowError            one value: names the file, the row (from 1) and the column
+        ├── RowError            a value: names the file, the row (from 1) and the column
         └── TooLargeError       decodes to more bytes than the limit
 
 Transforms take their options as text: their parsers raise `ValueError`, which argparse turns into
@@ -25,9 +25,9 @@ __all__ = ["NotATraceError", "RowError", "TooLargeError", "TraceError"]
 
 
 class TraceError(InputError):
-    """A trace file, or a source of one, that cannot be used.
+    """A trace, or a source of an import, that cannot be used.
 
-    Characters that are not printable are escaped: problems quote the file's content.
+    Problems quote the file's content, so characters that are not printable are escaped.
 
     Args:
         path: the file, as the user named it.

@@ -1,19 +1,20 @@
 """Generate a synthetic trace with bursts, two classes, shared prefixes and sessions from a seed.
 
-For demonstrations and tests without a production trace. Its metadata labels it as synthetic: it
-proves nothing about real traffic. Every draw comes from `random.Random(seed).random()`, whose
-sequence Python guarantees, so equal options produce equal rows everywhere.
+The trace is for demonstrations and tests without a production trace. Its metadata labels it as
+synthetic, because results on it are no evidence for real traffic. Every draw comes from
+`random.Random(seed).random()`, whose sequence Python guarantees, so equal options produce equal
+rows on every machine.
 
 The model:
 
-* **Arrivals** are a Poisson process whose rate switches between a quiet level and bursts.
-  Gaps between bursts and their lengths are exponential (means 10 s and 2 s); the levels are
-  chosen so that the mean is the requested rate.
-* **Classes**: `interactive` and `batch`; prompt and answer lengths are lognormal and bounded.
+* **Arrivals** are a Poisson process whose rate switches between a base rate and a burst rate.
+  Times between bursts and durations of bursts are exponential (means 10 s and 2 s). The mean
+  rate is the requested one.
+* **Classes**: `interactive` and `batch`; prompt and output lengths are lognormal and bounded.
 * **Prefixes**: every prompt starts with one of a few system prompts, some more popular than
   others. Hashes cover full blocks of 64 tokens.
-* **Sessions**: an interactive request continues an earlier conversation with some
-  probability; its prompt is the earlier prompt, the earlier answer, and a few new tokens.
+* **Sessions**: an interactive request continues an earlier conversation with a given
+  probability. Its prompt is the earlier prompt, the earlier output, and a few new tokens.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["SynthesisOptions", "synthesize", "synthetic_metadata"]
 
 _BLOCK: Final = 64
-_QUIET_S: Final = 10.0
+_BASE_S: Final = 10.0
 _BURST_S: Final = 2.0
 _MAX_PROMPT: Final = 4000
-_MAX_ANSWER: Final = 250
+_MAX_OUTPUT: Final = 250
 _THINK_S: Final = 4.0  # shortest time between turns of a conversation
 _OPEN_SESSIONS: Final = 64
 
@@ -49,7 +50,7 @@ class SynthesisOptions:
         seed: equal options and seeds produce equal traces.
         duration_ns: time span of the arrivals, nanoseconds.
         rate_per_s: mean requests per second.
-        burst_factor: rate of a burst over the quiet rate; 1 for no bursts.
+        burst_factor: ratio of the burst rate to the base rate; 1 for no bursts.
         batch_share: share of requests of class `batch`, 0 to 1.
         session_share: probability that an interactive request continues a conversation.
     """
@@ -64,7 +65,7 @@ class SynthesisOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lengths:
-    """Lognormal lengths in tokens: median, spread of the logarithm, bounds."""
+    """Bounded lognormal distribution of lengths in tokens; `sigma` is that of the logarithm."""
 
     median: float
     sigma: float
@@ -79,7 +80,7 @@ class _Lengths:
 class _Class:
     name: str
     tail: _Lengths
-    answer: _Lengths
+    output: _Lengths
     max_output_tokens: int
     system_blocks: tuple[int, ...]  # length of each system prompt, the most popular first
 
@@ -87,21 +88,25 @@ class _Class:
 _INTERACTIVE: Final = _Class(
     name="interactive",
     tail=_Lengths(median=90, sigma=0.9, least=8, most=2000),
-    answer=_Lengths(median=58, sigma=0.55, least=4, most=_MAX_ANSWER),
+    output=_Lengths(median=58, sigma=0.55, least=4, most=_MAX_OUTPUT),
     max_output_tokens=256,
     system_blocks=(2, 3, 4, 6),
 )
 _BATCH: Final = _Class(
     name="batch",
     tail=_Lengths(median=1000, sigma=0.6, least=100, most=3200),
-    answer=_Lengths(median=75, sigma=0.5, least=16, most=_MAX_ANSWER),
+    output=_Lengths(median=75, sigma=0.5, least=16, most=_MAX_OUTPUT),
     max_output_tokens=512,
     system_blocks=(8, 12),
 )
 
 
 def synthetic_metadata(command: str) -> TraceMetadata:
-    """Metadata that labels a trace as synthetic, with the command that reproduces it."""
+    """Return metadata that labels a trace as synthetic and contains the command that made it.
+
+    Args:
+        command: the command line that reproduces the trace.
+    """
     return TraceMetadata(
         source=f"synthetic, made by: {command}",
         licence="Apache-2.0",
@@ -125,12 +130,16 @@ def synthesize(options: SynthesisOptions) -> Iterator[TraceRow]:
 
 
 def _arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
-    """Yield arrival times in nanoseconds of a Poisson process, thinned outside bursts."""
-    burst_share = _BURST_S / (_BURST_S + _QUIET_S)
-    quiet_rate = options.rate_per_s / (1 + burst_share * (options.burst_factor - 1))
-    burst_rate = quiet_rate * options.burst_factor
+    """Yield arrival times in nanoseconds.
+
+    Arrivals are drawn at the burst rate. Outside bursts, each is kept with the probability
+    1 / `burst_factor`.
+    """
+    burst_share = _BURST_S / (_BURST_S + _BASE_S)
+    base_rate = options.rate_per_s / (1 + burst_share * (options.burst_factor - 1))
+    burst_rate = base_rate * options.burst_factor
     now_s, in_burst = 0.0, False
-    switch_s = _exponential(rng, _QUIET_S)
+    switch_s = _exponential(rng, _BASE_S)
     end_s = options.duration_ns / NS_PER_S
     last_ns = -1
     while True:
@@ -139,14 +148,14 @@ def _arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
             return
         while switch_s <= now_s:
             in_burst = not in_burst
-            switch_s += _exponential(rng, _BURST_S if in_burst else _QUIET_S)
+            switch_s += _exponential(rng, _BURST_S if in_burst else _BASE_S)
         if in_burst or rng.random() < 1 / options.burst_factor:
             last_ns = max(last_ns + 1, int(now_s * NS_PER_S))
             yield last_ns
 
 
 class _Blocks:
-    """Allocate block hashes: small numbers, because random ones would not compress."""
+    """Allocate block hashes: consecutive numbers, because random ones do not compress."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -165,7 +174,7 @@ class _Blocks:
 
 
 class _Conversations:
-    """A bounded number of open interactive sessions; the oldest is dropped first."""
+    """Open interactive sessions, of bounded number: a new one replaces the oldest."""
 
     def __init__(self, share: float, blocks: _Blocks) -> None:
         self._share = share
@@ -204,13 +213,13 @@ class _Conversations:
         history = last.input_tokens + last.output_tokens
         prompt = history + _INTERACTIVE.tail.draw(rng)
         if prompt > _MAX_PROMPT:
-            return None  # the conversation exceeds its context
+            return None  # the conversation would exceed the context length
         known = last.total_hashes
         return TraceRow(
             request_id=request_id,
             timestamp_start_unix_ns=arrival_ns,
             input_tokens=prompt,
-            output_tokens=_INTERACTIVE.answer.draw(rng),
+            output_tokens=_INTERACTIVE.output.draw(rng),
             max_output_tokens=_INTERACTIVE.max_output_tokens,
             total_hashes=known + self._blocks.fresh(prompt // _BLOCK - len(known)),
             block_size=_BLOCK,
@@ -238,7 +247,7 @@ def _first_turn(
         request_id=request_id,
         timestamp_start_unix_ns=arrival_ns,
         input_tokens=prompt,
-        output_tokens=kind.answer.draw(rng),
+        output_tokens=kind.output.draw(rng),
         max_output_tokens=kind.max_output_tokens,
         total_hashes=system + blocks.fresh(prompt // _BLOCK - len(system)),
         block_size=_BLOCK,

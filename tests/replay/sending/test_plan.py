@@ -132,7 +132,7 @@ def test_a_session_relative_trace_is_rejected(trace_of: WriteTrace) -> None:
     [
         (
             {"window": parse_window("1h..2h")},
-            "no row is left to send: the trace spans .*; the window 3600s..7200s holds no request",
+            "no row is left to send: the trace spans .*; the window 3600s..7200s has no request",
         ),
         ({"warmup": 3}, "--warmup 3 excludes all 3 requests"),
     ],

@@ -1,4 +1,4 @@
-"""Describe a trace: counted in one pass, shown as tables or JSON."""
+"""Describe a trace in one pass, as tables or JSON."""
 
 from goodput_traces.describe.description import TraceDescription, describe
 

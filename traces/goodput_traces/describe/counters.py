@@ -1,6 +1,6 @@
-"""Counters of a description, updated batch by batch in bounded memory, and their results.
+"""Counters of a trace's description, updated batch by batch in bounded memory.
 
-They must not know files, nor how results are shown.
+They must not depend on files or on how a description is shown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from goodput_core.units import NS_PER_S
 
@@ -32,12 +34,12 @@ __all__ = [
 _Int64 = np.ndarray[Any, np.dtype[np.int64]]
 _U64 = np.ndarray[Any, np.dtype[np.uint64]]
 _TIME_BINS: Final = 60
-_REMEMBERED: Final = 2_000_000
+_MAX_STORED: Final = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSummary:
-    """Lengths in tokens; quantiles are nearest-rank and exact.
+    """Distribution of lengths in tokens; quantiles are nearest-rank and exact.
 
     Args:
         total: the sum over all rows.
@@ -55,20 +57,20 @@ class LengthSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Arrivals on one clock.
+    """Distribution of arrivals over time, for a trace with one clock.
 
     Args:
-        span_ns: from the first to the last arrival.
-        mean_rate_per_s: rows over the span; None if all arrive at once.
-        peak_1s: most arrivals in any whole second, counted from the first arrival.
-        peak_60s: most arrivals in any whole minute, counted likewise.
+        span_ns: time from the first to the last arrival.
+        mean_rate_per_s: rows over the span; None if all rows have the same arrival.
+        peak_1s: most arrivals in a second; seconds are counted from the first arrival.
+        peak_60s: most arrivals in a minute; minutes are counted from the first arrival.
         longest_gap_ns: longest time without an arrival.
-        longest_gap_start_ns: start of that gap, counted from the first arrival.
-        gap_cv: standard deviation of the gaps between arrivals over their mean: 1 for a
-            Poisson process, above it bursty; None with fewer than two gaps or no mean.
+        longest_gap_start_ns: start of the longest gap, counted from the first arrival.
+        gap_cv: coefficient of variation of the gaps between arrivals: 1 for a Poisson process,
+            larger for bursts; None if there are fewer than two gaps, or all are zero.
         distinct_instants: distinct arrival times.
-        tied_rows: rows that share their instant with another row.
-        largest_tie: most rows at one instant.
+        tied_rows: rows that share their arrival time with another row.
+        largest_tie: most rows with one arrival time.
         histogram: arrivals in equal parts of the span.
     """
 
@@ -87,14 +89,14 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixReuse:
-    """Prompt blocks seen before: the upper bound of a prefix cache's hits.
+    """Reuse of prompt blocks: the upper bound of a prefix cache's hits.
 
     Args:
         blocks: hashes in all rows.
         distinct_blocks: distinct hashes.
-        block_sizes: tokens per hash, as found.
+        block_sizes: all values of tokens per hash.
         rows: rows with hashes.
-        exact: True if `distinct_blocks` is counted, False if it is estimated.
+        exact: True if `distinct_blocks` is exact, False if it is an estimate.
     """
 
     blocks: int
@@ -105,57 +107,57 @@ class PrefixReuse:
 
     @property
     def reused(self) -> float | None:
-        """Share of blocks that occurred before, in an earlier row or the same one."""
+        """Share of blocks that repeat a block of the same or an earlier row."""
         return None if self.blocks == 0 else max(0.0, 1 - self.distinct_blocks / self.blocks)
 
 
 class DistinctCounter:
     """Count distinct 64-bit values in bounded memory.
 
-    Exact up to the limit. Beyond it, only values whose scrambled form ends in enough zero bits are
-    kept, and their number is scaled up: with a million kept, the error is a fraction of a per
-    cent.
+    The count is exact up to the limit. Beyond it, only values whose hash ends in a number of zero
+    bits are stored, and their number is scaled up. With a million stored values, the error is a
+    fraction of a percent.
 
     Source: Wegman's adaptive sampling, in Flajolet, "On adaptive sampling", Computing 43, 1990.
 
     Args:
-        limit: values remembered at most.
+        limit: highest number of stored values.
     """
 
-    def __init__(self, limit: int = _REMEMBERED) -> None:
+    def __init__(self, limit: int = _MAX_STORED) -> None:
         self._limit = limit
         self._shift = 0
         self._seen: _U64 = np.empty(0, dtype=np.uint64)
 
     @property
     def exact(self) -> bool:
-        """True if no value was left out."""
+        """True if every value was stored."""
         return self._shift == 0
 
     @property
     def count(self) -> int:
-        """Distinct values so far; an estimate unless `exact`."""
+        """Number of distinct values; an estimate unless `exact`."""
         return len(self._seen) << self._shift
 
     def add(self, values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        """Add a batch of values, in any order, with repeats."""
-        new = self._kept(_scramble(values.view(np.uint64)))
-        # Sorted rather than `np.unique`, whose hash table is fifty times slower on these.
+        """Add a batch of values; repeats are allowed."""
+        new = self._sample(_hash(values.view(np.uint64)))
+        # `np.unique` builds a hash table, which is fifty times slower for these values.
         merged = np.sort(np.concatenate((self._seen, new)))
         first = np.ones(len(merged), dtype=np.bool_)
         np.not_equal(merged[1:], merged[:-1], out=first[1:])
         self._seen = merged[first]
         while len(self._seen) > self._limit:
             self._shift += 1
-            self._seen = self._kept(self._seen)
+            self._seen = self._sample(self._seen)
 
-    def _kept(self, values: _U64) -> _U64:
+    def _sample(self, values: _U64) -> _U64:
         mask = np.uint64((1 << self._shift) - 1)
         return values[(values & mask) == 0] if self._shift else values
 
 
-def _scramble(values: _U64) -> _U64:
-    """One-to-one and well mixed: the finalizer of splitmix64."""
+def _hash(values: _U64) -> _U64:
+    """Hash 64-bit values one-to-one with the finalizer of splitmix64."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -163,7 +165,7 @@ def _scramble(values: _U64) -> _U64:
 
 
 class LengthCounts:
-    """Count every length; at most `MAX_TOKENS` counters."""
+    """Count the rows of every length; lengths are at most `MAX_TOKENS`."""
 
     def __init__(self) -> None:
         self._counts: _Int64 = np.zeros(1, dtype=np.int64)
@@ -175,7 +177,7 @@ class LengthCounts:
         self._counts = counts
 
     def summary(self) -> LengthSummary:
-        """Quantiles and histogram of everything counted; at least one length."""
+        """Return the quantiles and the histogram; requires at least one length."""
         ranks = np.cumsum(self._counts)
         rows = int(ranks[-1])
 
@@ -199,17 +201,17 @@ class LengthCounts:
 
 
 class ArrivalCounts:
-    """Statistics of sorted arrival times, batch by batch."""
+    """Count sorted arrival times, batch by batch."""
 
     def __init__(self, trace: Trace) -> None:
         self._first_ns = trace.first_ns
         self._span_ns = trace.last_ns - trace.first_ns
         self._bins: _Int64 = np.zeros(_TIME_BINS, dtype=np.int64)
-        self._seconds = _PeakWindow(NS_PER_S)
-        self._minutes = _PeakWindow(60 * NS_PER_S)
+        self._seconds = _WindowCounts(NS_PER_S)
+        self._minutes = _WindowCounts(60 * NS_PER_S)
+        self._times = _WindowCounts(1)
         self._last_ns: int | None = None
-        self._rows = self._instants = self._tied = self._largest = 0
-        self._tie = 0  # rows so far at the last instant
+        self._rows = 0
         self._gap_squares_s2 = 0.0
         self._longest_gap_ns = self._longest_gap_start_ns = 0
 
@@ -220,31 +222,21 @@ class ArrivalCounts:
         # Divided before multiplied: nanoseconds of months times 60 overflow 64 bits.
         width = self._span_ns // _TIME_BINS + 1
         self._bins += np.bincount(since // width, minlength=_TIME_BINS)
-        self._seconds.add(since)
-        self._minutes.add(since)
-        gaps = np.diff(since if self._last_ns is None else [self._last_ns - self._first_ns, *since])
-        if len(gaps):
-            self._gap_squares_s2 += float(np.square(gaps / NS_PER_S).sum())
-            longest = int(gaps.argmax())
-            if gaps[longest] > self._longest_gap_ns:
-                self._longest_gap_ns = int(gaps[longest])
-                end_at = longest + (1 if self._last_ns is None else 0)
-                self._longest_gap_start_ns = int(since[end_at]) - self._longest_gap_ns
-        instants, counts = np.unique(times, return_counts=True)
-        runs = counts.tolist()
-        if self._last_ns == int(instants[0]):
-            runs[0] += self._tie
-        else:
-            self._close_tie()
-        for run in runs[:-1]:
-            self._tie = run
-            self._close_tie()
-        self._tie = runs[-1]
-        self._last_ns = int(times[-1])
+        for windows in (self._seconds, self._minutes, self._times):
+            windows.add(since)
+        # The gap before the batch's first row counts, too, except that of the trace's first row.
+        before = since[:1] if self._last_ns is None else [self._last_ns]
+        ends = np.concatenate((before, since))
+        gaps = np.diff(ends)
+        self._gap_squares_s2 += float(np.square(gaps / NS_PER_S).sum())
+        longest = int(gaps.argmax())
+        if gaps[longest] > self._longest_gap_ns:
+            self._longest_gap_ns = int(gaps[longest])
+            self._longest_gap_start_ns = int(ends[longest])
+        self._last_ns = int(since[-1])
 
     def summary(self) -> Arrivals:
-        """Rates, gaps, ties and histogram of everything counted."""
-        self._close_tie()
+        """Return the rates, gaps, ties and histogram of the counted arrivals."""
         span_s = self._span_ns / NS_PER_S
         gaps = self._rows - 1
         cv = None
@@ -259,70 +251,70 @@ class ArrivalCounts:
             longest_gap_ns=self._longest_gap_ns,
             longest_gap_start_ns=self._longest_gap_start_ns,
             gap_cv=cv,
-            distinct_instants=self._instants,
-            tied_rows=self._tied,
-            largest_tie=self._largest,
+            distinct_instants=self._times.windows,
+            tied_rows=self._times.shared_rows,
+            largest_tie=self._times.peak,
             histogram=tuple(self._bins.tolist()),
         )
 
-    def _close_tie(self) -> None:
-        if self._tie == 0:
-            return
-        self._instants += 1
-        self._largest = max(self._largest, self._tie)
-        if self._tie > 1:
-            self._tied += self._tie
-        self._tie = 0
 
+class _WindowCounts:
+    """Rows per time window of one width, counted batch by batch from sorted times.
 
-class _PeakWindow:
-    """The highest count in consecutive windows of one width."""
+    Args:
+        width_ns: width of a window, nanoseconds.
+
+    Attributes:
+        windows: windows with at least one row.
+        peak: most rows in one window.
+        shared_rows: rows in windows with more than one row.
+    """
 
     def __init__(self, width_ns: int) -> None:
+        self.windows = self.peak = self.shared_rows = 0
         self._width_ns = width_ns
-        self._window = -1
-        self._count = 0
-        self.peak = 0
+        self._last_window = -1
+        self._last_rows = 0
 
     def add(self, since_ns: _Int64) -> None:
-        windows, counts = np.unique(since_ns // self._width_ns, return_counts=True)
-        if int(windows[0]) == self._window:
-            counts[0] += self._count
-        self.peak = max(self.peak, int(counts.max()))
-        self._window, self._count = int(windows[-1]), int(counts[-1])
+        windows, rows = np.unique(since_ns // self._width_ns, return_counts=True)
+        if int(windows[0]) == self._last_window:
+            # The window continues: its rows so far are counted again, together with the new ones.
+            rows[0] += self._last_rows
+            self.windows -= 1
+            self.shared_rows -= self._last_rows if self._last_rows > 1 else 0
+        self.windows += len(windows)
+        self.peak = max(self.peak, int(rows.max()))
+        self.shared_rows += int(rows[rows > 1].sum())
+        self._last_window, self._last_rows = int(windows[-1]), int(rows[-1])
 
 
 class SessionCounts:
-    """Count distinct sessions, provided or derived, and the rows that belong to one."""
+    """Count distinct sessions and the rows that belong to one."""
 
     def __init__(self) -> None:
         self.distinct = DistinctCounter()
         self.rows = 0
 
     def add(self, columns: dict[str, Any]) -> None:
-        """Count a batch of columns, as `Trace.batches` gives them."""
-        given = columns.get("provided_session_id")
-        derived = columns.get("poor_man_session_id")
-        names = set() if given is None else set(given.to_pylist())
-        count = 0 if given is None else len(given) - given.null_count
-        if derived is not None:
-            texts = [None] * len(derived) if given is None else given.to_pylist()
-            alone = [
-                number
-                for number, text in zip(derived.to_pylist(), texts, strict=True)
-                if number is not None and text is None
-            ]
-            names.update(map(str, alone))
-            count += len(alone)
-        names.discard(None)
-        self.rows += count
+        """Count a batch of columns, as `Trace.batches` yields them."""
+        ids = [
+            columns[name].cast(pa.string())
+            for name in ("provided_session_id", "poor_man_session_id")
+            if name in columns
+        ]
+        if not ids:
+            return
+        sessions = pc.coalesce(*ids)
+        self.rows += len(sessions) - sessions.null_count
+        names = sessions.unique().drop_null().to_pylist()
         if names:
             digests = b"".join(blake2b(n.encode(), digest_size=8).digest() for n in names)
             self.distinct.add(np.frombuffer(digests, dtype=np.int64))
 
 
 class PrefixCounts:
-    """Count blocks, distinct blocks and block sizes."""
+    """Count prompt blocks, distinct blocks and block sizes."""
 
     def __init__(self) -> None:
         self._distinct = DistinctCounter()
@@ -330,7 +322,7 @@ class PrefixCounts:
         self._sizes: set[int] = set()
 
     def add(self, columns: dict[str, Any]) -> None:
-        """Count a batch of columns, as `Trace.batches` gives them."""
+        """Count a batch of columns, as `Trace.batches` yields them."""
         hashes = columns.get("total_hashes")
         if hashes is None or hashes.null_count == len(hashes):
             return
@@ -342,7 +334,7 @@ class PrefixCounts:
             self._sizes.update(columns["block_size"].unique().drop_null().to_pylist())
 
     def summary(self) -> PrefixReuse:
-        """Prefix reuse of everything counted."""
+        """Return the prefix reuse of the counted rows."""
         return PrefixReuse(
             blocks=self._blocks,
             distinct_blocks=self._distinct.count,
@@ -353,5 +345,5 @@ class PrefixCounts:
 
 
 def integers(column: Any) -> _Int64:
-    """An Arrow column without nulls as 64-bit integers, `[rows]`."""
+    """Return an Arrow column without nulls as 64-bit integers, `[rows]`."""
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)

@@ -1,7 +1,7 @@
 """Describe a trace in one streaming pass with bounded memory.
 
-Lengths have exact quantiles, because they are small whole numbers that can be counted. Distinct
-sessions and blocks are exact up to two million and estimated beyond, and say so.
+Quantiles of lengths are exact, because the rows of each length are counted. Numbers of distinct
+sessions and blocks are exact up to two million; larger ones are marked as estimates.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceDescription:
-    """Everything `goodput trace describe` shows.
+    """The figures that `goodput trace describe` shows.
 
     Args:
-        rows: requests.
+        rows: number of requests.
         metadata: the file's metadata.
         floored_output_rows: rows whose zero output tokens became 1.
-        arrivals: None for a session-relative clock, which has no common time.
+        arrivals: None for a session-relative clock, because sessions share no time.
         prompt: lengths of prompts.
-        answer: lengths of answers.
-        sessions: distinct sessions.
+        output: lengths of outputs.
+        sessions: number of distinct sessions.
         session_rows: rows that belong to a session.
-        sessions_exact: True if `sessions` is counted, False if it is estimated.
+        sessions_exact: True if `sessions` is exact, False if it is an estimate.
         prefixes: prefix reuse.
         classes: rows per SLO class; the empty name counts rows without a class.
     """
@@ -63,7 +63,7 @@ class TraceDescription:
     floored_output_rows: int
     arrivals: Arrivals | None
     prompt: LengthSummary
-    answer: LengthSummary
+    output: LengthSummary
     sessions: int
     session_rows: int
     sessions_exact: bool
@@ -77,7 +77,7 @@ def describe(trace: Trace) -> TraceDescription:
     Raises:
         TraceError: a row breaks a rule, or the file is damaged.
     """
-    prompt, answer = LengthCounts(), LengthCounts()
+    prompt, output = LengthCounts(), LengthCounts()
     arrivals = None if trace.metadata.clock is Clock.SESSION_RELATIVE else ArrivalCounts(trace)
     sessions, prefixes = SessionCounts(), PrefixCounts()
     classes: Counter[str] = Counter()
@@ -85,7 +85,7 @@ def describe(trace: Trace) -> TraceDescription:
     for columns, times in trace.batches(only=_COLUMNS):
         rows += len(times)
         prompt.add(integers(columns["input_tokens"]))
-        answer.add(np.maximum(integers(columns["output_tokens"]), 1))
+        output.add(np.maximum(integers(columns["output_tokens"]), 1))
         sessions.add(columns)
         prefixes.add(columns)
         _count_classes(classes, columns, len(times))
@@ -97,7 +97,7 @@ def describe(trace: Trace) -> TraceDescription:
         floored_output_rows=trace.floored_output_rows,
         arrivals=None if arrivals is None else arrivals.summary(),
         prompt=prompt.summary(),
-        answer=answer.summary(),
+        output=output.summary(),
         sessions=sessions.distinct.count,
         session_rows=sessions.rows,
         sessions_exact=sessions.distinct.exact,

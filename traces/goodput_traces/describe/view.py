@@ -1,4 +1,4 @@
-"""A description as tables and terminal histograms, or as JSON."""
+"""Show a description as tables and charts in the terminal, or as JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HASHES: Final = {
 
 
 def to_json(path: Path, description: TraceDescription) -> dict[str, Any]:
-    """Convert the description to plain values; times in nanoseconds, shares from 0 to 1."""
+    """Return the description as JSON values: times in nanoseconds, shares from 0 to 1."""
     values = asdict(description)
     metadata = values["metadata"]
     metadata["clock"] = description.metadata.clock.value
@@ -53,7 +53,7 @@ def print_description(console: Console, title: str, description: TraceDescriptio
     if description.arrivals is not None:
         console.print(_arrivals_chart(description.arrivals, console.width))
     console.print(_length_bars("prompt tokens", description.prompt, console.width))
-    console.print(_length_bars("answer tokens", description.answer, console.width))
+    console.print(_length_bars("output tokens", description.output, console.width))
 
 
 def _facts(title: str, description: TraceDescription) -> Table:
@@ -82,7 +82,7 @@ def _facts(title: str, description: TraceDescription) -> Table:
     )
     table.add_row("prefix reuse", _reuse(description))
     if description.floored_output_rows:
-        table.add_row("zero answers", f"{description.floored_output_rows:,} rows, read as 1 token")
+        table.add_row("zero outputs", f"{description.floored_output_rows:,} rows, read as 1 token")
     classes = ", ".join(f"{name or '(none)'} {rows:,}" for name, rows in description.classes[:20])
     table.add_row("classes", Text(printable(classes)))
     return table
@@ -110,9 +110,9 @@ def _arrival_facts(table: Table, arrivals: Arrivals) -> None:
     if arrivals.tied_rows:
         table.add_row(
             "ties",
-            f"{arrivals.tied_rows:,} rows share an instant with another, "
-            f"{arrivals.distinct_instants:,} distinct instants, "
-            f"at most {arrivals.largest_tie:,} at once",
+            f"{arrivals.tied_rows:,} rows share their arrival time with another, "
+            f"{arrivals.distinct_instants:,} distinct arrival times, "
+            f"at most {arrivals.largest_tie:,} rows at once",
         )
     else:
         table.add_row("ties", "none")
@@ -135,7 +135,7 @@ def _lengths(description: TraceDescription) -> Table:
     table.add_column("", no_wrap=True)
     for name in ("p50", "p90", "p99", "max", "total"):
         table.add_column(name, justify="right", overflow="fold")
-    for name, lengths in (("prompt", description.prompt), ("answer", description.answer)):
+    for name, lengths in (("prompt", description.prompt), ("output", description.output)):
         table.add_row(
             name,
             *(f"{n:,}" for n in (lengths.p50, lengths.p90, lengths.p99, lengths.max)),
@@ -145,7 +145,7 @@ def _lengths(description: TraceDescription) -> Table:
 
 
 def _arrivals_chart(arrivals: Arrivals, width: int) -> Text:
-    """A column of eighths for each equal part of the span."""
+    """Draw arrivals over time: a column of block characters for each equal part of the span."""
     counts = list(arrivals.histogram)
     if len(counts) + _CHART_LABEL > width:  # two parts per column
         counts = [sum(counts[at : at + 2]) for at in range(0, len(counts), 2)]
@@ -168,8 +168,8 @@ def _length_bars(title: str, lengths: LengthSummary, width: int) -> Text:
     lines = [title]
     for low, high, rows in lengths.histogram:
         label = f"{low:,}" if low == high else f"{low:,} – {high:,}"
-        whole, eighth = divmod(round(rows / most * bar_cells * 8), 8)
-        # Bars end on whole cells; a count above zero shows at least half a cell.
-        bar = "█" * whole + ("▌" if eighth >= 4 or (rows and not whole) else "")
+        full, eighth = divmod(round(rows / most * bar_cells * 8), 8)
+        # Bars end on full or half cells; a count above zero has at least half a cell.
+        bar = "█" * full + ("▌" if eighth >= 4 or (rows and not full) else "")
         lines.append(f"{label:>21} │{bar} {rows:,}")
     return Text("\n".join(lines) + "\n", no_wrap=True)

@@ -1,6 +1,6 @@
-"""Exporters to other tools' trace formats, one module each; each reports what its format drops.
+"""Exporters to other tools' trace formats, one module each; each reports the values it drops.
 
-Nothing here imports pyarrow: the argument parser lists the formats.
+The exporters' modules do not import pyarrow, because the argument parser lists the formats.
 """
 
 from __future__ import annotations

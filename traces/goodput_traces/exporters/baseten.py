@@ -1,8 +1,9 @@
-"""Export to AIPerf's `baseten_trace` Parquet: our own columns plus the `prompt` AIPerf requires.
+"""Export to AIPerf's `baseten_trace` Parquet, which requires a prompt in every row.
 
 A row without text gets one common short word per token, which most tokenizers encode as one
-token each. Equal hashes get equal words, so shared prefixes stay shared. Our own columns and
-metadata stay in the file: AIPerf ignores them, and an import restores them.
+token each. Equal hashes get equal words, so shared prefixes stay shared. All columns and the
+metadata of a trace stay in the file: AIPerf ignores the columns it does not know, and an import
+restores them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ so these would other into has more her two like him see
 
 
 class BasetenExport:
-    """One export: consume `rows`, then read `notes`."""
+    """One export: exhaust `rows`, then call `notes`."""
 
     name = "baseten"
     summary = "AIPerf's baseten_trace Parquet, prompts filled in"
@@ -41,7 +42,7 @@ class BasetenExport:
         self._filled = self._rounded = 0
 
     def rows(self) -> Iterator[TraceRow]:
-        """The trace's rows, each with a prompt."""
+        """Yield the trace's rows, each with a prompt."""
         for row in self._trace.rows():
             self._rounded += row.timestamp_start_unix_ns % NS_PER_MS != 0
             if row.prompt is None:
@@ -51,17 +52,17 @@ class BasetenExport:
                 yield row
 
     def notes(self) -> list[str]:
-        """Sentences for the user about lost or invented values."""
+        """Return sentences for the user about lost or generated values."""
         notes = []
         if self._rounded:
             notes.append(
-                f"AIPerf reads milliseconds: {self._rounded:,} arrivals lose their fraction there "
-                "(the nanosecond column is kept)"
+                f"AIPerf reads milliseconds: it rounds {self._rounded:,} arrivals down "
+                "(the file keeps the nanosecond column)"
             )
         if self._filled:
             notes.append(
-                f"{self._filled:,} prompts are made-up words, one per token; a tokenizer may "
-                "count them a little differently"
+                f"{self._filled:,} prompts were generated with one word per token; the number of "
+                "tokens may differ slightly with a tokenizer"
             )
         return notes
 

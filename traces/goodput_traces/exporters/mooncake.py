@@ -1,7 +1,7 @@
 """Export to Mooncake's JSON lines, as AIPerf's `mooncake_trace` reads them.
 
-AIPerf requires as many hashes as the prompt has blocks, including a partial last block. If a
-trace hashes only full blocks, each tail gets a unique hash.
+AIPerf requires one hash per block of the prompt, including a partial last block. If a trace has
+hashes of full blocks only, each last block gets a unique hash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEFAULT_BLOCK: Final = 512
 
 
 class MooncakeExport:
-    """One export: consume `lines`, then read `notes`."""
+    """One export: exhaust `lines`, then call `notes`."""
 
     name = "mooncake"
     summary = "Mooncake and AIPerf JSON lines: timestamp (ms), input_length, output_length, …"
@@ -34,11 +34,11 @@ class MooncakeExport:
         self._trace = trace
         self._block: int | None = None
         self._rounded = self._texts = self._tails = self._cut = 0
-        # Milliseconds since 1970 would place the first request half a century into the run.
+        # With milliseconds since 1970, a replay would send the first request after 50 years.
         self._zero_ns = trace.first_ns if trace.metadata.clock is Clock.ABSOLUTE else 0
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The file's JSON objects, one per row.
+        """Yield the file's JSON objects, one per row.
 
         Raises:
             TraceError: the trace cannot be read, or has blocks of two sizes.
@@ -47,8 +47,10 @@ class MooncakeExport:
             yield self._line(row, number)
 
     def notes(self) -> list[str]:
-        """Sentences for the user about lost or changed values."""
-        notes = ["request ids, classes, targets and recorded outcomes have no field and are lost"]
+        """Return sentences for the user about lost or changed values."""
+        notes = [
+            "the format has no request ids, classes, targets or recorded outcomes; they are lost"
+        ]
         if self._zero_ns:
             notes.append("timestamps count from the first arrival; the wall clock is lost")
         if self._rounded:
@@ -56,9 +58,9 @@ class MooncakeExport:
         if self._texts:
             notes.append(f"{self._texts:,} prompts were reduced to their length and hashes")
         if self._tails:
-            notes.append(f"{self._tails:,} rows got hashes of their own for unhashed blocks")
+            notes.append(f"{self._tails:,} rows got unique hashes for blocks without a hash")
         if self._cut:
-            notes.append(f"{self._cut:,} rows had more hashes than prompt blocks; cut")
+            notes.append(f"{self._cut:,} rows lost the hashes beyond their prompt's blocks")
         if self._block not in (None, _DEFAULT_BLOCK):
             notes.append(
                 f"hashes cover {self._block} tokens: give AIPerf --isl-block-size {self._block}, "

@@ -12,7 +12,7 @@ from goodput_traces.exporters import EXPORTS
 from goodput_traces.exporters.baseten import BasetenExport
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock
-from goodput_traces.format.writer import new_file, refuse_existing, write_trace
+from goodput_traces.format.writer import new_file, reject_existing, write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ __all__ = ["ExportResult", "export_trace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """Number of rows written, and notes for the user on what was lost."""
+    """Number of rows written, and notes for the user on lost or changed values."""
 
     num_rows: int
     notes: tuple[str, ...]
@@ -45,12 +45,13 @@ def export_trace(
         out: the file to write.
         form: a name of `EXPORTS`.
         overwrite: replace an existing file.
-        max_decoded_bytes: see `open_trace`.
+        max_decoded_bytes: largest decoded size of the trace; None for the default of
+            `open_trace`.
 
     Raises:
         TraceError: the trace or the output is invalid; no file is left behind.
     """
-    refuse_existing(out, overwrite=overwrite)
+    reject_existing(out, overwrite=overwrite)
     trace = open_trace(source, max_decoded_bytes=max_decoded_bytes)
     if trace.metadata.clock is Clock.SESSION_RELATIVE:
         raise TraceError(

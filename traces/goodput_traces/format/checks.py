@@ -1,6 +1,6 @@
-"""Rules for the rows of a trace, checked by batch so that a valid trace costs little.
+"""Rules for the rows of a trace, checked batch by batch so that a valid trace costs little.
 
-Reader and writer share these rules. The first offending row is located only after a rule failed.
+Reader and writer share these rules. Only after a rule fails, the first invalid row is located.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_columns(columns: Mapping[str, Any], *, path: Path | str, first_row: in
             _check_int(batch, name, low, high)
     for name, (lowest, closed, highest) in FLOAT_BOUNDS.items():
         if name in columns:
-            _check_float(batch, name, (lowest, highest), closed=closed)
+            _check_float(batch, name, lowest, highest, closed=closed)
     for name, longest in TEXT_BOUNDS.items():
         if name in columns:
             _check_text(batch, name, longest)
@@ -75,8 +75,13 @@ class _Batch:
     def reject(self, bad: Any, name: str, problem: str) -> NoReturn:
         """Raise for the first row of a mask; `{value}` in the problem becomes the row's value."""
         at = int(pc.index(pc.fill_null(bad, False), True).as_py())
-        text = problem.replace("{value}", str(self.columns[name][at].as_py()))
-        raise RowError(self.path, self.first_row + at, name, text)
+        if "{value}" in problem:
+            problem = problem.replace("{value}", str(self.columns[name][at].as_py()))
+        self.reject_row(at, name, problem)
+
+    def reject_row(self, at: int, name: str, problem: str) -> NoReturn:
+        """Raise for a row of the batch, counted from 0."""
+        raise RowError(self.path, self.first_row + at, name, problem)
 
 
 def _check_int(batch: _Batch, name: str, low: int, high: int) -> None:
@@ -99,13 +104,12 @@ def _check_int(batch: _Batch, name: str, low: int, high: int) -> None:
         )
 
 
-def _check_float(batch: _Batch, name: str, bounds: tuple[float, float], *, closed: bool) -> None:
+def _check_float(batch: _Batch, name: str, lowest: float, highest: float, *, closed: bool) -> None:
     column = batch.columns[name]
     found = pc.min_max(column)  # skips NaN
     least, most = found["min"].as_py(), found["max"].as_py()
     if least is None:
         return
-    lowest, highest = bounds
     if pc.any(pc.is_nan(column)).as_py():
         batch.reject(
             pc.is_nan(column), name, "NaN is not a number of milliseconds; leave it empty instead"
@@ -132,9 +136,8 @@ def _check_text(batch: _Batch, name: str, longest: int) -> None:
         return
     lengths = pc.binary_length(column)
     if (pc.max(lengths).as_py() or 0) > longest:
-        raise RowError(
-            batch.path,
-            batch.first_row + int(pc.index(lengths, pc.max(lengths)).as_py()),
+        batch.reject(
+            pc.greater(lengths, longest),
             name,
             f"the text is longer than {longest:,} bytes; shorten it",
         )
@@ -144,27 +147,20 @@ def _check_hashes(batch: _Batch) -> None:
     hashes = batch.columns["total_hashes"]
     lengths = pc.fill_null(pc.list_value_length(hashes), 0)
     if (pc.max(lengths).as_py() or 0) > MAX_HASHES:
-        raise RowError(
-            batch.path,
-            batch.first_row + int(pc.index(lengths, pc.max(lengths)).as_py()),
+        batch.reject(
+            pc.greater(lengths, MAX_HASHES),
             "total_hashes",
             f"the list is longer than {MAX_HASHES:,}; shorten it",
         )
     if pc.list_flatten(hashes).null_count:
-        at = next(i for i, row in enumerate(hashes.to_pylist()) if row and None in row)
-        raise RowError(
-            batch.path,
-            batch.first_row + at,
-            "total_hashes",
-            "a hash is null; every block needs one",
-        )
+        at = next(at for at, row in enumerate(hashes.to_pylist()) if row and None in row)
+        batch.reject_row(at, "total_hashes", "a hash is null; every block needs one")
     unsized = pc.greater(lengths, 0)
     if "block_size" in batch.columns:
         unsized = pc.and_(unsized, pc.is_null(batch.columns["block_size"]))
     if pc.any(unsized).as_py():
-        raise RowError(
-            batch.path,
-            batch.first_row + int(pc.index(unsized, True).as_py()),
+        batch.reject(
+            unsized,
             "block_size",
             "it is missing although the row has total_hashes; give the tokens per hash",
         )
@@ -173,12 +169,12 @@ def _check_hashes(batch: _Batch) -> None:
 class OrderCheck:
     """Check that rows are sorted by arrival, or by session and arrival for session clocks.
 
-    Only the last row is kept, so memory stays constant.
+    Only the last row is stored, so memory stays constant.
 
     Args:
         clock: origin of the arrivals.
         path: the file, for errors.
-        remedy: how the user can mend the order, for errors.
+        remedy: the way to sort the file, for errors.
         column: the column of the arrivals, for errors.
     """
 
@@ -198,12 +194,12 @@ class OrderCheck:
         """Check one batch.
 
         Args:
-            arrivals_ns: the batch's arrivals, nanoseconds, `[rows]`.
-            sessions: its session ids; used only for a session-relative clock.
+            arrivals_ns: arrivals of the batch, nanoseconds, `[rows]`.
+            sessions: session ids of the batch; used only for a session-relative clock.
             first_row: the number of the batch's first row, from 1.
 
         Raises:
-            RowError: a row precedes its predecessor.
+            RowError: a row belongs before the previous row.
         """
         if len(arrivals_ns) == 0:
             return

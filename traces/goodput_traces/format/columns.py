@@ -1,7 +1,8 @@
 """The Arrow schema of a trace, and the conversion of rows to Arrow columns and back.
 
-Reading a row must cost only a few microseconds, because a replay in virtual time reads hundreds
-of thousands of rows per second: columns become Python lists in bulk, absent ones are skipped.
+A row must be read in a few microseconds, because a replay in virtual time reads hundreds of
+thousands of rows per second. Columns are therefore converted to Python lists at once, and absent
+columns are skipped.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from goodput_core.units import NS_PER_MS
+from goodput_traces.errors import RowError
 from goodput_traces.format.schema import COLUMN_MS, COLUMN_NS, ROW_FIELDS, TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
-__all__ = ["TRACE_SCHEMA", "MisfitError", "arrivals_ns", "rows_from_columns", "rows_to_batch"]
+__all__ = ["TRACE_SCHEMA", "arrivals_ns", "rows_from_columns", "rows_to_batch"]
 
 TRACE_SCHEMA: Final[pa.Schema] = pa.schema(
     [
@@ -50,10 +53,11 @@ TRACE_SCHEMA: Final[pa.Schema] = pa.schema(
         pa.field("output_text", pa.string()),
     ]
 )
+_CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, UnicodeError)
 
 
 def arrivals_ns(columns: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return arrivals in nanoseconds, `[rows]`; the nanosecond column overrides milliseconds."""
+    """Return arrivals in nanoseconds, `[rows]`, from the nanosecond column if there is one."""
     if COLUMN_NS in columns:
         return np.asarray(columns[COLUMN_NS].to_numpy(zero_copy_only=False), dtype=np.int64)
     ms = np.asarray(columns[COLUMN_MS].to_numpy(zero_copy_only=False), dtype=np.int64)
@@ -61,10 +65,10 @@ def arrivals_ns(columns: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64
 
 
 def rows_from_columns(columns: Mapping[str, Any]) -> Iterator[TraceRow]:
-    """Return the rows of one checked batch; zero output tokens become 1.
+    """Yield the rows of one batch; zero output tokens become 1.
 
     Args:
-        columns: Arrow arrays by column name, as `check_columns` passed them.
+        columns: Arrow arrays by column name, checked by `check_columns`.
     """
     values: dict[str, list[Any]] = {
         name: _python_values(columns[name], name)
@@ -100,35 +104,30 @@ def _hash_tuples(column: Any) -> list[tuple[int, ...]]:
     return [tuple(flat[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-class MisfitError(ValueError):
-    """A value that does not fit its column's type.
-
-    Args:
-        index: position of the row, from 0.
-        column: the column.
-        problem: what is wrong.
-    """
-
-    def __init__(self, index: int, column: str, problem: str) -> None:
-        self.index = index
-        self.column = column
-        self.problem = problem
-        super().__init__(f"row {index}, column {column}: {problem}")
-
-
-def rows_to_batch(rows: Sequence[TraceRow]) -> pa.RecordBatch:
+def rows_to_batch(rows: Sequence[TraceRow], *, path: Path | str, first_row: int) -> pa.RecordBatch:
     """Convert rows to an Arrow batch of `TRACE_SCHEMA`.
 
+    Args:
+        rows: the rows, at least one.
+        path: the file that is written, for errors.
+        first_row: number of the first row, from 1.
+
     Raises:
-        MisfitError: a value does not fit its column's type.
+        RowError: a value does not fit its column's type.
     """
     arrays = []
     for field in TRACE_SCHEMA:
         values = _column_values(rows, field.name)
         try:
             arrays.append(pa.array(values, type=field.type))
-        except (pa.ArrowException, OverflowError, UnicodeError) as error:
-            raise _misfit(values, field, error) from error
+        except _CONVERSION_ERRORS as error:
+            at = next((at for at, value in enumerate(values) if not _fits(value, field.type)), 0)
+            raise RowError(
+                path,
+                first_row + at,
+                field.name,
+                f"the value does not fit {field.type}; correct it",
+            ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=TRACE_SCHEMA)
 
 
@@ -143,12 +142,9 @@ def _column_values(rows: Sequence[TraceRow], name: str) -> list[Any]:
     return [getattr(row, name) for row in rows]
 
 
-def _misfit(values: list[Any], field: pa.Field, error: Exception) -> MisfitError:
-    for index, value in enumerate(values):
-        try:
-            pa.array([value], type=field.type)
-        except (pa.ArrowException, OverflowError, UnicodeError):
-            return MisfitError(
-                index, field.name, f"the value does not fit {field.type}; correct it"
-            )
-    return MisfitError(0, field.name, str(error))
+def _fits(value: Any, expected: pa.DataType) -> bool:
+    try:
+        pa.array([value], type=expected)
+    except _CONVERSION_ERRORS:
+        return False
+    return True

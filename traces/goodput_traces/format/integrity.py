@@ -1,10 +1,13 @@
 """Checks on the bytes of a Parquet file before Arrow decodes any of them.
 
-There are two independent checks. Goodput's writer inserts a *digest block* between the data and the
-footer, which other readers skip. It contains a digest of all other bytes, so damage to such a file
-is found unless the block's own markers are destroyed. In files of any writer, the *declared values*
-of the footer and the page headers (offsets, sizes, counts) are compared with each other and with
-the file. Arrow trusts some of them, and a file of a few kilobytes can declare gigabytes.
+There are two independent checks.
+
+- **Digest block.** Goodput's writer inserts it between the data and the footer, where other readers
+  skip it. It contains a digest of all other bytes, so any damage to the file is found, unless the
+  damage destroys both markers of the block.
+- **Declared values.** In files of any writer, the offsets, sizes and counts of the footer and the
+  page headers are compared with each other and with the file. Arrow trusts some of them, and a file
+  of a few kilobytes can declare gigabytes.
 
 Source: the Thrift definitions of Apache Parquet 2.11, github.com/apache/parquet-format.
 """
@@ -51,10 +54,10 @@ class FileLayout:
 
     Args:
         file_bytes: size of the file.
-        group_bytes: decoded size of the checked columns in each row group. For flat text columns,
-            dictionary values count once.
-        large_dictionaries: flat text columns with a dictionary page that is too large to decode
-            for every row of a batch.
+        group_bytes: decoded size of the checked columns in each row group. Each dictionary value of
+            a flat text column counts once.
+        large_dictionaries: flat text columns with a large dictionary page. They are read as
+            dictionaries, because a batch with the value of every row could be too large.
     """
 
     file_bytes: int
@@ -63,11 +66,7 @@ class FileLayout:
 
 
 def write_digest_block(file: IO[bytes]) -> None:
-    """Insert the digest block into a complete Parquet file.
-
-    Args:
-        file: the file, open for reading and writing.
-    """
+    """Insert the digest block into a complete Parquet file, open for reading and writing."""
     size = file.seek(0, os.SEEK_END)
     file.seek(size - _TAIL_BYTES)
     footer_start = size - _TAIL_BYTES - int.from_bytes(file.read(4), "little")
@@ -143,11 +142,11 @@ class _Checker:
         self._file = file
         self._data_end = data_end
         self._size = size
-        reader = _Thrift(footer)
+        reader = _ThriftReader(footer)
         self._message = reader.struct()
         if reader.at != len(footer):
             raise DamagedError("the footer is longer than its content")
-        self._checksums: bool | None = None
+        self._checksums: set[bool] = set()
 
     def check(self, names: Collection[str]) -> FileLayout:
         leaves = list(_leaves(_get(self._message, 2, list)))
@@ -172,6 +171,8 @@ class _Checker:
                     group_bytes[-1] += chunk.decoded_bytes
                 if chunk.dictionary_bytes > _SMALL_DICTIONARY_BYTES and leaf.is_flat_text:
                     large[leaf.path[0]] = None
+        if len(self._checksums) > 1:
+            raise DamagedError("some pages have checksums and others do not")
         chunks.sort(key=lambda chunk: chunk.start)
         if any(after.start < before.end for before, after in pairwise(chunks)):
             raise DamagedError("two column chunks overlap")
@@ -204,17 +205,12 @@ class _Checker:
         dictionary = 0
         uncompressed = _count(meta, 6)
         if walk:
-            pages = _Pages(self._file, start, start + size, leaf)
+            pages = _Pages(self._file, start, start + size, leaf.name)
             pages.walk(num_values, None if leaf.repeated else _count(group, 3), data_start)
+            self._checksums |= pages.checksums
             dictionary, uncompressed = pages.dictionary_bytes, pages.uncompressed_bytes
             if _count(meta, 6) < uncompressed:
                 raise DamagedError(f"a chunk of column {leaf.name} is larger than declared")
-            if self._checksums is None:
-                self._checksums = pages.checksums
-            if pages.checksums != self._checksums:
-                raise DamagedError(
-                    f"pages of column {leaf.name} do not have checksums as others do"
-                )
         # Arrow may copy a dictionary value for every value of a nested column.
         repeated = dictionary if leaf.kind == _BYTE_ARRAY and not leaf.is_flat_text else 0
         return _Chunk(
@@ -238,14 +234,14 @@ class _Chunk:
 class _Pages:
     """Reader of the page headers of one column chunk; skips the pages' content."""
 
-    def __init__(self, file: IO[bytes], start: int, end: int, leaf: _Leaf) -> None:
+    def __init__(self, file: IO[bytes], start: int, end: int, column: str) -> None:
         self._file = file
         self._start = start
         self._end = end
-        self._name = leaf.name
+        self._column = column
         self.uncompressed_bytes = 0
         self.dictionary_bytes = 0
-        self.checksums = True
+        self.checksums: set[bool] = set()
 
     def walk(self, num_values: int, num_rows: int | None, data_start: int) -> None:
         """Check every page.
@@ -257,25 +253,24 @@ class _Pages:
             data_start: declared offset of the first data page.
         """
         at, values, rows, first_data = self._start, 0, 0, -1
-        checksums: set[bool] = set()
         while values < num_values:
             header, length = self._header(at)
             kind, size = _get(header, 1, int), _count(header, 3)
             uncompressed = _count(header, 2)
             if at + length + size > self._end:
                 raise self._damaged("is longer than its chunk")
-            checksums.add(4 in header)
+            self.checksums.add(4 in header)
             self.uncompressed_bytes += length + uncompressed
+            if kind in {_DATA_PAGE, _DATA_PAGE_V2} and first_data < 0:
+                first_data = at
             if kind == _DICTIONARY_PAGE:
-                if at != self._start or first_data >= 0:
+                if at != self._start:
                     raise self._damaged("is a dictionary after the data")
                 _count(_get(header, 7, dict), 1)
                 self.dictionary_bytes = uncompressed
             elif kind == _DATA_PAGE:
-                first_data = at if first_data < 0 else first_data
                 values += _count(_get(header, 5, dict), 1)
             elif kind == _DATA_PAGE_V2:
-                first_data = at if first_data < 0 else first_data
                 data = _get(header, 8, dict)
                 values += _count(data, 1)
                 rows += _count(data, 3)
@@ -288,19 +283,18 @@ class _Pages:
             elif kind != _INDEX_PAGE:
                 raise self._damaged("has an unknown type")
             at += length + size
-        if values != num_values or first_data != data_start or len(checksums) > 1:
+        if values != num_values or first_data != data_start:
             raise self._damaged("does not match its chunk's description")
-        self.checksums = True in checksums
 
     def _header(self, at: int) -> tuple[dict[int, Any], int]:
         if at >= self._end:
             raise self._damaged("is missing")
         self._file.seek(at)
-        reader = _Thrift(self._file.read(min(_MAX_HEADER_BYTES, self._end - at)))
+        reader = _ThriftReader(self._file.read(min(_MAX_HEADER_BYTES, self._end - at)))
         return reader.struct(), reader.at
 
     def _damaged(self, problem: str) -> DamagedError:
-        return DamagedError(f"a page of column {self._name} {problem}")
+        return DamagedError(f"a page of column {self._column} {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,9 +324,7 @@ def _leaves(schema: list[Any]) -> Iterator[_Leaf]:
         if depth > _MAX_DEPTH:
             raise DamagedError("the schema is nested too deeply")
         for _ in range(children):
-            element = next(elements, None)
-            if not isinstance(element, dict):
-                raise DamagedError("the schema lacks a column")
+            element: Any = next(elements, None)
             here = (*path, _get(element, 4, bytes))
             inside = nested or element.get(3) == _REPEATED
             if 5 in element and _count(element, 5):
@@ -345,30 +337,32 @@ def _leaves(schema: list[Any]) -> Iterator[_Leaf]:
                 repeated=inside,
             )
 
-    root = next(elements, None)
-    if not isinstance(root, dict):
-        raise DamagedError("the schema is empty")
-    yield from below((), _count(root, 5), 0, nested=False)
+    yield from below((), _count(next(elements, None), 5), 0, nested=False)
     if next(elements, None) is not None:
         raise DamagedError("the schema has columns outside its root")
 
 
-def _get(message: dict[int, Any], field: int, kind: type[Any]) -> Any:
-    value = message.get(field)
+def _get(message: Any, field: int, kind: type[Any]) -> Any:
+    """Return a field of a Thrift struct.
+
+    Raises:
+        DamagedError: the message is not a struct, or its field is absent or of another type.
+    """
+    value = message.get(field) if isinstance(message, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
         raise DamagedError("the footer or a page header lacks a field")
     return value
 
 
-def _count(message: dict[int, Any], field: int) -> int:
+def _count(message: Any, field: int) -> int:
     value: int = _get(message, field, int)
     if value < 0:
         raise DamagedError("the footer or a page header has a negative count")
     return value
 
 
-class _Thrift:
-    """A reader of Thrift's compact protocol: structs become dicts by field id.
+class _ThriftReader:
+    """A reader of Thrift's compact protocol: a struct becomes a dict by field id.
 
     Every element takes at least one byte, so the input's length bounds time and memory.
     """
@@ -383,8 +377,6 @@ class _Thrift:
         Raises:
             DamagedError: the bytes are not a struct.
         """
-        if depth > _MAX_DEPTH:
-            raise DamagedError("a message is nested too deeply")
         fields: dict[int, Any] = {}
         field = 0
         while True:
@@ -395,17 +387,19 @@ class _Thrift:
             if field in fields:
                 raise DamagedError("a message has a field twice")
             kind = head & 15
-            fields[field] = kind == 1 if kind in {1, 2} else self._value(kind, depth)
+            fields[field] = kind == 1 if kind in {1, 2} else self._value(kind, depth + 1)
 
     def _value(self, kind: int, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise DamagedError("a message is nested too deeply")
         if kind in {4, 5, 6}:
             return self._signed()
         if kind == 8:
             return self._take(self._unsigned())
         if kind == 12:
-            return self.struct(depth + 1)
+            return self.struct(depth)
         if kind in {9, 10}:
-            return self._list(depth + 1)
+            return self._list(depth)
         if kind in {1, 2}:  # inside a list
             return self._byte() == 1
         if kind == 3:
@@ -415,13 +409,11 @@ class _Thrift:
         raise DamagedError("a message has a field of an unknown type")
 
     def _list(self, depth: int) -> list[Any]:
-        if depth > _MAX_DEPTH:
-            raise DamagedError("a message is nested too deeply")
         head = self._byte()
         length = head >> 4 if head >> 4 < 15 else self._unsigned()
         if length > len(self._data) - self.at:
             raise DamagedError("a list is longer than the message")
-        return [self._value(head & 15, depth) for _ in range(length)]
+        return [self._value(head & 15, depth + 1) for _ in range(length)]
 
     def _byte(self) -> int:
         if self.at >= len(self._data):

@@ -1,14 +1,14 @@
 """Parquet files of unknown origin: checked, opened, and decoded in batches of bounded size.
 
-Every failure of Arrow becomes one `TraceError`. The statistics of column chunks are never used:
-pyarrow 26 ends the process on some damaged ones, and reading an integer column costs little.
+Every failure of Arrow becomes a `TraceError`. The statistics of column chunks are not used: some
+damaged ones crash the process in pyarrow 26, and reading an integer column costs little.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -21,11 +21,7 @@ import pyarrow.parquet as pq
 from goodput_traces.errors import NotATraceError, RowError, TooLargeError, TraceError
 from goodput_traces.format.columns import TRACE_SCHEMA
 from goodput_traces.format.integrity import DamagedError, FileLayout, check_file
-from goodput_traces.format.schema import (
-    COLUMN_MS,
-    COLUMN_NS,
-    REQUIRED_COLUMNS,
-)
+from goodput_traces.format.schema import COLUMN_MS, COLUMN_NS, REQUIRED_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ParquetTrace",
     "first_line",
+    "open_binary",
     "open_parquet",
     "require_columns",
     "typed_columns",
@@ -40,7 +37,7 @@ __all__ = [
 
 _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 8 << 20
-# Columns of equal values expand a lot: a file of a few kilobytes can decode to gigabytes.
+# A column of equal values is small when encoded: a few kilobytes can decode to gigabytes.
 _MIN_LIMIT_BYTES: Final = 256 << 20
 _MAX_EXPANSION: Final = 256
 
@@ -53,7 +50,7 @@ class ParquetTrace:
         path: the file, as the user named it.
         file: the open file.
         layout: checked sizes of the file.
-        limit_bytes: decoded size at which reading stops.
+        limit_bytes: decoded size that is rejected.
     """
 
     path: Path
@@ -98,7 +95,7 @@ class ParquetTrace:
                 raise pa.ArrowInvalid("a row group does not have the declared number of rows")
 
     def column(self, name: str, groups: Iterable[int]) -> Iterator[Any]:
-        """The Arrow arrays of one column of a trace in some row groups.
+        """Yield the Arrow arrays of one column of a trace in some row groups.
 
         Raises:
             TraceError: a value does not fit the column's type, or the limit is exceeded.
@@ -128,17 +125,18 @@ def open_parquet(
     Args:
         path: the file, as the user named it.
         source: the seekable file to read instead, if `path` is compressed.
-        names: the columns that will be read; only their sizes count.
+        names: the columns that will be read; only their decoded sizes count.
         layout: result of an earlier check; None to check the file now.
-        max_decoded_bytes: decoded size at which reading stops; None for 256 times
-            the file's size, at least 256 MiB.
+        max_decoded_bytes: largest decoded size; None for 256 times the file's size, at least
+            256 MiB.
 
     Raises:
         TraceError: missing, empty, truncated, damaged, or too large when decoded.
         NotATraceError: not Parquet.
     """
-    with _opened(path) if source is None else _kept(source) as raw:
+    with open_binary(path) if source is None else nullcontext(source) as raw:
         try:
+            _check_magic(path, raw)
             if layout is None:
                 layout = check_file(raw, names)
             limit = max_decoded_bytes
@@ -167,35 +165,33 @@ def open_parquet(
             ) from error
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def open_binary(path: Path) -> IO[bytes]:
+    """Open a file for reading.
+
+    Raises:
+        TraceError: the file is missing or cannot be opened.
+    """
     try:
-        raw = path.open("rb")
+        return path.open("rb")
     except FileNotFoundError as error:
         raise TraceError(path, "no such file; check the path") from error
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror}); check the path") from error
-    with raw:
-        try:
-            head = raw.read(4)
-        except OSError as error:
-            raise TraceError(path, f"cannot be read ({error.strerror}); check the path") from error
-        if not head:
-            raise TraceError(path, "the file is empty; copy or import it again")
-        if head != b"PAR1":
-            raise NotATraceError(
-                path, "this is not a Parquet file; turn it into a trace with `goodput trace import`"
-            )
-        yield raw
 
 
-@contextmanager
-def _kept(source: IO[bytes]) -> Iterator[IO[bytes]]:
-    yield source
+def _check_magic(path: Path, raw: IO[bytes]) -> None:
+    raw.seek(0)
+    head = raw.read(4)
+    if not head:
+        raise TraceError(path, "the file is empty; copy or import it again")
+    if head != b"PAR1":
+        raise NotATraceError(
+            path, "this is not a Parquet file; turn it into a trace with `goodput trace import`"
+        )
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's message, short enough for a sentence."""
+    """Return the first line of a library's message, shortened for use in a sentence."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:160].rstrip(" .")
 
 
@@ -285,7 +281,7 @@ def _first_failure(column: Any, cast: Callable[[Any], Any]) -> int:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split a batch so that no part has much text when its dictionaries are expanded."""
+    """Split a batch so that the text of each part is bounded after dictionaries are expanded."""
     sizes = np.zeros(batch.num_rows, dtype=np.int64)
     for column in batch.columns:
         if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):

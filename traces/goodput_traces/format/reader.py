@@ -50,7 +50,7 @@ class Trace:
     Args:
         path: the file, as the user named it.
         metadata: the file's key-value metadata.
-        num_rows: requests in it, at least 1.
+        num_rows: number of requests, at least 1.
         first_ns: the earliest arrival, on the trace's own clock.
         last_ns: the latest arrival.
         floored_output_rows: rows whose zero output tokens became 1, at import or in this file.
@@ -71,12 +71,13 @@ class Trace:
         """Yield the rows in the file's order; each call makes a new pass.
 
         Args:
-            start_ns: skip arrivals before this; of row groups that end before it only the
-                arrivals are read.
-            end_ns: stop before this arrival.
+            start_ns: earlier arrivals are skipped; in a row group that ends earlier, only the
+                arrivals are read. None for no lower bound.
+            end_ns: this and later arrivals are skipped. None for no upper bound.
 
         Raises:
-            TraceError: a row breaks a rule, or the file is damaged; earlier rows were yielded.
+            TraceError: a row breaks a rule, or the file is damaged. Rows before the error were
+                yielded.
         """
         low = 0 if start_ns is None else start_ns
         for columns, _ in self.batches(start_ns=start_ns, end_ns=end_ns):
@@ -104,8 +105,8 @@ class Trace:
         """Yield checked Arrow columns by name and arrivals in nanoseconds for each batch.
 
         Args:
-            start_ns: row groups that end before this are skipped.
-            end_ns: row groups that start at or after this are skipped.
+            start_ns: row groups that end before this time are skipped.
+            end_ns: row groups that start at or after this time are skipped.
             only: columns to read besides those that the checks need; None for all columns.
 
         Raises:
@@ -134,8 +135,8 @@ class Trace:
     def _check_last(
         self, arrivals: np.ndarray[Any, np.dtype[np.int64]], first_row: int, column: str
     ) -> None:
-        # If rows are sorted, `last_ns` is the last row's arrival, so no row may arrive later, even
-        # if the first disorder lies further down.
+        # In a sorted trace, `last_ns` is the last row's arrival. A later arrival is an error, even
+        # if the first pair of rows in the wrong order is further down.
         if len(arrivals) and arrivals.max() > self.last_ns:
             raise RowError(
                 self.path,
@@ -146,7 +147,7 @@ class Trace:
 
 
 def open_trace(path: Path | str, *, max_decoded_bytes: int | None = None) -> Trace:
-    """Open a trace, check the file's integrity and find its span; `rows` checks the rows.
+    """Open a trace, check the file's integrity and find its span; reading checks the rows.
 
     Args:
         path: the file.
@@ -188,12 +189,15 @@ def open_trace(path: Path | str, *, max_decoded_bytes: int | None = None) -> Tra
 
 
 def _arrival_column(file: ParquetTrace) -> str:
-    """The column with the arrivals: nanoseconds if both exist."""
+    """Return the column with the arrivals: nanoseconds if both exist."""
     return COLUMN_NS if COLUMN_NS in file.names else COLUMN_MS
 
 
 def _span(file: ParquetTrace, clock: Clock) -> tuple[int, int]:
-    """The earliest and the latest arrival; only both ends are read if rows are sorted by time."""
+    """Return the earliest and the latest arrival.
+
+    If rows are sorted by time, only the first and the last row group are read.
+    """
     groups = [group for group in range(len(file.layout.group_bytes)) if file.group_rows(group)]
     if clock is not Clock.SESSION_RELATIVE:
         groups = sorted({groups[0], groups[-1]})

@@ -1,4 +1,4 @@
-"""The trace format without any I/O: rows, columns, bounds, order, and the file's own metadata.
+"""The trace format without I/O: rows, columns, bounds, order, and the file's metadata.
 
 Columns shared with AIPerf's `baseten_trace` reader keep its names and meaning. This module must
 not import pyarrow: importers, transforms and argument parsers load it.
@@ -97,11 +97,12 @@ class TraceRow:
             clock, since the start of the trace or the session for a relative one.
         input_tokens: prompt length, at least 1.
         output_tokens: output length, at least 1; zeros are read as 1 and counted.
-        max_output_tokens: the limit that the client set; policies see no other length.
+        max_output_tokens: the limit that the client set; scheduling policies see this length
+            and not `output_tokens`.
         prompt: the prompt's text, if the trace has it.
         total_hashes: one hash per block of the prompt, in order; equal hashes are equal
             prefixes. Empty if the prefix structure is unknown. Hashes beyond the prompt's blocks
-            belong to the answer.
+            belong to the output.
         block_size: tokens per hash; present if `total_hashes` is not empty.
         provided_session_id: the session id given by the source.
         poor_man_session_id: a session id that the source derived because none was given.
@@ -120,7 +121,7 @@ class TraceRow:
         model_name: the model that served the request.
         org_id: the organisation that sent the request.
         request_type: the source's name for the kind of request.
-        output_text: the answer's text, if the trace has it.
+        output_text: the output's text, if the trace has it.
     """
 
     request_id: str
@@ -161,14 +162,14 @@ class TraceRow:
 
     @property
     def session_id(self) -> str | None:
-        """The provided session id, else the derived one, else None."""
+        """The provided session id, or the derived one, or None."""
         if self.provided_session_id is not None:
             return self.provided_session_id
         return None if self.poor_man_session_id is None else str(self.poor_man_session_id)
 
     @property
     def cancel_after_ns(self) -> int | None:
-        """Time of the client's cancellation, nanoseconds after arrival; None if it waits."""
+        """Time of the client's cancellation, nanoseconds after arrival; None without one."""
         return None if self.cancel_after_ms is None else ms_to_ns(self.cancel_after_ms)
 
 
@@ -181,15 +182,15 @@ def order_problem(before: tuple[str, int], now: tuple[str, int], remedy: str) ->
     Args:
         before: session and arrival (nanoseconds) of a row; the session is empty if all rows
             share one clock.
-        now: the same of the next row.
-        remedy: how the user can mend the order.
+        now: session and arrival of the next row.
+        remedy: the way to sort the file.
     """
     if before <= now:
         return None
     if before[0] or now[0]:
         return (
-            "rows are not sorted by session and then time, this one belongs above the one before "
-            f"it; {remedy}"
+            "rows are not sorted by session and then time, this one belongs before the previous "
+            f"one; {remedy}"
         )
     behind_s = (before[1] - now[1]) / NS_PER_S
     return (
@@ -218,7 +219,7 @@ class HashSemantics(StrEnum):
     LAST_PARTIAL = "last-partial"
     """The last block may be partial: a row has ceil(input_tokens / block_size) of them."""
     UNSPECIFIED = "unspecified"
-    """The source does not state it."""
+    """The source does not state which blocks have hashes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +231,7 @@ class TraceMetadata:
         licence: licence of the source; empty if unknown.
         clock: origin of the timestamps.
         timestamp_resolution_ns: tick of the source's timestamps, nanoseconds.
-        hash_semantics: coverage of `total_hashes`.
+        hash_semantics: part of the prompt that `total_hashes` covers.
         floored_output_rows: rows whose zero output tokens became 1 at import.
     """
 
@@ -242,7 +243,7 @@ class TraceMetadata:
     floored_output_rows: int = 0
 
     def to_key_values(self) -> dict[str, str]:
-        """The Parquet file's key-value metadata."""
+        """Return the key-value metadata of the Parquet file."""
         return {
             f"{_PREFIX}version": FORMAT_VERSION,
             f"{_PREFIX}source": self.source,
@@ -256,6 +257,10 @@ class TraceMetadata:
     @classmethod
     def from_key_values(cls, pairs: Mapping[bytes, bytes], *, has_ns: bool) -> TraceMetadata:
         """Decode the metadata; absent keys get the defaults for files of other tools.
+
+        Args:
+            pairs: key-value metadata of the Parquet file.
+            has_ns: True if arrivals have nanoseconds, False if they have milliseconds.
 
         Raises:
             ValueError: a key has an unknown value; names the key.

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from goodput_core.files import atomic_file
 from goodput_traces.errors import RowError, TraceError
 from goodput_traces.format.checks import OrderCheck, check_columns
-from goodput_traces.format.columns import TRACE_SCHEMA, MisfitError, arrivals_ns, rows_to_batch
+from goodput_traces.format.columns import TRACE_SCHEMA, arrivals_ns, rows_to_batch
 from goodput_traces.format.integrity import write_digest_block
 from goodput_traces.format.schema import COLUMN_NS, Clock, TraceMetadata
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from goodput_traces.format.schema import TraceRow
 
-__all__ = ["new_file", "refuse_existing", "sort_trace", "write_trace"]
+__all__ = ["new_file", "reject_existing", "sort_trace", "write_trace"]
 
 _SORT_REMEDY: Final = "sort them first"
 _GROUP_ROWS: Final = 8192
 _GROUP_BYTES: Final = 8 << 20
 
 
-def refuse_existing(path: Path, *, overwrite: bool) -> None:
+def reject_existing(path: Path, *, overwrite: bool) -> None:
     """Raise a `TraceError` if `path` is a folder, or exists and must not be replaced."""
     if path.is_dir():
         raise TraceError(path, "this is a folder; name a file to write")
@@ -39,13 +39,13 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name when the block ends; if the block raises, none is left.
+    """Open a file that appears under its name when the block ends, or not if the block raises.
 
     Raises:
         TraceError: the file exists already, or its folder cannot be written.
         OSError: the disk is full.
     """
-    refuse_existing(path, overwrite=overwrite)
+    reject_existing(path, overwrite=overwrite)
     with ExitStack() as stack:
         try:
             file = stack.enter_context(atomic_file(path))
@@ -65,16 +65,17 @@ def write_trace(
     ordered: bool = True,
     locate: Callable[[RowError], RowError] | None = None,
 ) -> int:
-    """Write all rows, a row group at a time; if anything raises, no file is left behind.
+    """Write all rows, a row group at a time; after an exception no file is left behind.
 
     Args:
         path: the trace to write.
-        rows: in the format's order.
-        metadata: the file's metadata. A callable is called again after the last row, for counts
-            that are known only then.
+        rows: the rows, in the format's order.
+        metadata: the file's metadata. A callable is called before the first row and after the
+            last one, when its counts are final.
         overwrite: replace an existing file.
         ordered: reject rows that are not in the format's order.
-        locate: moves an error to the row's place in the file that the rows come from.
+        locate: converts an error that names a row of this trace to one that names its place in
+            the file from which the row was imported.
 
     Returns:
         The number of rows written.
@@ -105,10 +106,7 @@ def write_trace(
 def _checked_batch(
     rows: list[TraceRow], path: Path, first_row: int, order: OrderCheck | None
 ) -> pa.RecordBatch:
-    try:
-        batch = rows_to_batch(rows)
-    except MisfitError as error:
-        raise RowError(path, first_row + error.index, error.column, error.problem) from error
+    batch = rows_to_batch(rows, path=path, first_row=first_row)
     columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
     check_columns(columns, path=path, first_row=first_row)
     if order is not None:
@@ -117,12 +115,12 @@ def _checked_batch(
 
 
 def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
-    """Write the rows of a trace in the format's order; rows that tie keep their order.
+    """Write the rows of a trace in the format's order; rows with equal keys keep their order.
 
-    The trace is held as Arrow columns, a fraction of the memory that rows would take.
+    The complete trace is loaded as Arrow columns, which take a fraction of the memory of rows.
 
     Args:
-        unsorted: a file that `write_trace` wrote.
+        unsorted: a file written by `write_trace`.
         out: the sorted trace to write.
         overwrite: replace an existing file.
     """
@@ -153,7 +151,7 @@ def _new_parquet(path: Path, *, overwrite: bool) -> Iterator[pq.ParquetWriter]:
 
 
 def _groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
-    """Yield row groups bounded in rows and bytes: prompts and hashes can take megabytes per row."""
+    """Yield row groups of bounded rows and bytes: a row's prompt or hashes can take megabytes."""
     group: list[TraceRow] = []
     size = 0
     for row in rows:

@@ -1,6 +1,6 @@
 """Importers of other tools' trace formats, one module each, and the detection of a format.
 
-Nothing here imports pyarrow: the argument parser lists the formats.
+The importers' modules do not import pyarrow, because the argument parser lists the formats.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ FORMATS: Final[Mapping[str, type[Importer]]] = {
     importer.name: importer
     for importer in (AzureImporter, MooncakeImporter, WekaImporter, BasetenImporter)
 }
-
-
 KNOWN_COLUMNS: Final = frozenset[str]().union(*(kind.known for kind in FORMATS.values()))
-"""Columns that any importer reads."""
+"""Columns read by at least one importer."""
 
 
 def detect_format(columns: Collection[str], path: Path) -> type[Importer]:
-    """Return the first format whose columns all exist.
+    """Return the importer of the first format of which the file has every required column.
 
     Raises:
         NotATraceError: no format matches; names the columns and the formats.
@@ -50,7 +48,7 @@ def detect_format(columns: Collection[str], path: Path) -> type[Importer]:
 
 
 def require_columns(importer: type[Importer], columns: Collection[str], path: Path) -> None:
-    """Refuse a file that lacks a column of the requested format.
+    """Reject a file that lacks a column of the requested format.
 
     Raises:
         NotATraceError: names the missing columns.

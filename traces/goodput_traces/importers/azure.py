@@ -1,8 +1,8 @@
 """Import Azure's LLM inference traces: a wall clock and two lengths.
 
 Source: Patel et al., "Splitwise", ISCA 2024; github.com/Azure/AzurePublicDataset. Timestamps
-have 100 ns ticks (2023) or microseconds with a zone (2024); a time without a zone is read as
-UTC, which only shifts the whole trace.
+have ticks of 100 ns (2023) or microseconds with a time zone (2024). A time without a zone is read
+as UTC, which shifts all arrivals alike.
 """
 
 from __future__ import annotations
@@ -12,14 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.units import NS_PER_S
-from goodput_traces.format.schema import (
-    COLUMN_NS,
-    INT_BOUNDS,
-    Clock,
-    HashSemantics,
-    TraceMetadata,
-    TraceRow,
-)
+from goodput_traces.format.schema import COLUMN_NS, INT_BOUNDS, Clock, TraceRow
 from goodput_traces.importers.base import Importer, ImportOptions
 
 if TYPE_CHECKING:
@@ -45,11 +38,12 @@ class AzureImporter(Importer):
         {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
     )
     ordered_by: ClassVar[str] = "TIMESTAMP"
+    clock: ClassVar[Clock] = Clock.ABSOLUTE
     known: ClassVar[frozenset[str]] = fingerprint
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
-        self._digits = 0
+        self.resolution_ns = NS_PER_S
         self._rows = 0
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
@@ -62,26 +56,15 @@ class AzureImporter(Importer):
             output_tokens=self.output_tokens(record, "GeneratedTokens"),
         )
 
-    def metadata(self) -> TraceMetadata:
-        """Return the metadata: an absolute clock with the finest tick found."""
-        return TraceMetadata(
-            source=self.options.source,
-            licence=self.options.licence,
-            clock=Clock.ABSOLUTE,
-            timestamp_resolution_ns=10 ** (9 - self._digits),
-            hash_semantics=HashSemantics.NONE,
-            floored_output_rows=self.floored_output_rows,
-        )
-
     def _arrival_ns(self, record: Record) -> int:
         value = record.values.get("TIMESTAMP")
         if isinstance(value, datetime):  # a Parquet column of timestamps
-            self._digits = max(self._digits, 6)
+            self._note_digits(6)
             moment = value if value.tzinfo else value.replace(tzinfo=UTC)
             return _bounded(record, (moment - _EPOCH) // timedelta(microseconds=1) * 1000)
         text = str(value or "").strip()
         if _NANOSECONDS.fullmatch(text):
-            self._digits = 9
+            self._note_digits(9)
             return record.integer("TIMESTAMP", "timestamp_start_unix_ns")
         match = _TIME.fullmatch(text)
         if match is None:
@@ -94,10 +77,14 @@ class AzureImporter(Importer):
             moment = datetime.fromisoformat(f"{day}T{clock}{zone or 'Z'}")
         except ValueError as error:
             record.reject("TIMESTAMP", f"{text[:60]!r} is not a time ({error}); correct it")
-        # Ticks of 100 ns do not fit a datetime, so the digits are read separately.
-        self._digits = max(self._digits, len(fraction))
+        # A datetime has microseconds, so the digits of the fraction are parsed separately.
+        self._note_digits(len(fraction))
         seconds = (moment - _EPOCH) // timedelta(seconds=1)
         return _bounded(record, seconds * NS_PER_S + int(fraction.ljust(9, "0")))
+
+    def _note_digits(self, digits: int) -> None:
+        """Note the number of fractional digits of a time; the finest tick is the resolution."""
+        self.resolution_ns = min(self.resolution_ns, 10 ** (9 - digits))
 
 
 def _bounded(record: Record, arrival_ns: int) -> int:
@@ -105,5 +92,5 @@ def _bounded(record: Record, arrival_ns: int) -> int:
     if not low <= arrival_ns <= high:
         side = "before 1970" if arrival_ns < low else "after 2262"
         shown = str(record.values["TIMESTAMP"])[:60]
-        record.reject("TIMESTAMP", f"{shown!r} lies {side}; correct it")
+        record.reject("TIMESTAMP", f"{shown!r} is {side}; correct it")
     return arrival_ns

@@ -1,4 +1,4 @@
-"""Base class of importers, which convert records of one format to rows of a trace and notes.
+"""Base class of importers: each converts the records of one format to rows of a trace.
 
 An importer interprets a source's columns. It must not depend on files, compression or Parquet.
 """
@@ -9,23 +9,23 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from goodput_traces.format.schema import Clock, order_problem
+from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, order_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from goodput_traces.format.schema import TraceMetadata, TraceRow
+    from goodput_traces.format.schema import TraceRow
     from goodput_traces.importers.record import Record
 
 __all__ = ["ImportOptions", "Importer"]
 
 _SORT_REMEDY: Final = "sort the file, or add --sort"
-_MAX_DROPPED = 32
+_MAX_DROPPED: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """Facts that the user adds to a source.
+    """Facts about a source that the file does not contain.
 
     Args:
         source: origin of the requests; the metadata's `source`.
@@ -44,9 +44,11 @@ class Importer(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     fingerprint: ClassVar[frozenset[str]]
-    """Columns of every record of the format, by which the format is recognised."""
+    """Columns that every record of the format has; the format is recognised by them."""
     ordered_by: ClassVar[str]
     """The column that determines the order of records."""
+    clock: ClassVar[Clock]
+    """Origin of the format's timestamps."""
     known: ClassVar[frozenset[str]]
     """Columns that are read. A note names the others, which are dropped."""
     id_column: ClassVar[str] = "request_id"
@@ -56,6 +58,8 @@ class Importer(ABC):
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
+        self.resolution_ns = 1
+        self.hash_semantics = HashSemantics.NONE
         self.floored_output_rows = 0
         self._dropped: dict[str, None] = {}
 
@@ -65,8 +69,8 @@ class Importer(ABC):
         """Yield the rows with their records in the source's order.
 
         Args:
-            records: of the source.
-            ordered: refuse rows that are not in the order of a trace.
+            records: records of the source.
+            ordered: reject rows that are not in the order of a trace.
 
         Raises:
             RowError: a value that breaks a rule; names the line and the source's column.
@@ -94,9 +98,23 @@ class Importer(ABC):
     def convert(self, record: Record) -> Iterable[TraceRow]:
         """Convert one record to rows."""
 
-    @abstractmethod
+    def keep_metadata(self, pairs: Mapping[bytes, bytes]) -> None:  # noqa: B027 - optional
+        """Keep the metadata of a Parquet source, if the format has it.
+
+        Raises:
+            ValueError: a key has an unknown value.
+        """
+
     def metadata(self) -> TraceMetadata:
         """Return the trace's metadata; final after the last row."""
+        return TraceMetadata(
+            source=self.options.source,
+            licence=self.options.licence,
+            clock=self.clock,
+            timestamp_resolution_ns=self.resolution_ns,
+            hash_semantics=self.hash_semantics,
+            floored_output_rows=self.floored_output_rows,
+        )
 
     def notes(self) -> list[str]:
         """Return sentences for the user about changed or lost values."""

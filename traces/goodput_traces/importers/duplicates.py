@@ -1,7 +1,7 @@
 """Find request ids that occur twice, in bounded memory.
 
-Ids become 128-bit digests. Up to a million stay in memory; beyond that they go to temporary files,
-each of which holds one part of the digests and is sorted on its own at the end.
+Each id is stored as a digest of 128 bits. Up to a million digests stay in memory. More are
+distributed to temporary files by their value, so that each file can be sorted separately.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PARTS: Final = 64
 
 
 class DuplicateIds:
-    """Request ids with their places; use it as a context manager.
+    """Request ids and their places in the source; a context manager that owns temporary files.
 
     Args:
-        in_memory: entries kept in memory before they go to temporary files.
+        in_memory: highest number of ids in memory.
     """
 
     def __init__(self, in_memory: int = _IN_MEMORY) -> None:
@@ -57,7 +57,7 @@ class DuplicateIds:
             self._spill()
 
     def first(self) -> tuple[int, int] | None:
-        """Places of the first row with an id of an earlier row, earlier one first, or None."""
+        """Return the places of the first duplicate, the earlier row's first; None without one."""
         if not self._parts:
             return _first_pair(np.frombuffer(bytes(self._buffer), dtype=_ENTRY))
         self._spill()

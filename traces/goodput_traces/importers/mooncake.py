@@ -1,8 +1,9 @@
 """Import Mooncake's traces and AIPerf's `mooncake_trace`: arrival, lengths, prefix blocks.
 
-Source: Qin et al., "Mooncake", FAST 2025. Each of `hash_ids` identifies a block of 512 tokens; the
-last block may be partial. AIPerf adds sessions, delays and literal text. A row with a delay and no
-timestamp depends on an earlier response, so its arrival is unknown and the row is rejected.
+Source: Qin et al., "Mooncake", FAST 2025. Each entry of `hash_ids` identifies a block of 512
+tokens; the last block may be partial. AIPerf adds sessions, delays and the prompt's text. The
+arrival of a row with a delay and no timestamp depends on an earlier response, so it is unknown and
+the row is rejected.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.units import NS_PER_MS
-from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
+from goodput_traces.format.schema import (
+    COLUMN_MS,
+    INT_BOUNDS,
+    Clock,
+    HashSemantics,
+    TraceRow,
+)
 from goodput_traces.importers.base import Importer, ImportOptions
 
 if TYPE_CHECKING:
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["MooncakeImporter"]
 
 _BLOCK: Final = 512
-_MAX_TIMESTAMP_MS: Final = (2**63 - 1) // NS_PER_MS
 
 
 class MooncakeImporter(Importer):
@@ -33,6 +39,7 @@ class MooncakeImporter(Importer):
         {"timestamp", "input_length", "output_length"}
     )
     ordered_by: ClassVar[str] = "timestamp"
+    clock: ClassVar[Clock] = Clock.TRACE_RELATIVE
     known: ClassVar[frozenset[str]] = fingerprint | {
         "hash_ids",
         "session_id",
@@ -44,10 +51,9 @@ class MooncakeImporter(Importer):
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
+        self.resolution_ns = NS_PER_MS
         self._block = options.block_size or _BLOCK
         self._rows = 0
-        self._resolution_ns = NS_PER_MS
-        self._hashed = False
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """Convert a record to one request."""
@@ -61,7 +67,8 @@ class MooncakeImporter(Importer):
                 f"the row has {len(hashes)} hashes, but {prompt_tokens} tokens in blocks of "
                 f"{self._block} need {blocks}; set --block-size to the trace's",
             )
-        self._hashed = self._hashed or bool(hashes)
+        if hashes:
+            self.hash_semantics = HashSemantics.LAST_PARTIAL
         yield TraceRow(
             request_id=record.optional_text("request_id", "request_id")
             or f"mooncake-{self._rows:07d}",
@@ -76,17 +83,6 @@ class MooncakeImporter(Importer):
             priority=record.optional_integer("priority", "priority"),
         )
 
-    def metadata(self) -> TraceMetadata:
-        """Return the metadata; resolution is 1 ns after a fractional timestamp, else 1 ms."""
-        return TraceMetadata(
-            source=self.options.source,
-            licence=self.options.licence,
-            clock=Clock.TRACE_RELATIVE,
-            timestamp_resolution_ns=self._resolution_ns,
-            hash_semantics=HashSemantics.LAST_PARTIAL if self._hashed else HashSemantics.NONE,
-            floored_output_rows=self.floored_output_rows,
-        )
-
     def _arrival_ns(self, record: Record) -> int:
         ms = record.optional_number("timestamp")
         if ms is None:
@@ -95,13 +91,14 @@ class MooncakeImporter(Importer):
                 "the value is missing; a row with only a delay depends on an earlier response, "
                 "so its arrival is unknown",
             )
-        if not 0 <= ms <= _MAX_TIMESTAMP_MS:
+        lowest, highest = INT_BOUNDS[COLUMN_MS]
+        if not lowest <= ms <= highest:
             record.reject(
                 "timestamp",
-                f"{ms:g} is out of bounds, it must be 0 to {_MAX_TIMESTAMP_MS} milliseconds",
+                f"{ms:g} is out of bounds, it must be {lowest} to {highest} milliseconds",
             )
         if ms.is_integer():
             # Parse the original text or integer again: a float rounds large values.
-            return record.integer("timestamp", "timestamp_start_unix_ms") * NS_PER_MS
-        self._resolution_ns = 1
+            return record.integer("timestamp", COLUMN_MS) * NS_PER_MS
+        self.resolution_ns = 1  # the timestamp is a fraction
         return round(ms * NS_PER_MS)

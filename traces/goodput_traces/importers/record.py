@@ -1,7 +1,7 @@
 """One record of a source file, with typed access to its values.
 
-Importers read a column by name and kind; an invalid value becomes one sentence that names the
-file, the line and the column. Whole numbers never pass through floats: nanoseconds since the epoch
+Importers read a column by name and kind. The error for an invalid value names the file, the line
+and the column. Whole numbers are never converted to floats, because nanoseconds since the epoch
 would lose their last digits.
 """
 
@@ -35,9 +35,9 @@ class Record:
 
     Args:
         path: the file, as the user named it.
-        number: the line, or the row, from 1.
+        number: number of the line or row, from 1.
         unit: `line` or `row`.
-        values: its values by column.
+        values: values by column.
         prefix: precedes column names in errors, for records nested in others.
         namespace: label of the file if several are imported at once; empty otherwise.
     """
@@ -67,8 +67,8 @@ class Record:
         """Return a whole number, or None if absent.
 
         Args:
-            column: the source's name.
-            kind: the trace's column whose bounds apply.
+            column: the source's column.
+            kind: the column of the trace format whose bounds apply; None for those of int64.
         """
         value = self.values.get(column)
         if value is None:
@@ -127,9 +127,7 @@ class Record:
         if number is None:
             return None
         if not 0 <= number <= most_s:
-            self.reject(
-                column, f"{number:g} is out of bounds, seconds lie between 0 and {most_s:g}"
-            )
+            self.reject(column, f"{number:g} is out of bounds, it must be 0 to {most_s:g} seconds")
         return round(number * NS_PER_S)
 
     def optional_text(self, column: str, kind: str) -> str | None:
@@ -143,7 +141,7 @@ class Record:
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            self.reject(column, "the text holds half a surrogate pair; it is not valid Unicode")
+            self.reject(column, "the text contains half a surrogate pair; it is not valid Unicode")
         if size > TEXT_BOUNDS[kind]:
             self.reject(column, f"the text is longer than {TEXT_BOUNDS[kind]:,} bytes")
         return text
@@ -161,7 +159,7 @@ class Record:
             self.reject(column, f"the list is longer than {MAX_HASHES:,}")
         if all(type(block) is int and 0 <= block <= _HASH_MASK for block in value):
             return tuple(value)
-        # Some exporters write unsigned 64-bit numbers. The format has signed ones, and AIPerf
+        # Some exporters write unsigned 64-bit numbers. The format has signed numbers, and AIPerf
         # rejects negative ones.
         return tuple(self._whole(column, block) & _HASH_MASK for block in value)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from goodput_traces.errors import NotATraceError, RowError, TraceError
-from goodput_traces.format.writer import refuse_existing, sort_trace, write_trace
+from goodput_traces.format.writer import reject_existing, sort_trace, write_trace
 from goodput_traces.importers import FORMATS, KNOWN_COLUMNS, detect_format, require_columns
 from goodput_traces.importers.base import Importer, ImportOptions
-from goodput_traces.importers.baseten import BasetenImporter
 from goodput_traces.importers.duplicates import DuplicateIds
 from goodput_traces.importers.source import Container, Source, recognise
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ImportRequest", "ImportResult", "import_trace"]
 
-_LINE_BITS: Final = 40  # a place holds the file's index above the line's number
+_LINE_BITS: Final = 40  # a place is the file's index, shifted by these bits, and the line's number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +35,8 @@ class ImportRequest:
         sources: the files to read; several only for formats with a clock per session.
         out: the trace to write.
         format: a name of `FORMATS`; None to recognise it from the columns.
-        options: facts that the user adds to the source.
-        sort: sort the rows instead of refusing unsorted ones.
+        options: facts about the source that the file does not contain.
+        sort: sort the rows instead of rejecting unsorted ones.
         overwrite: replace an existing trace.
         max_decoded_bytes: size of a source after decompression at which the import stops; None
             for the default.
@@ -74,15 +73,18 @@ def import_trace(
     Raises:
         TraceError: a source or the output is invalid; no trace is left behind.
     """
-    refuse_existing(request.out, overwrite=request.overwrite)
+    reject_existing(request.out, overwrite=request.overwrite)
     labelled = _labelled(request.sources)
     sources = [recognise(path, request.max_decoded_bytes) for _, path in labelled]
     first_source = sources[0]
     first, records = _first_record(first_source, on_bytes)
     kind = _format(request.format, first, first_source.path)
     importer = kind(request.options)
-    if isinstance(importer, BasetenImporter) and first_source.container is Container.PARQUET:
-        _keep_metadata(importer, first_source)
+    if first_source.container is Container.PARQUET:
+        try:
+            importer.keep_metadata(first_source.key_values())
+        except ValueError as error:
+            raise TraceError(first_source.path, f"{error}; correct the metadata") from error
     if len(sources) > 1:
         if not kind.several_files:
             raise TraceError(
@@ -123,7 +125,7 @@ def import_trace(
 
 
 class _Rows:
-    """The rows of an import, each with its place in a source."""
+    """The rows of an import, and the place of each row in its source."""
 
     def __init__(self, importer: Importer, sources: Sequence[Source], ids: DuplicateIds) -> None:
         self._importer = importer
@@ -133,7 +135,7 @@ class _Rows:
         self._places = array("q")
 
     def checked(self, records: Iterable[Record], *, ordered: bool) -> Iterator[TraceRow]:
-        """Yield the rows, then reject a request id that occurs twice."""
+        """Yield the rows; after the last one, reject a request id that occurs twice."""
         for record, row in self._importer.rows(records, ordered=ordered):
             place = (self._paths.index(record.path) << _LINE_BITS) + record.number
             self._unit = record.unit
@@ -153,7 +155,7 @@ class _Rows:
             )
 
     def locate(self, error: RowError) -> RowError:
-        """Return the error with the row's place in its source."""
+        """Return the error with the row's place in its source in place of its number."""
         path, line = self._split(self._places[error.row - 1])
         return RowError(path, line, error.column, error.reason, unit=self._unit)
 
@@ -203,7 +205,7 @@ def _joined(
 
 
 def _labelled(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Return the files with distinct labels, ordered by the session ids that begin with them."""
+    """Return the files with distinct labels, in the order of their sessions' ids."""
     labelled: dict[str, Path] = {}
     for path in paths:
         name = path.name.partition(".")[0] or path.name
@@ -212,10 +214,3 @@ def _labelled(paths: Sequence[Path]) -> list[tuple[str, Path]]:
             label, number = f"{name}-{number}", number + 1
         labelled[label] = path
     return sorted(labelled.items(), key=lambda item: f"{item[0]}/")
-
-
-def _keep_metadata(importer: BasetenImporter, source: Source) -> None:
-    try:
-        importer.keep_metadata(source.key_values())
-    except ValueError as error:
-        raise TraceError(source.path, f"{error}; correct the metadata") from error

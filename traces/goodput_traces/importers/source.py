@@ -10,12 +10,15 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import io
 import lzma
+import shutil
 import tempfile
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -23,7 +26,7 @@ import msgspec
 import pyarrow as pa
 
 from goodput_traces.errors import TooLargeError, TraceError
-from goodput_traces.format.parquet_file import first_line, open_parquet
+from goodput_traces.format.parquet_file import first_line, open_binary, open_parquet
 from goodput_traces.importers.record import Record
 
 if TYPE_CHECKING:
@@ -41,7 +44,8 @@ _CHUNK: Final = 1 << 20
 _MIN_LIMIT_BYTES: Final = 1 << 30
 _MAX_EXPANSION: Final = 1024
 _HEAD_BYTES: Final = 4096
-_WHITE: Final = b"\xef\xbb\xbf \t\r\n"
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_WHITE: Final = _BYTE_ORDER_MARK + b" \t\r\n"
 _MAGIC: Final = {
     b"\x1f\x8b": "gzip",
     b"\xfd7zXZ\x00": "xz",
@@ -64,11 +68,13 @@ class Source:
 
     Args:
         path: the file, as the user named it.
+        compression: name of the compression; None if the file is not compressed.
         container: from `recognise`.
         max_decoded_bytes: size after decompression at which reading stops; None for the default.
     """
 
     path: Path
+    compression: str | None
     container: Container
     max_decoded_bytes: int | None = None
 
@@ -88,7 +94,7 @@ class Source:
         if self.container is Container.PARQUET:
             yield from self._parquet_records(known)
             return
-        with _decompressed(self.path, self.max_decoded_bytes, on_bytes) as stream:
+        with _decompressed(self.path, self.compression, self.max_decoded_bytes, on_bytes) as stream:
             lines = _lines(stream, self.path)
             if self.container is Container.JSONL:
                 yield from _json_records(lines, self.path)
@@ -118,32 +124,31 @@ class Source:
 
     @contextmanager
     def _parquet(self, known: Collection[str] = ()) -> Iterator[ParquetTrace]:
-        with (
-            _decompressed(self.path, self.max_decoded_bytes) as stream,
-            tempfile.TemporaryFile() as spool,
-        ):
-            limit = self.max_decoded_bytes
-            compressed = isinstance(stream, _Limited)
-            if compressed:
-                limit = _limit_bytes(self.path, limit)
-                while chunk := stream.read(_CHUNK):  # a Parquet footer is at the end
-                    spool.write(chunk)
+        limit = self.max_decoded_bytes
+        if self.compression is None:
+            with open_parquet(self.path, names=known, max_decoded_bytes=limit) as file:
+                yield file
+            return
+        with tempfile.TemporaryFile() as spool:  # a Parquet footer is at the end
+            with _decompressed(self.path, self.compression, limit) as stream:
+                shutil.copyfileobj(stream, spool, _CHUNK)
+            limit = _limit_bytes(self.path, limit)
             with open_parquet(
-                self.path,
-                source=spool if compressed else stream,
-                names=known,
-                max_decoded_bytes=limit,
+                self.path, source=spool, names=known, max_decoded_bytes=limit
             ) as file:
                 yield file
 
 
 def recognise(path: Path, max_decoded_bytes: int | None = None) -> Source:
-    """Recognise a file's container by its first bytes after decompression.
+    """Recognise a file's compression and container by its first bytes.
 
     Raises:
         TraceError: the file cannot be read, or is empty.
     """
-    with _decompressed(path, max_decoded_bytes) as stream:
+    with open_binary(path) as file:
+        magic = file.read(8)
+    compression = next((name for start, name in _MAGIC.items() if magic.startswith(start)), None)
+    with _decompressed(path, compression, max_decoded_bytes) as stream:
         head = stream.read(_HEAD_BYTES)
     text = head.lstrip(_WHITE)
     if not text:
@@ -154,37 +159,34 @@ def recognise(path: Path, max_decoded_bytes: int | None = None) -> Source:
         container = Container.PARQUET
     else:
         container = Container.JSONL if text[:1] in b"{[" else Container.CSV
-    return Source(path=path, container=container, max_decoded_bytes=max_decoded_bytes)
+    return Source(
+        path=path,
+        compression=compression,
+        container=container,
+        max_decoded_bytes=max_decoded_bytes,
+    )
 
 
 @contextmanager
 def _decompressed(
-    path: Path, max_decoded_bytes: int | None, on_bytes: Callable[[int], None] | None = None
-) -> Iterator[IO[bytes]]:
-    try:
-        raw = path.open("rb")
-    except FileNotFoundError as error:
-        raise TraceError(path, "no such file; check the path") from error
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror}); check the path") from error
-    with raw:
-        head = raw.read(8)
-        raw.seek(0)
-        kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
-        watched = cast("IO[bytes]", _Watched(raw, on_bytes)) if on_bytes else raw
-        stream = watched
-        if kind is not None:
-            limit = _limit_bytes(path, max_decoded_bytes)
-            stream = cast("IO[bytes]", _Limited(_opened(watched, kind), path, limit))
+    path: Path,
+    compression: str | None,
+    max_decoded_bytes: int | None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Iterator[io.BufferedReader]:
+    """Open a file for reading; a failure of its decompression becomes a `TraceError`."""
+    limit = None if compression is None else _limit_bytes(path, max_decoded_bytes)
+    with open_binary(path) as file:
         try:
-            yield stream
+            bounded = _BoundedStream(file, _decompressor(file, compression), path, limit, on_bytes)
+            yield io.BufferedReader(bounded, _CHUNK)
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, pa.ArrowException) as error:
-            raise _damaged(path, kind, error) from error
+            raise _damaged(path, compression, error) from error
         except OSError as error:
             # bz2 and pyarrow's zstd report broken data as OSError without an errno.
             if error.errno is not None:
                 raise
-            raise _damaged(path, kind, error) from error
+            raise _damaged(path, compression, error) from error
 
 
 def _limit_bytes(path: Path, max_decoded_bytes: int | None) -> int:
@@ -193,109 +195,93 @@ def _limit_bytes(path: Path, max_decoded_bytes: int | None) -> int:
     return max(_MIN_LIMIT_BYTES, _MAX_EXPANSION * path.stat().st_size)
 
 
-def _opened(raw: IO[bytes], kind: str) -> IO[bytes]:
-    if kind == "gzip":
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
-    if kind == "xz":
-        return lzma.LZMAFile(raw)
-    if kind == "bzip2":
-        return bz2.BZ2File(raw)
-    return cast("IO[bytes]", pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
+def _decompressor(file: IO[bytes], compression: str | None) -> IO[bytes]:
+    match compression:
+        case "gzip":
+            return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
+        case "xz":
+            return lzma.LZMAFile(file)
+        case "bzip2":
+            return bz2.BZ2File(file)
+        case "zstd":
+            return cast("IO[bytes]", pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"))
+        case _:
+            return file
 
 
-def _damaged(path: Path, kind: str | None, error: BaseException) -> TraceError:
+def _damaged(path: Path, compression: str | None, error: BaseException) -> TraceError:
     return TraceError(
         path,
-        f"the {kind or 'file'} data is truncated or damaged ({first_line(error)}); copy it again",
+        f"the {compression or 'file'} data is truncated or damaged ({first_line(error)}); "
+        "copy it again",
     )
 
 
-class _Limited:
-    """A decompressed stream that raises an error after a number of bytes."""
+class _BoundedStream(io.RawIOBase):
+    """A decompressed stream that raises after a number of bytes and reports its progress.
 
-    def __init__(self, stream: IO[bytes], path: Path, limit_bytes: int) -> None:
+    Args:
+        file: the file; its position is reported.
+        stream: the file's content after decompression.
+        path: the file, for errors.
+        limit_bytes: size after decompression that is rejected; None for no limit.
+        on_bytes: called with the file's position after each read.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        stream: IO[bytes],
+        path: Path,
+        limit_bytes: int | None,
+        on_bytes: Callable[[int], None] | None,
+    ) -> None:
+        self._file = file
         self._stream = stream
         self._path = path
         self._limit_bytes = limit_bytes
-        self._read_bytes = 0
-
-    def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        self._read_bytes += len(data)
-        if self._read_bytes > self._limit_bytes:
-            raise TooLargeError(self._path, self._limit_bytes)
-        return data
-
-
-class _Watched:
-    """A binary file that reports its position; has the methods that decompressors call."""
-
-    def __init__(self, raw: IO[bytes], on_bytes: Callable[[int], None]) -> None:
-        self._raw = raw
         self._on_bytes = on_bytes
-        self.closed = False
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._raw.read(size)
-        self._on_bytes(self._raw.tell())
-        return data
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._raw.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._raw.tell()
+        self._decoded_bytes = 0
 
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self._decoded_bytes += len(data)
+        if self._limit_bytes is not None and self._decoded_bytes > self._limit_bytes:
+            raise TooLargeError(self._path, self._limit_bytes)
+        if self._on_bytes is not None:
+            self._on_bytes(self._file.tell())
+        buffer[: len(data)] = data
+        return len(data)
 
-    def close(self) -> None:
-        self.closed = True
 
-
-def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, str]]:
+def _lines(stream: io.BufferedReader, path: Path) -> Iterator[tuple[int, str]]:
     """Yield numbered lines without line ends; reject long lines and many blank lines."""
-    pending = bytearray()
-    number = blank = 0
-    while True:
-        chunk = stream.read(_CHUNK)
-        if not chunk:
-            break
-        *whole, rest = chunk.split(b"\n")
-        for piece in whole:
-            number += 1
-            blank = 0 if piece or pending else blank + 1
-            if blank > _MAX_BLANK_LINES:
-                raise TraceError(
-                    path,
-                    f"line {number} ends more than {_MAX_BLANK_LINES:,} blank lines in a row; "
-                    "remove them",
-                )
-            yield number, _text(bytes(pending + piece), number, path)
-            pending.clear()
-        pending += rest
-        if len(pending) > MAX_LINE_BYTES:
+    blank = 0
+    read_line = partial(stream.readline, MAX_LINE_BYTES + 1)
+    for number, line in enumerate(iter(read_line, b""), start=1):
+        if len(line) > MAX_LINE_BYTES:
             raise TraceError(
                 path,
-                f"line {number + 1} is longer than {MAX_LINE_BYTES >> 20} MiB; "
+                f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB; "
                 "write one record per line",
             )
-    if pending:
-        yield number + 1, _text(bytes(pending), number + 1, path)
-
-
-def _text(line: bytes, number: int, path: Path) -> str:
-    if number == 1:
-        line = line.removeprefix(b"\xef\xbb\xbf")
-    try:
-        return line.removesuffix(b"\r").decode()
-    except UnicodeDecodeError as error:
-        raise TraceError(
-            path, f"line {number} is not UTF-8 text (byte {error.start}); convert the file"
-        ) from error
+        blank = blank + 1 if line in {b"\n", b"\r\n"} else 0
+        if blank > _MAX_BLANK_LINES:
+            raise TraceError(
+                path,
+                f"line {number} ends more than {_MAX_BLANK_LINES:,} blank lines in a row; "
+                "remove them",
+            )
+        text = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        try:
+            yield number, text.removesuffix(b"\n").removesuffix(b"\r").decode()
+        except UnicodeDecodeError as error:
+            raise TraceError(
+                path, f"line {number} is not UTF-8 text (byte {error.start}); convert the file"
+            ) from error
 
 
 def _json_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Record]:

@@ -1,19 +1,19 @@
 """Import Weka's coding-agent sessions: one session per line, each with its own clock.
 
-Source: kv-cache-tester (Callan Fox). A session's requests carry `t`, `api_time`, `think_time`
-and `ttft` in seconds since the session's start, lengths in tokens, and hashes of full 64-token
-blocks that mean something only within the session. Entries of type `subagent` are markers
-with nested requests, whose times count from the marker's start.
+Source: kv-cache-tester (Callan Fox). The time `t` of a request is in seconds since the session's
+start; `api_time`, `think_time` and `ttft` are durations in seconds; lengths are in tokens. Hashes
+cover full blocks of 64 tokens and are comparable only within a session. Entries of type `subagent`
+are markers that contain requests; the times of these count from the marker's start.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
 from math import gcd
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
+from goodput_traces.format.schema import Clock, HashSemantics, TraceRow
 from goodput_traces.importers.base import Importer, ImportOptions
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WekaImporter"]
 
-_MAX_REQUESTS = 1_000_000
+_MAX_REQUESTS: Final = 1_000_000
 
 
 class WekaImporter(Importer):
@@ -33,6 +33,7 @@ class WekaImporter(Importer):
     summary = "Weka coding-agent sessions: id, block_size, requests (one session a line)"
     fingerprint: ClassVar[frozenset[str]] = frozenset({"id", "block_size", "requests"})
     ordered_by: ClassVar[str] = "id"
+    clock: ClassVar[Clock] = Clock.SESSION_RELATIVE
     id_column: ClassVar[str] = "id"
     several_files: ClassVar[bool] = True
     known: ClassVar[frozenset[str]] = fingerprint | {
@@ -45,6 +46,8 @@ class WekaImporter(Importer):
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
+        self.resolution_ns = NS_PER_S
+        self.hash_semantics = HashSemantics.FULL_BLOCKS
         self._markers = 0
         self._tick_ns = 0
 
@@ -61,18 +64,8 @@ class WekaImporter(Importer):
         salt = _namespace(session)
         for turn, (arrival_ns, agent, request) in enumerate(flat):
             self._tick_ns = gcd(self._tick_ns, arrival_ns)
+            self.resolution_ns = self._tick_ns or NS_PER_S
             yield self._row(session, turn, arrival_ns, agent, request, salt=salt, block=block)
-
-    def metadata(self) -> TraceMetadata:
-        """Return the metadata: a session-relative clock, and hashes of full blocks."""
-        return TraceMetadata(
-            source=self.options.source,
-            licence=self.options.licence,
-            clock=Clock.SESSION_RELATIVE,
-            timestamp_resolution_ns=self._tick_ns or NS_PER_S,
-            hash_semantics=HashSemantics.FULL_BLOCKS,
-            floored_output_rows=self.floored_output_rows,
-        )
 
     def notes(self) -> list[str]:
         """Return the common notes and those on markers and the clock."""
@@ -98,7 +91,8 @@ class WekaImporter(Importer):
             agent = request.optional_text("agent_id", "request_type") or f"agent-{at}"
             for below, nested in enumerate(_listed(request, "requests")):
                 child = request.nested(f"requests[{below}]", nested)
-                # The 25 markers of the published trace start their requests at 0.0.
+                # Times of nested requests count from the marker's start: in the published trace,
+                # the first request of each of the 25 markers has the time 0.0.
                 yield start_ns + child.time_ns("t"), agent, child
 
     def _row(
@@ -150,8 +144,8 @@ def _listed(record: Record, column: str) -> list[Any]:
 
 
 def _namespace(session: str) -> int:
-    """Return a 63-bit salt that distinguishes a session's blocks from those of other sessions.
+    """Return a 63-bit salt that makes a session's hashes distinct from those of other sessions.
 
-    Exclusive-or with it is one-to-one, so equal blocks of one session stay equal.
+    Exclusive-or with the salt is one-to-one, so equal hashes of one session stay equal.
     """
     return int.from_bytes(blake2b(session.encode(), digest_size=8).digest(), "little") >> 1

@@ -1,4 +1,4 @@
-"""Transforms of a trace for a replay: pure functions from rows to rows, applied as they stream."""
+"""Transforms of a trace for a replay: pure functions from a stream of rows to a stream of rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Rules that assign SLO classes to rows: `batch: input_tokens >= 4000 and priority < 1`.
 
-A rule is a name, a colon, and comparisons of known columns with literals joined by `and`, or `*`
-for every row. The first matching rule wins; a row without a match keeps its class.
+A rule is a class name, a colon and a condition. The condition is `*`, which matches every row, or
+comparisons of columns with literals, joined by `and`. The first matching rule assigns the class; a
+row without a matching rule keeps its class.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _EXAMPLE: Final = "write for example 'batch: input_tokens >= 4000' or 'interacti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A comparison of one column with one literal; a row without the value does not match."""
+    """A comparison of a column with a literal; it does not hold for a row without a value."""
 
     column: str
     op: str
@@ -70,7 +71,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRule:
-    """A class for rows that satisfy every comparison; without comparisons, for every row."""
+    """An SLO class for the rows that satisfy every comparison."""
 
     slo_class: str
     comparisons: tuple[Comparison, ...]
@@ -81,7 +82,7 @@ class ClassRule:
 
 
 def parse_class_rules(texts: Sequence[str]) -> tuple[ClassRule, ...]:
-    """Parse rules; their order is kept.
+    """Parse rules in their order.
 
     Raises:
         ValueError: a rule is invalid; quotes it and shows a valid one.

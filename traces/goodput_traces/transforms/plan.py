@@ -1,4 +1,4 @@
-"""All transforms of a replay as one value, and the function that applies them."""
+"""The transforms of a replay as one value, and the function that applies them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
     "warp_time",
 ]
 
-_FACTOR: Final = re.compile(r"\d{1,6}(\.\d{1,9})?(/\d{1,6})?", re.ASCII)
+_FACTOR: Final = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)(?:/(0*[1-9]\d{0,5}))?", re.ASCII)
 _LEAST: Final = Fraction(1, 10_000)
 _MOST: Final = Fraction(10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Arrivals from `start_ns` up to, not including, `end_ns`, since the trace's first arrival.
+    """A part of a trace; times count from the trace's first arrival.
 
     Args:
-        start_ns: the replay's zero, nanoseconds.
-        end_ns: end of the window; None for the end of the trace.
+        start_ns: start of the window and time zero of the replay, nanoseconds.
+        end_ns: end of the window, which is not part of it; None for the end of the trace.
     """
 
     start_ns: int = 0
@@ -51,17 +51,17 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformPlan:
-    """Transforms in the order of their application: window, rate scale, classes, limit, speed.
+    """Transforms of a replay, applied in this order: window, rate scale, classes, limit, speed.
 
     Args:
-        window: part of the trace; None for all of it.
-        rate_scale: more (above 1) or fewer (below 1) requests, bursts preserved.
-        seed: selects the requests that a scale adds or drops.
-        class_rules: the first that matches gives a row its class.
+        window: part of the trace; None for the complete trace.
+        rate_scale: factor for the number of requests; bursts are preserved.
+        seed: selects the requests that a rate scale adds or drops.
+        class_rules: the first matching rule assigns a row its class.
         limit: highest number of requests after scaling; None for no limit.
-        speed: time warp, above 1 is faster.
-        first_ns: the trace's first arrival (`Trace.first_ns`); None to use the first row's, if
-            the rows begin at the trace's start.
+        speed: factor for the speed of time; above 1 is faster.
+        first_ns: the trace's first arrival (`Trace.first_ns`); None if the first row to
+            transform is the trace's first row.
     """
 
     window: Window | None = None
@@ -73,14 +73,18 @@ class TransformPlan:
     first_ns: int | None = None
 
     def zero_ns(self, first_ns: int) -> int:
-        """The replay's zero on the trace's clock: the window's start, else the first arrival.
+        """Return time zero of the replay on the trace's clock.
 
-        `row.timestamp_start_unix_ns - zero_ns` of a transformed row is when to send it.
+        It is the window's start, or the first arrival without a window. A transformed row is due
+        at `row.timestamp_start_unix_ns - zero_ns`.
+
+        Args:
+            first_ns: the trace's first arrival, nanoseconds on the trace's clock.
         """
         return first_ns + (0 if self.window is None else self.window.start_ns)
 
     def empty_problem(self, span_ns: int) -> str:
-        """Return a message for a trace of which no row is left.
+        """Return the message for a plan that selects no row of a trace.
 
         Args:
             span_ns: time from the trace's first to its last arrival.
@@ -89,11 +93,11 @@ class TransformPlan:
             return "no row is left to send; widen --window, or raise --rate-scale"
         return (
             f"no row is left to send: the trace spans {format_duration(span_ns)}; the window "
-            f"{self.window} holds no request; choose a window within the span"
+            f"{self.window} has no request; choose a window within the span"
         )
 
     def end_ns(self, first_ns: int) -> int | None:
-        """The window's end on the trace's clock; None for the end of the trace."""
+        """Return the window's end on the trace's clock; None for the end of the trace."""
         if self.window is None or self.window.end_ns is None:
             return None
         return first_ns + self.window.end_ns
@@ -103,7 +107,7 @@ def apply(rows: Iterable[TraceRow], plan: TransformPlan) -> Iterator[TraceRow]:
     """Apply the transforms to streamed rows; the order of arrival does not change.
 
     Args:
-        rows: a trace's rows, in order of arrival.
+        rows: rows of a trace, in order of arrival.
         plan: the transforms.
     """
     rows = iter(rows)
@@ -143,11 +147,11 @@ def parse_window(text: str) -> Window:
 
 
 def cut_window(rows: Iterable[TraceRow], window: Window, *, first_ns: int) -> Iterator[TraceRow]:
-    """Keep the rows inside the window, with unchanged timestamps.
+    """Yield the rows inside the window, with unchanged timestamps.
 
     Args:
-        rows: in order of arrival.
-        window: the arrivals to keep.
+        rows: rows in order of arrival.
+        window: the part of the trace to keep.
         first_ns: the trace's first arrival, nanoseconds on the trace's clock.
     """
     start = first_ns + window.start_ns
@@ -165,28 +169,25 @@ def parse_factor(text: str) -> Fraction:
     Raises:
         ValueError: not a number from 1/10000 to 10000.
     """
-    if not _FACTOR.fullmatch(text.strip()) or text.strip().endswith("/0"):
+    match = _FACTOR.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a factor; write for example 2, 0.5 or 3/2")
-    whole, _, below = text.strip().partition("/")
-    divisor = Fraction(below or 1)
-    if divisor == 0:
-        raise ValueError(f"{text!r} divides by zero; write for example 2, 0.5 or 3/2")
-    factor = Fraction(whole) / divisor
+    factor = Fraction(match[1]) / Fraction(match[2] or 1)
     if not _LEAST <= factor <= _MOST:
-        raise ValueError(f"{text!r} is out of bounds; a factor lies between 0.0001 and 10000")
+        raise ValueError(f"{text!r} is out of bounds; a factor must be between 0.0001 and 10000")
     return factor
 
 
 def warp_time(rows: Iterable[TraceRow], speed: Fraction, *, zero_ns: int) -> Iterator[TraceRow]:
-    """Move every arrival towards (above 1) or away from (below 1) the replay's zero.
+    """Divide the time between each arrival and the replay's time zero by `speed`.
 
-    Exact integer arithmetic, rounded down, so ties stay ties and the order is kept. Targets,
-    cancellations and recorded outcomes are not arrivals and stay unchanged.
+    The arithmetic is exact and rounds down, so equal arrivals stay equal and the order does not
+    change. Targets, cancellations and recorded outcomes do not change.
 
     Args:
-        rows: in order of arrival.
+        rows: rows in order of arrival.
         speed: above 1 is faster.
-        zero_ns: the time that does not change.
+        zero_ns: time zero of the replay on the trace's clock.
     """
     up, down = speed.numerator, speed.denominator
     for row in rows:

@@ -1,11 +1,11 @@
 """Scale the number of requests with unchanged timestamps, so that bursts keep their length.
 
-Dividing timestamps would shorten a burst of 40 seconds to 20; here its height changes instead.
-Above 1, rows get copies at the same time; below 1, complete sessions are dropped.
+Halving timestamps would shorten a burst of 40 seconds to 20 seconds; scaling doubles its height
+instead. Above 1, rows are copied with the same timestamp. Below 1, complete sessions are dropped.
 
-One number per session (or per row without a session), drawn from its id and the seed, decides for
-every scale: instance `k` exists if the number is below `scale − k`. A session kept at 0.3 is kept
-at 0.5 and copied at 1.3 and 1.5, wherever a window starts.
+For each session (or row without a session), one number from 0 to 1 is drawn from its id and the
+seed. Instance `k` of the session exists if the number is below `scale − k`. A session kept at 0.3
+is therefore also kept at 0.5 and copied at 1.3 and 1.5, for any window.
 
 Source: Sajal et al., "TraceUpscaler", EuroSys 2024, on why scaled timestamps distort a trace.
 """
@@ -32,15 +32,16 @@ _HASH_MASK: Final = (1 << 63) - 1
 def scale_rate(rows: Iterable[TraceRow], scale: Fraction, *, seed: int) -> Iterator[TraceRow]:
     """Scale the number of requests by about `scale`.
 
-    A copy has a fresh request id, session and parent (`id~1`, `id~2` …), keeps the original's
-    instant and follows it directly. Its hashes are salted: copies share prefixes among
-    themselves as the originals do, and none with the originals. It has no prompt text, which
-    would hit the original's cache.
+    A copy follows the original with the same arrival and a new request id, session and parent
+    (`id~1`, `id~2` …). Its hashes are salted: copies share prefixes with each other as the
+    originals do, but not with the originals. It has no prompt text, because equal texts would
+    share their prefix with the original.
 
     Args:
-        rows: in order of arrival.
+        rows: rows in order of arrival.
         scale: mean number of instances of each request.
-        seed: selects the instances; equal seeds select nested sets across scales.
+        seed: selects the instances. With one seed, a larger scale selects all instances of a
+            smaller one.
     """
     if scale == 1:
         yield from rows
@@ -81,6 +82,6 @@ def _copy(row: TraceRow, copy: int, salt: int) -> TraceRow:
         poor_man_session_id=None,
         parent_request_id=None if parent is None else f"{parent}~{copy}",
         prompt=None,
-        # Exclusive-or is one-to-one: equal stays equal, different stays different.
+        # Exclusive-or is one-to-one: hashes are equal after it if they were equal before.
         total_hashes=tuple(block ^ salt for block in row.total_hashes),
     )
