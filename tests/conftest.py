@@ -1,4 +1,4 @@
-"""What every component's tests share: golden files and where the real traces lie."""
+"""Fixtures of all tests: golden files, summary lines, and the folder of production traces."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[1]
-_TOLD = "told"
+_SUMMARY_LINE = "summary_line"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-golden",
         action="store_true",
-        help="write what the code produces now into the golden files instead of comparing",
+        help="rewrite the golden files instead of comparing with them",
     )
 
 
 def pytest_configure() -> None:
-    # What is started in the background of a shell, or under nohup, ignores these signals, and so
-    # would everything that a test starts and then interrupts.
+    # A process in the background of a shell, or under nohup, ignores these signals, and so do its
+    # child processes, which tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -43,18 +43,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Say a line that the summary shows, whether the test passes or fails.
+    """Return a function that adds a line to pytest's summary, also if the test passes.
 
-    What is printed or logged is dropped where a test passes, or where it runs in a worker.
+    Printed and logged lines are dropped if a test passes or runs in a worker process.
     """
-    return lambda line: record_property(_TOLD, line)
+    return lambda line: record_property(_SUMMARY_LINE, line)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in (one for those in terminalreporter.stats.values() for one in those):
         if getattr(report, "when", None) != "call":
             continue
-        if lines := [value for name, value in report.user_properties if name == _TOLD]:
+        if lines := [value for name, value in report.user_properties if name == _SUMMARY_LINE]:
             terminalreporter.section(report.nodeid.rpartition("::")[2], "-")
             for line in lines:
                 terminalreporter.line(line)
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare text with `golden/NAME` beside the test, or rewrite that file when asked to."""
+    """Return a function that compares text with `golden/NAME`, or rewrites it if configured."""
 
     def compare(name: str, text: str) -> None:
         path = request.path.parent / "golden" / name
@@ -78,7 +78,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def real_traces() -> Path:
-    """The folder of published production traces, which lies beside the checkout or nowhere."""
+    """Return the folder of published production traces beside the checkout; skip without it."""
     folder = ROOT.parent / "shared" / "traces"
     if not folder.is_dir():
         pytest.skip(f"no production traces at {folder}: tests on real traces do not run here")

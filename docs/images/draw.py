@@ -1,8 +1,8 @@
-"""Draw the pictures of the documentation: the top of a run's report, as a browser shows it.
+"""Draw the picture of a run's report for the documentation: a screenshot of its top.
 
     python docs/images/draw.py runs/azure docs/images/report.png
 
-Needs Chromium (`apt-get install chromium`); reads nothing but the report.
+Requires Chromium (`apt-get install chromium`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLAGS = (
 
 
 def main() -> None:
-    """Screenshot one report."""
+    """Save a screenshot of one report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a run's folder")
     parser.add_argument("image", type=Path, help="the PNG to write")
@@ -44,7 +44,7 @@ def main() -> None:
             [
                 browser,
                 *_FLAGS,
-                # The page is a local file of our own making, and root has no sandbox.
+                # Root has no sandbox; the page is a local file that Goodput wrote.
                 "--no-sandbox",
                 f"--user-data-dir={profile}",
                 f"--window-size={options.size}",

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files and folders that exist."""
+"""Every path in docs/architecture.md exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All commands share their conventions: `--version`, `-o` for `--out`, examples in the help."""
+"""Conventions of all commands: `--version`, `-o` for `--out`, examples in the help."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def test_a_command_has_its_version_and_examples(prog: str) -> None:
 
 
 @pytest.mark.parametrize("prog", PARSERS)
-def test_the_output_file_of_a_command_is_given_by_o(prog: str) -> None:
+def test_out_has_the_short_form_o(prog: str) -> None:
     options = PARSERS[prog]._option_string_actions
     assert options.get("-o") is options.get("--out")

@@ -1,4 +1,4 @@
-"""The files in examples/ work as their comments, the docs and the help texts say."""
+"""The files in examples/ work with the commands in their comments, the docs and help texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from goodput_core.dispatch import run_command
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 SCHEMA_LINE = "# yaml-language-server: $schema=llmservice.schema.json\n"
-# Replays of examples in virtual time, checked and not sent.
+# Replays of examples that are checked and not run.
 DRY_RUN = ["replay", "--trace", "sample", "--dry-run"]
 LOADED_BY = {
     "chat.yaml": [*DRY_RUN, "--emulate", "examples/chat.yaml"],
@@ -32,7 +32,7 @@ LOADED_BY = {
         *DRY_RUN, "--emulate", "examples/chat.yaml", "--topology", "examples/two-pools.yaml"
     ],
 }  # fmt: skip
-# Files of the user's own: written by an earlier command or named for illustration.
+# Files of the user: written by an earlier command, or named as an example.
 USERS_OWN = {"mine.yaml", "kubeconfig.yaml", "values.yaml"}
 
 
@@ -64,7 +64,7 @@ def test_a_manifest_names_its_schema_and_the_commands_of_its_comment_parse(path:
 
 
 def mentioned() -> dict[str, set[str]]:
-    """Return the YAML files that help texts and pages mention, by the place."""
+    """Return the YAML files that each help text and page mentions."""
     texts = {one.name: one.load()().format_help() for one in entry_points(group=PARSERS_GROUP)}
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     texts |= {page.name: page.read_text(encoding="utf-8") for page in pages}

@@ -1,4 +1,4 @@
-"""The extra that a missing package's error names installs everything that the command imports."""
+"""The packages that a component imports are declared, and errors name an extra that suffices."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from goodput_core.dispatch import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-# Installed as a dependency of another one, whose API it is part of.
+# A package that is part of another package's API and is installed with it.
 PART_OF = {"multidict": "aiohttp", "yarl": "aiohttp", "markupsafe": "jinja2"}
-# Commands that a command starts as processes of their own.
+# Commands that a command starts as child processes.
 STARTS = {"up": ("engine", "router")}
 
 
 def declared(extra: str) -> set[str]:
-    """Return the distributions that an extra names, those of extras within it included."""
+    """Return the distributions that an extra declares, including those of nested extras."""
     found = set()
     for line in EXTRAS[extra] if extra else ():
         if inner := re.fullmatch(rf"{DISTRIBUTION}\[(.+)\]", line):
@@ -37,7 +37,7 @@ def declared(extra: str) -> set[str]:
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Return the modules that a module imports when it runs, in its functions too."""
+    """Return the modules that a module imports when it runs, including those in functions."""
     found: set[str] = set()
     for node in ast.iter_child_nodes(tree):
         match node:
@@ -55,7 +55,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def third_parties(module: str) -> set[str]:
-    """Return the top-level names of other projects that a module imports, itself or by ours."""
+    """Return the third-party modules that a module imports, directly or through our modules."""
     found, seen, left = set(), set(), [module]
     while left:
         name = left.pop()
@@ -80,11 +80,16 @@ def third_parties(module: str) -> set[str]:
 
 
 def needed(command: str) -> set[str]:
-    """Return the distributions that a command imports, those of its child processes included."""
+    """Return the distributions that a command and its child processes import."""
     (entry,) = entry_points(group="goodput.commands", name=command)
     names = third_parties(entry.module)
     for child in STARTS.get(command, ()):
         names |= needed(child)
+    return distributions(names)
+
+
+def distributions(names: set[str]) -> set[str]:
+    """Return the distributions that provide these top-level modules."""
     homes = packages_distributions()
     return {
         PART_OF.get(name, homes.get(name, [name])[0]).lower().replace("_", "-") for name in names
@@ -96,7 +101,7 @@ def test_imports_are_followed_into_functions_and_not_into_type_checking() -> Non
     assert imported(tree) == {"a", "c.d", "c.d.e"}
 
 
-def test_the_engine_is_seen_to_need_uvloop_and_the_operator_kopf() -> None:
+def test_the_engine_needs_uvloop_and_the_operator_kopf() -> None:
     assert "uvloop" in needed("engine")
     assert "kopf" in needed("operator")
 
@@ -137,3 +142,38 @@ def test_a_command_without_its_extra_names_it(command: str) -> None:
     )
     assert (done.returncode, done.stdout) == (64, ""), done.stderr
     assert f"pip install '{DISTRIBUTION}[{COMMANDS[command].extra}]'" in done.stderr
+
+
+COMPONENTS = ("core", "traces", "engine", "replay", "operator")
+# Extras of a component; by default, the extra with the component's name.
+EXTRAS_OF = {
+    "core": ["completion"],
+    "traces": ["replay"],
+    "engine": ["engine", "torch"],
+    "replay": ["replay"],
+}
+
+
+def imported_names(path: Path) -> set[str]:
+    """Return the top-level names of the third-party modules that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found |= {name.partition(".")[0] for name in names}
+    ours = {f"goodput_{folder}" for folder in COMPONENTS} | {"_typeshed"}
+    return found - sys.stdlib_module_names - ours
+
+
+@pytest.mark.parametrize("folder", COMPONENTS)
+def test_the_imports_of_a_component_are_declared_and_not_only_transitive(folder: str) -> None:
+    declared_names = {name for one in EXTRAS_OF.get(folder, [folder]) for name in declared(one)}
+    used = {name for path in (ROOT / folder).rglob("*.py") for name in imported_names(path)}
+    assert distributions(used) - declared_names == set()
+
+
+def test_every_pinned_version_is_exact_and_torch_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert [pin for pin in pins if not re.match(r"^[A-Za-z0-9._-]+==[^*]+$", pin)] == []
+    assert "torch==2.13.0" in pins

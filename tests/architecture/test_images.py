@@ -1,8 +1,7 @@
-"""The Dockerfiles, checked without building them: the test machines have no container engine.
+"""Checks of the Dockerfiles without a build, because test machines have no container engine.
 
-The files and the installed packages show that every copied path exists and is sent to the builder,
-that every installed package is declared and pinned, and that an image has no package that its
-component must not import.
+Every copied path exists and is sent to the builder. Every installed package is declared and pinned.
+No image contains a package that its component must not import.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Image:
 
 
 def read(text: str) -> Image:
-    """Parse a Dockerfile; an instruction that ours do not use is an error."""
+    """Parse a Dockerfile; an instruction that our Dockerfiles do not use is an error."""
     image = Image()
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for line in lines.replace("\\\n", " ").splitlines():

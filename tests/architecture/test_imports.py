@@ -34,7 +34,7 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the five packages and the contracts, in which a test may plant an import."""
+    """Return a copy of the five packages and the contracts, to which a test may add an import."""
     root = tmp_path_factory.mktemp("tree")
     for folder in PACKAGES:
         shutil.copytree(
@@ -81,7 +81,7 @@ def test_every_contract_is_kept() -> None:
             "operator",
             "goodput_operator/control/planted.py",
             "import goodput_operator.reconcile.snapshot",
-            id="deciding in the laws below it",
+            id="reconcile in the control laws",
         ),
         pytest.param("replay", "goodput_replay/planted.py", "import torch", id="torch in replay"),
         pytest.param(
@@ -111,7 +111,7 @@ def test_a_planted_forbidden_import_is_caught(
     assert "planted" in result.stdout
 
 
-def test_the_standard_librarys_operator_wins() -> None:
+def test_import_operator_gives_the_standard_library() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
     result = subprocess.run(
         [sys.executable, "-c", "import operator; print(operator.__file__)"],

@@ -1,4 +1,4 @@
-"""The language check finds the wording it rejects and accepts the wording it asks for."""
+"""The language check rejects the excluded wording and accepts its replacement."""
 
 from __future__ import annotations
 

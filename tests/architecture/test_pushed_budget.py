@@ -1,8 +1,8 @@
 """A pushed token budget is read in at most eight files, from the decision to the scheduler.
 
-The push runs in this process over real HTTP and a real socket to the engine core. A file counts
-if one of its frames holds the budget, as a number or in a value. Modules that pass on bytes or
-any message alike are transport: a reader need not open them to follow the budget.
+The push runs in this process, over real HTTP and a real socket to the engine core. A file counts
+if a local variable of one of its functions is the budget or contains it. Modules that transport
+bytes or messages of any kind do not count, because a reader need not open them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ TRANSPORT = {"goodput_engine/core_client.py", "goodput_engine/core/wire.py"}
 
 
 def decided() -> ControlStep:
-    """A step that pushes the budget to an engine that does not have it."""
+    """Return a control step that pushes the budget to an engine."""
     params = ServiceParams(mode=ControlMode.AUTO, classes=CLASSES, max_num_seqs=8)
     bounds = replace(Bounds.initial(params), max_tokens=BUDGET)
     return control_step(
@@ -101,7 +101,7 @@ def decided() -> ControlStep:
 
 
 def holds(value: object) -> bool:
-    """True if a local variable is the budget or a value that contains it."""
+    """True if a local variable is the budget or contains it."""
     if isinstance(value, ControlStep):
         return True
     if isinstance(value, dict):

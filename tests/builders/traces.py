@@ -16,7 +16,7 @@ __all__ = ["steady_rows", "trace_row", "write_rows"]
 
 
 def trace_row(number: int, at_s: float = 0, **fields: Any) -> TraceRow:
-    """Row `row-NUMBER` of 8 prompt and 4 output tokens, unless `fields` say otherwise."""
+    """Make the row `row-NUMBER` of 8 prompt and 4 output tokens; `fields` override its values."""
     values: dict[str, Any] = {
         "request_id": f"row-{number}",
         "timestamp_start_unix_ns": round(at_s * NS_PER_S),
@@ -27,7 +27,7 @@ def trace_row(number: int, at_s: float = 0, **fields: Any) -> TraceRow:
 
 
 def steady_rows(count: int, *, per_s: int = 20, **fields: Any) -> Iterator[TraceRow]:
-    """Rows at a steady rate, with nanosecond arrivals."""
+    """Yield rows at a constant rate."""
     for number in range(count):
         yield trace_row(number, timestamp_start_unix_ns=number * NS_PER_S // per_s, **fields)
 

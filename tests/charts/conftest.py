@@ -1,4 +1,4 @@
-"""Rendering the chart with a real Helm; where there is none, a loud reason."""
+"""Fixtures that render the chart with Helm; without Helm, tests are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHART = ROOT / "charts/goodput"
 
 @pytest.fixture(scope="session")
 def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Helm."""
+    """Return a function that runs Helm."""
     binary = str(binaries.folder() / "helm") if binaries.is_built() else shutil.which("helm")
     if binary is None:
         message = "Helm is missing: `make e2e` builds it"
@@ -41,7 +41,7 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
 def render(
     helm: Callable[..., subprocess.CompletedProcess[str]],
 ) -> Callable[..., list[dict[str, Any]]]:
-    """The chart's objects, in the order of its output."""
+    """Return a function that renders the chart and returns its objects in order."""
 
     def run(*arguments: str) -> list[dict[str, Any]]:
         done = helm("template", "goodput", str(CHART), "--namespace", "goodput-system", *arguments)

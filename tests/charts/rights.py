@@ -10,7 +10,7 @@ _PAGE = Path(__file__).resolve().parents[2] / "docs/operator.md"
 
 
 def documented_rights() -> dict[str, set[str]]:
-    """The verbs by resource, out of the table."""
+    """Return the verbs of each resource in the table."""
     page = _PAGE.read_text(encoding="utf-8")
     table = page.partition("| resources | verbs | why |\n")[2].partition("\n\n")[0]
     rights: dict[str, set[str]] = {}

@@ -33,7 +33,7 @@ def service(
 
 
 @pytest.mark.parametrize(
-    ("of", "status", "message"),
+    ("resource", "status", "message"),
     [
         ({"metadata": {"generation": 1}, "spec": {}}, "Progressing", "Waiting for the operator"),
         (service({"Ready": "True"}, observed=2), "Progressing", "Waiting for the operator"),
@@ -49,7 +49,7 @@ def service(
     ],
     ids=["new", "older than the spec", "ready", "not ready", "rolling", "stalled", "suspended"],
 )
-def test_argo_cd_shows_what_the_conditions_say(
-    of: dict[str, Any], status: str, message: str
+def test_health_follows_from_the_conditions(
+    resource: dict[str, Any], status: str, message: str
 ) -> None:
-    assert health(of) == (status, message)
+    assert health(resource) == (status, message)

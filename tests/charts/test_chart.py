@@ -1,4 +1,4 @@
-"""The chart as Helm renders it: what is in it, what it refuses, and how hard its pods are."""
+"""The rendered chart: its objects, rejected values, and the restrictions of its pods."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def only(documents: Iterable[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 @pytest.mark.golden
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_chart_renders_as_it_did(
+def test_the_rendered_chart_equals_its_golden_file(
     render: Render, golden: Callable[[str, str], None], name: str
 ) -> None:
     documents = [d for d in render(*SETTINGS[name]) if d["kind"] != "CustomResourceDefinition"]
@@ -72,9 +72,7 @@ def test_the_chart_lints(helm: Helm, name: str) -> None:
         ("networkPolicy.services.clients[0].host=a", "clients"),
     ],
 )
-def test_a_value_that_means_nothing_is_refused_by_name(
-    helm: Helm, setting: str, named: str
-) -> None:
+def test_an_invalid_value_is_rejected_by_name(helm: Helm, setting: str, named: str) -> None:
     done = helm("template", "goodput", str(CHART), "--set", setting)
     assert done.returncode != 0
     assert named in done.stderr
@@ -90,7 +88,7 @@ def test_no_role_has_a_wildcard_and_secrets_are_only_created(render: Render) -> 
             assert rule["verbs"] == ["create"]
 
 
-def test_with_namespaces_given_nothing_is_granted_in_the_others(render: Render) -> None:
+def test_permissions_are_granted_in_the_watched_namespaces_only(render: Render) -> None:
     documents = render(*SETTINGS["namespaces"])
     assert not [d for d in documents if d["kind"].startswith("ClusterRole")]
     roles = [d for d in documents if d["kind"] == "Role"]
@@ -103,13 +101,13 @@ def test_with_namespaces_given_nothing_is_granted_in_the_others(render: Render) 
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Pod"])
-def test_pods_may_do_nothing_that_they_need_not(render: Render, kind: str) -> None:
+def test_pods_have_no_unneeded_privileges(render: Render, kind: str) -> None:
     found = only(render(*KEY), kind)
     pod = found["spec"]["template"]["spec"] if kind == "Deployment" else found["spec"]
     assert pod["securityContext"] == {
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
-    }, "and no user id: OpenShift's restricted-v2 gives one"
+    }, "no user id, because OpenShift's restricted-v2 assigns one"
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     for container in pod["containers"]:
         assert container["securityContext"] == {
@@ -120,7 +118,7 @@ def test_pods_may_do_nothing_that_they_need_not(render: Render, kind: str) -> No
         assert container["resources"]["limits"]["memory"]
 
 
-def test_a_registry_goes_before_every_image_and_a_digest_wins(render: Render) -> None:
+def test_a_registry_prefixes_every_image_and_a_digest_replaces_the_tag(render: Render) -> None:
     digest = "sha256:" + "0" * 64
     documents = render(
         *KEY, "--set", "image.registry=mirror.example:5000", "--set", f"image.digest={digest}"
@@ -132,7 +130,9 @@ def test_a_registry_goes_before_every_image_and_a_digest_wins(render: Render) ->
     assert only(documents, "Pod")["spec"]["containers"][0]["image"] == container["image"]
 
 
-def test_definitions_stay_after_uninstallation_unless_configured(render: Render) -> None:
+def test_custom_resource_definitions_are_kept_after_uninstallation_by_default(
+    render: Render,
+) -> None:
     kept = only(render(*KEY), "CustomResourceDefinition")["metadata"]["annotations"]
     assert kept["helm.sh/resource-policy"] == "keep"
     going = only(render(*KEY, "--set", "crds.keep=false"), "CustomResourceDefinition")
@@ -141,7 +141,7 @@ def test_definitions_stay_after_uninstallation_unless_configured(render: Render)
     assert not [d for d in without if d["kind"] == "CustomResourceDefinition"]
 
 
-def test_a_key_of_ones_own_is_used_and_none_made(render: Render) -> None:
+def test_an_existing_key_is_used_and_otherwise_one_is_created(render: Render) -> None:
     documents = render(*KEY)
     assert not [d for d in documents if d["kind"] == "Secret"]
     volumes = only(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
@@ -150,10 +150,10 @@ def test_a_key_of_ones_own_is_used_and_none_made(render: Render) -> None:
     assert made["metadata"]["name"] == "goodput-key"
     assert len(made["data"]["key"]) > 64
     kept = made["metadata"]["annotations"]["helm.sh/resource-policy"]
-    assert kept == "keep", "engines that outlive an installation know tokens of its key alone"
+    assert kept == "keep", "engines that outlive an installation accept tokens of its key only"
 
 
-def test_the_documented_rights_are_those_of_the_chart(render: Render) -> None:
+def test_the_documented_permissions_are_those_of_the_chart(render: Render) -> None:
     granted: dict[str, set[str]] = {}
     for role in (d for d in render(*KEY) if d["kind"] in {"Role", "ClusterRole"}):
         if role["metadata"]["name"] in {"goodput", "goodput-lease"}:
@@ -176,7 +176,7 @@ def test_labels_of_services_metrics_are_kept_by_the_service_monitor(render: Rend
     assert endpoint["honorLabels"] is True
 
 
-def test_pod_labels_are_added_and_never_replace_the_selectors(render: Render) -> None:
+def test_pod_labels_are_added_and_never_replace_selector_labels(render: Render) -> None:
     forged = "podLabels.app\\.kubernetes\\.io/name=mine"
     documents = render(*KEY, "--set", f"{forged},podLabels.team=x", "--skip-schema-validation")
     deployment = only(documents, "Deployment")["spec"]
@@ -185,7 +185,7 @@ def test_pod_labels_are_added_and_never_replace_the_selectors(render: Render) ->
     assert deployment["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_extra_environment_follows_the_charts_own(render: Render) -> None:
+def test_extra_environment_follows_the_environment_of_the_chart(render: Render) -> None:
     extra = '[{"name":"HTTPS_PROXY","value":"http://proxy:3128"}]'
     documents = render(*KEY, "--set-json", f"extraEnv={extra}")
     container = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
@@ -234,7 +234,7 @@ def test_network_policies_admit_clients_to_routers_and_routers_to_engines(render
     }
 
 
-def test_network_policies_of_services_need_namespaces(helm: Helm, render: Render) -> None:
+def test_network_policies_of_services_require_namespaces(helm: Helm, render: Render) -> None:
     enabled = ("--set", "networkPolicy.services.enabled=true")
     done = helm("template", "goodput", str(CHART), *KEY, *enabled)
     assert done.returncode != 0
@@ -249,7 +249,7 @@ def test_network_policies_of_services_need_namespaces(helm: Helm, render: Render
     assert serving["from"] == [{"podSelector": {"matchLabels": {"app": "web"}}}]
 
 
-def test_an_admission_policy_refuses_sources_that_are_not_built(render: Render) -> None:
+def test_an_admission_policy_rejects_sources_that_are_not_implemented(render: Render) -> None:
     documents = render(*SETTINGS["namespaces"])
     policy = only(documents, "ValidatingAdmissionPolicy")
     (validation,) = policy["spec"]["validations"]
