@@ -1,4 +1,4 @@
-# Everything a contributor or CI runs. `make help` lists it.
+# The commands of contributors and CI. `make help` lists them.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
@@ -9,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CACHE ?= $(HOME)/.cache/goodput
 export GOODPUT_CACHE := $(CACHE)
-# The second name is what newer pip reads for the build back end, which it installs apart.
+# Newer versions of pip read the second variable when they install the build back end.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_CACHE_DIR ?= $(CACHE)/pip
@@ -17,8 +17,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUNTIME := replay,engine,operator,completion
 TESTS ?=
-# Most tests wait for something half of the time. Each worker takes whole files, and starts a
-# cluster of its own for those that need one. WORKERS=0: one after the other.
+# Most tests wait half of the time. A worker runs complete files, and starts its own cluster for the
+# tests that need one. WORKERS=0 runs the tests one after the other.
 WORKERS ?= 2
 PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile
 
@@ -31,8 +31,8 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Goodput needs Python 3.11 or later, and {sys.executable} is {v[0]}.{v[1]}; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-# Two stamps: the demo installs what users run, the tests add the developer's tools. Neither
-# needs torch.
+# Two stamps: the demo installs the runtime packages, the tests add the developer's tools. Neither
+# installs torch.
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --editable '.[$(RUNTIME)]'
 	@touch $@
@@ -45,7 +45,7 @@ $(VENV)/.torch: $(VENV)/.dev
 	$(BIN)/pip install --quiet --editable '.[$(RUNTIME),dev,torch]'
 	@touch $@
 
-setup: $(VENV)/.dev ## make .venv with everything the tests need (no torch)
+setup: $(VENV)/.dev ## create .venv with the packages of the tests (without torch)
 
 demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, show the report
 	$(BIN)/replay --trace sample --rate-scale 3 -f examples/chat.yaml
@@ -53,55 +53,55 @@ demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, 
 test: $(VENV)/.dev ## run the tests
 	$(PYTEST) $(TESTS)
 
-test-torch: $(VENV)/.torch ## run the tests that need torch, which this installs
-	$(PYTEST) -m torch $(TESTS) || test $$? -eq 5  # 5: there are none yet
+test-torch: $(VENV)/.torch ## install torch and run the tests that need it
+	$(PYTEST) -m torch $(TESTS) || test $$? -eq 5  # 5: no tests yet
 
 check: lint types arch ## lint, types and import contracts
 
-lint: $(VENV)/.dev ## ruff, format included, and the language of CONTRIBUTING.md
+lint: $(VENV)/.dev ## ruff check, ruff format, and the language rules of CONTRIBUTING.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_language.py --counts
 
-types: $(VENV)/.dev ## mypy --strict, tests, benchmarks and tools too
+types: $(VENV)/.dev ## mypy --strict for code, tests, benchmarks and tools
 	$(BIN)/mypy
 	$(BIN)/mypy tests benchmarks tools
 
-arch: $(VENV)/.dev ## the import contracts of pyproject.toml
+arch: $(VENV)/.dev ## check the import contracts of pyproject.toml
 	$(BIN)/lint-imports
 
 golden: $(VENV)/.dev ## rewrite the golden files; read the diff before committing it
 	$(BIN)/pytest --rewrite-golden tests -m golden
 
-# A cluster is given on make's command line only: one that a shell happens to know is left alone.
+# Only KUBECONFIG on make's command line selects a cluster; the environment variable does not.
 ifeq ($(origin KUBECONFIG),command line)
 e2e: export GOODPUT_KUBECONFIG := $(abspath $(KUBECONFIG))
-# Values of the chart that say which images that cluster has; the chart's own unless given.
+# Values of the chart with the images that the cluster has; the chart's defaults unless given.
 e2e: export GOODPUT_VALUES := $(abspath $(VALUES))
-# Two workers would install two operators, of one name for all that is the cluster's.
+# Two workers would install two operators with the same cluster-wide objects.
 e2e: WORKERS := 0
 endif
 
-e2e: $(VENV)/.dev ## end to end: local processes, and a real cluster (KUBECONFIG=FILE [VALUES=FILE]: that one)
+e2e: $(VENV)/.dev ## end-to-end tests on local processes and a cluster (KUBECONFIG=FILE [VALUES=FILE] selects one)
 	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tools.cluster build
 	GOODPUT_REQUIRE_CLUSTER=1 $(PYTEST) tests/e2e tests/charts $(TESTS)
 
-cluster: $(VENV)/.dev ## start a Kubernetes cluster without a container engine and keep it
+cluster: $(VENV)/.dev ## start a Kubernetes cluster that runs until make cluster-down; no container engine needed
 	@$(BIN)/python -m tools.cluster up
 
-cluster-down: ## end the cluster that `make cluster` started
+cluster-down: ## stop the cluster of `make cluster`
 	@$(BIN)/python -m tools.cluster down
 
-bench: $(VENV)/.dev ## every benchmark, short; see docs/benchmarks.md for the long ones
+bench: $(VENV)/.dev ## run every benchmark in its short form (docs/benchmarks.md)
 	$(BIN)/python -m benchmarks
 
-picture: $(VENV)/.runtime ## redraw docs/images/report.png from RUN=DIR (needs the system package chromium)
+picture: $(VENV)/.runtime ## draw docs/images/report.png from RUN=DIR (requires the system package chromium)
 	$(BIN)/python docs/images/draw.py $(RUN) docs/images/report.png
 
 chart: $(VENV)/.dev ## render and lint the Helm chart
 	@$(BIN)/python -m tools.cluster build
 	GOODPUT_REQUIRE_CLUSTER=1 $(BIN)/pytest tests/charts
 
-clean: ## remove what the targets above made, except the download cache
+clean: ## remove the files of the other targets, except the download cache
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
