@@ -296,7 +296,7 @@ def test_a_failed_overwrite_keeps_the_old_trace(
     assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
 
 
-def test_validate_finds_an_invalid_row(write_columns: Callable[..., Path]) -> None:
+def test_batches_reject_an_invalid_row(write_columns: Callable[..., Path]) -> None:
     path = write_columns(
         {
             "request_id": ["a", "b"],
@@ -307,7 +307,7 @@ def test_validate_finds_an_invalid_row(write_columns: Callable[..., Path]) -> No
     )
     trace = open_trace(path)
     with pytest.raises(RowError, match="row 2, column input_tokens"):
-        trace.validate()
+        list(trace.batches())
 
 
 def test_wide_rows_make_small_row_groups(

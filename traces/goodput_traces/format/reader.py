@@ -86,15 +86,6 @@ class Trace:
                 if now_ns >= low and (end_ns is None or now_ns < end_ns):
                     yield row
 
-    def validate(self) -> None:
-        """Check every row without building `TraceRow` objects.
-
-        Raises:
-            TraceError: as `rows`.
-        """
-        for _ in self.batches():
-            pass
-
     def batches(
         self,
         *,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from goodput_traces.transforms.classes import ClassRule, assign_classes, parse_class_rules
+from goodput_traces.transforms.classes import ClassRule, parse_class_rules
 from goodput_traces.transforms.plan import (
     TransformPlan,
     Window,
     apply,
-    cut_window,
     parse_factor,
     parse_window,
     warp_time,
@@ -19,8 +18,6 @@ __all__ = [
     "TransformPlan",
     "Window",
     "apply",
-    "assign_classes",
-    "cut_window",
     "parse_class_rules",
     "parse_factor",
     "parse_window",
